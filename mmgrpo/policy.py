@@ -1,0 +1,88 @@
+"""The contract between the engine and anything that generates."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from mmgrpo.types import Evaluation, Plan, Prompt, Rollout
+
+
+class Policy(ABC):
+    """Something that draws samples by a chain of decisions and can say again how likely each decision was."""
+
+    @abstractmethod
+    def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
+        """Draws ``group_size`` samples per prompt; every random number is keyed by (seed, prompt id, member, decision).
+
+        Args:
+            prompts: P prompts; the rollout holds B = P * group_size samples, prompt-major.
+            group_size: members per prompt.
+            seed: the step's seed; the same seed and weights give the same samples however they are batched.
+            plan: which decisions are stochastic and what the group shares; None draws every decision independently.
+
+        Returns:
+            The samples with the log-probability of every stochastic decision.
+        """
+
+    @abstractmethod
+    def evaluate(
+        self, rollout: Rollout, rows: Sequence[int] | Tensor | None = None, *, divergence: str | None = None
+    ) -> Iterator[Evaluation]:
+        """Streams the log-probabilities of the rollout's unmasked decisions under the weights of now.
+
+        Every decision of the asked-for rows that ``rollout.mask_BT`` keeps appears in exactly one slice. A slice
+        carries a graph where grad is enabled; it may be backwarded and dropped before the next one is asked for, so
+        memory does not grow with T.
+
+        Args:
+            rollout: what to score, as this policy drew it.
+            rows: indices along B; None means all.
+            divergence: name of the divergence from the reference to fill ``kl_BT`` with; None skips the reference.
+
+        Returns:
+            An iterator over slices.
+        """
+
+    @abstractmethod
+    def reference(self) -> AbstractContextManager[None]:
+        """Within the context the policy is the frozen reference: the adapter off, or the frozen copy."""
+
+    @property
+    @abstractmethod
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters that training changes, in a fixed order."""
+
+    @abstractmethod
+    def save(self, directory: Path) -> None:
+        """Writes the trained weights, in the form the model's own library loads, into an existing directory."""
+
+    @abstractmethod
+    def load(self, directory: Path) -> None:
+        """Restores what ``save`` wrote."""
+
+
+class Supervised(ABC):
+    """A policy that can also be taught from examples, for the warm-up stage."""
+
+    @abstractmethod
+    def supervised_loss(self, examples: Sequence[Any], *, seed: int) -> Tensor:
+        """Mean loss of a batch of examples, with grad: flow matching for denoisers, cross-entropy for tokens.
+
+        Args:
+            examples: ``Example`` rows: a prompt with the target the policy should produce.
+            seed: seed of the noise drawn for the batch.
+
+        Returns:
+            A scalar.
+        """
+
+    @property
+    @abstractmethod
+    def teachable(self) -> list[nn.Parameter]:
+        """The parameters the warm-up stage changes, in a fixed order."""

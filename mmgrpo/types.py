@@ -1,0 +1,242 @@
+"""The data that crosses module boundaries: frozen, and checked once, where it is made.
+
+Axes: B samples in prompt-major order, T decisions, P prompts, G group size, R rewards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mmgrpo.errors import DataError, ShapeError
+
+NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a policy is asked, with whatever columns the rewards may need.
+
+    Attributes:
+        text: the prompt as text.
+        images: images the model is shown (an editing source, a question's picture).
+        videos: videos the model is shown, each a sequence of frames or a path.
+        messages: the prompt as chat messages, where the model wants turns instead of one text.
+        negative: the negative prompt of classifier-free guidance; None leaves the pipeline's default.
+        columns: further columns of the data row, handed to every reward unchanged.
+    """
+
+    text: str
+    images: Sequence[Any] = ()
+    videos: Sequence[Any] = ()
+    messages: Sequence[Mapping[str, Any]] | None = None
+    negative: str | None = None
+    columns: Mapping[str, Any] = NO_COLUMNS
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise DataError(f"Prompt.text must be a string, got {type(self.text).__name__}")
+        if not isinstance(self.columns, Mapping):
+            raise DataError(f"Prompt.columns must be a mapping, got {type(self.columns).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One generation, as a reward sees it.
+
+    Attributes:
+        prompt: what was asked.
+        group: integer identity of the prompt within the step; members of one group share it.
+        member: position within the group, 0 <= member < group size.
+        text: generated text, if the policy writes.
+        image: generated image, if the policy draws.
+        video: generated video as a list of frames.
+        tokens: generated token ids, if the policy speaks in tokens.
+    """
+
+    prompt: Prompt
+    group: int
+    member: int
+    text: str | None = None
+    image: Image.Image | None = None
+    video: Sequence[Image.Image] | None = None
+    tokens: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How a rollout is to be drawn; one plan serves the whole job at a step.
+
+    Attributes:
+        stochastic: the decisions that are drawn at random (indices along T); None means every one that can be, the
+            empty tuple means none: a greedy or deterministic sample.
+        share_noise: the members of a group start from the same noise, and so share every state up to and including
+            the first stochastic decision.
+        keep_mean: store what objectives that measure drift from the sampling policy need (the Gaussian means).
+        prompt_ids: the prompts' integer identities within the whole job's step; None numbers them from 0.
+    """
+
+    stochastic: tuple[int, ...] | None = None
+    share_noise: bool = False
+    keep_mean: bool = False
+    prompt_ids: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        chosen = self.stochastic
+        if chosen is not None and (list(chosen) != sorted(set(chosen)) or any(t < 0 for t in chosen)):
+            raise DataError(f"Plan.stochastic must be increasing indices of decisions, got {chosen}")
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether no decision is drawn at random."""
+        return self.stochastic == ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """The Gaussian step sizes of a denoising rollout; constants of the schedule, the same for all modalities.
+
+    Attributes:
+        std_BT: standard deviation of each decision; 0 where it is deterministic.
+        step_BT: length of each step, h = sigma - sigma_next > 0, in units of the noise level.
+        level_BT: noise level sigma at which each decision is taken.
+    """
+
+    std_BT: Tensor
+    step_BT: Tensor
+    level_BT: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """B samples, the T decisions that made each, and what the learner needs to know of them.
+
+    Attributes:
+        samples: the generations, prompt-major.
+        prompt_index_B: integer group identity of each sample.
+        old_logprob_BT: float32 log-probability of each decision under the policy that drew it.
+        mask_BT: bool, the decisions that exist and are trained on.
+        state_BT: integer id of the state that each decision was taken in; equal ids are computed once.
+        segment_BT: integer chunk each decision belongs to.
+        trace: the policy's own record, from which it can score the decisions again.
+        noise: step sizes, for policies whose decisions are Gaussian.
+        num_forwards: model forwards spent, in rows of one sample.
+    """
+
+    samples: Sequence[Sample]
+    prompt_index_B: Tensor
+    old_logprob_BT: Tensor
+    mask_BT: Tensor
+    state_BT: Tensor
+    segment_BT: Tensor
+    trace: Any
+    noise: Noise | None = None
+    num_forwards: int = 0
+
+    def __post_init__(self) -> None:
+        B = len(self.samples)
+        if B == 0:
+            raise ShapeError("a rollout needs at least one sample")
+        if self.prompt_index_B.shape != (B,) or self.prompt_index_B.is_floating_point():
+            raise ShapeError(f"prompt_index_B must be {B} integers, got {_describe(self.prompt_index_B)}")
+        shape = self.old_logprob_BT.shape
+        if len(shape) != 2 or shape[0] != B:
+            raise ShapeError(f"old_logprob_BT must be ({B}, T), got {_describe(self.old_logprob_BT)}")
+        for name in ("mask_BT", "state_BT", "segment_BT"):
+            tensor = getattr(self, name)
+            if tensor.shape != shape or tensor.is_floating_point():
+                raise ShapeError(f"{name} must be {tuple(shape)} bool or integer, got {_describe(tensor)}")
+        if self.mask_BT.dtype != torch.bool:
+            raise ShapeError(f"mask_BT must be bool, got {self.mask_BT.dtype}")
+        if not torch.isfinite(self.old_logprob_BT[self.mask_BT]).all():
+            raise ShapeError("old_logprob_BT is not finite at a decision that mask_BT keeps")
+        if [sample.group for sample in self.samples] != self.prompt_index_B.tolist():
+            raise ShapeError("prompt_index_B and the samples' group numbers differ")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(B, T)."""
+        return self.mask_BT.shape[0], self.mask_BT.shape[1]
+
+    def keep(self, mask_BT: Tensor) -> Rollout:
+        """The same rollout, trained only where both its own mask and this one hold."""
+        return replace(self, mask_BT=self.mask_BT & mask_BT)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One streamed slice of log-probabilities, with grad where grad is enabled.
+
+    Attributes:
+        columns: the decisions (indices along T) that this slice holds, in order.
+        logprob_BT: (len(rows), len(columns)) log-probability under the weights of now.
+        kl_BT: divergence from the reference at each decision, if it was asked for.
+        entropy_BT: entropy at each decision, where the policy has one to give.
+        drift_BT: divergence from the policy that sampled, where the rollout kept what that takes.
+        rows: the samples (indices along B) that this slice holds; None means every row that was asked for.
+        num_forwards: model forwards spent on the slice, in rows of one sample.
+    """
+
+    columns: Sequence[int]
+    logprob_BT: Tensor
+    kl_BT: Tensor | None = None
+    entropy_BT: Tensor | None = None
+    drift_BT: Tensor | None = None
+    rows: Tensor | None = None
+    num_forwards: int = 0
+
+    def __post_init__(self) -> None:
+        if self.logprob_BT.ndim != 2 or self.logprob_BT.shape[1] != len(self.columns):
+            raise ShapeError(f"logprob_BT must be (rows, {len(self.columns)}), got {_describe(self.logprob_BT)}")
+        for name in ("kl_BT", "entropy_BT", "drift_BT"):
+            tensor = getattr(self, name)
+            if tensor is not None and tensor.shape != self.logprob_BT.shape:
+                raise ShapeError(f"{name} must have the shape of logprob_BT, got {_describe(tensor)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """What the rewards said, reward by reward; a reward that does not apply to a sample is masked, never a number.
+
+    Attributes:
+        names: R reward names.
+        weight_R: float32 weights.
+        value_BR: float32 scores; 0 where ``valid_BR`` is False.
+        valid_BR: bool, whether the reward applied and gave a finite number.
+        failures: per reward, how many samples it failed on (raised, or gave NaN or infinity).
+    """
+
+    names: tuple[str, ...]
+    weight_R: Tensor
+    value_BR: Tensor
+    valid_BR: Tensor
+    failures: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        R = len(self.names)
+        if self.weight_R.shape != (R,) or self.value_BR.ndim != 2 or self.value_BR.shape[1] != R:
+            raise ShapeError(f"{R} rewards need weight_R ({R},) and value_BR (B, {R}), got {_describe(self.value_BR)}")
+        if self.valid_BR.shape != self.value_BR.shape or self.valid_BR.dtype != torch.bool:
+            raise ShapeError(f"valid_BR must be bool of shape {tuple(self.value_BR.shape)}")
+        if not torch.isfinite(self.value_BR).all():
+            raise ShapeError("value_BR must be finite; mask what does not apply with valid_BR")
+
+    @property
+    def total_B(self) -> Tensor:
+        """Weighted sum of the rewards that apply to each sample."""
+        return (self.value_BR * self.valid_BR * self.weight_R).sum(1)
+
+    @property
+    def scored_B(self) -> Tensor:
+        """Whether any reward applied to the sample."""
+        return self.valid_BR.any(1)
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"

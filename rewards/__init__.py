@@ -1,0 +1,1 @@
+"""Scorers: what judges samples, as ``mmgrpo.reward.Reward``."""
