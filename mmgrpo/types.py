@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,8 +14,6 @@ from PIL import Image
 from torch import Tensor
 
 from mmgrpo.errors import DataError, ShapeError
-
-NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,7 @@ class Prompt:
     videos: Sequence[Any] = ()
     messages: Sequence[Mapping[str, Any]] | None = None
     negative: str | None = None
-    columns: Mapping[str, Any] = NO_COLUMNS
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
