@@ -44,6 +44,23 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Example:
+    """One row of supervised data: a prompt and what the policy should make of it.
+
+    Attributes:
+        prompt: what is asked.
+        text: the target text, for policies that write.
+        image: the target image, for policies that draw.
+        video: the target video as a list of frames.
+    """
+
+    prompt: Prompt
+    text: str | None = None
+    image: Image.Image | None = None
+    video: Sequence[Image.Image] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One generation, as a reward sees it.
 
