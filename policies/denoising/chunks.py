@@ -1,0 +1,174 @@
+"""Rows into pipeline runs, and finished runs into a rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mmgrpo.errors import ConfigError, DataError, PolicyError, ReplayError
+from mmgrpo.policies.denoising.record import Drawn, Recorder
+from mmgrpo.policies.denoising.trace import Row, Trace
+from mmgrpo.types import Noise, Plan, Prompt, Rollout, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Stem:
+    """Rows about to run, with the step calls that are already drawn for them and what those cost."""
+
+    rows: Sequence[Row]
+    known: tuple[Drawn, ...] = ()
+    num_forwards: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows that have run."""
+
+    rows: Sequence[Row]
+    recorder: Recorder
+    media: Sequence[Any]
+    num_forwards: int
+
+
+def make_groups(prompts: Sequence[Prompt], group_size: int, seed: int, plan: Plan) -> list[list[Row]]:
+    """The rows of a rollout, group by group.
+
+    Raises:
+        DataError: no prompts, an empty group, or ids that do not match the prompts.
+    """
+    if not prompts or group_size < 1:
+        raise DataError(f"a rollout needs prompts and group_size >= 1, got {len(prompts)} prompts, {group_size}")
+    ids = plan.prompt_ids if plan.prompt_ids is not None else tuple(range(len(prompts)))
+    if len(ids) != len(prompts):
+        raise DataError(f"{len(prompts)} prompts need as many prompt_ids, got {len(ids)}")
+    return [
+        [
+            Row(prompt=prompt, seed=seed, group=group, member=member, share_noise=plan.share_noise)
+            for member in range(group_size)
+        ]
+        for group, prompt in zip(ids, prompts, strict=True)
+    ]
+
+
+def chunked(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+    """Consecutive rows in runs of at most ``size``; rows with condition images run alone, as most pipelines ask."""
+    chunk: list[Row] = []
+    for row in rows:
+        if chunk and (len(chunk) == size or row.prompt.images or chunk[-1].prompt.images):
+            yield chunk
+            chunk = []
+        chunk.append(row)
+    if chunk:
+        yield chunk
+
+
+def assemble(chunks: Sequence[Chunk], plan: Plan, segments: Sequence[int] | None) -> Rollout:
+    """The rollout that the chunks make together.
+
+    Raises:
+        ReplayError: runs took different numbers of steps.
+    """
+    rows = [row for chunk in chunks for row in chunk.rows]
+    lengths = {chunk.recorder.drawn[-1].iteration + 1 for chunk in chunks}
+    if len(lengths) > 1:
+        raise ReplayError(f"the pipeline took {sorted(lengths)} steps for different rows; fix num_inference_steps")
+    T = lengths.pop()
+    if plan.stochastic and plan.stochastic[-1] >= T - 1:
+        raise ConfigError(
+            f"the window {plan.stochastic} lies outside the schedule: of its {T} steps 0 to {T - 2} can be stochastic"
+        )
+    noise = _noise(chunks, T)
+    mask_BT = noise.std_BT > 0
+    old_logprob_BT = torch.cat([_logprobs(chunk, mask_BT[0]) for chunk in chunks])
+    return Rollout(
+        samples=[sample for chunk in chunks for sample in samples_of(chunk.rows, chunk.media)],
+        prompt_index_B=torch.tensor([row.group for row in rows]),
+        old_logprob_BT=old_logprob_BT,
+        mask_BT=mask_BT,
+        state_BT=_states(rows, T, plan),
+        segment_BT=_segments(T, segments).expand(len(rows), T),
+        trace=Trace(rows=tuple(rows), transitions=tuple(t for chunk in chunks for t in chunk.recorder.transitions())),
+        noise=noise,
+        num_forwards=sum(chunk.num_forwards for chunk in chunks),
+    )
+
+
+def samples_of(rows: Sequence[Row], media: Sequence[Any]) -> list[Sample]:
+    """What the rewards will see."""
+    return [
+        Sample(
+            row.prompt,
+            row.group,
+            row.member,
+            image=item if isinstance(item, Image.Image) else None,
+            video=None if isinstance(item, Image.Image) else list(item),
+        )
+        for row, item in zip(rows, media, strict=True)
+    ]
+
+
+def media_of(output: Any, num_rows: int) -> Sequence[Any]:
+    """The images or videos of a pipeline's output, one per row.
+
+    Raises:
+        PolicyError: the output holds neither, or another number of them.
+    """
+    found = next(
+        (media for name in ("images", "frames", "videos") if (media := getattr(output, name, None)) is not None), None
+    )
+    if found is None or len(found) != num_rows:
+        what = type(output).__name__ if found is None else f"{len(found)} results"
+        raise PolicyError(
+            f"the pipeline gave {what} for {num_rows} prompts; mmgrpo needs one PIL image or list of frames per prompt: "
+            "leave output_type and num_images_per_prompt at their defaults and set rollout_batch: 1 if it takes one"
+        )
+    return found
+
+
+def _noise(chunks: Sequence[Chunk], num_steps: int) -> Noise:
+    std_BT, step_BT, level_BT = (torch.zeros(sum(len(c.rows) for c in chunks), num_steps) for _ in range(3))
+    start = 0
+    for chunk in chunks:
+        rows = slice(start, start := start + len(chunk.rows))
+        for drawn in chunk.recorder.drawn:
+            moments, t = drawn.decision.moments, drawn.iteration
+            std_BT[rows, t] = float(moments.std.mean()) if isinstance(moments.std, Tensor) else moments.std
+            step_BT[rows, t] = moments.step
+            level_BT[rows, t] = drawn.decision.level
+    return Noise(std_BT=std_BT, step_BT=step_BT, level_BT=level_BT)
+
+
+def _logprobs(chunk: Chunk, mask_T: Tensor) -> Tensor:
+    columns = [
+        chunk.recorder.logprob_rows(t).cpu() if bool(mask_T[t]) else torch.zeros(len(chunk.rows))
+        for t in range(len(mask_T))
+    ]
+    return torch.stack(columns, 1)
+
+
+def _states(rows: Sequence[Row], num_steps: int, plan: Plan) -> Tensor:
+    state_BT = torch.arange(len(rows) * num_steps).reshape(len(rows), num_steps)
+    if plan.share_noise:
+        shared = first_stochastic(plan) + 1
+        head_of = {row.group: index for index, row in reversed(list(enumerate(rows)))}
+        heads = torch.tensor([head_of[row.group] for row in rows])
+        state_BT[:, :shared] = state_BT[heads, :shared]
+    return state_BT
+
+
+def first_stochastic(plan: Plan) -> int:
+    """The first decision of a plan that is drawn at random."""
+    return plan.stochastic[0] if plan.stochastic else 0
+
+
+def _segments(num_steps: int, sizes: Sequence[int] | None) -> Tensor:
+    if sizes is None:
+        return torch.arange(num_steps)
+    if sum(sizes) != num_steps:
+        raise ConfigError(f"segments {tuple(sizes)} add up to {sum(sizes)} steps, the schedule has {num_steps}")
+    return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(list(sizes)))

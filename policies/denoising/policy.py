@@ -1,0 +1,324 @@
+"""Any stock diffusers pipeline as a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmgrpo.errors import ConfigError, PolicyError, ReplayError
+from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
+from mmgrpo.policies.denoising.chunks import (
+    Chunk,
+    Stem,
+    assemble,
+    chunked,
+    first_stochastic,
+    make_groups,
+    media_of,
+    samples_of,
+)
+from mmgrpo.policies.denoising.loading import load_pipeline
+from mmgrpo.policies.denoising.proxies import Memo
+from mmgrpo.policies.denoising.record import Recorder
+from mmgrpo.policies.denoising.replay import Replayer
+from mmgrpo.policies.denoising.sampling import Sampling
+from mmgrpo.policies.denoising.session import Session, Stage, find_denoisers
+from mmgrpo.policies.denoising.settings import DenoisingSettings
+from mmgrpo.policies.denoising.trace import Row, Trace, row_arguments
+from mmgrpo.policies.denoising.weights import Weights
+from mmgrpo.policy import Policy
+from mmgrpo.types import Evaluation, Plan, Prompt, Rollout, Sample
+
+EXACTNESS = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-3}
+
+
+class DenoisingPolicy(Policy):
+    """A diffusers pipeline whose denoising steps are decisions.
+
+    The pipeline itself is run, with a scheduler of its own class that draws and records each transition; to score a
+    decision again it is run once more with the same arguments, passing through the other iterations as ghosts. No
+    part of it is per-model.
+
+    Attributes:
+        pipeline: the wrapped pipeline, usable as ever between calls.
+        settings: how it draws and what is trained.
+    """
+
+    def __init__(self, pipeline: Any, settings: DenoisingSettings | Mapping[str, Any] | None = None) -> None:
+        """Wraps a live pipeline; everything but what is trained is frozen.
+
+        Args:
+            pipeline: any diffusers pipeline with a ``scheduler``, on its device.
+            settings: ``DenoisingSettings`` or a mapping of its fields.
+        """
+        if settings is None or isinstance(settings, Mapping):
+            settings = DenoisingSettings(**(settings or {}))
+        denoisers = _prepared_denoisers(pipeline, settings)
+        dtype = next(next(iter(denoisers.values())).parameters()).dtype
+        self.pipeline = pipeline
+        self.settings = settings
+        self._sampling = Sampling(
+            sampler=settings.sampler, strength=settings.strength, density=settings.density, reduction=settings.reduction
+        )
+        self._weights = Weights(denoisers, settings.lora)
+        self._stage = Stage(pipeline, tuple(denoisers), Memo(settings.memo_bytes))
+        if settings.lora is None and dtype != torch.float32:
+            self._stage.autocast(dtype)  # the trained weights are float32 masters, the arithmetic stays as loaded
+        if settings.compile:
+            for module in denoisers.values():
+                module.compile_repeated_blocks()
+        self._tolerance = EXACTNESS[dtype]
+        self._needs_full: dict[Any, bool] = {}
+
+    @classmethod
+    def from_config(
+        cls, settings: DenoisingSettings | Mapping[str, Any], *, device: str | torch.device = "cpu"
+    ) -> DenoisingPolicy:
+        """Loads the pipeline from a path or hub id (or calls ``python:module:function``) and wraps it."""
+        if isinstance(settings, Mapping):
+            settings = DenoisingSettings(**settings)
+        return cls(load_pipeline(settings).to(device), settings)
+
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        """The denoiser's adapters, or all its weights; float32."""
+        return self._weights.trainable
+
+    def save(self, directory: Path) -> None:
+        """LoRA as diffusers' ``pytorch_lora_weights.safetensors``, full weights as ``save_pretrained`` folders."""
+        self._weights.save(directory)
+
+    def load(self, directory: Path) -> None:
+        """Restores what ``save`` wrote."""
+        self._weights.load(directory)
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Adapters off; for a full fine-tune, copies of the weights as they were when first asked for."""
+        if self._weights.lora is not None:
+            with self._weights.adapters_off():
+                yield
+        else:
+            with self._stage.substituted(self._weights.frozen_copies()):
+                yield
+
+    def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
+        """Draws ``group_size`` images or videos per prompt; a decision is one denoising step.
+
+        With ``plan.share_noise`` the group starts from one noise, and its deterministic prefix and its first
+        stochastic step run once for all members.
+        """
+        plan = plan or Plan()
+        groups = make_groups(prompts, group_size, seed, plan)
+        if plan.deterministic:
+            return self._deterministic([row for members in groups for row in members])
+        chunks = [self._record(stem, plan) for stem in self._stems(groups, plan)]
+        rollout = assemble(chunks, plan, self.settings.segments)
+        return self._verified(rollout, min(len(chunks[0].rows), self.settings.update_batch))
+
+    def evaluate(
+        self, rollout: Rollout, rows: Sequence[int] | Tensor | None = None, *, divergence: str | None = None
+    ) -> Iterator[Evaluation]:
+        """Streams one slice per decision and batch of distinct states; ``divergence`` is a name of maths.divergences.
+
+        Rows that share a state share its forward and its backward.
+        """
+        chosen = list(range(len(rollout.samples))) if rows is None else [int(row) for row in rows]
+        for column in range(rollout.shape[1]):
+            kept = [row for row in chosen if bool(rollout.mask_BT[row, column])]
+            for batch in self._batches(rollout, kept, column):
+                yield self._score(rollout, batch, column, divergence)
+
+    def _stems(self, groups: Sequence[Sequence[Row]], plan: Plan) -> Iterator[Stem]:
+        """Runs of rows to record; where groups share their noise, with the shared prefix already drawn."""
+        size = self.settings.rollout_batch
+        if not plan.share_noise:
+            yield from (Stem(chunk) for chunk in chunked((row for members in groups for row in members), size))
+            return
+        members_of = {members[0].group: members for members in groups}
+        first = first_stochastic(plan)
+        for heads in chunked((members[0] for members in groups), size):
+            branch = [members_of[head.group] for head in heads]
+            recorder = Recorder(heads, plan, self._sampling, branch=branch, branch_at=first, check=self._is_new)
+            session = Session(on_step=recorder, stop_before=first + 1)
+            self._stage.run(session, row_arguments(heads, self.settings.call), seed=heads[0].seed)
+            spent, offset = session.num_forwards, 0
+            for chunk in chunked((row for members in branch for row in members), size):
+                index = torch.arange(offset, offset + len(chunk))
+                head = index // len(branch[0])
+                known = tuple(d.rows(index if d.iteration == first else head) for d in recorder.drawn)
+                yield Stem(chunk, known, spent)
+                spent, offset = 0, offset + len(chunk)
+
+    def _record(self, stem: Stem, plan: Plan) -> Chunk:
+        recorder = Recorder(stem.rows, plan, self._sampling, known=stem.known, check=self._is_new)
+        last_known = stem.known[-1].iteration if stem.known else -1
+        session = Session(on_step=recorder, ghost=lambda iteration: iteration <= last_known)
+        output = self._stage.run(session, row_arguments(stem.rows, self.settings.call), seed=stem.rows[0].seed)
+        _require_denoisers(self._stage.denoisers, session)
+        media = media_of(output, len(stem.rows))
+        return Chunk(stem.rows, recorder, media, session.num_forwards + stem.num_forwards)
+
+    def _deterministic(self, rows: Sequence[Row]) -> Rollout:
+        """The stock pipeline with its stock sampler; nothing is recorded."""
+        samples: list[Sample] = []
+        call = {**self.settings.call, **self.settings.evaluation_call}
+        num_forwards, T = 0, 1
+        for chunk in chunked(rows, self.settings.rollout_batch):
+            session = Session(on_step=None)
+            output = self._stage.run(session, row_arguments(chunk, call), seed=chunk[0].seed)
+            samples += samples_of(chunk, media_of(output, len(chunk)))
+            num_forwards, T = num_forwards + session.num_forwards, session.iteration + 1
+        B = len(rows)
+        return Rollout(
+            samples=samples,
+            prompt_index_B=torch.tensor([row.group for row in rows]),
+            old_logprob_BT=torch.zeros(B, T),
+            mask_BT=torch.zeros(B, T, dtype=torch.bool),
+            state_BT=torch.arange(B * T).reshape(B, T),
+            segment_BT=torch.arange(T).expand(B, T),
+            trace=Trace(rows=tuple(rows), transitions=()),
+            num_forwards=num_forwards,
+        )
+
+    def _batches(self, rollout: Rollout, rows: Sequence[int], column: int) -> Iterator[list[int]]:
+        """Rows in batches of at most ``update_batch`` distinct states, all of one shape."""
+        trace: Trace = rollout.trace
+        rows_of: dict[int, list[int]] = {}
+        for row in rows:
+            rows_of.setdefault(int(rollout.state_BT[row, column]), []).append(row)
+        batch: list[list[int]] = []
+        for members in rows_of.values():
+            if batch and (len(batch) == self.settings.update_batch or not trace.alike(batch[0][0], members[0])):
+                yield [row for some in batch for row in some]
+                batch = []
+            batch.append(members)
+        if batch:
+            yield [row for some in batch for row in some]
+
+    def _score(self, rollout: Rollout, rows: list[int], column: int, divergence: str | None) -> Evaluation:
+        num_forwards = 0
+        other = None
+        if divergence is not None:
+            with torch.no_grad(), self.reference():
+                other, num_forwards = self._replay(rollout, rows, column)
+        now, spent = self._replay(rollout, rows, column)
+        logprob_N = now.logprob_N()
+        kl_N = None
+        if other is not None and divergence is not None:
+            kl_N = self._divergence(divergence, now, other, logprob_N)
+        stored = now.stored_moments()
+        drift_N = None if stored is None else now.divergence_N("gaussian", stored)
+        return Evaluation(
+            columns=(column,),
+            logprob_BT=logprob_N[:, None],
+            kl_BT=None if kl_N is None else kl_N[:, None],
+            drift_BT=None if drift_N is None else drift_N[:, None],
+            rows=torch.tensor(rows),
+            num_forwards=num_forwards + spent,
+        )
+
+    def _divergence(self, name: str, now: Replayer, other: Replayer, logprob_N: Tensor) -> Tensor:
+        if name in GAUSSIAN_DIVERGENCES:
+            return now.divergence_N(name, other.moments)
+        if name in LOGPROB_DIVERGENCES:
+            return LOGPROB_DIVERGENCES[name](logprob_N, other.logprob_N())
+        known = sorted([*GAUSSIAN_DIVERGENCES, *LOGPROB_DIVERGENCES])
+        raise ConfigError(f"unknown divergence {name!r} for denoising steps; known are {known}")
+
+    def _replay(
+        self, rollout: Rollout, rows: Sequence[int], column: int, *, run_ghosts: bool = False
+    ) -> tuple[Replayer, int]:
+        """One run of the pipeline that is real at ``column`` alone; with its forwards."""
+        trace: Trace = rollout.trace
+        head_of: dict[int, int] = {}
+        for row in rows:
+            head_of.setdefault(int(rollout.state_BT[row, column]), row)
+        order = {state: position for position, state in enumerate(head_of)}
+        state_of_N = [order[int(rollout.state_BT[row, column])] for row in rows]
+        heads = list(head_of.values())
+        replayer = Replayer(
+            states=[trace.transitions[row] for row in heads],
+            rows=[trace.transitions[row] for row in rows],
+            state_of_N=torch.tensor(state_of_N, device=trace.transitions[heads[0]][0].next_state.device),
+            iteration=column,
+            sampling=self._sampling,
+        )
+        session = Session(
+            on_step=replayer, ghost=lambda iteration: iteration != column, run_ghosts=run_ghosts or trace.run_ghosts
+        )
+        arguments = row_arguments([trace.rows[row] for row in heads], self.settings.call)
+        self._stage.run(session, arguments, seed=trace.rows[heads[0]].seed, grad=torch.is_grad_enabled())
+        return replayer, session.num_forwards
+
+    @property
+    def _is_new(self) -> bool:
+        return not self._needs_full
+
+    def _verified(self, rollout: Rollout, num_rows: int) -> Rollout:
+        """The rollout with ghost or full replay chosen, once per shape and decision; refuses what neither scores."""
+        shape = (rollout.trace.shapes(0), rollout.shape[1])
+        rows = list(range(num_rows))
+        columns = rollout.mask_BT[0].nonzero().flatten().tolist()
+        for column in columns:
+            if (shape, column) not in self._needs_full:
+                self._needs_full[shape, column] = self._choose(rollout, rows, column)
+        if not any(self._needs_full[shape, column] for column in columns):
+            return rollout
+        return replace(rollout, trace=replace(rollout.trace, run_ghosts=True))
+
+    def _choose(self, rollout: Rollout, rows: Sequence[int], column: int) -> bool:
+        ghost = self._gap(rollout, rows, column, run_ghosts=False)
+        if ghost <= self._tolerance:
+            return False
+        full = self._gap(rollout, rows, column, run_ghosts=True)
+        if full <= self._tolerance:
+            return True
+        raise ReplayError(
+            f"replaying step {column} of {type(self.pipeline).__name__} changes its log-probability by {ghost:.1e} "
+            f"(ghost) and {full:.1e} (full), more than {self._tolerance:.0e}: its steps depend on more than their "
+            "latents. Switch off caches, guidance momentum and dropout"
+        )
+
+    @torch.no_grad()
+    def _gap(self, rollout: Rollout, rows: Sequence[int], column: int, *, run_ghosts: bool) -> float:
+        try:
+            replayer, _ = self._replay(rollout, rows, column, run_ghosts=run_ghosts)
+        except (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
+            if run_ghosts:
+                raise ReplayError(f"replaying {type(self.pipeline).__name__} failed: {error}") from error
+            return float("inf")
+        gap = (replayer.logprob_N().cpu() - rollout.old_logprob_BT[rows, column]).abs().max()
+        return float(torch.nan_to_num(gap, nan=float("inf")))
+
+
+def _prepared_denoisers(pipeline: Any, settings: DenoisingSettings) -> dict[str, nn.Module]:
+    """The pipeline's denoisers, with every component frozen and in eval mode, and the asked-for back ends set."""
+    if getattr(pipeline, "scheduler", None) is None:
+        raise PolicyError(f"{type(pipeline).__name__} has no scheduler, so it takes no denoising steps")
+    modules = {name: part for name, part in pipeline.components.items() if isinstance(part, nn.Module)}
+    names = settings.denoisers or find_denoisers(pipeline)
+    if missing := sorted(set(names) - set(modules)):
+        raise ConfigError(f"denoisers {missing} are not components of the pipeline; it has {sorted(modules)}")
+    for module in modules.values():
+        module.requires_grad_(False).eval()
+    for name in names:
+        if settings.gradient_checkpointing:
+            modules[name].enable_gradient_checkpointing()
+        if settings.attention != "default":
+            modules[name].set_attention_backend(settings.attention)
+    return {name: modules[name] for name in names}
+
+
+def _require_denoisers(denoisers: Sequence[str], session: Session) -> None:
+    """Refuses a run whose loop never called what was taken for the denoiser."""
+    if any(name in session.calls_of for name in denoisers):
+        return
+    called = sorted(name for name, iterations in session.calls_of.items() if len(iterations) > 1)
+    raise PolicyError(f"the denoising loop never called {list(denoisers)}; set policy.denoisers (it called {called})")

@@ -1,0 +1,142 @@
+"""The rollout side: draws every decision of a chunk of rows and writes down what replay needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import ReplayError
+from mmgrpo.maths.divergences import Moments
+from mmgrpo.policies.denoising.sampling import Decision, Sampling
+from mmgrpo.policies.denoising.session import StepCall
+from mmgrpo.policies.denoising.trace import Row, Transition
+from mmgrpo.types import Plan
+
+
+@dataclass(slots=True)
+class Drawn:
+    """One step call of a chunk while it is being recorded; rows first."""
+
+    iteration: int
+    ordinal: int
+    decision: Decision
+    next_state: Tensor
+    keep: Tensor | None = None
+
+    def rows(self, index: Tensor) -> Drawn:
+        """The same step call for some of its rows."""
+        moments = self.decision.moments
+        chosen = Moments(mean=moments.mean[index], velocity=moments.velocity[:0], std=moments.std, step=moments.step)
+        keep = None if self.keep is None else self.keep[index]
+        return Drawn(self.iteration, self.ordinal, Decision(chosen, self.decision.level), self.next_state[index], keep)
+
+
+@dataclass(slots=True)
+class Recorder:
+    """``Session.on_step`` of a rollout.
+
+    Attributes:
+        rows: the rows that the pipeline runs.
+        plan: which decisions are stochastic.
+        sampling: how they are drawn.
+        known: step calls already drawn (by the shared prefix of the group): returned, not drawn again.
+        branch: per row of ``rows``, the rows drawn from its state at iteration ``branch_at``: the members of a group.
+        branch_at: the first stochastic iteration of a shared prefix.
+        drawn: what was recorded, in order.
+        check: called with the first step call, to refuse a scheduler that is read wrongly.
+    """
+
+    rows: Sequence[Row]
+    plan: Plan
+    sampling: Sampling
+    known: Sequence[Drawn] = ()
+    branch: Sequence[Sequence[Row]] | None = None
+    branch_at: int = -1
+    drawn: list[Drawn] = field(default_factory=list)
+    check: bool = False
+    _last: dict[int, Drawn] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def __call__(self, call: StepCall) -> Tensor:
+        """Draws the next state of every row."""
+        self._note_overwritten(call)
+        if call.sample.shape[0] != len(self.rows) and (len(self.rows) > 1 or self.branch is not None):
+            raise ReplayError(
+                f"the pipeline steps a state of shape {tuple(call.sample.shape)} for {len(self.rows)} rows: it does "
+                "not keep one latent per row; set rollout_batch: 1 and share_noise: false"
+            )
+        if self.check and call.iteration == 0 and call.ordinal == 0:
+            self.sampling.check_family(call)
+        position = len(self.drawn)
+        if position < len(self.known):
+            self.sampling.decide(call, stochastic=False)  # moves the scheduler on
+            drawn = self.known[position]
+        else:
+            drawn = self._draw(call)
+        self.drawn.append(drawn)
+        self._last[call.stream] = drawn
+        own = drawn.next_state
+        if call.iteration == self.branch_at and self.branch is not None:
+            own = own[:: len(self.branch[0])]  # the run goes on with each group's first member, to its stop
+        return own.clone()
+
+    def _draw(self, call: StepCall) -> Drawn:
+        chosen = self.plan.stochastic is None or call.iteration in self.plan.stochastic
+        decision = self.sampling.decide(call, stochastic=chosen)
+        rows, moments = self.rows, decision.moments
+        if call.iteration == self.branch_at and self.branch is not None:
+            rows = [row for members in self.branch for row in members]
+            mean = moments.mean.repeat_interleave(len(self.branch[0]), 0)
+            moments = Moments(mean=mean, velocity=moments.velocity, std=moments.std, step=moments.step)
+            decision = Decision(moments, decision.level)
+        next_state = moments.mean
+        if is_stochastic(moments):
+            shape = (moments.mean.numel() // len(rows),)
+            noise = [row.noise(shape, iteration=call.iteration, ordinal=call.ordinal) for row in rows]
+            noise_like = torch.stack(noise).reshape(moments.mean.shape).to(moments.mean.device)
+            next_state = moments.mean + moments.std * noise_like
+        return Drawn(call.iteration, call.ordinal, decision, next_state.to(call.sample.dtype))
+
+    def _note_overwritten(self, call: StepCall) -> None:
+        """Marks the elements of the last state that the pipeline has changed since: no decision of the policy."""
+        last = self._last.get(call.stream)
+        if last is None or last.iteration == self.branch_at or torch.equal(last.next_state, call.sample):
+            return
+        same = last.next_state == call.sample
+        last.keep = same if last.keep is None else same & last.keep
+
+    def logprob_rows(self, iteration: int) -> Tensor:
+        """Log-probability of each row's decision at an iteration, (rows,) float32."""
+        densities = [
+            (self.sampling.logdensity(drawn.next_state, drawn.decision.moments), drawn.keep)
+            for drawn in self.drawn
+            if drawn.iteration == iteration
+        ]
+        return self.sampling.reduced(densities, len(self.rows))
+
+    def transitions(self) -> list[tuple[Transition, ...]]:
+        """The record, row by row."""
+        return [
+            tuple(
+                self._transition(drawn, slice(row, row + 1) if len(self.rows) > 1 else slice(None))
+                for drawn in self.drawn
+            )
+            for row in range(len(self.rows))
+        ]
+
+    def _transition(self, drawn: Drawn, row: slice) -> Transition:
+        keeps_mean = self.plan.keep_mean and is_stochastic(drawn.decision.moments)
+        return Transition(
+            iteration=drawn.iteration,
+            next_state=drawn.next_state[row],
+            keep=None if drawn.keep is None else drawn.keep[row],
+            mean=drawn.decision.moments.mean[row] if keeps_mean else None,
+        )
+
+
+def is_stochastic(moments: Moments) -> bool:
+    """Whether the step draws at all."""
+    return isinstance(moments.std, Tensor) or moments.std > 0.0

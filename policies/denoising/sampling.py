@@ -1,0 +1,115 @@
+"""From what the denoiser said to the Gaussian a decision is drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import ReplayError
+from mmgrpo.maths.divergences import Moments
+from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
+from mmgrpo.maths.transitions import SAMPLERS, ddim, kernel_mean
+from mmgrpo.policies.denoising.schedules import (
+    advance,
+    family_of,
+    first_order_gap,
+    native_mean_and_std,
+    schedule_index,
+)
+from mmgrpo.policies.denoising.session import StepCall
+
+NATIVE = "native"
+FIRST_ORDER_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The Gaussian of one step call, and where in the schedule it stands."""
+
+    moments: Moments
+    level: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How decisions are drawn and scored.
+
+    Attributes:
+        sampler: name in ``mmgrpo.maths.transitions.SAMPLERS``, or "native" for a scheduler that draws its own noise.
+        strength: noise level (flow_sde, cps), or eta (ddim, dance_sde); unused by "native".
+        density: name in ``mmgrpo.maths.gaussian.DENSITIES``.
+        reduction: name in ``mmgrpo.maths.gaussian.REDUCTIONS``.
+    """
+
+    sampler: str
+    strength: float
+    density: str
+    reduction: str
+
+    def decide(self, call: StepCall, *, stochastic: bool) -> Decision:
+        """The Gaussian that ``call`` draws from; std 0 makes it the deterministic first-order step.
+
+        The last step of a schedule is never stochastic. Advances the scheduler by the step.
+        """
+        index = schedule_index(call.scheduler, call.timestep)
+        stochastic = stochastic and index + 1 < len(call.scheduler.timesteps)
+        if self.sampler == NATIVE:
+            return self._native(call, stochastic)
+        family = family_of(call.scheduler)
+        step = family.step(call.scheduler, index, call.timestep)
+        output, sample = call.model_output.float(), call.sample.float()
+        kernel = SAMPLERS[self.sampler](step, strength=self.strength) if stochastic else ddim(step, strength=0.0)
+        mean = kernel_mean(kernel, family.predict(call.scheduler, output, sample, step.level))
+        advance(call.scheduler)
+        moments = Moments(mean=mean, velocity=output, std=kernel.std, step=step.length)
+        return Decision(moments=moments, level=step.level.sigma)
+
+    def logdensity(self, next_state: Tensor, moments: Moments) -> Tensor:
+        """Elementwise log-density of a stored next state, float32."""
+        return DENSITIES[self.density](next_state.float(), moments.mean, moments.std)
+
+    def reduced(self, values: Sequence[tuple[Tensor, Tensor | None]], rows: int) -> Tensor:
+        """One number per row from the elementwise values of a decision's step calls, (rows,).
+
+        Each value comes with the elements to keep, or None for all of them.
+        """
+        total = sum(_element_sums(value, keep, rows) for value, keep in values)
+        count = sum(_element_counts(value, keep, rows) for value, keep in values)
+        return REDUCTIONS[self.reduction](total, count)
+
+    def check_family(self, call: StepCall) -> None:
+        """Refuses a scheduler whose stock first step is not the one our formulas give.
+
+        Raises:
+            ReplayError: they differ.
+        """
+        if self.sampler == NATIVE:
+            return
+        gap = first_order_gap(
+            family_of(call.scheduler), call.scheduler, call.stock, call.model_output, call.sample, call.timestep
+        )
+        if gap is not None and not gap < FIRST_ORDER_TOLERANCE:
+            raise ReplayError(
+                f"the stock first step of {type(call.scheduler).__name__} differs by {gap:.1e} from the one its "
+                "configuration implies; replace the scheduler by DDIM, Euler or FlowMatchEuler before wrapping"
+            )
+
+    def _native(self, call: StepCall, stochastic: bool) -> Decision:
+        mean, std = native_mean_and_std(call.scheduler, call.stock)
+        if not stochastic or not bool(torch.any(std != 0)):
+            return Decision(Moments(mean=mean, velocity=call.model_output.float(), std=0.0, step=1.0), level=0.0)
+        return Decision(Moments(mean=mean, velocity=call.model_output.float(), std=std, step=1.0), level=0.0)
+
+
+def _element_sums(value: Tensor, keep: Tensor | None, rows: int) -> Tensor:
+    value = value if keep is None else torch.where(keep, value, torch.zeros_like(value))
+    return value.reshape(rows, -1).sum(1)
+
+
+def _element_counts(value: Tensor, keep: Tensor | None, rows: int) -> Tensor:
+    if keep is None:
+        return torch.full((rows,), value.numel() / rows, device=value.device)
+    return keep.expand_as(value).reshape(rows, -1).sum(1).float()

@@ -1,0 +1,107 @@
+"""What a denoising rollout remembers of itself, row by row, so that any rows can be replayed in any batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.types import Prompt
+
+INITIAL_NOISE = -1  # keys the pipeline's own generator, apart from every decision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The identity of a sample: everything random about it is a function of this.
+
+    Attributes:
+        prompt: what is drawn.
+        seed: the step's seed.
+        group: the prompt's id in the whole job.
+        member: position in the group.
+        share_noise: whether the initial noise is the group's instead of the member's.
+    """
+
+    prompt: Prompt
+    seed: int
+    group: int
+    member: int
+    share_noise: bool
+
+    def generator(self) -> torch.Generator:
+        """A fresh generator for what the pipeline itself draws (initial noise, encoder samples)."""
+        member = 0 if self.share_noise else self.member
+        return torch.Generator().manual_seed(derive_seed(self.seed, self.group, member, INITIAL_NOISE))
+
+    def noise(self, shape: Sequence[int], *, iteration: int, ordinal: int) -> Tensor:
+        """Standard normal noise of one decision, float32, on the CPU so that every device draws the same."""
+        seed = derive_seed(self.seed, self.group, self.member, iteration, ordinal)
+        return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """One ``step`` call as one row saw it.
+
+    Attributes:
+        iteration: the decision it belongs to.
+        next_state: (1, ...) what ``step`` returned, in the dtype the pipeline goes on with: what is stored is scored.
+        keep: (1, ...) bool, False where the pipeline overwrote the state afterwards; None if it did not.
+        mean: (1, ...) float32 mean under the policy that sampled, if the plan keeps it.
+    """
+
+    iteration: int
+    next_state: Tensor
+    keep: Tensor | None = None
+    mean: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """The record of a rollout.
+
+    Attributes:
+        rows: B identities.
+        transitions: per row, its step calls in order.
+        run_ghosts: whether replay has to run the denoiser in the iterations it passes through.
+    """
+
+    rows: tuple[Row, ...]
+    transitions: tuple[tuple[Transition, ...], ...]
+    run_ghosts: bool = False
+
+    def shapes(self, row: int) -> tuple[torch.Size, ...]:
+        """Shapes of a row's states."""
+        return tuple(transition.next_state.shape for transition in self.transitions[row])
+
+    def alike(self, row: int, other: int) -> bool:
+        """Whether two rows may run in one batch: states of one shape, and no condition images."""
+        pictured = self.rows[row].prompt.images or self.rows[other].prompt.images
+        return not pictured and self.shapes(row) == self.shapes(other)
+
+
+def joined(transitions: Sequence[tuple[Transition, ...]], position: int) -> Tensor:
+    """The next states of several rows at one step call, as a batch the pipeline may write into."""
+    return torch.cat([row[position].next_state for row in transitions])
+
+
+def row_arguments(rows: Sequence[Row], call: Mapping[str, Any]) -> dict[str, Any]:
+    """The pipeline's arguments for these rows."""
+    arguments: dict[str, Any] = dict(call)
+    prompts = [row.prompt for row in rows]
+    arguments["prompt"] = [prompt.text for prompt in prompts]
+    default = call.get("negative_prompt")
+    if default is not None or any(prompt.negative is not None for prompt in prompts):
+        arguments["negative_prompt"] = [
+            prompt.negative if prompt.negative is not None else default or "" for prompt in prompts
+        ]
+    if prompts[0].images:
+        images = list(prompts[0].images)
+        arguments["image"] = images[0] if len(images) == 1 else images
+    arguments["generator"] = [row.generator() for row in rows]
+    return arguments
