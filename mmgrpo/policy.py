@@ -82,7 +82,11 @@ class Supervised(ABC):
             A scalar.
         """
 
+
+class Scheduled(ABC):
+    """A policy whose samples all take the same, known number of decisions, so that windows can be laid over them."""
+
     @property
     @abstractmethod
-    def teachable(self) -> list[nn.Parameter]:
-        """The parameters the warm-up stage changes, in a fixed order."""
+    def num_decisions(self) -> int:
+        """How many decisions of a sample can be stochastic: indices 0 to num_decisions - 1."""

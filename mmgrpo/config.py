@@ -1,0 +1,204 @@
+"""The typed run configuration: what a YAML file may say, each value declared once, frozen once loaded."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys are errors, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Named(BaseModel):
+    """A function or class by its registered name, with its numbers beside it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Everything but the name."""
+        return dict(self.model_extra or {})
+
+
+class RewardConfig(Named):
+    """A reward: its registered name (or ``python:module:attribute``), its weight, and what it is built with."""
+
+    weight: float = 1.0
+    label: str | None = Field(None, description="name it is logged under; the registered name if not given")
+
+
+class PromptsConfig(Section):
+    """Where prompts come from."""
+
+    source: str = Field(
+        description=".txt, .jsonl, .json, .parquet, a datasets folder or hub id, or python:module:function"
+    )
+    split: str | None = None
+    text_column: str = "prompt"
+    limit: int | None = Field(None, ge=1)
+    shuffle: bool = True
+
+
+class WarmupConfig(Section):
+    """Supervised training before GRPO: flow matching for denoisers, cross-entropy for tokens."""
+
+    examples: Named = Field(
+        description="name: python:module:function, with its arguments; returns mmgrpo.types.Example rows"
+    )
+    steps: int = Field(ge=1)
+    batch_size: int = Field(64, ge=1)
+    lr: float = Field(1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = Field(0.0, ge=0)
+    lr_warmup_steps: int = Field(50, ge=0)
+    lr_floor: float = Field(0.05, ge=0, le=1, description="the cosine schedule ends at this fraction of lr")
+    max_grad_norm: float = Field(1.0, gt=0)
+    log_every: int = Field(50, ge=1)
+
+
+class RolloutConfig(Section):
+    """What is drawn at a step, over the whole job."""
+
+    prompts_per_step: int = Field(8, ge=1)
+    group_size: int = Field(8, ge=2, description="members per prompt; advantages are relative to the group")
+    share_noise: bool = Field(False, description="a group starts from one noise; shared states are computed once")
+    window: Named | None = Field(None, description="which denoising steps are stochastic: see mmgrpo.maths.windows")
+
+
+class AdvantageConfig(Section):
+    """Rewards into advantages: see mmgrpo.maths.advantages."""
+
+    scale: Literal["group", "batch", "none", "leave_one_out"] = "group"
+    rewards: Literal["sum", "gdpo"] = Field(
+        "sum", description="weighted sum first, or each reward normalised first (GDPO)"
+    )
+    eps: float = Field(1e-4, ge=0)
+    correction: Literal[0, 1] = Field(1, description="1: sample standard deviation; 0: population")
+    clamp: float | None = Field(None, gt=0)
+
+
+class ObjectiveConfig(Section):
+    """The loss: see mmgrpo.maths.objectives."""
+
+    surrogate: Named = Field(default_factory=lambda: Named(name="clipped", low=0.2, high=0.2))
+    ratio_level: Literal["decision", "segment", "sequence"] = "decision"
+    recentre: bool = False
+    aggregate: Named = Field(default_factory=lambda: Named(name="sample_mean"))
+    step_weight: str | None = None
+    divergence: str | None = None
+    kl_beta: float = Field(0.0, ge=0)
+    entropy_bonus: float = 0.0
+
+
+class EmaConfig(Section):
+    """Exponential moving average of the trained weights; evaluations and exports use it."""
+
+    decay: float = Field(0.9, gt=0, lt=1)
+    every: int = Field(1, ge=1, description="optimiser updates between averages")
+
+
+class UpdateConfig(Section):
+    """How a rollout becomes optimiser updates: ``epochs`` passes over it, each in ``minibatches`` of whole groups."""
+
+    epochs: int = Field(1, ge=1)
+    minibatches: int = Field(1, ge=1)
+    lr: float = Field(1e-4, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(0.0, ge=0)
+    eps: float = Field(1e-8, gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    lr_warmup_steps: int = Field(0, ge=0, description="optimiser updates")
+    lr_floor: float = Field(0.0, ge=0, le=1, description="linear and cosine end at this fraction of lr")
+    max_grad_norm: float | None = Field(1.0, gt=0)
+    ema: EmaConfig | None = None
+
+
+class EvaluationConfig(Section):
+    """Held-out prompts with fixed seeds, drawn without noise and judged by rewards that are not trained on."""
+
+    prompts: PromptsConfig
+    rewards: tuple[RewardConfig, ...] = Field((), description="empty: the training rewards")
+    every: int = Field(10, ge=1, description="steps between evaluations; the first and the last are always evaluated")
+    samples_per_prompt: int = Field(1, ge=1)
+    seed: int = 1234
+    pictures: int = Field(100, ge=0, description="samples kept in samples/ per evaluation")
+
+
+class CheckpointConfig(Section):
+    """Checkpoints hold everything a run needs to go on as if never stopped."""
+
+    every: int | None = Field(None, ge=1, description="steps; None: only at the end and on Ctrl-C")
+    keep: int | None = Field(None, ge=1, description="how many of the newest to keep; None keeps all")
+
+
+class TrackingConfig(Section):
+    """Trackers of accelerate beside the run folder's own files."""
+
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    project: str = "mmgrpo"
+
+
+class RuntimeConfig(Section):
+    """The machine."""
+
+    device: str | None = Field(None, description="None: what accelerate finds")
+    threads: int | None = Field(None, ge=1, description="CPU threads of torch; None leaves its default")
+
+
+class MethodConfig(Section):
+    """Where a published method's values come from."""
+
+    name: str
+    title: str
+    paper: str
+    sources: dict[str, str] = Field(default_factory=dict, description="config key -> section, table or file it is from")
+    deviations: tuple[str, ...] = ()
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    name: str = "run"
+    note: str | None = None
+    seed: int = 0
+    output: str = "runs"
+    steps: int = Field(100, ge=0)
+    method: MethodConfig | None = None
+    policy: Named
+    prompts: PromptsConfig
+    rewards: tuple[RewardConfig, ...] = Field(min_length=1)
+    max_reward_failure_frac: float = Field(0.25, ge=0, le=1)
+    warmup: WarmupConfig | None = None
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    advantage: AdvantageConfig = Field(default_factory=AdvantageConfig)
+    objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
+    update: UpdateConfig = Field(default_factory=UpdateConfig)
+    evaluation: EvaluationConfig | None = None
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig)
+    runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunConfig:
+        if self.update.minibatches > self.rollout.prompts_per_step:
+            raise ValueError(
+                f"update.minibatches={self.update.minibatches} needs as many groups, but rollout.prompts_per_step="
+                f"{self.rollout.prompts_per_step}: a minibatch holds whole groups"
+            )
+        if self.objective.kl_beta > 0 and self.objective.divergence is None:
+            raise ValueError("objective.kl_beta > 0 needs objective.divergence, for example gaussian or k3")
+        labels = [reward.label or reward.name for reward in self.rewards]
+        if len(set(labels)) < len(labels):
+            raise ValueError(f"rewards are logged by name, and {labels} repeat: give each a label")
+        return self

@@ -1,0 +1,75 @@
+"""Names to "module:attribute", imported on use; packages of others join through entry points."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from mmgrpo.errors import ConfigError, MissingPackageError, UnknownNameError
+
+POLICIES: Mapping[str, str] = {
+    "denoising": "mmgrpo.policies.denoising:DenoisingPolicy",
+}
+
+REWARDS: Mapping[str, str] = {
+    "digit_verifier": "mmgrpo.rewards.digits:DigitVerifier",
+    "held_out_judge": "mmgrpo.rewards.digits:HeldOutJudge",
+    "digit_recall": "mmgrpo.rewards.digits:Recall",
+    "digit_precision": "mmgrpo.rewards.digits:Precision",
+    "digit_spread": "mmgrpo.rewards.digits:Spread",
+    "jpeg_size": "mmgrpo.rewards.pixels:JpegSize",
+    "brightness": "mmgrpo.rewards.pixels:Brightness",
+}
+
+_OWN = {"policies": POLICIES, "rewards": REWARDS}
+
+
+def names(kind: str) -> dict[str, str]:
+    """All known names of a kind ("policies" or "rewards") with where each lives; entry points may not shadow ours."""
+    own = dict(_OWN[kind])
+    return {point.name: point.value for point in entry_points(group=f"mmgrpo.{kind}")} | own
+
+
+def resolve(kind: str, name: str) -> Any:
+    """What a name stands for; ``python:module:attribute`` names anything importable.
+
+    Raises:
+        UnknownNameError: no such name; the nearest are listed.
+        MissingPackageError: its module needs a package that is not installed.
+    """
+    if name.startswith("python:"):
+        return import_attribute(name.removeprefix("python:"))
+    known = names(kind)
+    if name not in known:
+        raise UnknownNameError(f"unknown name {name!r} among {kind}{suggestion(name, known)}")
+    return import_attribute(known[name])
+
+
+def import_attribute(target: str) -> Any:
+    """The object at "module:attribute".
+
+    Raises:
+        ConfigError: the target is malformed or does not exist.
+        MissingPackageError: importing it needs a package that is not installed.
+    """
+    module_name, _, attribute = target.partition(":")
+    if not attribute:
+        raise ConfigError(f"{target!r} must be module:attribute")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except ModuleNotFoundError as error:
+        if error.name and module_name.split(".")[0] != error.name.split(".")[0]:
+            raise MissingPackageError(f"{target} needs the package {error.name!r}: pip install {error.name}") from error
+        raise ConfigError(f"{target!r} cannot be imported: {error}") from error
+    except AttributeError as error:
+        raise ConfigError(f"{target!r} does not exist: {error}") from error
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The tail of an error message: the nearest known names, or all of them."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(near)}?" if near else f"; known are {', '.join(known)}"
