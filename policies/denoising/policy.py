@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,15 +31,16 @@ from mmgrpo.policies.denoising.replay import Replayer
 from mmgrpo.policies.denoising.sampling import Sampling
 from mmgrpo.policies.denoising.session import Session, Stage, find_denoisers
 from mmgrpo.policies.denoising.settings import DenoisingSettings
+from mmgrpo.policies.denoising.supervised import Latents, supervised_loss
 from mmgrpo.policies.denoising.trace import Row, Trace, row_arguments
 from mmgrpo.policies.denoising.weights import Weights
-from mmgrpo.policy import Policy
-from mmgrpo.types import Evaluation, Plan, Prompt, Rollout, Sample
+from mmgrpo.policy import Policy, Scheduled, Supervised
+from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, Sample
 
 EXACTNESS = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-3}
 
 
-class DenoisingPolicy(Policy):
+class DenoisingPolicy(Policy, Supervised, Scheduled):
     """A diffusers pipeline whose denoising steps are decisions.
 
     The pipeline itself is run, with a scheduler of its own class that draws and records each transition; to score a
@@ -66,6 +68,7 @@ class DenoisingPolicy(Policy):
         self._sampling = Sampling(
             sampler=settings.sampler, strength=settings.strength, density=settings.density, reduction=settings.reduction
         )
+        self._sampling.check_scheduler(pipeline.scheduler)
         self._weights = Weights(denoisers, settings.lora)
         self._stage = Stage(pipeline, tuple(denoisers), Memo(settings.memo_bytes))
         if settings.lora is None and dtype != torch.float32:
@@ -73,7 +76,8 @@ class DenoisingPolicy(Policy):
         if settings.compile:
             for module in denoisers.values():
                 module.compile_repeated_blocks()
-        self._tolerance = EXACTNESS[dtype]
+        self._latents = Latents(pipeline)
+        self._tolerance = EXACTNESS.get(dtype, max(EXACTNESS.values()))
         self._needs_full: dict[Any, bool] = {}
 
     @classmethod
@@ -89,6 +93,19 @@ class DenoisingPolicy(Policy):
     def trainable(self) -> list[nn.Parameter]:
         """The denoiser's adapters, or all its weights; float32."""
         return self._weights.trainable
+
+    @property
+    def num_decisions(self) -> int:
+        """Steps that can be stochastic: all but the last, which ends on the clean sample."""
+        default = inspect.signature(type(self.pipeline).__call__).parameters.get("num_inference_steps")
+        steps = self.settings.call.get("num_inference_steps", default.default if default else None)
+        if not isinstance(steps, int):
+            raise ConfigError("set policy.call.num_inference_steps: the pipeline has no default for it")
+        return steps - 1
+
+    def supervised_loss(self, examples: Sequence[Example], *, seed: int) -> Tensor:
+        """Flow matching (or denoising score matching, by the scheduler's prediction type) on the examples' images."""
+        return supervised_loss(self._stage, self._latents, examples, self.settings.call, seed=seed)
 
     def save(self, directory: Path) -> None:
         """LoRA as diffusers' ``pytorch_lora_weights.safetensors``, full weights as ``save_pretrained`` folders."""

@@ -19,7 +19,7 @@ import torch
 from diffusers.utils.outputs import BaseOutput
 from torch import Tensor
 
-from mmgrpo.errors import ReplayError
+from mmgrpo.errors import PolicyError, ReplayError
 from mmgrpo.policies.denoising.proxies import Memo, ModuleProxy, Shapes, leading_rows
 
 
@@ -39,7 +39,7 @@ class StepCall:
         model_output: what the pipeline made of the denoiser's output (guidance included).
         timestep: as the pipeline passed it.
         sample: the state x_t.
-        stock: runs the stock class's own step, on this scheduler or on a copy of it.
+        stock: runs the stock class's own step, on this scheduler or on a copy of it, with arguments changed by name.
     """
 
     iteration: int
@@ -87,7 +87,8 @@ class Session:
         self.rewrite = rewrite
         self.iteration = -1
         self.num_forwards = 0
-        self.calls_of: dict[str, set[int]] = {}
+        self.num_steps = 0
+        self.calls_of: dict[str, set[int]] = {}  # by component: how many steps had been taken at each of its calls
         self._stepped = True
         self._ordinal = 0
         self._streams = 1
@@ -96,6 +97,20 @@ class Session:
     def in_loop(self) -> bool:
         """Whether the denoising loop has begun."""
         return self.iteration >= 0
+
+    @property
+    def upcoming(self) -> int:
+        """The iteration that a module other than the denoiser is called for."""
+        return self.iteration + 1 if self._stepped else self.iteration
+
+    @property
+    def looped(self) -> set[str]:
+        """The components called again after a step: those the loop is made of."""
+        return {name for name, steps in self.calls_of.items() if len(steps) > 1}
+
+    def note_call(self, name: str) -> None:
+        """Writes down when a component is called."""
+        self.calls_of.setdefault(name, set()).add(self.num_steps)
 
     def new_stream(self) -> int:
         """The number of a further scheduler."""
@@ -109,11 +124,12 @@ class Session:
             self._stepped, self._ordinal = False, 0
             if self.stop_before is not None and self.iteration >= self.stop_before:
                 raise Stop
-        self.calls_of.setdefault(name, set()).add(self.iteration)
+        self.note_call(name)
 
     def leave_step(self) -> None:
         """Notes that a step was taken: the next denoiser call opens a new iteration."""
         self._stepped = True
+        self.num_steps += 1
 
     def close_step(self, scheduler: Any, arguments: Mapping[str, Any], stock: Callable[..., Any]) -> Tensor:
         """The next state, by ``on_step``."""
@@ -149,7 +165,9 @@ class Stage:
         self._session: Session | None = None
         self._substitutes: dict[str, Any] = {}
         self._autocast: torch.dtype | None = None
-        self._call = inspect.unwrap(type(pipeline).__call__)
+        self._looping: set[str] = set()  # components other than the denoisers that are called within the loop
+        self._call = _undecorated_call(pipeline)
+        self._stock_scheduler = pipeline.scheduler
         self._scheduler = self._watching(pipeline.scheduler)
 
     def autocast(self, dtype: torch.dtype | None) -> None:
@@ -180,19 +198,21 @@ class Stage:
 
     @contextmanager
     def _installed(self, session: Session) -> Iterator[None]:
-        before = {name: getattr(self.pipeline, name) for name in self._module_names()}
-        replaced: dict[str, Any] = {name: self._proxy(name, module) for name, module in before.items()}
-        before["scheduler"], replaced["scheduler"] = self.pipeline.scheduler, self._scheduler
-        quiet = getattr(self.pipeline, "_progress_bar_config", None)
+        attributes = self.pipeline.__dict__
+        if attributes["scheduler"] is not self._stock_scheduler:
+            raise PolicyError("the pipeline's scheduler was replaced after the policy was made; wrap the pipeline again")
+        replaced = {name: self._proxy(name, getattr(self.pipeline, name)) for name in self._module_names()}
+        replaced |= {"scheduler": self._scheduler, "_progress_bar_config": {"disable": True}}
+        before = {name: attributes[name] for name in replaced if name in attributes}
         self._session = session
         try:
-            self.pipeline.__dict__.update(replaced)
-            self.pipeline.set_progress_bar_config(disable=True)
+            attributes.update(replaced)
             yield
         finally:
             self._session = None
-            self.pipeline.__dict__.update(before)
-            self.pipeline.set_progress_bar_config(**(quiet or {}))
+            for name in replaced.keys() - before.keys():
+                del attributes[name]
+            attributes.update(before)
 
     def _module_names(self) -> list[str]:
         return [name for name, part in self.pipeline.components.items() if isinstance(part, torch.nn.Module)]
@@ -211,34 +231,42 @@ class Stage:
         assert session is not None
         session.enter_denoiser(name)
         module = self._substitutes.get(name, module)
-        if not session.ghost(session.iteration):
-            if session.rewrite is not None:
-                args, kwargs = session.rewrite(session.iteration, module, args, kwargs)
-            return self._forward(session, module, args, kwargs)
-        zeros = None if session.run_ghosts else self._shapes.zeros(module, args, kwargs)
-        if zeros is not None:
-            return zeros
-        with torch.no_grad():
-            return self._forward(session, module, args, kwargs)
+        if session.rewrite is not None and not session.ghost(session.iteration):
+            args, kwargs = session.rewrite(session.iteration, module, args, kwargs)
 
-    def _forward(self, session: Session, module: Any, args: Any, kwargs: Any) -> Any:
-        device = next((p.device.type for p in module.parameters()), "cpu")
-        with torch.autocast(device, dtype=self._autocast, enabled=self._autocast is not None):
-            output = module(*args, **kwargs)
-        session.num_forwards += leading_rows(args, kwargs)
-        self._shapes.learn(module, args, kwargs, output)
-        return output
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            session.num_forwards += leading_rows(args, kwargs)
+            device = next((p.device.type for p in module.parameters()), "cpu")
+            with torch.autocast(device, dtype=self._autocast, enabled=self._autocast is not None):
+                return module(*args, **kwargs)
+
+        return self._answer(session.iteration, name, forward, args, kwargs)
 
     def _condition(self, name: str, module: Any, args: Any, kwargs: Any) -> Any:
         session = self._session
         assert session is not None
-        if not session.in_loop:
-            return self._memo(module, module, args, kwargs)
-        session.calls_of.setdefault(name, set()).add(session.iteration)
-        return module(*args, **kwargs)
+        session.note_call(name)
+        if session.in_loop:
+            self._looping.add(name)
+        if name in self._looping:
+            return self._answer(session.upcoming, name, module, args, kwargs)
+        return self._memo(module, module, args, kwargs)
+
+    def _answer(self, iteration: int, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What a module of the loop gives back: zeros in a ghost iteration, where their shapes are known."""
+        session = self._session
+        assert session is not None
+        is_ghost = session.ghost(iteration)
+        zeros = self._shapes.zeros(name, args, kwargs) if is_ghost and not session.run_ghosts else None
+        if zeros is not None:
+            return zeros
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not is_ghost):
+            output = forward(*args, **kwargs)
+        self._shapes.learn(name, args, kwargs, output)
+        return output
 
     def _watching(self, scheduler: Any) -> Any:
-        """A scheduler of the same class and configuration of which only ``step`` is ours."""
+        """A copy of the scheduler, of a class of which only ``step`` is ours."""
         stock = type(scheduler)
         signature = inspect.signature(stock.step)
         stage = self
@@ -251,8 +279,14 @@ class Stage:
             if session.on_step is None:
                 session.leave_step()
                 return stock.step(watched, *args, **kwargs)
+
+            def stock_step(twin: Any = watched, **changes: Any) -> Any:
+                again = signature.bind(twin, *args, **kwargs)
+                again.arguments.update(changes)
+                return stock.step(*again.args, **again.kwargs)
+
             bound = signature.bind(watched, *args, **kwargs).arguments
-            following = session.close_step(watched, bound, lambda twin=watched: stock.step(twin, *args, **kwargs))
+            following = session.close_step(watched, bound, stock_step)
             if bound.get("return_dict", True):
                 return StepOutput(prev_sample=following, pred_original_sample=following)
             return following, following
@@ -264,11 +298,29 @@ class Stage:
             twin._mmgrpo_stream = stage._session.new_stream() if stage._session is not None else 0
             return twin
 
-        watching = type(stock.__name__, (stock,), {"step": step, "__deepcopy__": deepcopy, "_mmgrpo_stream": 0})
-        fresh = watching.from_config(scheduler.config)
-        if type(fresh).step is not step:
-            raise ReplayError(f"{stock.__name__} cannot be watched: its from_config gives another class")
+        def scale_model_input(watched: Any, sample: Tensor, timestep: Any = None) -> Tensor:
+            return sample
+
+        ours = {"step": step, "__deepcopy__": deepcopy, "_mmgrpo_stream": 0}
+        if not callable(getattr(stock, "scale_model_input", None)):
+            ours["scale_model_input"] = scale_model_input  # asked for by pipelines that do not know our class
+        fresh = copy.deepcopy(scheduler)
+        fresh.__class__ = type(stock.__name__, (stock,), ours)
         return fresh
+
+
+def _undecorated_call(pipeline: Any) -> Callable[..., Any]:
+    """The pipeline's ``__call__`` without its ``no_grad``."""
+    call = inspect.unwrap(type(pipeline).__call__)
+    parameters = inspect.signature(call).parameters
+    if missing := [name for name in ("prompt", "generator") if name not in parameters]:
+        raise PolicyError(
+            f"{type(pipeline).__name__}.__call__ takes no {' and no '.join(missing)}: a policy is asked with a list of "
+            "prompts and a list of generators, one a row; wrap the pipeline in a class whose __call__ takes both"
+        )
+    if "output_type" not in parameters:
+        return call
+    return lambda *args, **arguments: call(*args, **{"output_type": "pil", **arguments})
 
 
 def find_denoisers(pipeline: Any) -> tuple[str, ...]:

@@ -1,0 +1,142 @@
+"""The little model of ``quickstart/digits-image``: stock classes, small enough to train on two CPU cores.
+
+A ``StableDiffusion3Pipeline`` whose transformer has 0.4 M weights and works on the 8 x 8 pixels themselves: its
+autoencoder is a stock ``AutoencoderTiny`` without layers, set so that it changes (almost) nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from diffusers import (
+    AutoencoderTiny,
+    FlowMatchEulerDiscreteScheduler,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+)
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from torch import nn
+from transformers import CLIPTextConfig, CLIPTextModelWithProjection, PreTrainedTokenizerFast
+
+WORDS = "a handwritten digit zero one two three four five six seven eight nine".split()
+START, END, UNKNOWN = "<|startoftext|>", "<|endoftext|>", "<|unknown|>"
+TEXT_WIDTH = 32
+OFFSET = 4.0  # keeps AutoencoderTiny's activation, a ReLU, on its linear side
+
+
+def digits_pipeline(seed: int = 0) -> StableDiffusion3Pipeline:
+    """An untrained text-to-image pipeline for 8 x 8 gray digits; the seed fixes its weights."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        tokenizer = word_tokenizer()
+        transformer = SD3Transformer2DModel(
+            sample_size=8,
+            patch_size=2,
+            in_channels=1,
+            out_channels=1,
+            num_layers=3,
+            attention_head_dim=32,
+            num_attention_heads=2,
+            joint_attention_dim=2 * TEXT_WIDTH,
+            caption_projection_dim=64,
+            pooled_projection_dim=2 * TEXT_WIDTH,
+            pos_embed_max_size=4,
+            qk_norm="rms_norm",
+        )
+        zero_modulation(transformer)
+        pipeline = StableDiffusion3Pipeline(
+            transformer=transformer,
+            scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
+            vae=pixel_autoencoder(),
+            text_encoder=_text_encoder(tokenizer),
+            tokenizer=tokenizer,
+            text_encoder_2=_text_encoder(tokenizer),
+            tokenizer_2=tokenizer,
+            text_encoder_3=None,
+            tokenizer_3=None,
+        )
+    return pipeline
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer that knows the words of the captions."""
+    vocabulary = {word: index for index, word in enumerate([START, END, UNKNOWN, *WORDS])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{START} $A {END}", special_tokens=[(START, vocabulary[START]), (END, vocabulary[END])]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=START,
+        eos_token=END,
+        pad_token=END,
+        unk_token=UNKNOWN,
+        model_max_length=6,
+    )
+
+
+def zero_modulation(transformer: nn.Module) -> None:
+    """Zeroes the adaptive norms' and the output's linear layers, as diffusion transformers are initialised.
+
+    Source: DiT, arXiv:2212.09748, sec. 3.2 (adaLN-Zero); diffusers leaves it to the training script.
+    """
+    for name, module in transformer.named_modules():
+        if isinstance(module, nn.Linear) and (".norm1" in name or "norm_out" in name or name == "proj_out"):
+            nn.init.zeros_(module.weight)
+            nn.init.zeros_(module.bias)
+
+
+def pixel_autoencoder() -> AutoencoderTiny:
+    """A stock autoencoder whose latents are the pixels in [-1, 1]: delta kernels, and offsets that undo each other.
+
+    Its decoder squashes with 3 tanh(x / 3); the encoder stretches by as much at 1, so black and white survive.
+    """
+    vae = AutoencoderTiny(
+        in_channels=1,
+        out_channels=1,
+        encoder_block_out_channels=(1,),
+        decoder_block_out_channels=(1,),
+        num_encoder_blocks=(0,),
+        num_decoder_blocks=(0,),
+        latent_channels=1,
+        scaling_factor=1.0,
+    )
+    stretch = 1.0 / (3.0 * torch.tanh(torch.tensor(1.0 / 3.0)).item())
+    # the encoder sees (x + 1) / 2, the decoder's result becomes 2 y - 1
+    first, second = [m for m in vae.encoder.modules() if isinstance(m, nn.Conv2d)]
+    _set_pointwise(first, 2.0, -1.0)
+    _set_pointwise(second, 1.0, 0.0)
+    first, second = [m for m in vae.decoder.modules() if isinstance(m, nn.Conv2d)]
+    _set_pointwise(first, stretch, OFFSET)
+    _set_pointwise(second, 0.5, (1.0 - OFFSET) / 2.0)
+    return vae
+
+
+def _set_pointwise(convolution: nn.Conv2d, scale: float, offset: float) -> None:
+    with torch.no_grad():
+        convolution.weight.zero_()
+        convolution.weight[0, 0, 1, 1] = scale
+        if convolution.bias is not None:
+            convolution.bias.fill_(offset)
+
+
+def _text_encoder(tokenizer: PreTrainedTokenizerFast) -> CLIPTextModelWithProjection:
+    encoder = CLIPTextModelWithProjection(
+        CLIPTextConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=TEXT_WIDTH,
+            intermediate_size=2 * TEXT_WIDTH,
+            projection_dim=TEXT_WIDTH,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=tokenizer.model_max_length,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    nn.init.normal_(encoder.get_input_embeddings().weight)  # never trained: two digits must already read differently
+    return encoder
