@@ -46,6 +46,8 @@ def make_groups(prompts: Sequence[Prompt], group_size: int, seed: int, plan: Pla
     ids = plan.prompt_ids if plan.prompt_ids is not None else tuple(range(len(prompts)))
     if len(ids) != len(prompts):
         raise DataError(f"{len(prompts)} prompts need as many prompt_ids, got {len(ids)}")
+    if len(set(ids)) < len(ids):
+        raise DataError(f"prompt_ids name each prompt of a step once, for they key its noise; got {ids}")
     return [
         [
             Row(prompt=prompt, seed=seed, group=group, member=member, share_noise=plan.share_noise)
@@ -121,13 +123,17 @@ def media_of(output: Any, num_rows: int) -> Sequence[Any]:
     found = next(
         (media for name in ("images", "frames", "videos") if (media := getattr(output, name, None)) is not None), None
     )
-    if found is None or len(found) != num_rows:
-        what = type(output).__name__ if found is None else f"{len(found)} results"
+    if found is None or len(found) != num_rows or not all(_is_medium(item) for item in found):
+        what = type(output).__name__ if found is None else f"{len(found)} results in a {type(found).__name__}"
         raise PolicyError(
             f"the pipeline gave {what} for {num_rows} prompts; mmgrpo needs one PIL image or list of frames per prompt: "
             "leave output_type and num_images_per_prompt at their defaults and set rollout_batch: 1 if it takes one"
         )
     return found
+
+
+def _is_medium(item: Any) -> bool:
+    return isinstance(item, Image.Image) or (isinstance(item, list) and isinstance(item[0], Image.Image))
 
 
 def _noise(chunks: Sequence[Chunk], num_steps: int) -> Noise:

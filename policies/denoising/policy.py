@@ -32,7 +32,7 @@ from mmgrpo.policies.denoising.sampling import Sampling
 from mmgrpo.policies.denoising.session import Session, Stage, find_denoisers
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.denoising.supervised import Latents, supervised_loss
-from mmgrpo.policies.denoising.trace import Row, Trace, row_arguments
+from mmgrpo.policies.denoising.trace import Row, Trace, row_arguments, shows_media
 from mmgrpo.policies.denoising.weights import Weights
 from mmgrpo.policy import Policy, Scheduled, Supervised
 from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, Sample
@@ -51,6 +51,8 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         pipeline: the wrapped pipeline, usable as ever between calls.
         settings: how it draws and what is trained.
     """
+
+    settings_type = DenoisingSettings
 
     def __init__(self, pipeline: Any, settings: DenoisingSettings | Mapping[str, Any] | None = None) -> None:
         """Wraps a live pipeline; everything but what is trained is frozen.
@@ -77,6 +79,9 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
             for module in denoisers.values():
                 module.compile_repeated_blocks()
         self._latents = Latents(pipeline)
+        alone = shows_media({**settings.call, **settings.evaluation_call})
+        self._rollout_batch = 1 if alone else settings.rollout_batch
+        self._update_batch = 1 if alone else settings.update_batch
         self._tolerance = EXACTNESS.get(dtype, max(EXACTNESS.values()))
         self._needs_full: dict[Any, bool] = {}
 
@@ -137,7 +142,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
             return self._deterministic([row for members in groups for row in members])
         chunks = [self._record(stem, plan) for stem in self._stems(groups, plan)]
         rollout = assemble(chunks, plan, self.settings.segments)
-        return self._verified(rollout, min(len(chunks[0].rows), self.settings.update_batch))
+        return self._verified(rollout, min(len(chunks[0].rows), self._update_batch))
 
     def evaluate(
         self, rollout: Rollout, rows: Sequence[int] | Tensor | None = None, *, divergence: str | None = None
@@ -154,7 +159,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
 
     def _stems(self, groups: Sequence[Sequence[Row]], plan: Plan) -> Iterator[Stem]:
         """Runs of rows to record; where groups share their noise, with the shared prefix already drawn."""
-        size = self.settings.rollout_batch
+        size = self._rollout_batch
         if not plan.share_noise:
             yield from (Stem(chunk) for chunk in chunked((row for members in groups for row in members), size))
             return
@@ -187,7 +192,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         samples: list[Sample] = []
         call = {**self.settings.call, **self.settings.evaluation_call}
         num_forwards, T = 0, 1
-        for chunk in chunked(rows, self.settings.rollout_batch):
+        for chunk in chunked(rows, self._rollout_batch):
             session = Session(on_step=None)
             output = self._stage.run(session, row_arguments(chunk, call), seed=chunk[0].seed)
             samples += samples_of(chunk, media_of(output, len(chunk)))
@@ -212,7 +217,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
             rows_of.setdefault(int(rollout.state_BT[row, column]), []).append(row)
         batch: list[list[int]] = []
         for members in rows_of.values():
-            if batch and (len(batch) == self.settings.update_batch or not trace.alike(batch[0][0], members[0])):
+            if batch and (len(batch) == self._update_batch or not trace.alike(batch[0][0], members[0])):
                 yield [row for some in batch for row in some]
                 batch = []
             batch.append(members)
@@ -227,6 +232,11 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
                 other, num_forwards = self._replay(rollout, rows, column)
         now, spent = self._replay(rollout, rows, column)
         logprob_N = now.logprob_N()
+        if torch.is_grad_enabled() and not logprob_N.requires_grad:
+            raise PolicyError(
+                f"step {column} of {type(self.pipeline).__name__} is computed without grad: its loop calls the denoiser "
+                "within torch.no_grad or on detached weights; only the decorator of __call__ is taken off"
+            )
         kl_N = None
         if other is not None and divergence is not None:
             kl_N = self._divergence(divergence, now, other, logprob_N)
@@ -307,6 +317,8 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
     def _gap(self, rollout: Rollout, rows: Sequence[int], column: int, *, run_ghosts: bool) -> float:
         try:
             replayer, _ = self._replay(rollout, rows, column, run_ghosts=run_ghosts)
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
             if run_ghosts:
                 raise ReplayError(f"replaying {type(self.pipeline).__name__} failed: {error}") from error
@@ -335,7 +347,9 @@ def _prepared_denoisers(pipeline: Any, settings: DenoisingSettings) -> dict[str,
 
 def _require_denoisers(denoisers: Sequence[str], session: Session) -> None:
     """Refuses a run whose loop never called what was taken for the denoiser."""
-    if any(name in session.calls_of for name in denoisers):
+    if session.looped & set(denoisers) or (session.num_steps <= 1 and session.in_loop):
         return
-    called = sorted(name for name, iterations in session.calls_of.items() if len(iterations) > 1)
-    raise PolicyError(f"the denoising loop never called {list(denoisers)}; set policy.denoisers (it called {called})")
+    raise PolicyError(
+        f"the denoising loop does not call {list(denoisers)} at each step; it calls {sorted(session.looped)}: "
+        "name those that denoise in policy.denoisers"
+    )

@@ -11,6 +11,7 @@ import hashlib
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,39 +48,93 @@ class ModuleProxy:
 
 def leading_rows(args: Any, kwargs: Any) -> int:
     """Batch rows of a call: the leading dimension of its first tensor, or the length of its first list of tensors."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor) and value.ndim > 0:
-            return value.shape[0]
-        if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
-            return len(value)
-    return 1
+    first = _first_tensors(args, kwargs)
+    return 1 if first is None else len(first)
+
+
+@dataclass(frozen=True, slots=True)
+class Blank:
+    """An output tensor without its values: what each row of the call adds to it.
+
+    Attributes:
+        shape: shape for one row.
+        listed: whether rows are the entries of a list instead of a leading dimension.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    listed: bool
+
+    def zeros(self, rows: int) -> Tensor | list[Tensor]:
+        """The tensor, or the list of tensors, for a call of so many rows."""
+        if self.listed:
+            return [torch.zeros(self.shape, dtype=self.dtype, device=self.device) for _ in range(rows)]
+        return torch.zeros((rows * self.shape[0], *self.shape[1:]), dtype=self.dtype, device=self.device)
 
 
 class Shapes:
-    """Remembers the shapes of a denoiser's outputs, so that a ghost call can be answered with zeros."""
+    """Remembers the shapes of a module's outputs, so that a ghost call can be answered with zeros.
+
+    What a denoiser gives back has the shape of its first argument's rows, whatever their number and however long the
+    prompts are. An output that is not made of rows of tensors, or that breaks this rule once, is never answered for.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[Any, Any] = {}
+        self._known: dict[Any, tuple[Any, Any] | None] = {}
 
-    def learn(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """Keeps the structure of an output; an output that holds more than tensors is never answered for."""
-        leaves, spec = tree_flatten(output)
-        if all(isinstance(leaf, Tensor) or leaf is None for leaf in leaves):
-            shapes = [None if leaf is None else (leaf.shape, leaf.dtype, leaf.device) for leaf in leaves]
-            self._known[self._key(module, args, kwargs)] = (shapes, spec)
+    def learn(self, name: str, args: Any, kwargs: Any, output: Any) -> None:
+        """Keeps the structure of the output of the component ``name``."""
+        key, blank = _call_key(name, args, kwargs), _blank_of(output, _first_tensors(args, kwargs))
+        self._known[key] = blank if self._known.get(key, blank) == blank else None
 
-    def zeros(self, module: Any, args: Any, kwargs: Any) -> Any | None:
-        """An all-zero output, or None for a call never seen."""
-        known = self._known.get(self._key(module, args, kwargs))
-        if known is None:
+    def zeros(self, name: str, args: Any, kwargs: Any) -> Any | None:
+        """An all-zero output, or None for a call that cannot be answered for."""
+        blank = self._known.get(_call_key(name, args, kwargs))
+        if blank is None:
             return None
-        shapes, spec = known
-        leaves = [None if s is None else torch.zeros(s[0], dtype=s[1], device=s[2]) for s in shapes]
-        return tree_unflatten(leaves, spec)
+        rows = leading_rows(args, kwargs)
+        leaves, spec = blank
+        return tree_unflatten([None if leaf is None else leaf.zeros(rows) for leaf in leaves], spec)
 
-    def _key(self, module: Any, args: Any, kwargs: Any) -> Any:
-        leaves, _ = tree_flatten((args, kwargs))
-        return id(module), tuple(tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves)
+
+def _first_tensors(args: Any, kwargs: Any) -> Tensor | Sequence[Tensor] | None:
+    """The first tensor or list of tensors among a call's arguments: the states it denoises."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor) and value.ndim > 0:
+            return value
+        if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
+            return value
+    return None
+
+
+def _call_key(name: str, args: Any, kwargs: Any) -> Any:
+    """What the shape of a call's output depends on, but for the number of rows."""
+    first = _first_tensors(args, kwargs)
+    if isinstance(first, Tensor):
+        states = {(True, first.shape[1:], first.dtype, first.device)}
+    else:
+        states = {(False, row.shape, row.dtype, row.device) for row in first or ()}
+    flags = [value if isinstance(value, bool) else value is None for value in (*args, *kwargs.values())]
+    return name, frozenset(states), tuple(kwargs), tuple(flags)
+
+
+def _blank_of(output: Any, first: Tensor | Sequence[Tensor] | None) -> tuple[tuple[Blank | None, ...], Any] | None:
+    """The output as blanks, with its structure; None if it holds more than rows of tensors."""
+    if first is None:
+        return None
+    rows, listed = len(first), not isinstance(first, Tensor)
+    leaves, spec = tree_flatten(output, is_leaf=lambda node: listed and isinstance(node, list) and len(node) == rows)
+    blanks = tuple(_blank(leaf, rows) for leaf in leaves)
+    return (blanks, spec) if all((b is None) == (leaf is None) for b, leaf in zip(blanks, leaves, strict=True)) else None
+
+
+def _blank(leaf: Any, rows: int) -> Blank | None:
+    if isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] % rows == 0:
+        return Blank((leaf.shape[0] // rows, *leaf.shape[1:]), leaf.dtype, leaf.device, listed=False)
+    if isinstance(leaf, list) and all(isinstance(row, Tensor) and row.shape == leaf[0].shape for row in leaf):
+        return Blank(tuple(leaf[0].shape), leaf[0].dtype, leaf[0].device, listed=True)
+    return None
 
 
 class Memo:
@@ -98,8 +153,8 @@ class Memo:
 
     def __call__(self, module: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """``function(*args, **kwargs)``, without grad, from memory where its inputs are known."""
-        if _is_random(args, kwargs):
-            return function(*args, **kwargs)
+        if not all(isinstance(leaf, _DIGESTIBLE) for leaf in tree_flatten((args, kwargs))[0]):
+            return function(*args, **kwargs)  # a generator makes it random; other objects have no content to go by
         label = (id(module), getattr(function, "__name__", "call"))
         rows = _common_rows(args, kwargs)
         if rows > 1 and label not in self._whole:
@@ -122,7 +177,7 @@ class Memo:
         key = _digest((label, args, kwargs))
         if key not in self._entries:
             with torch.no_grad():
-                output = function(*args, **kwargs)
+                output = tree_map(_without_cache, function(*args, **kwargs))
             self.num_computed += 1
             self._store(key, output)
             return output
@@ -144,8 +199,7 @@ def call_argument(module: Any, args: Any, kwargs: Any, names: Sequence[str]) -> 
     return next(((name, bound[name]) for name in names if name in bound), None)
 
 
-def _is_random(args: Any, kwargs: Any) -> bool:
-    return any(isinstance(leaf, torch.Generator) for leaf in tree_flatten((args, kwargs))[0])
+_DIGESTIBLE = (Tensor, bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 
 
 def _common_rows(args: Any, kwargs: Any) -> int:
@@ -167,6 +221,10 @@ def _clone(leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
+def _without_cache(leaf: Any) -> Any:
+    return None if type(leaf).__name__.endswith("Cache") else leaf  # no pipeline reads an encoder's key-value cache
+
+
 def _concatenate(outputs: Sequence[Any]) -> Any | None:
     """Row outputs as one batch; None where they hold something that is not one row of a batch."""
     flat = [tree_flatten(output) for output in outputs]
@@ -181,8 +239,6 @@ def _concatenate(outputs: Sequence[Any]) -> Any | None:
             merged.append(DiagonalGaussianDistribution(torch.cat([leaf.parameters for leaf in leaves])))
         elif first is None or isinstance(first, (bool, int, float, str)):
             merged.append(first)
-        elif type(first).__name__.endswith("Cache"):  # an encoder's key-value cache; no pipeline reads it
-            merged.append(None)
         else:
             return None
     return tree_unflatten(merged, flat[0][1])

@@ -101,11 +101,16 @@ class Recorder:
         return Drawn(call.iteration, call.ordinal, decision, next_state.to(call.sample.dtype))
 
     def _note_overwritten(self, call: StepCall) -> None:
-        """Marks the elements of the last state that the pipeline has changed since: no decision of the policy."""
+        """Marks the elements of the last state that the pipeline has overwritten since: no decision of the policy.
+
+        Where all have changed the pipeline has transformed the state, and every element still counts.
+        """
         last = self._last.get(call.stream)
-        if last is None or last.iteration == self.branch_at or torch.equal(last.next_state, call.sample):
+        if last is None or last.iteration == self.branch_at or last.next_state.shape != call.sample.shape:
             return
         same = last.next_state == call.sample
+        if same.all() or not same.any():
+            return
         last.keep = same if last.keep is None else same & last.keep
 
     def logprob_rows(self, iteration: int) -> Tensor:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmgrpo.errors import ReplayError
+from mmgrpo.errors import ConfigError, ReplayError
 from mmgrpo.maths.divergences import Moments
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.transitions import SAMPLERS, ddim, kernel_mean
@@ -17,6 +18,7 @@ from mmgrpo.policies.denoising.schedules import (
     family_of,
     first_order_gap,
     native_mean_and_std,
+    require_decisions,
     schedule_index,
 )
 from mmgrpo.policies.denoising.session import StepCall
@@ -80,6 +82,16 @@ class Sampling:
         count = sum(_element_counts(value, keep, rows) for value, keep in values)
         return REDUCTIONS[self.reduction](total, count)
 
+    def check_scheduler(self, scheduler: Any) -> None:
+        """Refuses a scheduler that cannot be read.
+
+        Raises:
+            PolicyError: its steps are not decisions, or its family is not known.
+        """
+        require_decisions(scheduler)
+        if self.sampler != NATIVE:
+            family_of(scheduler)
+
     def check_family(self, call: StepCall) -> None:
         """Refuses a scheduler whose stock first step is not the one our formulas give.
 
@@ -99,8 +111,13 @@ class Sampling:
 
     def _native(self, call: StepCall, stochastic: bool) -> Decision:
         mean, std = native_mean_and_std(call.scheduler, call.stock)
-        if not stochastic or not bool(torch.any(std != 0)):
+        if not stochastic:
             return Decision(Moments(mean=mean, velocity=call.model_output.float(), std=0.0, step=1.0), level=0.0)
+        if not bool(torch.any(std != 0)):
+            raise ConfigError(
+                f"sampler 'native' takes the noise that the scheduler draws, and {type(call.scheduler).__name__} draws "
+                "none here; choose sampler 'ddim' or 'cps', or make the scheduler stochastic (eta in policy.call)"
+            )
         return Decision(Moments(mean=mean, velocity=call.model_output.float(), std=std, step=1.0), level=0.0)
 
 

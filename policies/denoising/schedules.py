@@ -29,7 +29,7 @@ from mmgrpo.maths.transitions import (
     x0_to_prediction,
 )
 
-UNUSABLE = ("PNDM", "LMS", "IPNDM", "Heun", "KDPM2", "SASolver")
+UNUSABLE = ("PNDM", "LMS", "IPNDM", "Heun", "FlowMatchHeun", "KDPM2", "SASolver", "DPMSolverSDE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +49,31 @@ class Family:
     is_flow: bool
 
 
+def require_decisions(scheduler: Any) -> None:
+    """Refuses a scheduler whose steps are not decisions.
+
+    Raises:
+        PolicyError: the class interleaves evaluations, repeats timesteps or mixes in old outputs.
+    """
+    name = type(scheduler).__name__
+    if name.startswith(UNUSABLE):
+        cure = "FlowMatchEulerDiscreteScheduler" if name.startswith("FlowMatch") else "DDIMScheduler"
+        unclipped = "" if name.startswith("FlowMatch") else ", clip_sample=False"
+        raise PolicyError(
+            f"{name} evaluates the model several times per step or repeats timesteps, so its steps are not decisions. "
+            f"Replace it before wrapping the pipeline: pipe.scheduler = {cure}.from_config(pipe.scheduler.config"
+            f"{unclipped})"
+        )
+
+
 def family_of(scheduler: Any) -> Family:
     """The family a scheduler belongs to.
 
     Raises:
-        PolicyError: the class interleaves evaluations or repeats timesteps, or is not known.
+        PolicyError: the class is not known, or clips in a way that is not read here.
     """
     name = type(scheduler).__name__
     config = scheduler.config
-    if name.startswith(UNUSABLE):
-        raise PolicyError(
-            f"{name} evaluates the model several times per step or repeats timesteps, so its steps are not decisions. "
-            "Replace it before wrapping the pipeline: "
-            "pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config, clip_sample=False)"
-        )
     if config.get("thresholding"):
         raise PolicyError(f"{name} with thresholding=True rescales x0 per sample; set thresholding=False")
     if name.startswith("EDM"):
@@ -109,8 +120,11 @@ class _FixedNoise(TorchFunctionMode):
         self.value = value
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        return torch.full_like(result, self.value) if func in (torch.randn, torch.randn_like) else result
+        if func not in (torch.randn, torch.randn_like):
+            return func(*args, **(kwargs or {}))
+        like = {key: value for key, value in (kwargs or {}).items() if key != "generator"}  # whose state stays put
+        empty = torch.empty if func is torch.randn else torch.empty_like
+        return empty(*args, **like).fill_(self.value)
 
 
 def native_mean_and_std(scheduler: Any, stock_step: Callable[[], Any]) -> tuple[Tensor, Tensor]:
@@ -118,7 +132,7 @@ def native_mean_and_std(scheduler: Any, stock_step: Callable[[], Any]) -> tuple[
 
     ``stock_step`` is run twice from the same scheduler state; the scheduler is left after the step.
     """
-    before = dict(scheduler.__dict__)
+    before = _state_of(scheduler)
     with _FixedNoise(0.0):
         mean = _next_sample(stock_step()).float()
     scheduler.__dict__.clear()
@@ -129,28 +143,34 @@ def native_mean_and_std(scheduler: Any, stock_step: Callable[[], Any]) -> tuple[
 
 
 def first_order_gap(
-    family: Family, scheduler: Any, stock_step: Callable[[Any], Any], output: Tensor, sample: Tensor, timestep: Any
+    family: Family, scheduler: Any, stock_step: Callable[..., Any], output: Tensor, sample: Tensor, timestep: Any
 ) -> float | None:
     """Largest relative difference between our step at strength 0 and the stock first step; None if stock is random.
 
-    Multistep solvers begin with a first-order step, so the first step of a schedule tells for every family.
+    Multistep solvers begin with a first-order step, so the first step of a schedule tells for every family. The stock
+    step is given float32, so that a pipeline in half precision is read as well as any.
     """
-    stock_a, stock_b = (_stock_on_copy(scheduler, stock_step, value) for value in (0.0, 1.0))
+    output, sample = output.detach().float(), sample.detach().float()
+    stock_a, stock_b = (_stock_on_copy(scheduler, stock_step, output, sample, noise) for noise in (0.0, 1.0))
     if not torch.equal(stock_a, stock_b):
         return None
     step = family.step(scheduler, schedule_index(scheduler, timestep), timestep)
-    prediction = family.predict(scheduler, output.detach().float(), sample.detach().float(), step.level)
-    ours = kernel_mean(ddim(step, strength=0.0), prediction)
+    ours = kernel_mean(ddim(step, strength=0.0), family.predict(scheduler, output, sample, step.level))
     return float((ours - stock_a).abs().max() / stock_a.abs().max().clamp_min(1e-12))
 
 
-def _stock_on_copy(scheduler: Any, stock_step: Callable[[Any], Any], noise: float) -> Tensor:
+def _stock_on_copy(
+    scheduler: Any, stock_step: Callable[..., Any], output: Tensor, sample: Tensor, noise: float
+) -> Tensor:
     twin = copy.copy(scheduler)
-    if isinstance(getattr(twin, "model_outputs", None), list):
-        twin.model_outputs = list(twin.model_outputs)
-        twin.timestep_list = list(getattr(twin, "timestep_list", []))
+    twin.__dict__.update(_state_of(scheduler))
     with _FixedNoise(noise), torch.no_grad():
-        return _next_sample(stock_step(twin)).float()
+        return _next_sample(stock_step(twin, model_output=output, sample=sample)).float()
+
+
+def _state_of(scheduler: Any) -> dict[str, Any]:
+    """The scheduler's attributes, with the lists that multistep solvers write into copied."""
+    return {key: list(value) if isinstance(value, list) else value for key, value in scheduler.__dict__.items()}
 
 
 def _next_sample(result: Any) -> Tensor:

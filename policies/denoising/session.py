@@ -68,7 +68,7 @@ class Session:
         on_step: what ``step`` returns; None leaves the stock sampler alone.
         stop_before: the run ends at the first denoiser call of this iteration.
         run_ghosts: run the denoiser in ghost iterations after all, without grad ("full" replay).
-        rewrite: edits the denoiser's call before it runs.
+        rewrite: sees every call of a denoiser, ghost or not, and may edit it: (iteration, module, args, kwargs).
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Stage:
         assert session is not None
         session.enter_denoiser(name)
         module = self._substitutes.get(name, module)
-        if session.rewrite is not None and not session.ghost(session.iteration):
+        if session.rewrite is not None:
             args, kwargs = session.rewrite(session.iteration, module, args, kwargs)
 
         def forward(*args: Any, **kwargs: Any) -> Any:

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from mmgrpo.maths.seeds import derive_seed
@@ -88,6 +90,20 @@ class Trace:
 def joined(transitions: Sequence[tuple[Transition, ...]], position: int) -> Tensor:
     """The next states of several rows at one step call, as a batch the pipeline may write into."""
     return torch.cat([row[position].next_state for row in transitions])
+
+
+def shows_media(call: Mapping[str, Any]) -> bool:
+    """Whether the pipeline is shown an image, a mask or a video with every prompt.
+
+    Rows then run alone: pipelines encode such an argument once for the whole batch, with the first row's generator.
+    """
+    return any(_is_media(value) for value in call.values())
+
+
+def _is_media(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_is_media(item) for item in value)
+    return isinstance(value, (Image.Image, Tensor, np.ndarray))
 
 
 def row_arguments(rows: Sequence[Row], call: Mapping[str, Any]) -> dict[str, Any]:
