@@ -20,7 +20,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection, PreTrainedTokenizerFast
 
-WORDS = "a handwritten digit zero one two three four five six seven eight nine".split()
+WORDS = ["a", "handwritten", "digit", "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 START, END, UNKNOWN = "<|startoftext|>", "<|endoftext|>", "<|unknown|>"
 TEXT_WIDTH = 32
 OFFSET = 4.0  # keeps AutoencoderTiny's activation, a ReLU, on its linear side

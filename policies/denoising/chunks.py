@@ -126,7 +126,7 @@ def media_of(output: Any, num_rows: int) -> Sequence[Any]:
     if found is None or len(found) != num_rows or not all(_is_medium(item) for item in found):
         what = type(output).__name__ if found is None else f"{len(found)} results in a {type(found).__name__}"
         raise PolicyError(
-            f"the pipeline gave {what} for {num_rows} prompts; mmgrpo needs one PIL image or list of frames per prompt: "
+            f"the pipeline gave {what} for {num_rows} prompts; mmgrpo needs one PIL image or list of frames a prompt: "
             "leave output_type and num_images_per_prompt at their defaults and set rollout_batch: 1 if it takes one"
         )
     return found

@@ -25,7 +25,7 @@ from mmgrpo.policies.denoising.chunks import (
     samples_of,
 )
 from mmgrpo.policies.denoising.loading import load_pipeline
-from mmgrpo.policies.denoising.proxies import Memo
+from mmgrpo.policies.denoising.memo import Memo
 from mmgrpo.policies.denoising.record import Recorder
 from mmgrpo.policies.denoising.replay import Replayer
 from mmgrpo.policies.denoising.sampling import Sampling
@@ -234,8 +234,8 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         logprob_N = now.logprob_N()
         if torch.is_grad_enabled() and not logprob_N.requires_grad:
             raise PolicyError(
-                f"step {column} of {type(self.pipeline).__name__} is computed without grad: its loop calls the denoiser "
-                "within torch.no_grad or on detached weights; only the decorator of __call__ is taken off"
+                f"step {column} of {type(self.pipeline).__name__} is computed without grad: its loop calls the "
+                "denoiser within torch.no_grad or on detached weights; only the decorator of __call__ is taken off"
             )
         kl_N = None
         if other is not None and divergence is not None:

@@ -7,17 +7,14 @@ have computed, once per unique input row.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -126,7 +123,8 @@ def _blank_of(output: Any, first: Tensor | Sequence[Tensor] | None) -> tuple[tup
     rows, listed = len(first), not isinstance(first, Tensor)
     leaves, spec = tree_flatten(output, is_leaf=lambda node: listed and isinstance(node, list) and len(node) == rows)
     blanks = tuple(_blank(leaf, rows) for leaf in leaves)
-    return (blanks, spec) if all((b is None) == (leaf is None) for b, leaf in zip(blanks, leaves, strict=True)) else None
+    answerable = all((blank is None) == (leaf is None) for blank, leaf in zip(blanks, leaves, strict=True))
+    return (blanks, spec) if answerable else None
 
 
 def _blank(leaf: Any, rows: int) -> Blank | None:
@@ -137,120 +135,7 @@ def _blank(leaf: Any, rows: int) -> Blank | None:
     return None
 
 
-class Memo:
-    """Remembers what frozen modules compute, by the content of their inputs; least recently used goes first.
-
-    A call whose tensors all have the same number of rows is split: each unique row is computed once, alone, so that
-    its result never depends on what shared its batch. Other calls are remembered whole.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.num_computed = 0
-        self._bytes = 0
-        self._whole: set[Any] = set()  # functions whose outputs are not rows of a batch
-        self._entries: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
-
-    def __call__(self, module: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """``function(*args, **kwargs)``, without grad, from memory where its inputs are known."""
-        if not all(isinstance(leaf, _DIGESTIBLE) for leaf in tree_flatten((args, kwargs))[0]):
-            return function(*args, **kwargs)  # a generator makes it random; other objects have no content to go by
-        label = (id(module), getattr(function, "__name__", "call"))
-        rows = _common_rows(args, kwargs)
-        if rows > 1 and label not in self._whole:
-            merged = self._by_rows(label, function, args, kwargs, rows)
-            if merged is not None:
-                return merged
-            self._whole.add(label)
-        return tree_map(_clone, self._remember(label, function, args, kwargs))
-
-    def _by_rows(self, label: Any, function: Any, args: Any, kwargs: Any, rows: int) -> Any | None:
-        outputs = []
-        for row in range(rows):
-            row_args, row_kwargs = tree_map(
-                lambda x, r=row: x[r : r + 1] if isinstance(x, Tensor) else x, (args, kwargs)
-            )
-            outputs.append(self._remember(label, function, row_args, row_kwargs))
-        return _concatenate(outputs)
-
-    def _remember(self, label: Any, function: Any, args: Any, kwargs: Any) -> Any:
-        key = _digest((label, args, kwargs))
-        if key not in self._entries:
-            with torch.no_grad():
-                output = tree_map(_without_cache, function(*args, **kwargs))
-            self.num_computed += 1
-            self._store(key, output)
-            return output
-        self._entries.move_to_end(key)
-        return self._entries[key][0]
-
-    def _store(self, key: bytes, output: Any) -> None:
-        size = sum(leaf.numel() * leaf.element_size() for leaf in _tensors(output))
-        self._entries[key] = (output, size)
-        self._bytes += size
-        while self._bytes > self.max_bytes and len(self._entries) > 1:
-            _, (_, freed) = self._entries.popitem(last=False)
-            self._bytes -= freed
-
-
 def call_argument(module: Any, args: Any, kwargs: Any, names: Sequence[str]) -> tuple[str, Any] | None:
     """Name and value of the first of ``names`` that the call passes, by position or by keyword."""
     bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
     return next(((name, bound[name]) for name in names if name in bound), None)
-
-
-_DIGESTIBLE = (Tensor, bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
-
-
-def _common_rows(args: Any, kwargs: Any) -> int:
-    sizes = {leaf.shape[0] if leaf.ndim else -1 for leaf in _tensors((args, kwargs))}
-    return sizes.pop() if len(sizes) == 1 else -1
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    leaves = []
-    for leaf in tree_flatten(tree)[0]:
-        if isinstance(leaf, Tensor):
-            leaves.append(leaf)
-        elif isinstance(leaf, DiagonalGaussianDistribution):
-            leaves.append(leaf.parameters)
-    return leaves
-
-
-def _clone(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf
-
-
-def _without_cache(leaf: Any) -> Any:
-    return None if type(leaf).__name__.endswith("Cache") else leaf  # no pipeline reads an encoder's key-value cache
-
-
-def _concatenate(outputs: Sequence[Any]) -> Any | None:
-    """Row outputs as one batch; None where they hold something that is not one row of a batch."""
-    flat = [tree_flatten(output) for output in outputs]
-    merged = []
-    for leaves in zip(*(leaves for leaves, _ in flat), strict=True):
-        first = leaves[0]
-        if isinstance(first, Tensor):
-            if any(leaf.ndim == 0 or leaf.shape[0] != 1 or leaf.shape[1:] != first.shape[1:] for leaf in leaves):
-                return None
-            merged.append(torch.cat(leaves))
-        elif isinstance(first, DiagonalGaussianDistribution):
-            merged.append(DiagonalGaussianDistribution(torch.cat([leaf.parameters for leaf in leaves])))
-        elif first is None or isinstance(first, (bool, int, float, str)):
-            merged.append(first)
-        else:
-            return None
-    return tree_unflatten(merged, flat[0][1])
-
-
-def _digest(tree: Any) -> bytes:
-    leaves, spec = tree_flatten(tree)
-    digest = hashlib.blake2b(repr(spec).encode(), digest_size=16)
-    for leaf in leaves:
-        if isinstance(leaf, Tensor):
-            digest.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
-            digest.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        else:
-            digest.update(f"|{leaf!r}".encode())
-    return digest.digest()

@@ -20,7 +20,8 @@ from diffusers.utils.outputs import BaseOutput
 from torch import Tensor
 
 from mmgrpo.errors import PolicyError, ReplayError
-from mmgrpo.policies.denoising.proxies import Memo, ModuleProxy, Shapes, leading_rows
+from mmgrpo.policies.denoising.memo import Memo
+from mmgrpo.policies.denoising.proxies import ModuleProxy, Shapes, leading_rows
 
 
 class Stop(BaseException):
@@ -200,7 +201,7 @@ class Stage:
     def _installed(self, session: Session) -> Iterator[None]:
         attributes = self.pipeline.__dict__
         if attributes["scheduler"] is not self._stock_scheduler:
-            raise PolicyError("the pipeline's scheduler was replaced after the policy was made; wrap the pipeline again")
+            raise PolicyError("the pipeline's scheduler was replaced after the policy was made: wrap the pipeline anew")
         replaced = {name: self._proxy(name, getattr(self.pipeline, name)) for name in self._module_names()}
         replaced |= {"scheduler": self._scheduler, "_progress_bar_config": {"disable": True}}
         before = {name: attributes[name] for name in replaced if name in attributes}

@@ -142,7 +142,8 @@ class _Teacher:
         return tuple(replaced if item is found[1] else item for item in args), kwargs
 
     def _own_levels(self, second: Tensor) -> Tensor:
-        assert self._noised is not None and self._first_argument is not None
+        assert self._noised is not None
+        assert self._first_argument is not None
         t0, t1 = self._schedule.timesteps[:2].double()
         first, rows = self._first_argument.double(), self._noised.timestep_B
         slope = (second.double() - first) / (t1 - t0).to(second.device)
