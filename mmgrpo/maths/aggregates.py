@@ -1,0 +1,97 @@
+"""Aggregates: the weight of each decision in the loss of an update.
+
+The loss is sum(weight_BT * loss_BT), and the weights are exact over the whole job's batch: micro-batches, slices of
+columns and ranks only add up, and how the batch was cut changes nothing. A rank's gradients are therefore to be summed
+over ranks, not averaged.
+
+Every aggregate is called as (mask_BT, totals) with whole rows of the mask; the weights may then be sliced. A masked
+decision weighs 0, and a sample without a kept decision counts nowhere.
+
+Axes: B samples, T decisions (tokens or denoising steps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What an update averages over, counted over the whole job.
+
+    Attributes:
+        num_samples: samples with at least one kept decision.
+        num_decisions: kept decisions.
+    """
+
+    num_samples: int | float
+    num_decisions: int | float
+
+
+def count(mask_BT: Tensor) -> Totals:
+    """The totals of one mask; those of a job are the sums over its ranks and micro-batches.
+
+    Shapes: bool (B, T) -> two integers.
+    """
+    return Totals(num_samples=int(mask_BT.any(1).sum()), num_decisions=int(mask_BT.sum()))
+
+
+def decision_mean(mask_BT: Tensor, totals: Totals) -> Tensor:
+    """Every kept decision of the job weighs the same: the mean over decisions.
+
+    w = m / num_decisions.
+
+    Shapes: bool (B, T) -> (B, T).   Units: 1 / decisions.
+    Source: DAPO, arXiv:2503.14476, eq. 12.
+    """
+    return mask_BT / max(totals.num_decisions, 1)
+
+
+def sample_mean(mask_BT: Tensor, totals: Totals) -> Tensor:
+    """Every sample weighs the same, shared equally among its kept decisions: the mean over samples of their means.
+
+    w = m / (kept decisions of the row * num_samples). Over denoising steps it is the mean over steps and batch.
+
+    Shapes: bool (B, T) -> (B, T).   Units: 1 / (decisions * samples).
+    Source: GRPO, arXiv:2402.03300, eq. 3; Flow-GRPO, arXiv:2505.05470. Deviation: a sample whose decisions are
+    all masked does not count as a zero.
+    """
+    return mask_BT / (mask_BT.sum(1, keepdim=True).clamp(min=1) * max(totals.num_samples, 1))
+
+
+def sample_sum(mask_BT: Tensor, totals: Totals) -> Tensor:
+    """The mean over samples of the sum over their decisions.
+
+    w = m / num_samples. The scale of the gradient grows with the number of decisions.
+
+    Shapes: bool (B, T) -> (B, T).   Units: 1 / samples.
+    Source: Flow-GRPO's code (arXiv:2505.05470), which accumulates one backward per step and does not divide by their
+    number; LUSPO's length-unbiased sum over tokens, arXiv:2602.05261.
+    """
+    return mask_BT / max(totals.num_samples, 1)
+
+
+def constant_length(mask_BT: Tensor, totals: Totals, *, length: float) -> Tensor:
+    """The sum over decisions divided by a constant, so that a sample's length does not change a decision's weight.
+
+    w = m / (num_samples * length).
+
+    Shapes: bool (B, T) -> (B, T).   Units: 1 / (samples * decisions).
+    Source: Dr. GRPO, arXiv:2503.20783, sec. 3.2.
+    """
+    return mask_BT / (max(totals.num_samples, 1) * length)
+
+
+AGGREGATES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {
+        "decision_mean": decision_mean,
+        "sample_mean": sample_mean,
+        "sample_sum": sample_sum,
+        "constant_length": constant_length,
+    }
+)
+"""Aggregates by the name that a method's configuration uses."""

@@ -1,0 +1,82 @@
+"""Log-ratios of the policy of now to the policy that sampled, at the level they are clipped at.
+
+Every level takes (log_ratio_BT, mask_BT, segment_BT) and gives a log-ratio per decision, so that whatever follows need
+not know the level. Values at masked-out decisions may be anything; they never reach a kept one.
+
+Axes: B samples, T decisions (tokens or denoising steps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+
+def decision_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor) -> Tensor:
+    """Each decision's own log-ratio, unchanged.
+
+    Shapes: (B, T) x 3 -> (B, T).   Units: nats.
+    Source: DeepSeekMath, arXiv:2402.03300, eq. 3 (tokens); Flow-GRPO, arXiv:2505.05470 (denoising steps).
+    """
+    del mask_BT, segment_BT
+    return log_ratio_BT
+
+
+def segment_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor) -> Tensor:
+    """Mean log-ratio of the kept decisions of each segment, given to all its decisions.
+
+    log r_s = mean_{t in s} log r_t: the ratio is the geometric mean over the segment. A segment without kept decisions
+    gives 0.
+
+    Shapes: (B, T) x 3 -> (B, T); segment_BT holds any integers, equal within a row for one segment; segments of
+    different rows are different.   Units: nats.
+    Source: GCPO (Chunk-GRPO), arXiv:2510.21583, eq. 15; with sentences for chunks it serves text. Deviation: a
+    segment weighs by its number of kept decisions, where eq. 14 weighs all segments of a sample equally.
+    """
+    id_BT = _rank_in_row_BT(segment_BT)
+    kept_BT = log_ratio_BT.where(mask_BT, 0.0)
+    sum_BT = torch.zeros_like(kept_BT).scatter_add(1, id_BT, kept_BT)
+    count_BT = torch.zeros_like(kept_BT).scatter_add(1, id_BT, mask_BT.to(kept_BT))
+    return (sum_BT / count_BT.clamp(min=1)).gather(1, id_BT)
+
+
+def sequence_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor) -> Tensor:
+    """Mean log-ratio of the kept decisions of each sample, given to all its decisions.
+
+    log r_i = mean_t log r_it: the length-normalised ratio of the sequence. A row without kept decisions gives 0.
+
+    Shapes: (B, T) x 3 -> (B, T).   Units: nats.
+    Source: GSPO, arXiv:2507.18071, eq. 7.
+    """
+    del segment_BT
+    sum_B1 = log_ratio_BT.where(mask_BT, 0.0).sum(1, keepdim=True)
+    return (sum_B1 / mask_BT.sum(1, keepdim=True).clamp(min=1)).expand_as(log_ratio_BT)
+
+
+def recentred_log_ratio(log_ratio: Tensor, drift: Tensor, std: Tensor) -> Tensor:
+    """Gaussian log-ratio with its mean moved to 0 and its scale freed of the step's noise (RatioNorm).
+
+    (log r + b) * std, with b = mean((mu - mu_old)^2) / (2 std^2), the drift from the policy that sampled. Over that
+    policy's draws E[log r] = -b, which pushes plain ratios below 1, away from the upper bound.
+
+    Shapes: any, equal -> same.   Units: nats, nats, latent units -> nats times latent units.
+    Source: GRPO-Guard, arXiv:2510.22319, and its code.
+    """
+    return (log_ratio + drift) * std
+
+
+RATIO_LEVELS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = MappingProxyType(
+    {"decision": decision_log_ratio_BT, "segment": segment_log_ratio_BT, "sequence": sequence_log_ratio_BT}
+)
+"""Levels by the name that a method's configuration uses."""
+
+
+def _rank_in_row_BT(segment_BT: Tensor) -> Tensor:
+    """The segments of each row renumbered from 0 in the order of their values."""
+    sorted_BT, order_BT = segment_BT.sort(1)
+    starts_BT = torch.zeros_like(order_BT)
+    starts_BT[:, 1:] = sorted_BT[:, 1:] != sorted_BT[:, :-1]
+    return torch.empty_like(order_BT).scatter(1, order_BT, starts_BT.cumsum(1))

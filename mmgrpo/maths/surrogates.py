@@ -1,0 +1,170 @@
+"""Surrogates: the loss of one decision as a function of its ratio, its log-probability and its advantage.
+
+All are called as (ratio_BT, logprob_BT, advantage_BT, *, numbers) and work elementwise, so any matching shapes do. They
+are minimised: a positive advantage with a lower loss makes the decision likelier. At ratio 1, inside every bound, each
+has the gradient -A * grad logprob, the policy gradient (``sapo`` included).
+
+Axes: B samples, T decisions (tokens or denoising steps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Surrogate:
+    """Loss of each decision and where a bound acted on it.
+
+    Attributes:
+        loss_BT: loss, with grad.
+        low_BT: bool, decisions whose gradient the lower bound removed (in ``cispo``: whose weight it raised).
+        high_BT: bool, decisions whose gradient an upper bound removed (in ``cispo``: whose weight it lowered).
+    """
+
+    loss_BT: Tensor
+    low_BT: Tensor
+    high_BT: Tensor
+
+
+def clipped(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, low: float, high: float) -> Surrogate:
+    """The pessimistic one of the ratio and the clipped ratio (PPO, GRPO).
+
+    l = max(-A r, -A clip(r, 1 - low, 1 + high)).
+
+    Shapes: (B, T) x 3 -> (B, T).   Units: those of the advantage; low and high are dimensionless, around 0.2 for
+    tokens, 1e-5 to 1e-3 for denoising steps whose log-probability is a mean over the latent.
+    Source: PPO, arXiv:1707.06347, eq. 7; separate bounds: DAPO, arXiv:2503.14476, eq. 10.
+    """
+    del logprob_BT
+    bounded_BT = ratio_BT.clamp(1 - low, 1 + high)
+    return Surrogate(
+        torch.maximum(-advantage_BT * ratio_BT, -advantage_BT * bounded_BT),
+        (ratio_BT < 1 - low) & (advantage_BT < 0),
+        (ratio_BT > 1 + high) & (advantage_BT > 0),
+    )
+
+
+def dual_clipped(
+    ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, low: float, high: float, bound: float
+) -> Surrogate:
+    """``clipped`` with a ceiling on the loss of decisions that did badly and became much likelier.
+
+    l = max(-A r, -A clip(r, 1 - low, 1 + high));   where A < 0: min(l, -A bound).
+
+    Shapes: (B, T) x 3 -> (B, T).   Units: those of the advantage; bound is a ratio, above 1 + high (often 3).
+    Source: Ye et al., arXiv:1912.09729, eq. 5.
+    """
+    base = clipped(ratio_BT, logprob_BT, advantage_BT, low=low, high=high)
+    negative_BT = advantage_BT < 0
+    capped_BT = torch.minimum(base.loss_BT, -advantage_BT * bound)
+    return Surrogate(
+        capped_BT.where(negative_BT, base.loss_BT), base.low_BT, base.high_BT | (negative_BT & (ratio_BT > bound))
+    )
+
+
+def two_sided_clipped(
+    ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, low: float, high: float, delta: float
+) -> Surrogate:
+    """``clipped`` with the ratio of the unclipped term capped by delta.
+
+    l = max(-A min(r, delta), -A clip(r, 1 - low, 1 + high)). Equal to ``dual_clipped`` where delta >= 1 + high.
+
+    Shapes: (B, T) x 3 -> (B, T).   Units: those of the advantage; delta is a ratio, above 1 + high (INTELLECT-2: 4).
+    Source: INTELLECT-2, arXiv:2505.07291; TRL's ``delta``.
+    """
+    del logprob_BT
+    capped_BT = ratio_BT.clamp(max=delta)
+    bounded_BT = ratio_BT.clamp(1 - low, 1 + high)
+    flat_BT = (ratio_BT > min(delta, 1 + high)) & (advantage_BT > 0)
+    capped_flat_BT = (ratio_BT > max(delta, 1 + high)) & (advantage_BT < 0)
+    return Surrogate(
+        torch.maximum(-advantage_BT * capped_BT, -advantage_BT * bounded_BT),
+        (ratio_BT < 1 - low) & (advantage_BT < 0),
+        flat_BT | capped_flat_BT,
+    )
+
+
+def policy_gradient(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor) -> Surrogate:
+    """Advantage-weighted log-likelihood, without a ratio.
+
+    l = -A logprob.
+
+    Shapes: (B, T) x 3 -> (B, T).   Units: those of the advantage times nats.
+    Source: REINFORCE, Williams 1992; GPG, arXiv:2504.02546.
+    """
+    never_BT = torch.zeros_like(ratio_BT, dtype=torch.bool)
+    return Surrogate(-advantage_BT * logprob_BT, never_BT, never_BT)
+
+
+def cispo(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, low: float | None, high: float) -> Surrogate:
+    """Policy gradient weighted by the bounded ratio: every decision keeps a gradient.
+
+    l = -A sg(clip(r, 1 - low, 1 + high)) logprob, sg = no gradient.
+
+    Shapes: (B, T) x 3 -> (B, T).   Units: those of the advantage times nats; low=None leaves small ratios as they are.
+    Source: MiniMax-M1 (CISPO), arXiv:2506.13585, eq. 4. TRL's ``epsilon_high`` is the absolute cap, 1 + high here.
+    """
+    floor = None if low is None else 1 - low
+    weight_BT = ratio_BT.detach().clamp(floor, 1 + high)
+    counts_BT = advantage_BT != 0
+    return Surrogate(
+        -advantage_BT * weight_BT * logprob_BT,
+        (weight_BT > ratio_BT) & counts_BT,
+        (weight_BT < ratio_BT) & counts_BT,
+    )
+
+
+def sapo(
+    ratio_BT: Tensor,
+    logprob_BT: Tensor,
+    advantage_BT: Tensor,
+    *,
+    positive_temperature: float,
+    negative_temperature: float,
+) -> Surrogate:
+    """A smooth gate in place of the clip: the gradient fades as the ratio leaves 1, and nowhere stops.
+
+    l = -A (4 / tau) sigmoid(tau (r - 1)), tau = positive_temperature where A > 0, else negative_temperature.
+    There is no bound, so none is reported.
+
+    Shapes: (B, T) x 3 -> (B, T).   Units: those of the advantage; temperatures are dimensionless (1.0 and 1.05).
+    Source: SAPO, arXiv:2511.20347, eqs. 5-6.
+    """
+    del logprob_BT
+    temperature_BT = torch.full_like(ratio_BT, negative_temperature).masked_fill(advantage_BT > 0, positive_temperature)
+    gate_BT = torch.sigmoid(temperature_BT * (ratio_BT - 1)) * 4 / temperature_BT
+    never_BT = torch.zeros_like(ratio_BT, dtype=torch.bool)
+    return Surrogate(-advantage_BT * gate_BT, never_BT, never_BT)
+
+
+def unclipped(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor) -> Surrogate:
+    """Importance-weighted advantage, without a bound.
+
+    l = -A r.
+
+    Shapes: (B, T) x 3 -> (B, T).   Units: those of the advantage.
+    Source: conservative policy iteration's surrogate, PPO, arXiv:1707.06347, eq. 6.
+    """
+    del logprob_BT
+    never_BT = torch.zeros_like(ratio_BT, dtype=torch.bool)
+    return Surrogate(-advantage_BT * ratio_BT, never_BT, never_BT)
+
+
+SURROGATES: Mapping[str, Callable[..., Surrogate]] = MappingProxyType(
+    {
+        "clipped": clipped,
+        "dual_clipped": dual_clipped,
+        "two_sided_clipped": two_sided_clipped,
+        "policy_gradient": policy_gradient,
+        "cispo": cispo,
+        "sapo": sapo,
+        "unclipped": unclipped,
+    }
+)
+"""Surrogates by the name that a method's configuration uses; bind their numbers with functools.partial."""

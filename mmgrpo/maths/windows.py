@@ -1,0 +1,119 @@
+"""Windows: which denoising steps are drawn at random and trained on.
+
+Pure functions of integers, so every rank that gives the same ones trains on the same steps. Each returns increasing
+indices into the schedule's usable stochastic decisions, 0 .. num_decisions - 1, and never the empty tuple. Where a
+function takes ``low`` and ``high``, the window stays within low .. high - 1; high=None means num_decisions. ``seed``
+must already contain the step.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.seeds import derive_seed
+
+
+def all_window(num_decisions: int) -> tuple[int, ...]:
+    """Every decision.
+
+    Raises: ConfigError if the schedule has none.
+    Source: Flow-GRPO, arXiv:2505.05470.
+    """
+    _checked_end(num_decisions, size=1, low=0, high=None)
+    return tuple(range(num_decisions))
+
+
+def fixed_window(num_decisions: int, *, start: int, size: int) -> tuple[int, ...]:
+    """The same ``size`` neighbouring decisions at every iteration, from ``start``.
+
+    Raises: ConfigError if they do not lie within the schedule.
+    Source: the frozen window of MixGRPO, arXiv:2507.21802.
+    """
+    _checked_end(num_decisions, size=size, low=start, high=None)
+    return tuple(range(start, start + size))
+
+
+def random_window(
+    num_decisions: int, *, size: int, low: int = 0, high: int | None = None, seed: int
+) -> tuple[int, ...]:
+    """``size`` neighbouring decisions, their start uniform on low .. high - size.
+
+    Raises: ConfigError if the window does not fit.
+    Source: Flow-GRPO-Fast's ``sde_window_size`` and ``sde_window_range`` (arXiv:2505.05470). Deviation: one window for
+    the whole job at a step, where that code draws one per batch and rank.
+    """
+    end = _checked_end(num_decisions, size=size, low=low, high=high)
+    start = random.Random(derive_seed(seed)).randint(low, end - size)
+    return tuple(range(start, start + size))
+
+
+def random_subset(
+    num_decisions: int, *, size: int, low: int = 0, high: int | None = None, seed: int
+) -> tuple[int, ...]:
+    """``size`` decisions, any subset of low .. high - 1 with equal probability.
+
+    Raises: ConfigError if there are fewer than ``size``.
+    Source: Flow-Factory's ``num_sde_steps``; DanceGRPO's random fraction of timesteps, arXiv:2505.07818.
+    """
+    end = _checked_end(num_decisions, size=size, low=low, high=high)
+    return tuple(sorted(random.Random(derive_seed(seed)).sample(range(low, end), size)))
+
+
+def progressive_window(
+    num_decisions: int,
+    *,
+    step: int,
+    size: int,
+    stride: int = 1,
+    interval: int,
+    low: int = 0,
+    high: int | None = None,
+) -> tuple[int, ...]:
+    """``size`` neighbouring decisions that move by ``stride`` every ``interval`` iterations, from noise to image.
+
+    start = low + stride * (floor(step / interval) mod n), n = floor((high - low - size) / stride) + 1.
+
+    Raises: ConfigError if the window does not fit, or step < 0, stride < 1 or interval < 1.
+    Source: MixGRPO, arXiv:2507.21802, and its code. Deviation: the start rolls back to ``low`` as soon as a whole
+    window no longer fits; the reference code goes on with a shorter one, then with an empty one that trains nothing.
+    """
+    end = _checked_end(num_decisions, size=size, low=low, high=high)
+    if step < 0 or stride < 1 or interval < 1:
+        raise ConfigError(
+            f"a progressive window needs step >= 0, stride >= 1 and interval >= 1, "
+            f"got step={step}, stride={stride}, interval={interval}"
+        )
+    num_starts = (end - low - size) // stride + 1
+    start = low + stride * (step // interval % num_starts)
+    return tuple(range(start, start + size))
+
+
+WINDOWS: Mapping[str, Callable[..., tuple[int, ...]]] = MappingProxyType(
+    {
+        "all": all_window,
+        "fixed": fixed_window,
+        "random": random_window,
+        "random_subset": random_subset,
+        "progressive": progressive_window,
+    }
+)
+"""Windows by the name that a method's configuration uses; the first argument is num_decisions."""
+
+
+def _checked_end(num_decisions: int, *, size: int, low: int, high: int | None) -> int:
+    """One past the last decision that a window may hold."""
+    end = num_decisions if high is None else high
+    if not 0 <= low < end <= num_decisions:
+        raise ConfigError(
+            f"a window within decisions {low} to {end} (exclusive) is outside the schedule, which has {num_decisions} "
+            f"usable stochastic decisions: choose 0 <= low < high <= {num_decisions}"
+        )
+    if not 1 <= size <= end - low:
+        raise ConfigError(
+            f"a window of {size} decisions does not fit between {low} and {end} (exclusive): choose a size from 1 to "
+            f"{end - low}, or more sampling steps (this schedule has {num_decisions} usable stochastic decisions)"
+        )
+    return end

@@ -1,0 +1,160 @@
+"""Surrogates: values by hand, bounds, gradients."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmgrpo.maths import surrogates
+from mmgrpo.maths.surrogates import SURROGATES, Surrogate
+
+BOUND = {
+    "clipped": functools.partial(surrogates.clipped, low=0.2, high=0.3),
+    "dual_clipped": functools.partial(surrogates.dual_clipped, low=0.2, high=0.3, bound=2.0),
+    "two_sided_clipped": functools.partial(surrogates.two_sided_clipped, low=0.2, high=0.3, delta=2.0),
+    "policy_gradient": surrogates.policy_gradient,
+    "cispo": functools.partial(surrogates.cispo, low=0.2, high=0.3),
+    "sapo": functools.partial(surrogates.sapo, positive_temperature=1.0, negative_temperature=1.05),
+    "unclipped": surrogates.unclipped,
+}
+# ratios below, within, above the bounds, and above the cap; each with A = 2, -2 and 0
+RATIO_BT = torch.tensor([[0.5, 1.1, 1.5, 3.0]]).repeat(3, 1)
+LOGPROB_BT = torch.tensor([[-1.0, -2.0, -3.0, -4.0]]).repeat(3, 1)
+ADVANTAGE_BT = torch.tensor([[2.0], [-2.0], [0.0]]).expand(3, 4)
+NEVER = [[0, 0, 0, 0]] * 3
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "low", "high"),
+    [
+        # A > 0: -2 min(r, 1.3); A < 0: 2 max(r, 0.8)
+        (
+            "clipped",
+            [[-1.0, -2.2, -2.6, -2.6], [1.6, 2.2, 3.0, 6.0], [0, 0, 0, 0]],
+            [[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]],
+            [[0, 0, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0]],
+        ),
+        # as clipped, but no more than 2 * 2 where A < 0
+        (
+            "dual_clipped",
+            [[-1.0, -2.2, -2.6, -2.6], [1.6, 2.2, 3.0, 4.0], [0, 0, 0, 0]],
+            [[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]],
+            [[0, 0, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]],
+        ),
+        (
+            "two_sided_clipped",
+            [[-1.0, -2.2, -2.6, -2.6], [1.6, 2.2, 3.0, 4.0], [0, 0, 0, 0]],
+            [[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]],
+            [[0, 0, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]],
+        ),
+        ("policy_gradient", [[2.0, 4.0, 6.0, 8.0], [-2.0, -4.0, -6.0, -8.0], [0, 0, 0, 0]], NEVER, NEVER),
+        # -A logprob times 0.8, 1.1, 1.3, 1.3
+        (
+            "cispo",
+            [[1.6, 4.4, 7.8, 10.4], [-1.6, -4.4, -7.8, -10.4], [0, 0, 0, 0]],
+            [[1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]],
+            [[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 0, 0]],
+        ),
+        (
+            "sapo",
+            [
+                [-8 * sigmoid(x) for x in (-0.5, 0.1, 0.5, 2.0)],
+                [8 / 1.05 * sigmoid(1.05 * x) for x in (-0.5, 0.1, 0.5, 2.0)],
+                [0, 0, 0, 0],
+            ],
+            NEVER,
+            NEVER,
+        ),
+        ("unclipped", [[-1.0, -2.2, -3.0, -6.0], [1.0, 2.2, 3.0, 6.0], [0, 0, 0, 0]], NEVER, NEVER),
+    ],
+)
+def test_values_by_hand(name: str, loss: list, low: list, high: list):
+    surrogate = BOUND[name](RATIO_BT, LOGPROB_BT, ADVANTAGE_BT)
+    torch.testing.assert_close(surrogate.loss_BT, torch.tensor(loss))
+    assert surrogate.low_BT.int().tolist() == low
+    assert surrogate.high_BT.int().tolist() == high
+
+
+def test_every_surrogate_is_tested():
+    assert SURROGATES.keys() == BOUND.keys()
+
+
+def test_cispo_without_a_floor_keeps_small_ratios():
+    surrogate = surrogates.cispo(RATIO_BT, LOGPROB_BT, ADVANTAGE_BT, low=None, high=0.3)
+    torch.testing.assert_close(surrogate.loss_BT[0], torch.tensor([1.0, 4.4, 7.8, 10.4]))
+    assert not surrogate.low_BT.any()
+
+
+def test_a_cap_below_the_upper_bound_acts_as_the_bound():
+    # delta 1.2 < 1 + high: A > 0 stops at 1.2; A < 0 only where min(r, delta) and clip(r) are both flat, above 1.3
+    ratio_BT = torch.tensor([[1.25, 1.25, 1.4]], requires_grad=True)
+    surrogate = surrogates.two_sided_clipped(
+        ratio_BT, torch.zeros(1, 3), torch.tensor([[1.0, -1.0, -1.0]]), low=0.2, high=0.3, delta=1.2
+    )
+    torch.testing.assert_close(surrogate.loss_BT, torch.tensor([[-1.2, 1.25, 1.3]]))
+    (grad_BT,) = torch.autograd.grad(surrogate.loss_BT.sum(), ratio_BT)
+    assert surrogate.high_BT.tolist() == (grad_BT == 0).tolist() == [[True, False, True]]
+
+
+def slopes(name: str, logprob_BT: Tensor, old_BT: Tensor, advantage_BT: Tensor) -> tuple[Surrogate, Tensor]:
+    logprob_BT = logprob_BT.clone().requires_grad_()
+    surrogate = BOUND[name]((logprob_BT - old_BT).exp(), logprob_BT, advantage_BT)
+    return surrogate, torch.autograd.grad(surrogate.loss_BT.sum(), logprob_BT)[0]
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_gradient_on_policy_is_the_policy_gradient(name: str):
+    logprob_BT = torch.tensor([[-1.0, -2.0, -0.5]], dtype=torch.float64)
+    advantage_BT = torch.tensor([[2.0, -3.0, 0.0]], dtype=torch.float64)
+    surrogate, grad_BT = slopes(name, logprob_BT, logprob_BT, advantage_BT)
+    torch.testing.assert_close(grad_BT, -advantage_BT)
+    assert grad_BT[0, 2] == 0
+    assert surrogate.loss_BT[0, 2] == 0
+    assert not (surrogate.low_BT | surrogate.high_BT).any()
+
+
+@pytest.mark.parametrize("name", ["clipped", "dual_clipped", "two_sided_clipped"])
+def test_a_flag_marks_exactly_the_gradients_a_bound_removed(name: str):
+    log_ratio_BT = torch.linspace(-1.5, 1.5, 61, dtype=torch.float64)[None].repeat(2, 1)
+    advantage_BT = torch.tensor([[1.0], [-1.0]], dtype=torch.float64).expand(2, 61)
+    surrogate, grad_BT = slopes(name, log_ratio_BT, torch.zeros_like(log_ratio_BT), advantage_BT)
+    assert ((grad_BT == 0) == (surrogate.low_BT | surrogate.high_BT)).all()
+    assert not (surrogate.low_BT & surrogate.high_BT).any()
+    assert surrogate.low_BT.any()
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_gradients_match_finite_differences(name: str):
+    # away from the kinks at ratios 0.8, 1.3 and 2
+    log_ratio_BT = torch.tensor([[0.4, 0.7, 0.95, 1.15, 1.6, 2.5]], dtype=torch.float64).log().repeat(2, 1)
+    advantage_BT = torch.tensor([[1.3], [-0.7]], dtype=torch.float64).expand(2, 6)
+    old_BT = torch.full((2, 6), -1.5, dtype=torch.float64)
+    ratio_BT = log_ratio_BT.exp()
+
+    def loss_BT(logprob_BT: Tensor) -> Tensor:
+        # the weight of cispo is a constant to its gradient, so it is held fixed here
+        live_BT = ratio_BT if name == "cispo" else (logprob_BT - old_BT).exp()
+        return BOUND[name](live_BT, logprob_BT, advantage_BT).loss_BT
+
+    assert torch.autograd.gradcheck(loss_BT, (old_BT + log_ratio_BT).requires_grad_())
+
+
+def test_cispo_weight_has_no_gradient():
+    # d/dlogprob of -A sg(w) logprob is -A w: 1.3 at ratio 1.5 with A = -1, although the ratio depends on logprob
+    _, grad_BT = slopes("cispo", torch.tensor([[1.5]]).log(), torch.zeros(1, 1), torch.tensor([[-1.0]]))
+    torch.testing.assert_close(grad_BT, torch.tensor([[1.3]]))
+
+
+def test_sapo_gradient_fades_and_stays():
+    # sigmoid'(tau (r - 1)) * 4 * r at r = e: 4 s (1 - s) e with s = sigmoid(e - 1)
+    s = sigmoid(math.e - 1)
+    _, grad_BT = slopes("sapo", torch.ones(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
+    assert grad_BT.item() == pytest.approx(-4 * s * (1 - s) * math.e, rel=1e-5)

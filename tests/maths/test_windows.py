@@ -1,0 +1,125 @@
+"""Windows: bounds, uniformity, and that a window is never short."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+
+import pytest
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.windows import (
+    WINDOWS,
+    all_window,
+    fixed_window,
+    progressive_window,
+    random_subset,
+    random_window,
+)
+
+NUM_SEEDS = 6000
+
+
+def assert_uniform(counts: Counter, outcomes: list) -> None:
+    """Every outcome and no other, each within 5 standard deviations of its share."""
+    share = 1 / len(outcomes)
+    slack = 5 * (NUM_SEEDS * share * (1 - share)) ** 0.5
+    assert set(counts) == set(outcomes)
+    assert all(abs(counts[outcome] - NUM_SEEDS * share) < slack for outcome in outcomes)
+
+
+def test_all_and_fixed():
+    assert all_window(4) == (0, 1, 2, 3)
+    assert fixed_window(10, start=3, size=2) == (3, 4)
+    assert fixed_window(10, start=8, size=2) == (8, 9)
+
+
+def test_random_window_is_uniform_over_every_start_that_fits():
+    counts = Counter(random_window(10, size=3, low=2, high=8, seed=seed) for seed in range(NUM_SEEDS))
+    assert_uniform(counts, [(start, start + 1, start + 2) for start in range(2, 6)])
+
+
+def test_random_window_defaults_to_the_whole_schedule():
+    starts = {random_window(5, size=2, seed=seed)[0] for seed in range(200)}
+    assert starts == {0, 1, 2, 3}
+
+
+def test_random_subset_is_uniform_over_every_subset():
+    counts = Counter(random_subset(9, size=2, low=1, high=6, seed=seed) for seed in range(NUM_SEEDS))
+    assert_uniform(counts, list(combinations(range(1, 6), 2)))
+
+
+def test_random_choices_depend_on_the_seed_alone():
+    # pinned: a change here changes every run that resumes
+    assert [random_window(20, size=4, seed=seed)[0] for seed in range(4)] == [13, 16, 14, 8]
+    assert [random_subset(20, size=3, seed=seed) for seed in range(3)] == [(11, 13, 19), (1, 10, 16), (13, 14, 16)]
+
+
+def test_progressive_window_is_mix_grpos_until_it_would_run_out():
+    # 25 sampling steps, the last two not used: 23 decisions, window 4, moving by 1 every 25 iterations
+    def window(step: int) -> tuple[int, ...]:
+        return progressive_window(23, step=step, size=4, interval=25)
+
+    assert window(0) == window(24) == (0, 1, 2, 3)
+    assert window(25) == (1, 2, 3, 4)
+    assert window(475) == (19, 20, 21, 22)
+    # the reference code is short from iteration 500 and empty at 575
+    assert window(500) == window(0)
+    assert window(575) == window(75) == (3, 4, 5, 6)
+
+
+def test_progressive_window_moves_by_its_stride_within_its_range():
+    # 2..8 holds starts 2 and 4 (6 would need decision 8)
+    starts = [progressive_window(12, step=step, size=3, stride=2, interval=1, low=2, high=8)[0] for step in range(5)]
+    assert starts == [2, 4, 2, 4, 2]
+
+
+@pytest.mark.parametrize("stride", [1, 2, 5])
+@pytest.mark.parametrize(("size", "low", "high"), [(1, 0, None), (4, 0, None), (3, 2, 9), (10, 0, 10), (2, 8, 10)])
+def test_progressive_window_is_never_short_or_outside(size: int, low: int, high: int | None, stride: int):
+    for step in range(100):
+        window = progressive_window(10, step=step, size=size, stride=stride, interval=3, low=low, high=high)
+        assert window == tuple(range(window[0], window[0] + size))
+        assert low <= window[0]
+        assert window[-1] < (10 if high is None else high)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: all_window(0),
+        lambda: fixed_window(10, start=-1, size=2),
+        lambda: fixed_window(10, start=10, size=1),
+        lambda: random_window(10, size=2, low=5, high=5, seed=0),
+        lambda: random_subset(10, size=2, low=0, high=11, seed=0),
+        lambda: progressive_window(10, step=0, size=1, interval=1, low=6, high=3),
+    ],
+)
+def test_a_range_outside_the_schedule_is_refused(call):
+    with pytest.raises(ConfigError, match=r"outside the schedule.*choose 0 <= low < high <= \d+"):
+        call()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: fixed_window(10, start=8, size=3),
+        lambda: random_window(10, size=5, low=2, high=6, seed=0),
+        lambda: random_subset(3, size=4, seed=0),
+        lambda: random_subset(3, size=0, seed=0),
+        lambda: progressive_window(3, step=0, size=4, interval=1),
+    ],
+)
+def test_a_window_that_does_not_fit_is_refused(call):
+    with pytest.raises(ConfigError, match=r"does not fit.*choose a size from 1 to \d"):
+        call()
+
+
+@pytest.mark.parametrize("numbers", [{"step": -1, "interval": 1}, {"step": 0, "interval": 0}])
+def test_a_progressive_window_refuses_impossible_numbers(numbers: dict[str, int]):
+    with pytest.raises(ConfigError, match="interval >= 1"):
+        progressive_window(5, size=2, **numbers)
+
+
+def test_every_window_has_a_name():
+    assert set(WINDOWS.values()) == {all_window, fixed_window, random_window, random_subset, progressive_window}
