@@ -175,9 +175,11 @@ class RunConfig(Section):
     output: str = "runs"
     steps: int = Field(100, ge=0)
     method: MethodConfig | None = None
-    policy: Named
-    prompts: PromptsConfig
-    rewards: tuple[RewardConfig, ...] = Field(min_length=1)
+    policy: Named | None = Field(
+        None, description="a registered adapter with its settings; not needed for a live policy"
+    )
+    prompts: PromptsConfig | None = None
+    rewards: tuple[RewardConfig, ...] = ()
     max_reward_failure_frac: float = Field(0.25, ge=0, le=1)
     warmup: WarmupConfig | None = None
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)

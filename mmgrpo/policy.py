@@ -6,11 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
-
 from torch import Tensor, nn
 
-from mmgrpo.types import Evaluation, Plan, Prompt, Rollout
+from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout
 
 
 class Policy(ABC):
@@ -71,12 +69,12 @@ class Supervised(ABC):
     """A policy that can also be taught from examples, for the warm-up stage."""
 
     @abstractmethod
-    def supervised_loss(self, examples: Sequence[Any], *, seed: int) -> Tensor:
+    def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> Tensor:
         """Mean loss of a batch of examples, with grad: flow matching for denoisers, cross-entropy for tokens.
 
         Args:
-            examples: ``Example`` rows: a prompt with the target the policy should produce.
-            seed: seed of the noise drawn for the batch.
+            examples: prompts with the target the policy should produce.
+            seeds: one per example, of whatever noise its loss takes.
 
         Returns:
             A scalar.

@@ -24,11 +24,15 @@ REWARDS: Mapping[str, str] = {
     "brightness": "mmgrpo.rewards.pixels:Brightness",
 }
 
-_OWN = {"policies": POLICIES, "rewards": REWARDS}
+EXAMPLES: Mapping[str, str] = {
+    "mislabelled_digits": "mmgrpo.rewards.digits:mislabelled_examples",
+}
+
+_OWN = {"policies": POLICIES, "rewards": REWARDS, "examples": EXAMPLES}
 
 
 def names(kind: str) -> dict[str, str]:
-    """All known names of a kind ("policies" or "rewards") with where each lives; entry points may not shadow ours."""
+    """All known names of a kind ("policies", "rewards" or "examples") with where each lives; ours come first."""
     own = dict(_OWN[kind])
     return {point.name: point.value for point in entry_points(group=f"mmgrpo.{kind}")} | own
 

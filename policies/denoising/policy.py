@@ -108,9 +108,9 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
             raise ConfigError("set policy.call.num_inference_steps: the pipeline has no default for it")
         return steps - 1
 
-    def supervised_loss(self, examples: Sequence[Example], *, seed: int) -> Tensor:
+    def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> Tensor:
         """Flow matching (or denoising score matching, by the scheduler's prediction type) on the examples' images."""
-        return supervised_loss(self._stage, self._latents, examples, self.settings.call, seed=seed)
+        return supervised_loss(self._stage, self._latents, examples, self.settings.call, seeds=seeds)
 
     def save(self, directory: Path) -> None:
         """LoRA as diffusers' ``pytorch_lora_weights.safetensors``, full weights as ``save_pretrained`` folders."""

@@ -81,7 +81,7 @@ class Latents:
 
 
 def supervised_loss(
-    stage: Stage, latents: Latents, examples: Sequence[Example], call: Mapping[str, Any], *, seed: int
+    stage: Stage, latents: Latents, examples: Sequence[Example], call: Mapping[str, Any], *, seeds: Sequence[int]
 ) -> Tensor:
     """Mean squared error of the network's prediction on noised data, scalar with grad.
 
@@ -93,12 +93,15 @@ def supervised_loss(
     Source: flow matching, arXiv:2210.02747; DDPM, arXiv:2006.11239.
     """
     data = latents(examples, call)
-    teacher = _Teacher(data=data, seed=seed)
-    rows = [Row(prompt=e.prompt, seed=seed, group=i, member=0, share_noise=False) for i, e in enumerate(examples)]
+    teacher = _Teacher(data=data, seeds=seeds)
+    rows = [
+        Row(prompt=example.prompt, seed=seed, group=0, member=0, share_noise=False)
+        for example, seed in zip(examples, seeds, strict=True)
+    ]
     arguments = row_arguments(rows, {k: v for k, v in call.items() if k not in ("timesteps", "sigmas")})
     arguments["num_inference_steps"] = 2
     session = Session(on_step=teacher.on_step, ghost=lambda iteration: iteration == 0, rewrite=teacher.rewrite)
-    stage.run(session, arguments, seed=seed, grad=torch.is_grad_enabled())
+    stage.run(session, arguments, seed=seeds[0], grad=torch.is_grad_enabled())
     if teacher.loss is None:
         raise PolicyError("the pipeline ended before its second step, so the warm-up has no prediction to train on")
     return teacher.loss
@@ -109,7 +112,7 @@ class _Teacher:
     """Answers the two iterations of a supervised run."""
 
     data: Tensor
-    seed: int
+    seeds: Sequence[int]
     loss: Tensor | None = None
     _noised: Noised | None = None
     _schedule: Any = None
@@ -121,7 +124,7 @@ class _Teacher:
             self._schedule = call.scheduler
             schedule_index(call.scheduler, call.timestep)
             advance(call.scheduler)
-            self._noised = _noised(call, self._fitted(call.sample), self.seed)
+            self._noised = _noised(call, self._fitted(call.sample), self.seeds)
             return self._noised.state.to(call.sample.dtype)
         assert self._noised is not None
         self.loss = mse_loss(call.model_output.float(), self._noised.target)
@@ -163,10 +166,10 @@ class _Teacher:
         return data
 
 
-def _noised(call: StepCall, data: Tensor, seed: int) -> Noised:
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(data.shape, generator=generator).to(data.device)
-    uniform_B = torch.rand(len(data), generator=generator)
+def _noised(call: StepCall, data: Tensor, seeds: Sequence[int]) -> Noised:
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    uniform_B = torch.cat([torch.rand(1, generator=generator) for generator in generators])
+    noise = torch.stack([torch.randn(data.shape[1:], generator=generator) for generator in generators]).to(data.device)
     family, scheduler = family_of(call.scheduler), call.scheduler
     num_train = scheduler.config.num_train_timesteps
     if family is FLOW:

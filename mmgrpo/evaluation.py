@@ -1,0 +1,61 @@
+"""Judging a policy on fixed prompts and seeds, drawn without noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mmgrpo.config import EvaluationConfig
+from mmgrpo.job import Job
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.policy import Policy
+from mmgrpo.scoring import NamedReward, score
+from mmgrpo.types import Plan, Prompt, Sample, Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What an evaluation found; whole on the main process only.
+
+    Attributes:
+        samples: one line per prompt and seed, the same requests in every evaluation.
+        scores: what each judge said.
+    """
+
+    samples: Sequence[Sample]
+    scores: Scores
+
+    def metrics(self) -> dict[str, float]:
+        """``eval/NAME/mean`` over the samples each judge applied to."""
+        found = {}
+        for column, name in enumerate(self.scores.names):
+            values = self.scores.value_BR[self.scores.valid_BR[:, column], column]
+            if len(values):
+                found[f"eval/{name}/mean"] = float(values.mean())
+        return found
+
+
+def judge(
+    policy: Policy, prompts: Sequence[Prompt], rewards: Sequence[NamedReward], config: EvaluationConfig, job: Job
+) -> Judged | None:
+    """Draws ``samples_per_prompt`` for every prompt and asks the judges once about all of them together.
+
+    Returns:
+        The judgement, on the main process; None elsewhere.
+    """
+    mine = list(enumerate(prompts))[job.rank :: job.size]
+    samples: list[Sample] = []
+    if mine:
+        plan = Plan(stochastic=(), prompt_ids=tuple(index for index, _ in mine))
+        rollout = policy.rollout(
+            [prompt for _, prompt in mine],
+            group_size=config.samples_per_prompt,
+            seed=derive_seed(config.seed),
+            plan=plan,
+        )
+        samples = list(rollout.samples)
+    everyones = [sample for part in job.gather(samples) for sample in part]
+    if not job.is_main:
+        return None
+    everyones.sort(key=lambda sample: (sample.group, sample.member))
+    return Judged(everyones, score(everyones, rewards, max_failure_frac=1.0))

@@ -1,0 +1,111 @@
+"""The processes of a run: who draws which prompts, and how what they find is put together.
+
+The engine does not wrap modules for distribution: each process computes its groups' share of one global sum, and the
+gradients are added once per optimiser update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import nn
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.aggregates import Totals
+from mmgrpo.maths.diagnostics import Diagnostics
+
+T = TypeVar("T")
+BUCKET_ELEMENTS = 2**26  # 256 MiB of float32 per collective
+
+
+class Job:
+    """This process's place among the processes of the run."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+        self.rank = accelerator.process_index
+        self.size = accelerator.num_processes
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes files and talks."""
+        return self.accelerator.is_main_process
+
+    def share(self, items: Sequence[T], what: str) -> list[tuple[int, T]]:
+        """This process's consecutive share of the job's items, each with its index in the whole.
+
+        Raises:
+            ConfigError: the items do not divide evenly over the processes.
+        """
+        if len(items) % self.size:
+            raise ConfigError(
+                f"{what}={len(items)} does not divide by the {self.size} processes of the job; "
+                f"use a multiple of {self.size}, so that every process holds as many whole groups"
+            )
+        each = len(items) // self.size
+        return list(enumerate(items))[self.rank * each : (self.rank + 1) * each]
+
+    def gather(self, item: T) -> list[T]:
+        """One object of every process, in rank order, on all of them."""
+        return [item] if self.size == 1 else gather_object([item])
+
+    def total(self, totals: Totals) -> Totals:
+        """The counts of all processes together."""
+        parts = self.gather((totals.num_samples, totals.num_decisions))
+        return Totals(num_samples=sum(p[0] for p in parts), num_decisions=sum(p[1] for p in parts))
+
+    def merged(self, diagnostics: Diagnostics) -> Diagnostics:
+        """The diagnostics of all processes together."""
+        parts = self.gather(diagnostics.to_tensor().cpu())
+        merged = Diagnostics.from_tensor(parts[0])
+        for part in parts[1:]:
+            merged = merged + Diagnostics.from_tensor(part)
+        return merged
+
+    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Adds the gradients of all processes; a parameter without one counts as zero.
+
+        Every process gets a gradient for every parameter that any of them has one for.
+        """
+        if self.size == 1:
+            return
+        present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
+        anywhere = self.accelerator.reduce(present.to(self.accelerator.device), "sum").bool().tolist()
+        wanted = [p for p, used in zip(parameters, anywhere, strict=True) if used]
+        for bucket in _buckets(wanted):
+            flat = torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in bucket])
+            flat = self.accelerator.reduce(flat, "sum")
+            for parameter, piece in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+                parameter.grad = piece.view_as(parameter).clone()
+
+    def broadcast_weights(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Every process starts from the main process's weights."""
+        if self.size == 1:
+            return
+        for parameter in parameters:
+            torch.distributed.broadcast(parameter.data, src=0)
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        self.accelerator.wait_for_everyone()
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        """To the trackers."""
+        if self.accelerator.trackers:
+            self.accelerator.log(values, step=step)
+
+
+def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    buckets: list[list[nn.Parameter]] = []
+    size = BUCKET_ELEMENTS
+    for parameter in parameters:
+        if size + parameter.numel() > BUCKET_ELEMENTS or buckets[-1][0].dtype != parameter.dtype:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(parameter)
+        size += parameter.numel()
+    return buckets

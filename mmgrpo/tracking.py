@@ -1,0 +1,129 @@
+"""The run folder: what a run leaves behind for people and programs to read."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from mmgrpo.config import RunConfig
+from mmgrpo.loading import dump_config
+from mmgrpo.types import Sample, Scores
+
+PACKAGES = ("mmgrpo", "torch", "diffusers", "transformers", "accelerate", "peft")
+LINES = ("metrics.jsonl", "evaluation.jsonl", "warmup.jsonl")
+FRAME_MS = 125
+
+
+class RunFolder:
+    """Writes one run's folder; only the main process has one.
+
+    Attributes:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def open(self, config: RunConfig, *, explanation: str) -> None:
+        """Makes the folder and says what is about to run."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "config.yaml").write_text(dump_config(config))
+        self._update_header(
+            name=config.name,
+            command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            started=_now(),
+            finished=None,
+            status="running",
+            seed=config.seed,
+            explain=explanation,
+            versions={"python": platform.python_version(), **{p: v for p in PACKAGES if (v := _version(p))}},
+        )
+
+    def reopen(self, step: int, warmup_step: int) -> None:
+        """Goes on after a checkpoint: lines of later steps, which will be written again, are dropped."""
+        limits = {"metrics.jsonl": step, "evaluation.jsonl": step, "warmup.jsonl": warmup_step}
+        for name, limit in limits.items():
+            file = self.path / name
+            if file.is_file():
+                kept = [line for line in file.read_text().splitlines() if json.loads(line)["step"] <= limit]
+                file.write_text("".join(f"{line}\n" for line in kept))
+        self._update_header(status="running", finished=None)
+
+    def close(self, status: str) -> None:
+        """Says how the run ended."""
+        self._update_header(status=status, finished=_now())
+
+    def log(self, file: str, values: Mapping[str, Any]) -> None:
+        """Appends one line to ``metrics.jsonl``, ``evaluation.jsonl`` or ``warmup.jsonl``."""
+        with (self.path / file).open("a") as lines:
+            lines.write(json.dumps(values) + "\n")
+
+    def save_samples(self, step: int, samples: Sequence[Sample], scores: Scores) -> None:
+        """The samples of an evaluation, with what the rewards said of each."""
+        folder = self.path / "samples" / f"step-{step:06d}"
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "samples.jsonl").open("w") as lines:
+            for row, sample in enumerate(samples):
+                said = {
+                    name: float(scores.value_BR[row, r])
+                    for r, name in enumerate(scores.names)
+                    if bool(scores.valid_BR[row, r])
+                }
+                line = {
+                    "file": _save_media(folder, row, sample),
+                    "prompt": sample.prompt.text,
+                    "group": sample.group,
+                    "member": sample.member,
+                    "text": sample.text,
+                    "rewards": said,
+                }
+                lines.write(json.dumps(line) + "\n")
+
+    def _update_header(self, **values: Any) -> None:
+        file = self.path / "run.json"
+        header = json.loads(file.read_text()) if file.is_file() else {}
+        file.write_text(json.dumps(header | values, indent=2))
+
+
+def fresh_folder(config: RunConfig) -> Path:
+    """The folder a new run gets: OUTPUT/NAME, or the first free OUTPUT/NAME-2, -3, ...; nothing is overwritten."""
+    first = Path(config.output) / config.name
+    candidates = (first if number == 1 else first.with_name(f"{first.name}-{number}") for number in range(1, 10**6))
+    return next(path for path in candidates if not (path / "config.yaml").exists())
+
+
+def _save_media(folder: Path, row: int, sample: Sample) -> str | None:
+    if sample.image is not None:
+        sample.image.save(folder / f"{row:04d}.png")
+        return f"{row:04d}.png"
+    if sample.video:
+        frames: list[Image.Image] = list(sample.video)
+        frames[0].save(
+            folder / f"{row:04d}.webp",
+            save_all=True,
+            append_images=frames[1:],
+            duration=FRAME_MS,
+            loop=0,
+            lossless=True,
+        )
+        return f"{row:04d}.webp"
+    return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,117 @@
+"""Supervised training before GRPO, in the same run and under the same seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+
+from mmgrpo.build import build_optimizer, build_schedule
+from mmgrpo.config import WarmupConfig
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.job import Job
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.policy import Policy, Supervised
+from mmgrpo.registry import resolve
+from mmgrpo.types import Example
+
+WARMUP_SEED = 2  # keeps the warm-up's random numbers apart from the rollouts'
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupStep:
+    """One supervised update.
+
+    Attributes:
+        step: counted from 1.
+        loss: mean over the batch.
+        lr: learning rate used.
+    """
+
+    step: int
+    loss: float
+    lr: float
+
+
+class Warmup:
+    """The supervised stage; ``run`` goes on from wherever its state says."""
+
+    def __init__(self, policy: Policy, config: WarmupConfig, *, seed: int, job: Job) -> None:
+        """Prepares the stage.
+
+        Args:
+            policy: must also be ``Supervised``.
+            config: the ``warmup:`` section.
+            seed: the run's seed.
+            job: the processes; each takes its part of every batch.
+        """
+        if not isinstance(policy, Supervised):
+            raise ConfigError(f"warmup: {type(policy).__name__} cannot be taught from examples; remove the section")
+        self.policy = policy
+        self.config = config
+        self.seed = seed
+        self.job = job
+        self.examples = load_examples(config)
+        self.parameters = policy.trainable
+        self.optimizer = build_optimizer(
+            self.parameters, lr=config.lr, betas=config.betas, eps=1e-8, weight_decay=config.weight_decay
+        )
+        self.schedule = build_schedule(
+            self.optimizer,
+            name="cosine",
+            num_updates=config.steps,
+            num_warmup=config.lr_warmup_steps,
+            floor=config.lr_floor,
+        )
+
+    def run(self, start: int, should_stop: Callable[[], bool]) -> Iterator[WarmupStep]:
+        """Trains from step ``start`` on, one update per item, until done or told to stop."""
+        supervised = self.policy
+        assert isinstance(supervised, Supervised)
+        for step in range(start, self.config.steps):
+            if should_stop():
+                return
+            share = self.job.share(self._batch(step), "warmup.batch_size")
+            seeds = [derive_seed(self.seed, WARMUP_SEED, step, index) for index, _ in share]
+            loss = supervised.supervised_loss([example for _, example in share], seeds=seeds) / self.job.size
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.job.sum_gradients(self.parameters)
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
+            lr = self.schedule.get_last_lr()[0]
+            self.optimizer.step()
+            self.schedule.step()
+            yield WarmupStep(step + 1, float(loss.detach()) * self.job.size, lr)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimiser and schedule."""
+        return {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores ``state_dict``."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+
+    def _batch(self, step: int) -> list[Example]:
+        draw = Random(derive_seed(self.seed, WARMUP_SEED, step))
+        return [self.examples[draw.randrange(len(self.examples))] for _ in range(self.config.batch_size)]
+
+
+def load_examples(config: WarmupConfig) -> Sequence[Example]:
+    """The examples that ``warmup.examples`` names.
+
+    Raises:
+        ConfigError: it names nothing, or not with these arguments.
+        DataError: it returned no ``Example`` rows.
+    """
+    source = resolve("examples", config.examples.name)
+    try:
+        examples = list(source(**config.examples.numbers))
+    except TypeError as error:
+        raise ConfigError(f"warmup.examples: {config.examples.name}: {error}") from error
+    if not examples or not all(isinstance(example, Example) for example in examples):
+        raise DataError(f"warmup.examples: {config.examples.name} must return mmgrpo.types.Example rows, at least one")
+    return examples
