@@ -1,0 +1,248 @@
+"""Reads prompts from what people already have, and deals them out as a pure function of the step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from mmgrpo.errors import DataError
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.prompt_rows import StoredImages, holds_images, missing, prompt_of_row
+from mmgrpo.registry import import_attribute
+from mmgrpo.types import Prompt
+
+_SPLIT_FILES = ("{}_metadata.jsonl", "{}.jsonl", "{}.json", "{}.parquet", "{}.txt")
+
+
+def load_prompts(
+    source: str | Path, *, split: str | None = None, text_column: str = "prompt", limit: int | None = None
+) -> list[Prompt]:
+    """The prompts of a file, a folder, a dataset of the Hub or a Python function.
+
+    ========================================  =========================================================================
+    source                                    read as
+    ========================================  =========================================================================
+    ``prompts.txt``                           one prompt per line; blank lines are skipped
+    ``rows.jsonl``, ``rows.json``             one object per line; a list of objects
+    ``rows.parquet``                          one prompt per row
+    a folder with ``{split}.txt`` or other    that file, flow_grpo's ``{split}_metadata.jsonl`` included
+    a folder of ``Dataset.save_to_disk``      that dataset
+    another folder, or ``owner/name``         ``datasets.load_dataset``; ``owner/name:subset`` names a configuration
+    ``python:module:attribute``               a function without arguments that returns prompts, or a list of them
+    ========================================  =========================================================================
+
+    In a row, ``text_column`` is a text or a list of chat messages (the prompt's text is then that of the last user
+    turn), ``negative_prompt`` the negative prompt, ``image``/``images``/``video``/``videos`` what the model is shown
+    (paths count from the file's folder and stay paths; ``video`` may be a list of frames), and every other column is
+    for the rewards. Images stored in a dataset are decoded each time they are looked at, so they cost no memory.
+
+    Args:
+        source: where the prompts are.
+        split: the split of a folder or dataset; needed where there are several.
+        text_column: the column that holds the prompt.
+        limit: keep the first so many.
+
+    Returns:
+        At least one prompt, in the order of the source.
+
+    Raises:
+        DataError: for a source that is missing, empty or malformed, with the line or row and the cure; a setting that
+            has no effect on the source is refused too.
+        ConfigError: for ``python:`` sources that do not exist.
+    """
+    if limit is not None and limit < 1:
+        raise DataError(f"limit must be at least 1 or absent, got {limit}")
+    prompts = list(islice(_read(str(source), split, text_column), limit))
+    if not prompts:
+        raise DataError(f"{source} holds no prompts; it needs at least one")
+    return prompts
+
+
+@final
+class PromptStream:
+    """An endless, seeded order of prompts that needs no state: the prompts of a step follow from the step alone.
+
+    Shuffled, an epoch is ceil(N / num_per_step) steps over its own permutation; where N is not a multiple, its last
+    step is filled up from the start of the same permutation, so that every prompt comes at least once per epoch and
+    never twice in a step. Unshuffled, the prompts follow each other round and round. With fewer prompts than
+    ``num_per_step`` they repeat within a step, as evenly as they can; each repetition is then a group of its own.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], *, num_per_step: int, seed: int, shuffle: bool = True) -> None:
+        if not prompts:
+            raise DataError("a prompt stream needs at least one prompt")
+        if num_per_step < 1:
+            raise DataError(f"num_per_step must be at least 1, got {num_per_step}")
+        self._prompts = prompts
+        self._num_per_step = num_per_step
+        self._seed = seed
+        self._shuffle = shuffle
+
+    def take(self, step: int) -> list[tuple[int, Prompt]]:
+        """The dataset index and the prompt of each group of a step, ``num_per_step`` of them; steps count from 0."""
+        N = len(self._prompts)
+        n = self._num_per_step
+        if not self._shuffle:
+            chosen = [(step * n + i) % N for i in range(n)]
+        else:
+            epoch, step_in_epoch = divmod(step, -(-N // n))
+            order = _permutation(derive_seed(self._seed, epoch), N)
+            chosen = [order[(step_in_epoch * n + i) % N] for i in range(n)]
+        return [(index, self._prompts[index]) for index in chosen]
+
+
+@lru_cache(maxsize=4)
+def _permutation(seed: int, size: int) -> tuple[int, ...]:
+    return tuple(torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+def _read(source: str, split: str | None, text_column: str) -> Iterable[Prompt]:
+    if source.startswith("python:"):
+        _refuse_split(source, split)
+        _refuse_text_column(source, text_column)
+        return _from_python(source)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _from_folder(path, split, text_column)
+    if path.is_file():
+        _refuse_split(source, split)
+        return _from_file(path, text_column)
+    if path.suffix in _READERS or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
+        raise DataError(missing(path))
+    return _from_hub(source, split, text_column)
+
+
+def _from_python(source: str) -> list[Prompt]:
+    found = import_attribute(source.removeprefix("python:"))
+    prompts = found() if callable(found) else found
+    if not isinstance(prompts, Iterable):
+        raise DataError(f"'{source}' must give a list of Prompt, got {type(prompts).__name__}")
+    prompts = list(prompts)
+    for row, prompt in enumerate(prompts):
+        if not isinstance(prompt, Prompt):
+            raise DataError(f"'{source}' must give a list of Prompt, its item {row} is a {type(prompt).__name__}")
+    return prompts
+
+
+def _from_file(path: Path, text_column: str) -> Iterator[Prompt]:
+    if path.suffix not in _READERS:
+        raise DataError(f"cannot read prompts from {path}; known endings are {', '.join(_READERS)}")
+    return _READERS[path.suffix](path, text_column)
+
+
+def _from_text(path: Path, text_column: str) -> Iterator[Prompt]:
+    _refuse_text_column(path, text_column)
+    return (Prompt(line.strip()) for line in _text_of(path).split("\n") if line.strip())
+
+
+def _from_json_lines(path: Path, text_column: str) -> Iterator[Prompt]:
+    for number, line in enumerate(_text_of(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}, line {number} is not JSON: {error.msg} at column {error.colno}") from error
+        yield prompt_of_row(row, text_column, where=f"{path}, line {number}", folder=path.parent)
+
+
+def _from_json(path: Path, text_column: str) -> Iterator[Prompt]:
+    try:
+        rows = json.loads(_text_of(path))
+    except json.JSONDecodeError as error:
+        cure = "; one object per line belongs in a .jsonl file" if error.msg == "Extra data" else ""
+        raise DataError(f"{path}, line {error.lineno} is not JSON: {error.msg}{cure}") from error
+    if not isinstance(rows, list):
+        raise DataError(f"{path} must hold a list of objects, got {type(rows).__name__}")
+    for number, row in enumerate(rows):
+        yield prompt_of_row(row, text_column, where=f"{path}, item {number}", folder=path.parent)
+
+
+def _from_parquet(path: Path, text_column: str) -> Iterator[Prompt]:
+    import pyarrow.parquet
+    from datasets import Dataset
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} is not a readable parquet file: {error}") from error
+    return _from_dataset(Dataset(table), text_column, where=str(path), folder=path.parent)
+
+
+_READERS: dict[str, Callable[[Path, str], Iterator[Prompt]]] = {
+    ".txt": _from_text,
+    ".jsonl": _from_json_lines,
+    ".json": _from_json,
+    ".parquet": _from_parquet,
+}
+
+
+def _from_folder(path: Path, split: str | None, text_column: str) -> Iterator[Prompt]:
+    from datasets import load_from_disk
+
+    if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+        return _from_dataset(_one_split(load_from_disk(path), str(path), split), text_column, str(path), path)
+    files = [path / pattern.format(split) for pattern in _SPLIT_FILES if split is not None]
+    for file in files:
+        if file.is_file():
+            return _from_file(file, text_column)
+    return _from_hub(str(path), split, text_column)
+
+
+def _from_hub(source: str, split: str | None, text_column: str) -> Iterator[Prompt]:
+    from datasets import load_dataset
+
+    local = Path(source).is_dir()
+    name, _, subset = (source, "", "") if local else source.partition(":")
+    try:
+        loaded = load_dataset(name, subset or None)
+    except Exception as error:  # the library has no common class for what can go wrong on the way to a dataset
+        cause = f"{type(error).__name__}: {error}"
+        near = "" if local else f"; and as a path {missing(Path(source))}"
+        raise DataError(f"as a dataset '{source}' cannot be loaded: {cause}{near}") from error
+    return _from_dataset(_one_split(loaded, source, split), text_column, source, Path(source) if local else None)
+
+
+def _one_split(loaded: Any, source: str, split: str | None) -> Any:
+    from datasets import DatasetDict
+
+    if not isinstance(loaded, DatasetDict):
+        _refuse_split(source, split)
+        return loaded
+    if split is None and len(loaded) == 1:
+        return next(iter(loaded.values()))
+    if split not in loaded:
+        raise DataError(f"{source} has the splits {', '.join(map(str, loaded))}; got split={split!r}, name one of them")
+    return loaded[split]
+
+
+def _from_dataset(dataset: Any, text_column: str, where: str, folder: Path | None) -> Iterator[Prompt]:
+    if text_column not in dataset.column_names:
+        raise DataError(f"{where} has no column '{text_column}'; set text_column to one of {dataset.column_names}")
+    stored = [name for name in ("image", "images") if holds_images(dataset.features.get(name))]
+    for number, row in enumerate(dataset.remove_columns(stored)):
+        pictures = {name: StoredImages(dataset, number, name) for name in stored}
+        yield prompt_of_row({**row, **pictures}, text_column, where=f"{where}, row {number}", folder=folder)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
+
+
+def _refuse_split(source: str, split: str | None) -> None:
+    if split is not None:
+        raise DataError(f"{source} has no splits, so split={split!r} does nothing; remove it")
+
+
+def _refuse_text_column(source: str | Path, text_column: str) -> None:
+    if text_column != "prompt":
+        raise DataError(f"{source} has no columns, so text_column={text_column!r} does nothing; remove it")

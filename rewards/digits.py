@@ -1,0 +1,287 @@
+"""Real handwritten digits: the data, the judges and the diversity measures of the smallest complete image job.
+
+The 1,797 scans of the UCI "Optical Recognition of Handwritten Digits" test set, 8x8 pixels with 17 grey levels, ship
+with scikit-learn, so nothing is downloaded. Every fit is single-threaded with a fixed seed: the same numbers each run.
+
+Axes: N images or points, M points of a manifold, D pixels, K digits asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.spatial.distance import cdist, pdist
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from sklearn.neural_network import MLPClassifier
+from sklearn.svm import SVC
+from threadpoolctl import threadpool_limits
+
+from mmgrpo.errors import DataError
+from mmgrpo.types import Example, Prompt, Sample
+
+SIDE = 8
+DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+Pixels = NDArray[np.float32]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DigitSplit:
+    """A fixed split of the real digits; 80 % to train on, 20 % that no generator and no verifier ever sees.
+
+    Attributes:
+        train: (1437, 8, 8) float32 in [-1, 1], ink is bright.
+        train_labels: the digit of each training image.
+        held_out: (360, 8, 8) float32 in [-1, 1].
+        held_out_labels: the digit of each held-out image.
+    """
+
+    train: Pixels
+    train_labels: Labels
+    held_out: Pixels
+    held_out_labels: Labels
+
+
+class _Classifier(Protocol):
+    def predict(self, X: Pixels, /) -> Any: ...
+
+
+@lru_cache(maxsize=1)
+def load_split() -> DigitSplit:
+    """The stratified split with ``random_state=0``; the arrays are read-only and shared by every caller."""
+    levels, labels = load_digits(return_X_y=True)
+    images = (levels / 8 - 1).astype(np.float32).reshape(-1, SIDE, SIDE)
+    parts = [
+        np.asarray(part)
+        for part in train_test_split(images, labels.astype(np.int64), test_size=0.2, random_state=0, stratify=labels)
+    ]
+    for part in parts:
+        part.setflags(write=False)
+    train, held_out, train_labels, held_out_labels = parts
+    return DigitSplit(train=train, train_labels=train_labels, held_out=held_out, held_out_labels=held_out_labels)
+
+
+def caption(digit: int) -> str:
+    """What a digit is called in every prompt here, for example ``a handwritten digit seven``."""
+    return f"a handwritten digit {DIGIT_NAMES[digit]}"
+
+
+def digit_prompts(per_digit: int = 1) -> list[Prompt]:
+    """The ten captions, each with its column ``digit``; the whole list is repeated ``per_digit`` times."""
+    return [Prompt(caption(digit), columns={"digit": digit}) for _ in range(per_digit) for digit in range(10)]
+
+
+def mislabelled_examples(fraction: float = 0.45, seed: int = 0) -> list[Example]:
+    """The training images with captions of which some are wrong on purpose, to warm a generator up to a low start.
+
+    ``round(fraction * N)`` captions are redrawn uniformly over the ten digits, so a share of about
+    ``1 - 0.9 * fraction`` stays right: 0.595 at the default. The column ``digit`` is what the caption says,
+    ``true_digit`` what the image shows.
+
+    Raises: DataError if fraction is outside [0, 1].
+    """
+    if not 0 <= fraction <= 1:
+        raise DataError(f"fraction of redrawn captions must lie in [0, 1], got {fraction}")
+    split = load_split()
+    N = len(split.train)
+    rng = np.random.RandomState(seed)  # the legacy generator: its stream is frozen across numpy versions
+    said = split.train_labels.copy()
+    redrawn = rng.permutation(N)[: round(fraction * N)]
+    said[redrawn] = rng.randint(0, 10, size=len(redrawn))
+    return [
+        Example(
+            prompt=Prompt(caption(int(digit)), columns={"digit": int(digit), "true_digit": int(label)}),
+            image=to_image(pixels),
+        )
+        for pixels, digit, label in zip(split.train, said, split.train_labels, strict=True)
+    ]
+
+
+def to_image(pixels: Pixels) -> Image.Image:
+    """An (H, W) array in [-1, 1] as an 8-bit grey image; the 17 levels of the real digits stay distinct."""
+    return Image.fromarray(np.clip(np.rint((pixels + 1) * 127.5), 0, 255).astype(np.uint8))
+
+
+def to_pixels(image: Image.Image) -> Pixels:
+    """An 8-bit image of any size and mode as (8, 8) grey values in [-1, 1], by area average; alpha is ignored.
+
+    Raises: DataError for modes of more than 8 bits, which PIL would clip silently.
+    """
+    if image.mode in ("I", "F") or image.mode.startswith("I;"):
+        raise DataError(
+            f"digits are judged on 8-bit images (L, RGB, RGBA, ...), got mode {image.mode}; rescale it to L"
+        )
+    grey = image.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
+    return np.asarray(grey, dtype=np.float32) / 127.5 - 1
+
+
+def coverage(points: Pixels, manifold: Pixels, neighbours: int) -> float | None:
+    """Share of the points within some manifold point's distance to its k-th nearest neighbour, itself not counted.
+
+    Shapes: (N, D), (M, D) -> a share in [0, 1]; None if M <= neighbours, where that distance does not exist.
+    Source: Kynkaanniemi et al. 2019, arXiv:1904.06991, eq. 1-2.
+    """
+    if len(manifold) <= neighbours:
+        return None
+    radius_M = np.sort(cdist(manifold, manifold), axis=1)[:, neighbours]  # column 0 is the point itself
+    return float((cdist(points, manifold) <= radius_M).any(axis=1).mean())
+
+
+@lru_cache(maxsize=1)
+def fit_verifier() -> MLPClassifier:
+    """One hidden layer of 64, fitted on the training split only; reads 0.978 of the held-out digits."""
+    split = load_split()
+    with threadpool_limits(1):
+        return MLPClassifier((64,), tol=5e-4, max_iter=300, random_state=0).fit(_flat(split.train), split.train_labels)
+
+
+@lru_cache(maxsize=1)
+def fit_judge() -> SVC:
+    """An RBF support vector machine fitted on the held-out 20 % only; reads 0.983 of the training digits."""
+    split = load_split()
+    with threadpool_limits(1):
+        return SVC(C=10.0, kernel="rbf").fit(_flat(split.held_out), split.held_out_labels)
+
+
+@final
+class DigitVerifier:
+    """Reward: 1.0 if a classifier of the training split reads the digit that column ``digit`` asks for, else 0.0.
+
+    A sample without an image, or a prompt without the column, is not judged (None). Says nothing about diversity: a
+    generator that draws one perfect seven scores 1.0, so watch ``Recall`` and ``Spread`` beside it.
+    """
+
+    def __init__(self) -> None:
+        self._classifier = fit_verifier()
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        return _agreement(self._classifier, samples)
+
+
+@final
+class HeldOutJudge:
+    """Evaluation (``held_out_accuracy``): as ``DigitVerifier``, by another kind of classifier fitted on other images.
+
+    It shares neither model nor data with the verifier, so a gap that opens between the two is reward hacking.
+    """
+
+    def __init__(self) -> None:
+        self._classifier = fit_judge()
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        return _agreement(self._classifier, samples)
+
+
+@final
+class Recall:
+    """Evaluation: share of the held-out real digits that lie on the manifold of the generated set.
+
+    |{r : some g has |r - g| <= radius(g)}| / |real|, where radius(g) is the distance from g to its k-th nearest
+    neighbour in the generated set, in pixel space. A set-level number: every sample with an image gets the same value,
+    the set is the samples of one call, and fewer than k + 1 images give None. It depends on the size of the set, so
+    compare only sets of equal size, and scattered noise reaches everything, so read it beside ``Precision``. For
+    evaluation; as a training reward it has no advantage within a group.
+
+    Source: Kynkaanniemi et al. 2019, arXiv:1904.06991, eq. 1-2. Deviation: pixels in place of VGG features.
+    """
+
+    def __init__(self, neighbours: int = 3) -> None:
+        self._neighbours = _at_least_one(neighbours)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        real = _flat(load_split().held_out)
+        return _same_for_all(samples, lambda made, _: coverage(real, made, self._neighbours))
+
+
+@final
+class Precision:
+    """Evaluation: share of the generated images that lie on the manifold of the held-out real digits.
+
+    As ``Recall`` with the two sets exchanged; every sample with an image gets the same value.
+
+    Source: Kynkaanniemi et al. 2019, arXiv:1904.06991, eq. 1-2. Deviation: pixels in place of VGG features.
+    """
+
+    def __init__(self, neighbours: int = 3) -> None:
+        self._neighbours = _at_least_one(neighbours)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        real = _flat(load_split().held_out)
+        return _same_for_all(samples, lambda made, _: coverage(made, real, self._neighbours))
+
+
+@final
+class Spread:
+    """Evaluation: how different the images of one digit are from each other, as a multiple of the real digits'.
+
+    mean_k d_k(generated) / mean_k d_k(held-out), with d_k the mean Euclidean distance over the pairs of digit k, and
+    k over the digits that were asked for at least twice. 1 is as varied as real writing, 0 is one picture per digit;
+    wrong digits inflate it. Samples without an image or the column ``digit`` get None, the others all the same value.
+    """
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        return _same_for_all(samples, _relative_spread, needs_digit=True)
+
+
+def _agreement(classifier: _Classifier, samples: Sequence[Sample]) -> list[float | None]:
+    rows = [i for i, sample in enumerate(samples) if sample.image is not None and _asked_digit(sample) is not None]
+    values: list[float | None] = [None] * len(samples)
+    if not rows:
+        return values
+    read_N = classifier.predict(_stack([samples[i] for i in rows]))
+    for i, read in zip(rows, read_N, strict=True):
+        values[i] = float(read == _asked_digit(samples[i]))
+    return values
+
+
+def _same_for_all(
+    samples: Sequence[Sample], measure: Callable[[Pixels, list[int | None]], float | None], *, needs_digit: bool = False
+) -> list[float | None]:
+    """One number of the whole set, given to each of its samples."""
+    counts = [s.image is not None and not (needs_digit and _asked_digit(s) is None) for s in samples]
+    chosen = [sample for sample, counted in zip(samples, counts, strict=True) if counted]
+    value = measure(_stack(chosen), [_asked_digit(sample) for sample in chosen]) if chosen else None
+    return [value if counted else None for counted in counts]
+
+
+def _relative_spread(made: Pixels, digits: list[int | None]) -> float | None:
+    split = load_split()
+    asked = np.array(digits)
+    classes = [k for k in range(10) if (asked == k).sum() >= 2]
+    if not classes:
+        return None
+    real = _flat(split.held_out)
+    made_K = [pdist(made[asked == k]).mean() for k in classes]
+    real_K = [pdist(real[split.held_out_labels == k]).mean() for k in classes]
+    return float(np.mean(made_K) / np.mean(real_K))
+
+
+def _asked_digit(sample: Sample) -> int | None:
+    digit = sample.prompt.columns.get("digit")
+    if digit is None:
+        return None
+    if isinstance(digit, bool) or not isinstance(digit, int | np.integer) or not 0 <= digit <= 9:
+        raise DataError(f"column 'digit' must be an integer from 0 to 9, got {digit!r} of type {type(digit).__name__}")
+    return int(digit)
+
+
+def _stack(samples: Sequence[Sample]) -> Pixels:
+    return np.stack([to_pixels(sample.image).reshape(-1) for sample in samples if sample.image is not None])
+
+
+def _flat(images: Pixels) -> Pixels:
+    return images.reshape(len(images), -1)
+
+
+def _at_least_one(neighbours: int) -> int:
+    if neighbours < 1:
+        raise DataError(f"neighbours must be at least 1, got {neighbours}")
+    return neighbours

@@ -1,0 +1,63 @@
+"""Rewards computed from pixels alone: no model, no data, for any policy that draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from typing import final
+
+from PIL import Image, ImageStat
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.types import Sample
+
+
+@final
+class JpegSize:
+    """Reward: size of the image as a JPEG, in kilobytes; ``sign=-1`` rewards small files, ``sign=1`` large ones.
+
+    Every image is written as RGB, so grey and colour images are on one scale; alpha is dropped. A sample without an
+    image is not judged (None). Its scale grows with the resolution: normalise by group.
+
+    Units: kB of 1000 bytes.   Raises: ConfigError for another sign or a quality outside 1..95.
+    Source: Black et al. 2023 (DDPO), arXiv:2305.13301, sec. 5.1: compressibility and incompressibility.
+    """
+
+    def __init__(self, sign: int = -1, quality: int = 95) -> None:
+        if sign not in (-1, 1):
+            raise ConfigError(f"JpegSize.sign must be -1 (reward small files) or 1 (reward large ones), got {sign}")
+        if not 1 <= quality <= 95:
+            raise ConfigError(f"JpegSize.quality must lie in 1..95, got {quality}")
+        self._sign = sign
+        self._quality = quality
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        return [None if sample.image is None else self._sign * self._kilobytes(sample.image) for sample in samples]
+
+    def _kilobytes(self, image: Image.Image) -> float:
+        buffer = BytesIO()
+        image.convert("RGB").save(buffer, format="JPEG", quality=self._quality)
+        return buffer.tell() / 1000
+
+
+@final
+class Brightness:
+    """Reward: how close the image's mean luminance is to a target, ``1 - |mean(L) / 255 - target|``.
+
+    L is PIL's ITU-R 601 grey value. The easiest signal there is: for smoke tests, and for seeing whether a policy
+    learns at all. A sample without an image is not judged (None).
+
+    Units: target 0 (black) to 1 (white) -> 0 to 1.   Raises: ConfigError for a target outside [0, 1].
+    """
+
+    def __init__(self, target: float = 1.0) -> None:
+        if not 0 <= target <= 1:
+            raise ConfigError(f"Brightness.target must lie in [0, 1], got {target}")
+        self._target = target
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        return [None if sample.image is None else self._score(sample.image) for sample in samples]
+
+    def _score(self, image: Image.Image) -> float:
+        mean = ImageStat.Stat(image.convert("L")).mean[0] / 255
+        return 1 - abs(mean - self._target)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.pixels import Brightness, JpegSize
+from mmgrpo.types import Prompt, Sample
+
+
+def drawn(image: Image.Image | None) -> Sample:
+    return Sample(Prompt("anything"), group=0, member=0, image=image)
+
+
+def noise() -> Image.Image:
+    return Image.fromarray(np.random.RandomState(0).randint(0, 256, size=(32, 32, 3)).astype(np.uint8))
+
+
+def test_jpeg_size_is_that_of_the_file(tmp_path: Path):
+    noise().save(tmp_path / "noise.jpg", quality=95)
+    kilobytes = (tmp_path / "noise.jpg").stat().st_size / 1000
+    assert JpegSize()([drawn(noise())]) == [-kilobytes]
+    assert JpegSize(sign=1)([drawn(noise())]) == [kilobytes]
+
+
+def test_jpeg_size_prefers_plain_images_and_lower_quality():
+    samples = [drawn(Image.new("RGB", (32, 32), "teal")), drawn(noise())]
+    (plain, busy), (_, rough) = np.array(JpegSize()(samples)), np.array(JpegSize(quality=10)(samples))
+    assert busy < rough < 0
+    assert busy < plain < 0
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P"])
+def test_jpeg_size_is_one_scale_for_all_modes(mode: str):
+    grey = noise().convert("L")
+    assert JpegSize()([drawn(grey.convert(mode))]) == JpegSize()([drawn(grey.convert("RGB"))])
+
+
+def test_brightness_by_hand():
+    halves = Image.fromarray(np.repeat(np.array([[0, 255]], dtype=np.uint8), 4, axis=0))
+    dark = Image.new("RGB", (4, 4), (51, 51, 51))  # 51 / 255 = 0.2
+    assert Brightness(0.7)([drawn(dark), drawn(halves)]) == pytest.approx([0.5, 0.8])
+    assert Brightness()([drawn(Image.new("L", (2, 2), 255))]) == [1.0]
+
+
+def test_no_image_is_not_judged():
+    assert JpegSize()([drawn(None)]) == [None]
+    assert Brightness()([drawn(None)]) == [None]
+
+
+def test_settings_that_make_no_sense_are_refused():
+    with pytest.raises(ConfigError, match=r"-1 .* or 1 .*, got 2"):
+        JpegSize(sign=2)
+    with pytest.raises(ConfigError, match=r"1\.\.95, got 100"):
+        JpegSize(quality=100)
+    with pytest.raises(ConfigError, match=r"\[0, 1\], got 255"):
+        Brightness(255)

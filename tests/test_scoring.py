@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.scoring import NamedReward, as_reward, score
+from mmgrpo.types import Prompt, Sample
+
+
+def samples_of(*texts: str, **columns: Sequence[Any]) -> list[Sample]:
+    rows = [{name: values[i] for name, values in columns.items()} for i in range(len(texts))]
+    return [Sample(Prompt(f"q{i}", columns=rows[i]), group=i, member=0, text=text) for i, text in enumerate(texts)]
+
+
+def returning(values: Any) -> NamedReward:
+    return NamedReward("fixed", lambda samples: values)
+
+
+FOUR = samples_of("a", "bb", "ccc", "dddd")
+
+
+class TestScores:
+    def test_values_weights_and_total(self):
+        length = NamedReward("length", lambda samples: [len(s.text or "") for s in samples], 0.5)
+        is_b = NamedReward("is_b", lambda samples: [s.text == "bb" for s in samples], -1.0)
+        scores = score(FOUR, [length, is_b])
+        assert scores.names == ("length", "is_b")
+        assert scores.value_BR.tolist() == [[1, 0], [2, 1], [3, 0], [4, 0]]
+        assert scores.total_B.tolist() == [0.5, 2 * 0.5 - 1, 1.5, 2.0]
+        assert scores.failures == {"length": 0, "is_b": 0}
+
+    def test_none_does_not_apply_and_is_no_failure(self):
+        scores = score(FOUR, [returning([1.0, None, None, 4.0])], max_failure_frac=0.0)
+        assert scores.valid_BR[:, 0].tolist() == [True, False, False, True]
+        assert scores.value_BR[:, 0].tolist() == [1, 0, 0, 4]
+        assert scores.scored_B.tolist() == [True, False, False, True]
+        assert scores.failures == {"fixed": 0}
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e39, torch.tensor(math.nan)])
+    def test_what_is_not_finite_is_masked_and_counted(self, bad: Any, caplog: pytest.LogCaptureFixture):
+        scores = score(FOUR, [returning([1.0, bad, None, 0.0])])
+        assert scores.valid_BR[:, 0].tolist() == [True, False, False, True]
+        assert scores.failures == {"fixed": 1}
+        assert "'fixed' gave NaN or infinity for 1 of 4 samples" in caplog.text
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            (0.25, 1, 0, 2),
+            np.array([0.25, 1, 0, 2]),
+            [np.float32(0.25), np.int64(1), np.bool_(False), np.float64(2)],
+            torch.tensor([0.25, 1, 0, 2], requires_grad=True),
+            [torch.tensor(0.25), torch.tensor([1.0]), torch.tensor(0), torch.tensor(2, dtype=torch.bfloat16)],
+        ],
+    )
+    def test_any_kind_of_number_will_do(self, values: Any):
+        scores = score(FOUR, [returning(values)])
+        assert scores.value_BR.dtype == torch.float32
+        assert scores.value_BR[:, 0].tolist() == [0.25, 1, 0, 2]
+        assert not scores.value_BR.requires_grad
+
+    def test_each_reward_sees_everything_once(self):
+        seen = []
+        score(FOUR, [NamedReward("spy", lambda samples: seen.append(list(samples)) or [0.0] * 4)])
+        assert seen == [FOUR]
+
+
+class TestFailures:
+    def broken(self, samples: Sequence[Sample]) -> list[float]:
+        raise TimeoutError("no answer in 10 s")
+
+    def test_a_reward_that_raises_stops_the_run_and_says_why(self):
+        expected = (
+            r"'ocr' failed on 4 of 4 samples \(100%\).*at most 25%.*TimeoutError: no answer in 10 s.*max_failure_frac"
+        )
+        with pytest.raises(RewardError, match=expected) as caught:
+            score(FOUR, [NamedReward("ocr", self.broken)])
+        assert isinstance(caught.value.__cause__, TimeoutError)
+
+    def test_where_that_is_allowed_it_is_masked_and_explained_once(self, caplog: pytest.LogCaptureFixture):
+        rewards = [NamedReward("flaky", self.broken), NamedReward("sound", lambda samples: [1.0] * 4)]
+        scores = score(FOUR, rewards, max_failure_frac=1.0)
+        score(FOUR, rewards, max_failure_frac=1.0)
+        assert scores.valid_BR.tolist() == [[False, True]] * 4
+        assert scores.total_B.tolist() == [1.0] * 4
+        assert scores.failures == {"flaky": 4, "sound": 0}
+        warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+        assert [record.exc_info is not None for record in warnings] == [True, False]
+        assert "'flaky' raised TimeoutError: no answer in 10 s; its 4 samples are masked" in warnings[1].getMessage()
+
+    def test_the_limit_is_on_the_share_and_inclusive(self):
+        one_bad = returning([math.nan, 1.0, 1.0, 1.0])
+        assert score(FOUR, [one_bad], max_failure_frac=0.25).failures == {"fixed": 1}
+        with pytest.raises(RewardError, match=r"failed on 1 of 4 samples \(25%\).*at most 20%.*NaN or infinity"):
+            score(FOUR, [one_bad], max_failure_frac=0.2)
+
+    @pytest.mark.parametrize(
+        ("returned", "said"),
+        [
+            ([1.0], "'fixed': expected 4 values, one per sample in order, got 1"),
+            ([1.0] * 5, "expected 4 values, one per sample in order, got 5"),
+            (None, "expected a sequence of 4 numbers or None, got None; is a return missing"),
+            (3.0, "expected a sequence of 4 numbers or None, got 3.0 of type float"),
+            ("good", "got 'good' of type str"),
+            ({"reward": 1.0}, "of type dict"),
+            ([1.0, "2", 3.0, 4.0], "number or None, got '2' of type str"),
+            ([1.0, [2.0], 3.0, 4.0], r"number or None, got \[2.0\] of type list"),
+        ],
+    )
+    def test_a_malformed_answer_stops_at_once(self, returned: Any, said: str):
+        with pytest.raises(RewardError, match=said):
+            score(FOUR, [returning(returned)], max_failure_frac=1.0)
+
+    def test_names_and_weights_are_checked(self):
+        with pytest.raises(ConfigError, match=r"own name, got \['fixed', 'fixed'\]"):
+            score(FOUR, [returning([0.0] * 4), returning([1.0] * 4)])
+        with pytest.raises(ConfigError, match="one or more"):
+            score(FOUR, [])
+        with pytest.raises(ConfigError, match="'x' must be a finite number, got nan"):
+            NamedReward("x", self.broken, math.nan)
+        with pytest.raises(ConfigError, match="not empty"):
+            NamedReward("", self.broken)
+
+
+class TestTrlForm:
+    def test_gets_prompts_completions_and_columns_as_lists(self):
+        def exact(prompts, completions, answer, **columns):
+            assert prompts == ["q0", "q1"]
+            assert columns["level"] == [3, 5]
+            assert columns["completion_ids"] == [None, None]
+            return [float(c == a) for c, a in zip(completions, answer, strict=True)]
+
+        samples = samples_of("yes", "no", answer=["yes", "yes"], level=[3, 5])
+        assert score(samples, [NamedReward("exact", exact)]).value_BR[:, 0].tolist() == [1.0, 0.0]
+
+    def test_gets_only_what_it_names(self):
+        def length(completions):
+            return [len(completion) for completion in completions]
+
+        assert as_reward(length)(samples_of("a", "bb", answer=[1, 2])) == [1, 2]
+
+    def test_a_sample_without_a_required_column_is_left_out(self):
+        def exact(completions, answer):
+            return [float(c == a) for c, a in zip(completions, answer, strict=True)]
+
+        samples = samples_of("yes", "no", answer=["yes", "no"])
+        samples.insert(1, Sample(Prompt("of another task"), group=2, member=0, text="None"))
+        assert as_reward(exact)(samples) == [1.0, None, 1.0]
+
+    def test_an_optional_column_is_none_where_it_is_missing(self):
+        def known(completions, answer=None):
+            return [None if a is None else 1.0 for a in answer or completions]
+
+        samples = [*samples_of("yes", answer=["yes"]), *samples_of("no")]
+        assert as_reward(known)(samples) == [1.0, None]
+
+    def test_a_column_that_no_prompt_has_is_said_aloud(self, caplog: pytest.LogCaptureFixture):
+        def exact(completions, solution):
+            raise AssertionError("has nothing to judge")
+
+        assert as_reward(exact)(samples_of("yes", answer=["yes"])) == [None]
+        assert (
+            "exact applies to no sample: it requires columns ('solution',), the prompts have ['answer']" in caplog.text
+        )
+
+    def test_chat_completions_are_messages_and_pictures_are_pictures(self):
+        turns = [{"role": "user", "content": "how many?"}]
+        picture = Image.new("L", (2, 2))
+        chat = Sample(Prompt("how many?", images=["a.png"], messages=turns), 0, 0, text="")
+        image = Sample(Prompt("a cat"), 1, 0, image=picture, tokens=[4])
+        video = Sample(Prompt("a dog"), 2, 0, video=[picture])
+        seen: dict[str, Any] = {}
+
+        def spy(completions, **columns):
+            seen.update(columns, completions=completions)
+            return [0.0] * len(completions)
+
+        as_reward(spy)([chat, image, video])
+        assert seen["completions"] == [[{"role": "assistant", "content": ""}], picture, [picture]]
+        assert seen["prompts"] == [turns, "a cat", "a dog"]
+        assert seen["images"] == [["a.png"], [], []]
+        assert seen["completion_ids"] == [None, [4], None]
+
+    def test_a_wrong_count_names_the_reward(self):
+        def short(completions):
+            return [1.0]
+
+        with pytest.raises(RewardError, match="'short': expected 4 values, one per sample in order, got 1"):
+            score(FOUR, [NamedReward("short", short)])
+
+    def test_our_own_form_passes_through(self):
+        def own(samples):
+            return [0.0 for _ in samples]
+
+        assert as_reward(own) is own
+        assert as_reward(max) is max  # a builtin without a signature
