@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+
 from torch import Tensor, nn
 
 from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout

@@ -1,0 +1,62 @@
+"""What a person sees while a run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+from mmgrpo.config import RunConfig
+from mmgrpo.warmup import WarmupStep
+
+
+class Progress:
+    """Progress bars with the numbers that matter, and a line per evaluation; silent on all but one process."""
+
+    def __init__(self, config: RunConfig, *, quiet: bool) -> None:
+        self._console = Console(quiet=quiet)
+        self._bars = Bars(
+            TextColumn("{task.description:<8}"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[says]}"),
+            console=self._console,
+            disable=quiet,
+        )
+        self._warmup = self._bars.add_task("warm-up", total=config.warmup.steps, says="") if config.warmup else None
+        self._train = self._bars.add_task("train", total=config.steps, says="", start=False)
+
+    def __enter__(self) -> Progress:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+    def warmed(self, done: WarmupStep) -> None:
+        """After a supervised update."""
+        if self._warmup is not None:
+            self._bars.update(self._warmup, completed=done.step, says=f"loss {done.loss:.4f}")
+
+    def stepped(self, line: Mapping[str, float]) -> None:
+        """After a step, with the line of its last update."""
+        self._bars.start_task(self._train)
+        says = (
+            f"reward {line['reward/mean']:.3f} ± {line['reward/std']:.3f}  "
+            f"clip {line['policy/clip_low_frac']:.2f}/{line['policy/clip_high_frac']:.2f}"
+        )
+        if "policy/kl_mean" in line:
+            says += f"  kl {line['policy/kl_mean']:.2e}"
+        self._bars.update(self._train, completed=line["step"], says=says)
+
+    def judged(self, line: Mapping[str, float]) -> None:
+        """After an evaluation."""
+        parts = [f"{key.split('/')[1]} {value:.3f}" for key, value in line.items() if key.startswith("eval/")]
+        self._console.print(f"step {int(line['step']):>4}  {'   '.join(parts)}", highlight=False)

@@ -1,0 +1,323 @@
+"""The loop: take prompts, roll out, score, form advantages, update, track."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+
+from mmgrpo.build import build_objective, build_optimizer, build_plan, build_rewards, build_schedule
+from mmgrpo.checkpoint import Place, load_checkpoint, newest_checkpoint, save_checkpoint
+from mmgrpo.config import RunConfig
+from mmgrpo.credit import Credit, form_credit, merged_scores, reward_metrics
+from mmgrpo.ema import Average
+from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.evaluation import judge
+from mmgrpo.explain import explanation
+from mmgrpo.job import Job
+from mmgrpo.learner import accumulate_gradient
+from mmgrpo.loading import validated
+from mmgrpo.maths.aggregates import count
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.policy import Policy
+from mmgrpo.progress import Progress
+from mmgrpo.prompts import PromptStream, load_prompts
+from mmgrpo.scoring import NamedReward, score
+from mmgrpo.tracking import RunFolder, fresh_folder
+from mmgrpo.types import Prompt, Rollout, Scores
+from mmgrpo.warmup import Warmup
+
+ROLLOUT_SEED = 0  # keeps the rollouts' random numbers apart from the windows' and the warm-up's
+
+
+class Trainer:
+    """Trains a policy from rewards.
+
+    Attributes:
+        policy: what is trained.
+        config: how.
+        folder: the run folder.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        rewards: Sequence[NamedReward] | Mapping[str, Callable[..., Any]] | Sequence[Callable[..., Any]],
+        prompts: Sequence[Prompt | str],
+        config: RunConfig | Mapping[str, Any],
+        *,
+        accelerator: Accelerator | None = None,
+        resume: Path | str | None = None,
+    ) -> None:
+        """Checks everything that can be checked before the first sample is drawn.
+
+        Args:
+            policy: the policy, on its device.
+            rewards: functions of samples (or in TRL's form), named by a mapping or by their own names.
+            prompts: what to train on.
+            config: a ``RunConfig`` or its values; ``policy``, ``prompts`` and ``rewards`` sections are not needed here.
+            accelerator: accelerate's view of the processes; made if not given.
+            resume: a run folder or a checkpoint to go on from.
+        """
+        self.config = config if isinstance(config, RunConfig) else validated(config)
+        self.policy = policy
+        self.rewards = named_rewards(rewards)
+        self.job = Job(accelerator or Accelerator(log_with=list(self.config.tracking.trackers) or None))
+        self.stream = PromptStream(
+            [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts],
+            num_per_step=self.config.rollout.prompts_per_step,
+            seed=self.config.seed,
+            shuffle=self.config.prompts is None or self.config.prompts.shuffle,
+        )
+        self.job.share(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
+        self.objective = build_objective(self.config.objective)
+        build_plan(self.config, policy, 0, (0,))
+        update = self.config.update
+        self.parameters = policy.trainable
+        self.optimizer = build_optimizer(
+            self.parameters, lr=update.lr, betas=update.betas, eps=update.eps, weight_decay=update.weight_decay
+        )
+        self.schedule = build_schedule(
+            self.optimizer,
+            name=update.schedule,
+            num_updates=self.config.steps * update.epochs * update.minibatches,
+            num_warmup=update.lr_warmup_steps,
+            floor=update.lr_floor,
+        )
+        self.average = Average(self.parameters, update.ema) if update.ema else None
+        self.warmup = (
+            Warmup(policy, self.config.warmup, seed=self.config.seed, job=self.job) if self.config.warmup else None
+        )
+        evaluation = self.config.evaluation
+        self.judges = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else self.rewards
+        self.held_out = load_prompts_of(evaluation.prompts) if evaluation else []
+        self.step, self.warmup_step = 0, 0
+        self._stop = False
+        self.folder = self._open(Path(resume) if resume else None)
+
+    def train(self) -> Path:
+        """Runs to the end, or to the next whole step after Ctrl-C; either way a checkpoint is left.
+
+        Returns:
+            The run folder.
+        """
+        self.job.broadcast_weights(self.parameters)
+        status = "failed"
+        with self._stopping_on_interrupt(), Progress(self.config, quiet=not self.job.is_main) as progress:
+            try:
+                self._warm_up(progress)
+                self._evaluate(progress)
+                while self.step < self.config.steps and not self._should_stop():
+                    self._train_step(progress)
+                status = "finished" if self.step >= self.config.steps else "interrupted"
+                self._save()
+            finally:
+                if self.job.is_main:
+                    self.folder.close(status)
+                self.job.accelerator.end_training()
+        return self.folder.path
+
+    def _train_step(self, progress: Progress) -> None:
+        """One step of GRPO."""
+        clock = time.perf_counter()
+        prompts = self.job.share(self.stream.take(self.step), "rollout.prompts_per_step")
+        rollout = self.policy.rollout(
+            [prompt for _, (_, prompt) in prompts],
+            group_size=self.config.rollout.group_size,
+            seed=derive_seed(self.config.seed, ROLLOUT_SEED, self.step),
+            plan=build_plan(self.config, self.policy, self.step, [index for index, _ in prompts]),
+        )
+        drawn = time.perf_counter()
+        scores = self._score(rollout)
+        credit = form_credit(scores, self.config.rollout.group_size, self.config.advantage)
+        metrics = reward_metrics(scores) | {
+            "groups/zero_std_frac": credit.zero_std_frac,
+            "time/rollout_s": drawn - clock,
+            "time/reward_s": time.perf_counter() - drawn,
+        }
+        self.step += 1
+        self._update(rollout, credit, metrics, progress)
+        evaluation, every = self.config.evaluation, self.config.checkpoint.every
+        if evaluation and (self.step % evaluation.every == 0 or self.step == self.config.steps):
+            self._evaluate(progress)
+        if every and self.step % every == 0 and self.step < self.config.steps:
+            self._save()
+
+    def _update(self, rollout: Rollout, credit: Credit, metrics: dict[str, float], progress: Progress) -> None:
+        """All optimiser updates that this step's rollout is good for."""
+        update, B = self.config.update, len(rollout.samples)
+        mine = slice(self.job.rank * B, (self.job.rank + 1) * B)
+        rollout = rollout.keep(credit.keep_B[mine, None])
+        advantage_B, num_forwards, gap = credit.advantage_B[mine], rollout.num_forwards, 0.0
+        for number in range(update.epochs * update.minibatches):
+            clock = time.perf_counter()
+            epoch, part = divmod(number, update.minibatches)
+            rows = ((rollout.prompt_index_B + epoch) % update.minibatches == part).nonzero().flatten().tolist()
+            gradient = accumulate_gradient(
+                self.policy, rollout, advantage_B, self.objective,
+                rows=rows, totals=self.job.total(count(rollout.mask_BT[rows])), on_policy=number == 0,
+            )
+            grad_norm, lr = self._apply_gradient(), self.schedule.get_last_lr()[0]
+            self.schedule.step()
+            num_forwards += gradient.num_forwards
+            gap = max(self.job.gather(gradient.max_gap)) if number == 0 else gap
+            line = {
+                "step": self.step,
+                "update": number,
+                **metrics,
+                **self.job.merged(gradient.diagnostics).as_metrics(),
+                "policy/on_policy_gap": gap,
+                "optimizer/lr": lr,
+                "optimizer/grad_norm": grad_norm,
+                "count/forwards_per_sample": sum(self.job.gather(num_forwards)) / (B * self.job.size),
+                "time/update_s": time.perf_counter() - clock,
+            }
+            self._log("metrics.jsonl", line)
+        progress.stepped(line)
+
+    def _apply_gradient(self) -> float:
+        self.job.sum_gradients(self.parameters)
+        limit = self.config.update.max_grad_norm
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, float("inf") if limit is None else limit)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.average:
+            self.average.update()
+        return float(norm)
+
+    def _score(self, rollout: Rollout) -> Scores:
+        """The scores of the whole job; a reward that fails too often on one process stops all of them."""
+        mine: Scores | RewardError
+        try:
+            mine = score(rollout.samples, self.rewards, max_failure_frac=self.config.max_reward_failure_frac)
+        except RewardError as error:
+            mine = error
+        parts = self.job.gather(mine)
+        for part in parts:
+            if isinstance(part, RewardError):
+                raise part
+        return merged_scores([part for part in parts if isinstance(part, Scores)])
+
+    def _warm_up(self, progress: Progress) -> None:
+        if self.warmup is None or self.step:
+            return
+        clock = time.perf_counter()
+        every = self.warmup.config.log_every
+        for done in self.warmup.run(self.warmup_step, self._should_stop):
+            self.warmup_step = done.step
+            progress.warmed(done)
+            if done.step % every == 0 or done.step in (1, self.warmup.config.steps):
+                took = time.perf_counter() - clock
+                self._log("warmup.jsonl", {"step": done.step, "loss": done.loss, "lr": done.lr, "time_s": took})
+
+    def _evaluate(self, progress: Progress) -> None:
+        """Judges the averaged weights if there are any, the trained ones otherwise."""
+        config = self.config.evaluation
+        if config is None or self._should_stop():
+            return
+        clock = time.perf_counter()
+        if self.average:
+            with self.average.applied():
+                judged = judge(self.policy, self.held_out, self.judges, config, self.job)
+        else:
+            judged = judge(self.policy, self.held_out, self.judges, config, self.job)
+        if judged is None:
+            return
+        line = {"step": self.step, **judged.metrics(), "time/evaluation_s": time.perf_counter() - clock}
+        self._log("evaluation.jsonl", line)
+        self.folder.save_samples(self.step, judged.samples[: config.pictures], judged.scores)
+        progress.judged(line)
+
+    def _log(self, file: str, line: dict[str, Any]) -> None:
+        if self.job.is_main:
+            self.folder.log(file, line)
+        self.job.log({key: value for key, value in line.items() if "/" in key}, line["step"])
+
+    def _save(self) -> None:
+        if self.job.is_main:
+            state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
+            if self.average:
+                state["average"] = self.average.state_dict()
+            if self.warmup and not self.step:
+                state["warmup"] = self.warmup.state_dict()
+            place = Place(step=self.step, warmup_step=self.warmup_step)
+            save_checkpoint(self.folder.path, place, self.policy, state, keep=self.config.checkpoint.keep)
+        self.job.wait()
+
+    def _open(self, resume: Path | None) -> RunFolder:
+        """A fresh run folder, or the resumed run's own with everything restored."""
+        set_seed(self.config.seed)
+        if self.config.tracking.trackers:
+            self.job.accelerator.init_trackers(self.config.tracking.project, {"name": self.config.name})
+        if resume is None:
+            folder = RunFolder(Path(self.job.gather(str(fresh_folder(self.config)))[0]))
+            if self.job.is_main:
+                folder.open(self.config, explanation=explanation(self.config))
+            return folder
+        checkpoint = newest_checkpoint(resume)
+        place, state = load_checkpoint(checkpoint, self.policy, self.job.accelerator.device)
+        self.step, self.warmup_step = place.step, place.warmup_step
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        if self.average:
+            self.average.load_state_dict(state["average"])
+        if self.warmup and "warmup" in state:
+            self.warmup.load_state_dict(state["warmup"])
+        folder = RunFolder(checkpoint.parent.parent)
+        if self.job.is_main:
+            folder.reopen(self.step, self.warmup_step)
+        return folder
+
+    def _should_stop(self) -> bool:
+        """Whether Ctrl-C was pressed, on any process."""
+        return any(self.job.gather(self._stop))
+
+    @contextmanager
+    def _stopping_on_interrupt(self) -> Iterator[None]:
+        """The first Ctrl-C ends the run after the step at hand; the second ends it at once."""
+
+        def stop(signum: int, frame: Any) -> None:
+            if self._stop:
+                raise KeyboardInterrupt
+            self._stop = True
+
+        try:
+            before = signal.signal(signal.SIGINT, stop)
+        except ValueError:  # not in the main thread: whoever owns it owns the signals
+            yield
+            return
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def named_rewards(rewards: Any) -> list[NamedReward]:
+    """Rewards with their names.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if not rewards:
+        raise ConfigError("there are no rewards: give at least one")
+    if isinstance(rewards, Mapping):
+        return [NamedReward(name, function) for name, function in rewards.items()]
+    return [
+        reward if isinstance(reward, NamedReward) else NamedReward(_own_name(reward), reward) for reward in rewards
+    ]
+
+
+def load_prompts_of(config: Any) -> list[Prompt]:
+    """The prompts a ``prompts:`` section names."""
+    return load_prompts(config.source, split=config.split, text_column=config.text_column, limit=config.limit)
+
+
+def _own_name(function: Any) -> str:
+    return getattr(function, "__name__", None) or type(function).__name__
