@@ -1,0 +1,105 @@
+"""Divergences from another policy: estimates from log-probabilities, and closed forms of Gaussian steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import ShapeError
+from mmgrpo.maths.gaussian import require_positive
+
+
+def k1(logprob: Tensor, other_logprob: Tensor) -> Tensor:
+    """The log-ratio logprob - other_logprob: unbiased for KL(policy || other), of either sign, of high variance.
+
+    Its gradient is the score, whose mean is 0: of use in a reward, not as a loss term.
+
+    Shapes: alike; any.   Units: nats.   Source: Schulman, Approximating KL Divergence (2020), joschu.net.
+    """
+    return logprob - other_logprob
+
+
+def k2(logprob: Tensor, other_logprob: Tensor) -> Tensor:
+    """Half the squared log-ratio, (logprob - other_logprob)^2 / 2: never negative, biased, low variance.
+
+    On samples of the policy its gradient is unbiased for that of KL(policy || other).
+
+    Shapes: alike; any.   Units: nats.   Source: Schulman, Approximating KL Divergence (2020), joschu.net.
+    """
+    return 0.5 * (logprob - other_logprob) ** 2
+
+
+def k3(logprob: Tensor, other_logprob: Tensor) -> Tensor:
+    """exp(d) - 1 - d with d = other_logprob - logprob: unbiased for KL(policy || other), never negative, low variance.
+
+    On samples of the policy its gradient is that of the other direction, KL(other || policy).
+
+    Shapes: alike; any.   Units: nats.
+    Source: Schulman, Approximating KL Divergence (2020), joschu.net; DeepSeekMath, arXiv:2402.03300, eq. 4.
+    """
+    difference = other_logprob - logprob
+    return torch.expm1(difference) - difference
+
+
+LOGPROB_DIVERGENCES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType({"k1": k1, "k2": k2, "k3": k3})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments:
+    """One Gaussian step as a policy sees it.
+
+    Attributes:
+        mean: mean of the next latent.
+        velocity: eps - x0 as the network says it.
+        std: standard deviation of the step, a constant of the schedule and so the same for both policies.
+        step: length h of the step in units of sigma.
+    """
+
+    mean: Tensor
+    velocity: Tensor
+    std: float | Tensor
+    step: float
+
+    def __post_init__(self) -> None:
+        if not self.step > 0:
+            raise ShapeError(f"a step's length h = sigma - sigma_next must be positive, got {self.step}")
+
+
+def gaussian(now: Moments, other: Moments) -> Tensor:
+    """KL of two Gaussians of equal spread, element by element: (mean - other mean)^2 / (2 std^2).
+
+    Shapes: as the mean.   Units: nats per element.   Raises: ShapeError for a number std <= 0.
+    Source: closed form; the trust region of Flow-DPPO, arXiv:2606.11025, and the drift b of GRPO-Guard,
+        arXiv:2510.22319, are its mean over the elements, with the sampling policy as the other.
+    """
+    require_positive(now.std)
+    return (now.mean - other.mean) ** 2 / (2 * now.std**2)
+
+
+def gaussian_no_dt(now: Moments, other: Moments) -> Tensor:
+    """The KL times the step's length: (mean - other mean)^2 / (2 std^2 / h).
+
+    For the SDE samplers std^2 / h = s^2, so this leaves dt out; weights of published recipes are meant for it.
+
+    Shapes: as the mean.   Units: nats per element, times h.   Raises: ShapeError for a number std <= 0.
+    Source: Flow-GRPO's code for SD3, FLUX and Qwen-Image. Deviation from its paper, which has ``gaussian``.
+    """
+    return now.step * gaussian(now, other)
+
+
+def velocity_mse(now: Moments, other: Moments) -> Tensor:
+    """Squared difference of the velocities, element by element; does not depend on the sampler or its noise.
+
+    Shapes: as the velocity.   Units: squared latents per element.
+    Source: DiffusionNFT's and AWM's code.
+    """
+    return (now.velocity - other.velocity) ** 2
+
+
+GAUSSIAN_DIVERGENCES: Mapping[str, Callable[[Moments, Moments], Tensor]] = MappingProxyType(
+    {"gaussian": gaussian, "gaussian_no_dt": gaussian_no_dt, "velocity_mse": velocity_mse}
+)

@@ -1,0 +1,53 @@
+"""Weights of the denoising steps in the loss, from the step sizes of a rollout.
+
+Axes: B samples, T decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import ShapeError
+from mmgrpo.types import Noise
+
+
+def inverse_step_weight(noise: Noise, mask_BT: Tensor) -> Tensor:
+    """1 / h on the masked decisions, 0 elsewhere: undoes the factor h that a step's length puts on its gradient.
+
+    Shapes: (B, T) -> (B, T).   Units: 1 / sigma.   Raises: ShapeError if the shapes differ.
+    Source: GRPO-Guard, arXiv:2510.22319, and its code. Not normalised, as there: it also scales the loss.
+    """
+    _require_mask(noise, mask_BT)
+    return mask_BT / noise.step_BT.where(mask_BT, torch.ones_like(noise.step_BT))
+
+
+def noise_std_weight(noise: Noise, mask_BT: Tensor) -> Tensor:
+    """std of each masked decision over its mean in the sample, 0 elsewhere: steps that explore more weigh more.
+
+    A sample's weights have mean 1 over its masked decisions; all are 0 where none of them is random.
+
+    Shapes: (B, T) -> (B, T).   Units: dimensionless.   Raises: ShapeError if the shapes differ.
+    Source: TempFlow-GRPO, arXiv:2508.04324, weight proportional to s sqrt(h). Deviation: its code multiplies std by a
+        fixed 2.25, which gives mean 1 for its own ten steps only.
+    """
+    _require_mask(noise, mask_BT)
+    std_BT = noise.std_BT * mask_BT
+    mean_B1 = std_BT.sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True).clamp(min=1)
+    return std_BT / mean_B1.where(mean_B1 > 0, torch.ones_like(mean_B1))
+
+
+STEP_WEIGHTS: Mapping[str, Callable[[Noise, Tensor], Tensor]] = MappingProxyType(
+    {"inverse_step": inverse_step_weight, "noise_std": noise_std_weight}
+)
+
+
+def _require_mask(noise: Noise, mask_BT: Tensor) -> None:
+    if mask_BT.dtype != torch.bool or mask_BT.shape != noise.std_BT.shape or mask_BT.shape != noise.step_BT.shape:
+        raise ShapeError(
+            f"mask_BT must be bool of the noise's shape, got {mask_BT.dtype} {tuple(mask_BT.shape)} "
+            f"for std {tuple(noise.std_BT.shape)} and step {tuple(noise.step_BT.shape)}"
+        )

@@ -1,0 +1,57 @@
+"""Weights of denoising steps, by hand and against the schedule their paper uses."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from mmgrpo.errors import ShapeError
+from mmgrpo.maths.steps import STEP_WEIGHTS, inverse_step_weight, noise_std_weight
+from mmgrpo.maths.transitions import Level, Step, flow_sde
+from mmgrpo.types import Noise
+
+NOISE = Noise(
+    std_BT=torch.tensor([[0.2, 0.6, 0.4, 0.0], [0.2, 0.6, 0.4, 0.0]], dtype=torch.float64),
+    step_BT=torch.tensor([[0.1, 0.25, 0.5, 0.0], [0.1, 0.25, 0.5, 0.0]], dtype=torch.float64),
+    level_BT=torch.tensor([[0.9, 0.8, 0.55, 0.05], [0.9, 0.8, 0.55, 0.05]], dtype=torch.float64),
+)
+MASK_BT = torch.tensor([[True, True, True, False], [False, True, True, False]])
+
+
+def test_inverse_step_by_hand() -> None:
+    """1 / 0.1, 1 / 0.25 (GRPO-Guard's 4 at sqrt(h) = 0.5), 1 / 0.5; the unmasked h = 0 leaves no infinity."""
+    expected = torch.tensor([[10.0, 4.0, 2.0, 0.0], [0.0, 4.0, 2.0, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(inverse_step_weight(NOISE, MASK_BT), expected, rtol=1e-15, atol=0)
+
+
+def test_noise_std_by_hand() -> None:
+    """Means over the masked decisions: (0.2 + 0.6 + 0.4) / 3 = 0.4 and (0.6 + 0.4) / 2 = 0.5."""
+    expected = torch.tensor([[0.5, 1.5, 1.0, 0.0], [0.0, 1.2, 0.8, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(noise_std_weight(NOISE, MASK_BT), expected)
+
+
+def test_noise_std_of_samples_without_random_decisions_is_zero() -> None:
+    mask_BT = torch.tensor([[False, False, False, True], [False, False, False, False]])
+    assert (noise_std_weight(NOISE, mask_BT) == 0).all()
+
+
+def test_noise_std_is_the_fixed_factor_on_the_schedule_that_factor_was_made_for() -> None:
+    """SD3: ten steps of shift 3, Flow-SDE of 0.7, the last step untrained; mean std 0.4440, and 2.25 = 1 / 0.4444."""
+    timesteps = torch.linspace(1000.0, 8.928571827709675, 10, dtype=torch.float64) / 1000
+    sigmas = [*(3 * timesteps / (1 + 2 * timesteps)).tolist(), 0.0]
+    levels = [Level(alpha=1 - sigma, sigma=sigma) for sigma in sigmas]
+    steps = [Step(level=a, next_level=b, second_sigma=sigmas[1]) for a, b in pairwise(levels)]
+    std_1T = torch.tensor([[flow_sde(step, strength=0.7).std for step in steps]], dtype=torch.float64)
+    noise = Noise(std_BT=std_1T, step_BT=torch.ones_like(std_1T), level_BT=torch.ones_like(std_1T))
+    mask_1T = torch.ones(1, 10, dtype=torch.bool)
+    mask_1T[0, -1] = False
+    torch.testing.assert_close(noise_std_weight(noise, mask_1T), 2.25 * std_1T * mask_1T, rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("name", STEP_WEIGHTS)
+def test_a_mask_that_does_not_fit_is_refused(name: str) -> None:
+    for mask in (MASK_BT[:, :3], MASK_BT.int()):
+        with pytest.raises(ShapeError, match="mask_BT must be bool"):
+            STEP_WEIGHTS[name](NOISE, mask)
