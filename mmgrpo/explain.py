@@ -1,0 +1,291 @@
+"""What a run is about to do, in words and numbers that a person reads before it; no model is loaded.
+
+Every formula is the line of the docstring of the function that computes it, so that it is written once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from mmgrpo.build import build_objective
+from mmgrpo.config import AdvantageConfig, Named, ObjectiveConfig, RewardConfig, RunConfig
+from mmgrpo.errors import ConfigError
+from mmgrpo.forwards import Count, forwards_per_sample
+from mmgrpo.loading import explain_validation
+from mmgrpo.maths import objectives
+from mmgrpo.maths.advantages import ADVANTAGES, clamp_advantage, gdpo_advantage
+from mmgrpo.maths.aggregates import AGGREGATES
+from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
+from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
+from mmgrpo.maths.ratios import RATIO_LEVELS, recentred_log_ratio
+from mmgrpo.maths.steps import STEP_WEIGHTS
+from mmgrpo.maths.surrogates import SURROGATES
+from mmgrpo.maths.transitions import SAMPLERS
+from mmgrpo.maths.windows import WINDOWS
+from mmgrpo.policy import Scheduled
+from mmgrpo.registry import resolve
+
+WIDTH = 118
+LABEL = 14
+FORMULA = re.compile(r"(?:log )?\w+ = ")
+
+
+def explanation(config: RunConfig) -> str:
+    """The resolved formula with its numbers, the geometry of the batch, the passes that run and what a sample costs.
+
+    Raises:
+        ConfigError: the objective, the window or the policy's settings cannot be used as written.
+    """
+    build_objective(config.objective)
+    settings = _schedule_settings(config)
+    parts = [
+        _what(config),
+        _policy(config, settings),
+        _formula(config),
+        _geometry(config),
+        _passes(config),
+        _costs(config, settings),
+    ]
+    return "\n\n".join("\n".join(_row(label, text) for label, text in part) for part in parts) + "\n"
+
+
+def formula_of(function: Callable[..., Any] | str) -> str:
+    """The formula in a docstring: its first line of the form ``name = ...``, else the first sentence after the summary.
+
+    Args:
+        function: a documented function, or the docstring itself.
+    """
+    text = function if isinstance(function, str) else inspect.getdoc(function) or function.__name__
+    lines = [line.strip() for line in text.splitlines()]
+    found = next((line for line in lines if FORMULA.match(line)), None)
+    if found is None:
+        body = [paragraph for paragraph in text.split("\n\n")[1:] if not paragraph.startswith("Shapes:")]
+        found = " ".join(body[0].split()) if body else lines[0]
+    return re.sub(r"\s+", " ", found.split(". ")[0]).rstrip(".")
+
+
+def _what(config: RunConfig) -> Iterator[tuple[str, str]]:
+    yield "run", f"{config.name}, seed {config.seed}"
+    method = config.method
+    yield "method", "none named" if method is None else f"{method.title} ({method.paper})"
+    for deviation in method.deviations if method else ():
+        yield "deviation", deviation
+
+
+def _policy(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    if config.policy is None:
+        yield "policy", "a live object; its settings are its own"
+    else:
+        yield "policy", _policy_line(config.policy, settings)
+    if settings is not None and "sampler" in settings:
+        yield "sampler", _sampler_line(settings)
+        yield "log-prob", f"{_summary(DENSITIES[settings['density']])}; {_summary(REDUCTIONS[settings['reduction']])}"
+    window = config.rollout.window
+    if window is not None:
+        yield "window", f"{window.name}{_numbers(window.numbers)}: {_summary(WINDOWS[window.name])}"
+    elif settings is not None:
+        yield "window", "none: every step but the last is stochastic and trained on"
+    if config.rollout.share_noise:
+        yield "noise", "shared by the group, which computes its common steps once"
+
+
+def _policy_line(policy: Named, settings: Mapping[str, Any] | None) -> str:
+    known = settings or policy.numbers
+    line = f"{policy.name} {known.get('model') or ''}".rstrip()
+    if settings is None or "lora" not in settings:
+        return line
+    lora = settings["lora"]
+    return f"{line}; trains " + (
+        "every weight of the denoiser" if lora is None else f"LoRA of rank {lora['rank']}, alpha {lora['alpha']:g}"
+    )
+
+
+def _sampler_line(settings: Mapping[str, Any]) -> str:
+    name, strength = settings["sampler"], settings["strength"]
+    if name not in SAMPLERS:
+        return f"{name}: the noise that the scheduler draws by itself"
+    line = f"{name}, strength = {strength:g}: {_summary(SAMPLERS[name])}"
+    return line if strength > 0 else f"{line}; at strength 0 no step is random, and nothing is trained on"
+
+
+def _formula(config: RunConfig) -> Iterator[tuple[str, str]]:
+    objective = config.objective
+    yield "loss", formula_of(objectives.__doc__ or "")
+    yield "reward", _reward_line(config.rewards)
+    yield "advantage A", _advantage_line(config.advantage)
+    yield "log-ratio", _ratio_line(objective)
+    surrogate, aggregate = objective.surrogate, objective.aggregate
+    yield "surrogate l", f"{formula_of(SURROGATES[surrogate.name])}{_numbers(surrogate.numbers)}, {surrogate.name}"
+    yield "weight v", f"{formula_of(AGGREGATES[aggregate.name])}{_numbers(aggregate.numbers)}, {aggregate.name}"
+    if objective.step_weight is None:
+        yield "weight w", "v: no step weight"
+    else:
+        yield "weight w", f"v times {objective.step_weight}, {_summary(STEP_WEIGHTS[objective.step_weight])}"
+    yield "KL", _kl_line(objective)
+    if objective.entropy_bonus:
+        yield "entropy H", f"entropy_bonus = {objective.entropy_bonus:g}"
+
+
+def _reward_line(rewards: tuple[RewardConfig, ...]) -> str:
+    if not rewards:
+        return "live functions"
+    return " + ".join(f"{reward.weight:g} {reward.label or reward.name}" for reward in rewards)
+
+
+def _advantage_line(config: AdvantageConfig) -> str:
+    numbers = {"eps": config.eps, "correction": config.correction}
+    if config.rewards == "gdpo":
+        line = f"{formula_of(gdpo_advantage)}{_numbers(numbers)}, gdpo"
+    else:
+        taken = numbers if config.scale in ("group", "batch") else {}
+        line = f"{formula_of(ADVANTAGES[config.scale])}{_numbers(taken)}, scale {config.scale}"
+    return line if config.clamp is None else f"{line}; then {_summary(clamp_advantage, limit=config.clamp)}"
+
+
+def _ratio_line(objective: ObjectiveConfig) -> str:
+    level = RATIO_LEVELS[objective.ratio_level]
+    line = f"{objective.ratio_level}: log r = logprob - old_logprob"
+    if objective.recentre:
+        line += f", recentred to {formula_of(recentred_log_ratio)}"
+    return line if objective.ratio_level == "decision" else f"{line}; then {formula_of(level)}"
+
+
+def _kl_line(objective: ObjectiveConfig) -> str:
+    if not objective.kl_beta or objective.divergence is None:
+        return "none: kl_beta is 0"
+    known = {**GAUSSIAN_DIVERGENCES, **LOGPROB_DIVERGENCES}
+    line = f"kl_beta = {objective.kl_beta:g}, {objective.divergence}"
+    return f"{line}: {_summary(known[objective.divergence])}" if objective.divergence in known else line
+
+
+def _geometry(config: RunConfig) -> Iterator[tuple[str, str]]:
+    P, G, update = config.rollout.prompts_per_step, config.rollout.group_size, config.update
+    num_updates = update.epochs * update.minibatches
+    sizes = sorted({P // update.minibatches * G, -(-P // update.minibatches) * G})
+    yield "rollout", f"{P} prompts x {G} members = {P * G:,} samples a step"
+    yield (
+        "updates",
+        f"{update.epochs} epochs x {update.minibatches} minibatches = {num_updates} updates a rollout, "
+        f"{' or '.join(f'{size:,}' for size in sizes)} samples each",
+    )
+    yield (
+        "in all",
+        f"{config.steps:,} steps, {config.steps * P * G:,} samples, {config.steps * num_updates:,} updates",
+    )
+    limit = "not clipped" if update.max_grad_norm is None else f"clipped at {update.max_grad_norm:g}"
+    yield "optimizer", f"AdamW, lr = {update.lr:g}, {update.schedule} schedule, gradient norm {limit}"
+    if update.ema:
+        yield "average", f"decay = {update.ema.decay:g}, every {update.ema.every} updates; evaluations use it"
+    if config.warmup:
+        yield (
+            "warm-up",
+            f"{config.warmup.steps:,} supervised updates of {config.warmup.batch_size} examples before the first step",
+        )
+
+
+def _passes(config: RunConfig) -> Iterator[tuple[str, str]]:
+    objective = build_objective(config.objective)
+    num_updates = config.update.epochs * config.update.minibatches
+    yield "old policy", "no pass: the log-probabilities stored at the rollout serve every update"
+    if objective.separable:
+        yield "values", "no pass: each decision is differentiated by itself"
+    elif objective.needs_reference or objective.entropy_bonus:
+        yield "values", f"a pass before every update: the {objective.ratio_level} ratio couples decisions"
+    elif num_updates == 1:
+        yield "values", "no pass: the rollout's own values serve the only update"
+    else:
+        yield (
+            "values",
+            f"a pass before updates 2 to {num_updates} of a rollout: the {objective.ratio_level} ratio couples "
+            "decisions; the first takes the rollout's own values",
+        )
+    yield "reference", "beside every pass: kl_beta > 0" if objective.needs_reference else "no pass: kl_beta is 0"
+    yield "evaluation", _evaluation_line(config)
+
+
+def _evaluation_line(config: RunConfig) -> str:
+    evaluation = config.evaluation
+    if evaluation is None:
+        return "none"
+    judges = evaluation.rewards or config.rewards
+    return (
+        f"before the first step, every {evaluation.every} steps and after the last: "
+        f"{evaluation.samples_per_prompt} samples a prompt without noise, judged by "
+        f"{', '.join(judge.label or judge.name for judge in judges) or 'the training rewards'}"
+    )
+
+
+def _costs(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    if config.policy is not None and settings is None:
+        yield "forwards", "counted by the policy as it runs: count/forwards_per_sample in metrics.jsonl"
+        return
+    num_steps = (settings or {}).get("call", {}).get("num_inference_steps")
+    num_steps = num_steps if isinstance(num_steps, int) else None
+    counted = forwards_per_sample(config, num_steps)
+    parts = {"rollout": counted.rollout, "reference": counted.reference, "update": counted.update}
+    if counted.values != Count(0, 0):
+        parts["values"] = counted.values
+    text = ", ".join(f"{name} {_count(count, num_steps)}" for name, count in parts.items())
+    if num_steps is not None and counted.rollout is not None:
+        whole = counted.rollout + counted.reference + counted.update + counted.values
+        text += f"; in all {_count(whole, num_steps)}"
+    elif config.policy is None:
+        text += ", for a denoising policy of N steps"
+    else:
+        text += ", with N = num_inference_steps, the pipeline's default"
+    yield "forwards", f"per sample and step: {text}. Guidance doubles each if it is on"
+
+
+def _count(count: Count | None, num_steps: int | None) -> str:
+    if count is None:
+        return "fewer than N"
+    if num_steps is not None:
+        return f"{count.at(num_steps):.1f}"
+    if count.per_step == 0:
+        return f"{count.constant:.1f}"
+    steps = "N" if count.per_step == 1 else f"{count.per_step:g} N"
+    return steps if count.constant == 0 else f"{steps} - {-count.constant:.1f}"
+
+
+def _schedule_settings(config: RunConfig) -> Mapping[str, Any] | None:
+    """The settings, defaults included, of a policy whose samples take a known number of decisions; else None."""
+    if config.policy is None:
+        return None
+    adapter = resolve("policies", config.policy.name)
+    if not (isinstance(adapter, type) and issubclass(adapter, Scheduled)):
+        return None
+    kind: Any = adapter
+    try:
+        return kind.settings_type(**config.policy.numbers).model_dump()
+    except ValidationError as error:
+        said = explain_validation(error, kind.settings_type)
+        raise ConfigError(f"policy ({config.policy.name}): {said}") from None
+
+
+def _summary(function: Any, **numbers: float) -> str:
+    line = (inspect.getdoc(function) or function.__name__).splitlines()[0].rstrip(".")
+    return f"{line[0].lower()}{line[1:]}{_numbers(numbers)}" if numbers else line
+
+
+def _numbers(numbers: Mapping[str, Any]) -> str:
+    return "".join(
+        f", {name} = {value:g}" if isinstance(value, float) else f", {name} = {value}"
+        for name, value in numbers.items()
+    )
+
+
+def _row(label: str, text: str) -> str:
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=f"{label:<{LABEL}}",
+        subsequent_indent=" " * LABEL,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
