@@ -62,6 +62,8 @@ def accumulate_gradient(
     Returns:
         Diagnostics; the gradients of all ranks are to be summed.
     """
+    if not rows:
+        return Gradient(Diagnostics.zero(), 0.0, 0)
     whole = _decisions(rollout, advantage_B, objective, totals)
     if objective.separable:
         return _slice_by_slice(policy, rollout, whole, objective, rows)

@@ -66,8 +66,8 @@ class RunFolder:
         with (self.path / file).open("a") as lines:
             lines.write(json.dumps(values) + "\n")
 
-    def save_samples(self, step: int, samples: Sequence[Sample], scores: Scores) -> None:
-        """The samples of an evaluation, with what the rewards said of each."""
+    def save_samples(self, step: int, samples: Sequence[Sample], scores: Scores) -> Path:
+        """Writes the samples of an evaluation, with what the rewards said of each; returns their folder."""
         folder = self.path / "samples" / f"step-{step:06d}"
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "samples.jsonl").open("w") as lines:
@@ -86,6 +86,7 @@ class RunFolder:
                     "rewards": said,
                 }
                 lines.write(json.dumps(line) + "\n")
+        return folder
 
     def _update_header(self, **values: Any) -> None:
         file = self.path / "run.json"

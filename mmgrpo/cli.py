@@ -1,0 +1,227 @@
+"""The command line: ``mmgrpo train CONFIG [a.b=c ...]`` and its companions."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mmgrpo.errors import MmgrpoError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+console = Console()
+
+Config = Annotated[str, typer.Argument(help="a YAML file, or a shipped name such as quickstart/digits-image")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="a.b=c, laid over the file")]
+CheckpointOption = Annotated[Path | None, typer.Option(help="a run folder or checkpoint whose weights are used")]
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Errors made on purpose are shown as one line; anything else is a bug and keeps its traceback."""
+    try:
+        yield
+    except MmgrpoError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from None
+
+
+@app.command()
+def train(
+    config: Config,
+    overrides: Overrides = None,
+    resume: Annotated[Path | None, typer.Option(help="a run folder or checkpoint to go on from")] = None,
+) -> None:
+    """Trains, and writes a run folder with metrics, samples, checkpoints and report.html."""
+    with _plain_errors():
+        settings = _settings(config, overrides)
+        run, main = _train(settings, resume)
+        if main:
+            from mmgrpo.report import write_report
+
+            console.print(f"report: {write_report(run)}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def sample(
+    config: Config,
+    prompt: Annotated[str, typer.Argument(help="what to draw")],
+    overrides: Overrides = None,
+    checkpoint: CheckpointOption = None,
+    out: Annotated[Path, typer.Option(help="folder for the results")] = Path("samples"),
+    count: Annotated[int, typer.Option(min=1, help="how many")] = 4,
+    seed: Annotated[int, typer.Option(help="seed of the draw")] = 0,
+) -> None:
+    """Draws samples for one prompt, without noise, from the base model or a checkpoint."""
+    with _plain_errors():
+        import torch
+
+        from mmgrpo.tracking import RunFolder
+        from mmgrpo.types import Plan, Prompt, Scores
+
+        policy = _policy(_settings(config, overrides), checkpoint)
+        rollout = policy.rollout([Prompt(prompt)], group_size=count, seed=seed, plan=Plan(stochastic=()))
+        nothing = torch.zeros(count, 0)
+        scores = Scores(names=(), weight_R=torch.zeros(0), value_BR=nothing, valid_BR=nothing.bool())
+        folder = RunFolder(out).save_samples(0, rollout.samples, scores)
+        console.print(f"{count} samples in {folder}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def evaluate(config: Config, overrides: Overrides = None, checkpoint: CheckpointOption = None) -> None:
+    """Judges the base model or a checkpoint on the configuration's evaluation prompts; prints JSON."""
+    with _plain_errors():
+        from accelerate import Accelerator
+
+        from mmgrpo.build import build_rewards
+        from mmgrpo.errors import ConfigError
+        from mmgrpo.evaluation import judge
+        from mmgrpo.job import Job
+        from mmgrpo.trainer import load_prompts_of
+
+        settings = _settings(config, overrides)
+        if settings.evaluation is None:
+            raise ConfigError("the configuration has no evaluation: section; say which prompts to judge")
+        judges = build_rewards(settings.evaluation.rewards or settings.rewards)
+        prompts = load_prompts_of(settings.evaluation.prompts)
+        judged = judge(_policy(settings, checkpoint), prompts, judges, settings.evaluation, Job(Accelerator()))
+        if judged is not None:
+            sys.stdout.write(json.dumps(judged.metrics()) + "\n")
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="a run folder")]) -> None:
+    """Writes report.html into a run folder."""
+    with _plain_errors():
+        from mmgrpo.report import write_report
+
+        console.print(str(write_report(run)), highlight=False, soft_wrap=True)
+
+
+@app.command()
+def doctor(config: Config, overrides: Overrides = None) -> None:
+    """Checks exactness, windows, the reference and the rewards on your own model, and prints cures."""
+    with _plain_errors():
+        from mmgrpo.build import build_rewards
+        from mmgrpo.doctor import examine, render
+
+        settings = _settings(config, overrides)
+        rewards, prompts = build_rewards(settings.rewards), _prompts(settings)
+        policy = _policy(settings, None)
+        findings = examine(settings, policy, rewards, prompts)
+        console.print(render(findings))
+        if not all(finding.ok for finding in findings):
+            raise typer.Exit(1)
+
+
+@app.command()
+def explain(config: Config, overrides: Overrides = None) -> None:
+    """Prints the resolved formula with its numbers, the batch geometry and what a sample costs; loads no model."""
+    with _plain_errors():
+        from mmgrpo.explain import explanation
+
+        typer.echo(explanation(_settings(config, overrides)))
+
+
+@app.command()
+def policies() -> None:
+    """Lists the policy adapters."""
+    _list_names("policies")
+
+
+@app.command()
+def rewards() -> None:
+    """Lists the rewards."""
+    _list_names("rewards")
+
+
+@app.command()
+def methods() -> None:
+    """Lists the published methods that come as YAML."""
+    from mmgrpo.methods import method_index
+
+    table = Table("include", "method", "paper", "what it is made of", box=None, header_style="bold")
+    for row in method_index():
+        table.add_row(row.include, row.title, row.paper, row.composition)
+    console.print(table)
+
+
+def _settings(config: str, overrides: list[str] | None) -> Any:
+    from mmgrpo.loading import load_config
+
+    settings = load_config(config, overrides or [])
+    _set_threads(settings.runtime.threads)
+    return settings
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is None:
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def _prompts(settings: Any) -> Any:
+    from mmgrpo.errors import ConfigError
+    from mmgrpo.trainer import load_prompts_of
+
+    if settings.prompts is None:
+        raise ConfigError("the configuration has no prompts: section; set prompts.source to a file or dataset")
+    return load_prompts_of(settings.prompts)
+
+
+def _train(settings: Any, resume: Path | None) -> tuple[Path, bool]:
+    from accelerate import Accelerator
+
+    from mmgrpo.build import build_policy, build_rewards
+    from mmgrpo.trainer import Trainer
+
+    judges, prompts = build_rewards(settings.rewards), _prompts(settings)
+    accelerator = Accelerator(cpu=settings.runtime.device == "cpu", log_with=list(settings.tracking.trackers) or None)
+    policy = build_policy(settings, settings.runtime.device or accelerator.device)
+    trainer = Trainer(policy, judges, prompts, settings, accelerator=accelerator, resume=resume)
+    if accelerator.is_main_process:
+        console.print(f"run folder: {trainer.folder.path}", highlight=False, soft_wrap=True)
+    return trainer.train(), accelerator.is_main_process
+
+
+def _policy(settings: Any, checkpoint: Path | None) -> Any:
+    import torch
+
+    from mmgrpo.build import build_policy
+    from mmgrpo.checkpoint import newest_checkpoint
+
+    policy = build_policy(settings, settings.runtime.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if checkpoint is not None:
+        policy.load(newest_checkpoint(checkpoint) / "policy")
+    return policy
+
+
+def _list_names(kind: str) -> None:
+    from mmgrpo.registry import names, resolve
+
+    table = Table("name", "what it is", "where", box=None, header_style="bold")
+    for name, target in sorted(names(kind).items()):
+        table.add_row(name, _first_line(lambda n=name: resolve(kind, n)), target)
+    console.print(table)
+
+
+def _first_line(load: Callable[[], Any]) -> str:
+    try:
+        return (load().__doc__ or "").strip().split("\n")[0]
+    except MmgrpoError as error:
+        return f"({error})"
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,208 @@
+"""The learner streams; its gradient is that of the whole graph."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmgrpo.learner import accumulate_gradient
+from mmgrpo.maths.aggregates import Totals, constant_length, count, decision_mean, sample_mean, sample_sum
+from mmgrpo.maths.objectives import Decisions, Objective
+from mmgrpo.maths.steps import inverse_step_weight, noise_std_weight
+from mmgrpo.maths.surrogates import cispo, clipped, dual_clipped, policy_gradient, sapo, two_sided_clipped, unclipped
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.types import Plan, Prompt, Rollout
+from tests.tiny.pipelines import PIPELINES
+
+PROMPTS = [Prompt("a red cat"), Prompt("two dogs")]
+ADVANTAGE_B = torch.tensor([1.0, -1.0, 0.5, -0.5])
+CLIPPED = partial(clipped, low=0.02, high=0.03)
+
+OBJECTIVES = {
+    "clipped": Objective(surrogate=CLIPPED, aggregate=sample_mean),
+    "dual": Objective(surrogate=partial(dual_clipped, low=0.02, high=0.03, bound=1.05), aggregate=decision_mean),
+    "two-sided": Objective(surrogate=partial(two_sided_clipped, low=0.02, high=0.03, delta=1.04), aggregate=sample_sum),
+    "policy gradient": Objective(surrogate=policy_gradient, aggregate=partial(constant_length, length=7)),
+    "cispo": Objective(surrogate=partial(cispo, low=0.02, high=0.03), aggregate=decision_mean),
+    "sapo": Objective(
+        surrogate=partial(sapo, positive_temperature=1.0, negative_temperature=1.05), aggregate=sample_mean
+    ),
+    "kl": Objective(surrogate=unclipped, aggregate=sample_mean, divergence="gaussian", kl_beta=0.3),
+    "k3": Objective(surrogate=unclipped, aggregate=sample_mean, divergence="k3", kl_beta=0.3),
+    "guard": Objective(surrogate=CLIPPED, aggregate=sample_mean, recentre=True, step_weight=inverse_step_weight),
+    "tempflow": Objective(surrogate=CLIPPED, aggregate=sample_mean, step_weight=noise_std_weight),
+    "chunk": Objective(surrogate=CLIPPED, aggregate=sample_mean, ratio_level="segment"),
+    "gspo": Objective(surrogate=CLIPPED, aggregate=sample_mean, ratio_level="sequence"),
+    "gspo with kl": Objective(
+        surrogate=CLIPPED, aggregate=sample_mean, ratio_level="sequence", divergence="velocity_mse", kl_beta=0.3
+    ),
+    "gspo recentred": Objective(surrogate=CLIPPED, aggregate=sample_mean, ratio_level="sequence", recentre=True),
+}
+
+
+def make_policy(**settings: object) -> DenoisingPolicy:
+    tiny = PIPELINES["sd3"]
+    call = {**tiny.call, **tiny.no_cfg}
+    return DenoisingPolicy(tiny.build(), {"call": call, "segments": (1, 2, 1), "update_batch": 3, **settings})
+
+
+def draw(policy: DenoisingPolicy, *, share_noise: bool = False) -> Rollout:
+    return policy.rollout(PROMPTS, group_size=2, seed=11, plan=Plan(keep_mean=True, share_noise=share_noise))
+
+
+def disturb(policy: DenoisingPolicy, scale: float = 0.02) -> None:
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in policy.trainable:
+            parameter += scale * parameter.abs().mean() * torch.randn(parameter.shape, generator=generator)
+
+
+def gradient(policy: DenoisingPolicy) -> Tensor:
+    flat = [torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in policy.trainable]
+    for parameter in policy.trainable:
+        parameter.grad = None
+    return torch.cat(flat)
+
+
+def full_graph(policy: DenoisingPolicy, rollout: Rollout, objective: Objective) -> tuple[float, Tensor]:
+    """The objective on the whole matrix at once, every decision's graph alive together."""
+    totals = count(rollout.mask_BT)
+    found: dict[str, dict[tuple[int, int], Tensor]] = {}
+    for evaluation in policy.evaluate(rollout, divergence=objective.divergence if objective.kl_beta else None):
+        assert evaluation.rows is not None
+        for name in ("logprob_BT", "kl_BT", "drift_BT"):
+            value = getattr(evaluation, name)
+            if value is not None:
+                cells = found.setdefault(name, {})
+                for i, row in enumerate(evaluation.rows.tolist()):
+                    for j, column in enumerate(evaluation.columns):
+                        cells[row, column] = value[i, j]
+    B, T = rollout.shape
+    zero = torch.zeros(())
+    whole = {
+        name: torch.stack([torch.stack([cells.get((b, t), zero) for t in range(T)]) for b in range(B)])
+        for name, cells in found.items()
+    }
+    assert rollout.noise is not None
+    loss = objective(
+        Decisions(
+            logprob_BT=whole["logprob_BT"],
+            old_logprob_BT=rollout.old_logprob_BT,
+            advantage_BT=ADVANTAGE_B[:, None].expand(B, T),
+            mask_BT=rollout.mask_BT,
+            weight_BT=objective.weights(rollout.mask_BT, totals, rollout.noise),
+            kl_weight_BT=objective.kl_weights(rollout.mask_BT, totals),
+            segment_BT=rollout.segment_BT,
+            kl_BT=whole.get("kl_BT"),
+            drift_BT=whole.get("drift_BT"),
+            std_BT=rollout.noise.std_BT,
+        )
+    )
+    loss.value.backward()
+    return float(loss.value.detach()), gradient(policy)
+
+
+def streamed(
+    policy: DenoisingPolicy, rollout: Rollout, objective: Objective, *, parts: list[list[int]], on_policy: bool = False
+) -> tuple[float, Tensor]:
+    totals, value = count(rollout.mask_BT), 0.0
+    for rows in parts:
+        found = accumulate_gradient(
+            policy, rollout, ADVANTAGE_B, objective, rows=rows, totals=totals, on_policy=on_policy
+        )
+        value += found.diagnostics.as_metrics()["policy/loss"]
+    return value, gradient(policy)
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_streamed_gradient_is_the_full_graphs(name: str) -> None:
+    policy, objective = make_policy(), OBJECTIVES[name]
+    rollout = draw(policy)
+    with policy.reference():  # a full fine-tune's reference is what the weights are now
+        pass
+    disturb(policy)
+    expected, full = full_graph(policy, rollout, objective)
+    assert full.norm() > 0
+    value, found = streamed(policy, rollout, objective, parts=[[0, 1, 2, 3]])
+    assert value == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    assert relative(found, full) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["clipped", "gspo", "gspo recentred"])
+def test_on_policy_values_are_the_rollouts_own(name: str) -> None:
+    policy, objective = make_policy(), OBJECTIVES[name]
+    rollout = draw(policy)
+    _, full = full_graph(policy, rollout, objective)
+    _, found = streamed(policy, rollout, objective, parts=[[0, 1, 2, 3]], on_policy=True)
+    assert relative(found, full) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["clipped", "gspo", "guard"])
+def test_minibatch_rows_and_batches_change_nothing(name: str) -> None:
+    objective = OBJECTIVES[name]
+    policy = make_policy()
+    rollout = draw(policy)
+    disturb(policy)
+    value, expected = streamed(policy, rollout, objective, parts=[[0, 1, 2, 3]])
+    for parts in ([[0, 1], [2, 3]], [[3, 0], [1], [2]]):
+        other_value, other = streamed(policy, rollout, objective, parts=parts)
+        assert other_value == pytest.approx(value, rel=1e-5, abs=1e-7)
+        assert relative(other, expected) < 1e-5
+    single = DenoisingPolicy(policy.pipeline, policy.settings.model_copy(update={"update_batch": 1}))
+    assert relative(streamed(single, rollout, objective, parts=[[0, 1, 2, 3]])[1], expected) < 1e-5
+
+
+def test_shared_states_give_the_gradient_of_separate_ones() -> None:
+    policy = make_policy(rollout_batch=4)
+    rollout = draw(policy, share_noise=True)
+    assert rollout.state_BT[0, 0] == rollout.state_BT[1, 0] != rollout.state_BT[2, 0]
+    apart = Rollout(
+        rollout.samples, rollout.prompt_index_B, rollout.old_logprob_BT, rollout.mask_BT,
+        torch.arange(rollout.mask_BT.numel()).reshape(rollout.shape), rollout.segment_BT, rollout.trace, rollout.noise,
+    )  # fmt: skip
+    disturb(policy)
+    _, shared = streamed(policy, rollout, OBJECTIVES["clipped"], parts=[[0, 1, 2, 3]])
+    _, separate = streamed(policy, apart, OBJECTIVES["clipped"], parts=[[0, 1, 2, 3]])
+    assert relative(shared, separate) < 1e-5
+
+
+def test_gradient_at_ratio_one_is_the_policy_gradient() -> None:
+    policy = make_policy()
+    rollout = draw(policy)
+    _, ppo = streamed(policy, rollout, OBJECTIVES["clipped"], parts=[[0, 1, 2, 3]])
+    plain = Objective(surrogate=policy_gradient, aggregate=sample_mean)
+    _, vanilla = streamed(policy, rollout, plain, parts=[[0, 1, 2, 3]])
+    assert relative(ppo, vanilla) < 1e-5
+
+
+def test_no_rows_add_nothing() -> None:
+    policy = make_policy()
+    rollout = draw(policy)
+    for name in ("clipped", "gspo"):
+        found = accumulate_gradient(
+            policy, rollout, ADVANTAGE_B, OBJECTIVES[name], rows=[], totals=Totals(num_samples=4, num_decisions=12),
+            on_policy=True,
+        )  # fmt: skip
+        assert found.num_forwards == 0
+        assert float(found.diagnostics.num_decisions) == 0
+    assert float(gradient(policy).norm()) == 0
+
+
+def test_on_policy_first_update_needs_no_extra_forward() -> None:
+    policy = make_policy()
+    rollout = draw(policy)
+    spent = [
+        accumulate_gradient(
+            policy, rollout, ADVANTAGE_B, OBJECTIVES["gspo"], rows=[0, 1, 2, 3], totals=count(rollout.mask_BT),
+            on_policy=on_policy,
+        ).num_forwards
+        for on_policy in (True, False)
+    ]  # fmt: skip
+    assert spent == [12, 24]  # 4 rows x 3 stochastic steps, once with grad; off policy once more for the values
