@@ -49,7 +49,7 @@ def explanation(config: RunConfig) -> str:
         _policy(config, settings),
         _formula(config),
         _geometry(config),
-        _passes(config),
+        _passes(config, settings),
         _costs(config, settings),
     ]
     return "\n\n".join("\n".join(_row(label, text) for label, text in part) for part in parts) + "\n"
@@ -85,7 +85,8 @@ def _policy(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[t
         yield "policy", _policy_line(config.policy, settings)
     if settings is not None and "sampler" in settings:
         yield "sampler", _sampler_line(settings)
-        yield "log-prob", f"{_summary(DENSITIES[settings['density']])}; {_summary(REDUCTIONS[settings['reduction']])}"
+        yield "density", f"{settings['density']}: {_summary(DENSITIES[settings['density']])}"
+        yield "reduction", f"{settings['reduction']}: {_summary(REDUCTIONS[settings['reduction']])}"
     window = config.rollout.window
     if window is not None:
         yield "window", f"{window.name}{_numbers(window.numbers)}: {_summary(WINDOWS[window.name])}"
@@ -101,9 +102,8 @@ def _policy_line(policy: Named, settings: Mapping[str, Any] | None) -> str:
     if settings is None or "lora" not in settings:
         return line
     lora = settings["lora"]
-    return f"{line}; trains " + (
-        "every weight of the denoiser" if lora is None else f"LoRA of rank {lora['rank']}, alpha {lora['alpha']:g}"
-    )
+    trained = "every weight of the denoiser" if lora is None else f"LoRA, rank {lora['rank']}, alpha {lora['alpha']:g}"
+    return f"{line}; trains {trained}"
 
 
 def _sampler_line(settings: Mapping[str, Any]) -> str:
@@ -121,12 +121,12 @@ def _formula(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield "advantage A", _advantage_line(config.advantage)
     yield "log-ratio", _ratio_line(objective)
     surrogate, aggregate = objective.surrogate, objective.aggregate
-    yield "surrogate l", f"{formula_of(SURROGATES[surrogate.name])}{_numbers(surrogate.numbers)}, {surrogate.name}"
-    yield "weight v", f"{formula_of(AGGREGATES[aggregate.name])}{_numbers(aggregate.numbers)}, {aggregate.name}"
+    yield "surrogate l", f"{surrogate.name}: {formula_of(SURROGATES[surrogate.name])}{_numbers(surrogate.numbers)}"
+    yield "weight v", f"{aggregate.name}: {formula_of(AGGREGATES[aggregate.name])}{_numbers(aggregate.numbers)}"
     if objective.step_weight is None:
         yield "weight w", "v: no step weight"
     else:
-        yield "weight w", f"v times {objective.step_weight}, {_summary(STEP_WEIGHTS[objective.step_weight])}"
+        yield "weight w", f"v times {objective.step_weight}: {_summary(STEP_WEIGHTS[objective.step_weight])}"
     yield "KL", _kl_line(objective)
     if objective.entropy_bonus:
         yield "entropy H", f"entropy_bonus = {objective.entropy_bonus:g}"
@@ -141,11 +141,11 @@ def _reward_line(rewards: tuple[RewardConfig, ...]) -> str:
 def _advantage_line(config: AdvantageConfig) -> str:
     numbers = {"eps": config.eps, "correction": config.correction}
     if config.rewards == "gdpo":
-        line = f"{formula_of(gdpo_advantage)}{_numbers(numbers)}, gdpo"
+        line = f"gdpo: {formula_of(gdpo_advantage)}{_numbers(numbers)}"
     else:
         taken = numbers if config.scale in ("group", "batch") else {}
-        line = f"{formula_of(ADVANTAGES[config.scale])}{_numbers(taken)}, scale {config.scale}"
-    return line if config.clamp is None else f"{line}; then {_summary(clamp_advantage, limit=config.clamp)}"
+        line = f"{config.scale}: {formula_of(ADVANTAGES[config.scale])}{_numbers(taken)}"
+    return line if config.clamp is None else f"{line}. {_summary(clamp_advantage)}, limit = {config.clamp:g}"
 
 
 def _ratio_line(objective: ObjectiveConfig) -> str:
@@ -171,53 +171,54 @@ def _geometry(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield "rollout", f"{P} prompts x {G} members = {P * G:,} samples a step"
     yield (
         "updates",
-        f"{update.epochs} epochs x {update.minibatches} minibatches = {num_updates} updates a rollout, "
-        f"{' or '.join(f'{size:,}' for size in sizes)} samples each",
+        f"{_many(update.epochs, 'epoch')} x {_many(update.minibatches, 'minibatch', 'es')} = "
+        f"{_many(num_updates, 'update')} a rollout, of {' or '.join(f'{size:,}' for size in sizes)} samples",
     )
-    yield (
-        "in all",
-        f"{config.steps:,} steps, {config.steps * P * G:,} samples, {config.steps * num_updates:,} updates",
-    )
+    steps = config.steps
+    in_all = (_many(steps, "step"), _many(steps * P * G, "sample"), _many(steps * num_updates, "update"))
+    yield "in all", ", ".join(in_all)
     limit = "not clipped" if update.max_grad_norm is None else f"clipped at {update.max_grad_norm:g}"
     yield "optimizer", f"AdamW, lr = {update.lr:g}, {update.schedule} schedule, gradient norm {limit}"
     if update.ema:
-        yield "average", f"decay = {update.ema.decay:g}, every {update.ema.every} updates; evaluations use it"
+        every = _many(update.ema.every, "update")
+        yield "average", f"decay = {update.ema.decay:g}, every {every}; evaluations use it"
     if config.warmup:
-        yield (
-            "warm-up",
-            f"{config.warmup.steps:,} supervised updates of {config.warmup.batch_size} examples before the first step",
-        )
+        updates = _many(config.warmup.steps, "supervised update")
+        yield "warm-up", f"{updates} of {_many(config.warmup.batch_size, 'example')} before the first step"
 
 
-def _passes(config: RunConfig) -> Iterator[tuple[str, str]]:
+def _passes(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    yield "old policy", "no pass: the log-probabilities stored at the rollout serve every update"
+    yield "values", _values_line(config)
+    has_reference = config.objective.kl_beta > 0
+    yield "reference", "a pass beside each of the policy's: kl_beta > 0" if has_reference else "no pass: kl_beta is 0"
+    yield "evaluation", _evaluation_line(config, settings)
+
+
+def _values_line(config: RunConfig) -> str:
     objective = build_objective(config.objective)
     num_updates = config.update.epochs * config.update.minibatches
-    yield "old policy", "no pass: the log-probabilities stored at the rollout serve every update"
+    couples = f"the {objective.ratio_level} ratio couples decisions"
     if objective.separable:
-        yield "values", "no pass: each decision is differentiated by itself"
-    elif objective.needs_reference or objective.entropy_bonus:
-        yield "values", f"a pass before every update: the {objective.ratio_level} ratio couples decisions"
-    elif num_updates == 1:
-        yield "values", "no pass: the rollout's own values serve the only update"
-    else:
-        yield (
-            "values",
-            f"a pass before updates 2 to {num_updates} of a rollout: the {objective.ratio_level} ratio couples "
-            "decisions; the first takes the rollout's own values",
-        )
-    yield "reference", "beside every pass: kl_beta > 0" if objective.needs_reference else "no pass: kl_beta is 0"
-    yield "evaluation", _evaluation_line(config)
+        return "no pass: each decision is differentiated by itself"
+    if objective.needs_reference or objective.entropy_bonus:
+        return f"a pass before every update: {couples}, and the rollout does not know its KL or entropy"
+    if num_updates == 1:
+        return f"no pass: {couples}, and the rollout's own values serve the only update"
+    return f"a pass before every update of a rollout but the first, which takes the rollout's own: {couples}"
 
 
-def _evaluation_line(config: RunConfig) -> str:
+def _evaluation_line(config: RunConfig, settings: Mapping[str, Any] | None) -> str:
     evaluation = config.evaluation
     if evaluation is None:
         return "none"
-    judges = evaluation.rewards or config.rewards
+    judges = ", ".join(judge.label or judge.name for judge in evaluation.rewards or config.rewards)
+    num_steps = _num_steps(settings, "call", "evaluation_call")
+    forwards = "" if num_steps is None else f" of {_many(num_steps, 'forward')} each"
     return (
-        f"before the first step, every {evaluation.every} steps and after the last: "
-        f"{evaluation.samples_per_prompt} samples a prompt without noise, judged by "
-        f"{', '.join(judge.label or judge.name for judge in judges) or 'the training rewards'}"
+        f"before the first step, every {_many(evaluation.every, 'step')} and after the last: "
+        f"{_many(evaluation.samples_per_prompt, 'sample')} a prompt{forwards}, without noise, "
+        f"judged by {judges or 'the training rewards'}"
     )
 
 
@@ -225,12 +226,10 @@ def _costs(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[tu
     if config.policy is not None and settings is None:
         yield "forwards", "counted by the policy as it runs: count/forwards_per_sample in metrics.jsonl"
         return
-    num_steps = (settings or {}).get("call", {}).get("num_inference_steps")
-    num_steps = num_steps if isinstance(num_steps, int) else None
+    num_steps = _num_steps(settings, "call")
     counted = forwards_per_sample(config, num_steps)
-    parts = {"rollout": counted.rollout, "reference": counted.reference, "update": counted.update}
-    if counted.values != Count(0, 0):
-        parts["values"] = counted.values
+    parts = {"rollout": counted.rollout, "values": counted.values, "reference": counted.reference}
+    parts = {name: count for name, count in parts.items() if count != Count(0, 0)} | {"update": counted.update}
     text = ", ".join(f"{name} {_count(count, num_steps)}" for name, count in parts.items())
     if num_steps is not None and counted.rollout is not None:
         whole = counted.rollout + counted.reference + counted.update + counted.values
@@ -239,7 +238,18 @@ def _costs(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[tu
         text += ", for a denoising policy of N steps"
     else:
         text += ", with N = num_inference_steps, the pipeline's default"
-    yield "forwards", f"per sample and step: {text}. Guidance doubles each if it is on"
+    yield "forwards", f"per sample and step: {text}"
+    yield "", "guidance doubles each if it is on; a pipeline that cannot skip its earlier steps replays those as well"
+
+
+def _num_steps(settings: Mapping[str, Any] | None, *calls: str) -> int | None:
+    """``num_inference_steps`` as the last of the calls has it; None where it is left to the pipeline."""
+    found = [call["num_inference_steps"] for name in calls if "num_inference_steps" in (call := _call(settings, name))]
+    return found[-1] if found and isinstance(found[-1], int) else None
+
+
+def _call(settings: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
+    return {} if settings is None else settings.get(name, {})
 
 
 def _count(count: Count | None, num_steps: int | None) -> str:
@@ -268,9 +278,10 @@ def _schedule_settings(config: RunConfig) -> Mapping[str, Any] | None:
         raise ConfigError(f"policy ({config.policy.name}): {said}") from None
 
 
-def _summary(function: Any, **numbers: float) -> str:
-    line = (inspect.getdoc(function) or function.__name__).splitlines()[0].rstrip(".")
-    return f"{line[0].lower()}{line[1:]}{_numbers(numbers)}" if numbers else line
+def _summary(function: Any) -> str:
+    """The first line of the docstring, without its afterthought."""
+    line = (inspect.getdoc(function) or function.__name__).splitlines()[0]
+    return line.split("; ")[0].rstrip(".").replace("``", "")
 
 
 def _numbers(numbers: Mapping[str, Any]) -> str:
@@ -278,6 +289,10 @@ def _numbers(numbers: Mapping[str, Any]) -> str:
         f", {name} = {value:g}" if isinstance(value, float) else f", {name} = {value}"
         for name, value in numbers.items()
     )
+
+
+def _many(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{plural}"
 
 
 def _row(label: str, text: str) -> str:

@@ -1,0 +1,227 @@
+"""What the explanation says, and that a run spends the forwards it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmgrpo.config import RunConfig
+from mmgrpo.errors import ConfigError
+from mmgrpo.explain import explanation, formula_of
+from mmgrpo.forwards import Forwards, forwards_per_sample
+from mmgrpo.loading import validated
+from mmgrpo.maths.advantages import ADVANTAGES, gdpo_advantage
+from mmgrpo.maths.aggregates import AGGREGATES
+from mmgrpo.maths.surrogates import SURROGATES
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.rewards.pixels import Brightness
+from mmgrpo.trainer import Trainer
+from tests.tiny.pipelines import PIPELINES
+
+DIGITS: dict[str, Any] = {
+    "name": "digits",
+    "steps": 60,
+    "policy": {"name": "denoising", "call": {"num_inference_steps": 10}},
+    "rewards": ["digit_verifier"],
+    "rollout": {"prompts_per_step": 10, "group_size": 16, "window": {"name": "random_subset", "size": 4}},
+    "advantage": {"clamp": 5.0},
+    "objective": {
+        "surrogate": {"name": "clipped", "low": 1e-3, "high": 2e-3},
+        "divergence": "gaussian",
+        "kl_beta": 0.1,
+    },
+    "update": {"minibatches": 2},
+}
+
+
+def changed(**sections: Mapping[str, Any]) -> RunConfig:
+    """The digits job with some keys of some sections replaced."""
+    return validated(DIGITS | {name: {**DIGITS.get(name, {}), **values} for name, values in sections.items()})
+
+
+def numbers(counted: Forwards, num_steps: int) -> list[float]:
+    assert counted.rollout is not None
+    return [count.at(num_steps) for count in (counted.rollout, counted.values, counted.reference, counted.update)]
+
+
+def rows(config: RunConfig) -> dict[str, str]:
+    """The explanation by its labels, continuation lines joined."""
+    found: dict[str, str] = {}
+    label = ""
+    for line in explanation(config).splitlines():
+        label = line[:14].strip() or label
+        if line:
+            found[label] = f"{found.get(label, '')} {line[14:].strip()}".strip()
+    return found
+
+
+def test_a_window_costs_one_forward_per_step_and_policy() -> None:
+    # 10 steps drawn; 4 of them trained on, once by the policy and once by the reference
+    assert numbers(forwards_per_sample(changed(), 10), 10) == [10.0, 0.0, 4.0, 4.0]
+    assert "rollout 10.0, reference 4.0, update 4.0; in all 18.0" in rows(changed())["forwards"]
+
+
+def test_without_a_window_all_steps_but_the_last_are_trained_on() -> None:
+    config = changed(rollout={"window": None}, objective={"kl_beta": 0})
+    assert numbers(forwards_per_sample(config, 10), 10) == [10.0, 0.0, 0.0, 9.0]
+
+
+def test_shared_noise_counts_the_prefix_and_the_first_stochastic_step_once_per_group() -> None:
+    config = changed(rollout={"share_noise": True, "window": {"name": "fixed", "start": 2, "size": 2}})
+    # steps 0, 1, 2 once for 16 members, steps 3 to 9 for each; of the trained 2 and 3, 2 once for the group
+    expected = [(3 + 16 * 7) / 16, 0.0, (1 + 16) / 16, (1 + 16) / 16]
+    assert numbers(forwards_per_sample(config, 10), 10) == pytest.approx(expected, abs=1e-12)
+    assert "rollout 7.2, reference 1.1, update 1.1; in all 9.3" in rows(config)["forwards"]
+
+
+def test_shared_noise_averages_over_the_windows_of_the_run() -> None:
+    window = {"name": "progressive", "size": 2, "interval": 1, "high": 4}
+    config = changed(rollout={"share_noise": True, "window": window})
+    # the first stochastic step is 0, 1, 2 in turn over the 60 steps, 1 on average: 2 steps shared, 8 of each member's
+    assert numbers(forwards_per_sample(config, 10), 10)[0] == pytest.approx((2 + 16 * 8) / 16, abs=1e-12)
+
+
+def test_a_coupled_ratio_takes_values_before_every_update_but_the_first() -> None:
+    config = changed(objective={"ratio_level": "sequence", "kl_beta": 0}, update={"epochs": 2, "minibatches": 2})
+    # 4 updates of half the samples, the first of them without: 3 * 1/2 passes of 4 forwards; 2 epochs of updates
+    assert numbers(forwards_per_sample(config, 10), 10) == [10.0, 6.0, 0.0, 8.0]
+    said = rows(config)
+    assert said["values"].startswith("a pass before every update of a rollout but the first")
+    assert said["forwards"].startswith("per sample and step: rollout 10.0, values 6.0, update 8.0; in all 24.0")
+
+
+def test_a_coupled_ratio_with_a_reference_takes_values_before_every_update() -> None:
+    config = changed(objective={"ratio_level": "sequence"}, update={"minibatches": 1})
+    # one pass for the values and one for the gradient, the reference beside each
+    assert numbers(forwards_per_sample(config, 10), 10) == [10.0, 4.0, 8.0, 4.0]
+    assert rows(config)["values"].startswith("a pass before every update: ")
+
+
+def test_the_first_minibatch_may_hold_more_groups() -> None:
+    config = changed(objective={"ratio_level": "segment", "kl_beta": 0}, update={"minibatches": 3})
+    # 10 groups in minibatches of 4, 3 and 3: the values of the latter 6 groups are computed
+    assert numbers(forwards_per_sample(config, 10), 10)[1] == pytest.approx(0.6 * 4, abs=1e-12)
+    assert rows(config)["updates"] == "1 epoch x 3 minibatches = 3 updates a rollout, of 48 or 64 samples"
+
+
+def test_the_default_number_of_steps_stays_a_letter() -> None:
+    said = rows(changed(policy={"name": "denoising", "call": {}}))["forwards"]
+    assert said.startswith("per sample and step: rollout N, reference 4.0, update 4.0, with N = num_inference_steps, ")
+    shared = changed(policy={"name": "denoising", "call": {}}, rollout={"share_noise": True, "window": None})
+    # all but the last step are trained on; step 0 counts 1 / 16: N - 15/16 = N - 0.9, and N - 1 - 15/16 = N - 1.9
+    assert "rollout N - 0.9, reference N - 1.9, update N - 1.9" in rows(shared)["forwards"]
+
+
+def test_a_live_policy_is_explained_without_its_settings() -> None:
+    said = rows(validated({}))
+    assert said["policy"] == "a live object; its settings are its own"
+    assert said["forwards"].startswith("per sample and step: rollout N, update N - 1.0, for a denoising policy of N")
+    assert "sampler" not in said
+    window = {"share_noise": True, "window": {"name": "random", "size": 2}}
+    # where the window lies depends on N; of its 2 steps the first is shared by 8
+    assert "rollout fewer than N, update 1.1" in rows(validated({"rollout": window}))["forwards"]
+
+
+def test_formula_and_numbers() -> None:
+    said = rows(changed())
+    assert said["loss"].startswith("L = sum w l(r, logprob, A) + kl_beta * sum v KL")
+    assert said["advantage A"].startswith("group: A = (r - mean_G r) / (std_G r + eps)")
+    assert said["advantage A"].endswith(
+        "eps = 0.0001, correction = 1. Advantage held within [-limit, limit], limit = 5"
+    )
+    assert said["surrogate l"] == "clipped: l = max(-A r, -A clip(r, 1 - low, 1 + high)), low = 0.001, high = 0.002"
+    assert said["log-ratio"] == "decision: log r = logprob - old_logprob"
+    assert said["weight v"] == "sample_mean: w = m / (kept decisions of the row * num_samples)"
+    assert said["KL"].startswith("kl_beta = 0.1, gaussian: KL of two Gaussians")
+    assert said["sampler"].startswith("flow_sde, strength = 0.7: Flow-GRPO's sampler: s = strength sqrt(sigma")
+    assert said["density"].startswith("gaussian: ")
+    assert said["reduction"] == "mean: Mean over a sample's D elements, total / D"
+    assert said["method"] == "none named"
+
+
+def test_recentred_log_ratio_and_step_weight() -> None:
+    said = rows(changed(objective={"ratio_level": "sequence", "recentre": True, "step_weight": "inverse_step"}))
+    assert "recentred to (log r + b) * std, with b = mean((mu - mu_old)^2) / (2 std^2)" in said["log-ratio"]
+    assert "; then log r_i = mean_t log r_it" in said["log-ratio"]
+    assert said["weight w"].startswith("v times inverse_step: 1 / h on the masked decisions")
+
+
+def test_geometry_passes_and_method() -> None:
+    evaluation = {
+        "prompts": {"source": "prompts.txt"},
+        "rewards": ({"name": "held_out_judge", "label": "held_out"},),
+        "samples_per_prompt": 40,
+    }
+    policy = {"name": "denoising", "call": {"num_inference_steps": 10}, "evaluation_call": {"num_inference_steps": 40}}
+    method = {"name": "flow_grpo", "title": "Flow-GRPO", "paper": "arXiv:2505.05470", "deviations": ("one window",)}
+    said = rows(changed(evaluation=evaluation, policy=policy, method=method))
+    assert said["rollout"] == "10 prompts x 16 members = 160 samples a step"
+    assert said["updates"] == "1 epoch x 2 minibatches = 2 updates a rollout, of 80 samples"
+    assert said["in all"] == "60 steps, 9,600 samples, 120 updates"
+    assert said["old policy"].startswith("no pass")
+    assert said["values"].startswith("no pass")
+    assert said["reference"].startswith("a pass beside each of the policy's")
+    assert said["evaluation"] == (
+        "before the first step, every 10 steps and after the last: 40 samples a prompt of 40 forwards each, "
+        "without noise, judged by held_out"
+    )
+    assert said["method"] == "Flow-GRPO (arXiv:2505.05470)"
+    assert said["deviation"] == "one window"
+    assert rows(changed(objective={"kl_beta": 0}))["reference"] == "no pass: kl_beta is 0"
+
+
+@pytest.mark.parametrize("registry", [SURROGATES, AGGREGATES, ADVANTAGES, {"gdpo": gdpo_advantage}])
+def test_every_registered_function_documents_its_formula(registry: Mapping[str, Any]) -> None:
+    for name, function in registry.items():
+        assert " = " in formula_of(function), name
+
+
+def test_formulas_are_the_docstrings_own() -> None:
+    assert formula_of(SURROGATES["policy_gradient"]) == "l = -A logprob"
+    assert formula_of(ADVANTAGES["leave_one_out"]).startswith("A_i = r_i - mean_{j != i} r_j")
+
+
+def test_mistakes_are_named_before_a_model_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="does not fit"):
+        explanation(changed(rollout={"window": {"name": "random", "size": 12}}))
+    with pytest.raises(ConfigError, match="unknown key 'strenght'; did you mean strength"):
+        explanation(changed(policy={"name": "denoising", "strenght": 1.0}))
+    with pytest.raises(ConfigError, match="needs size"):
+        explanation(changed(policy={"name": "denoising"}, rollout={"window": {"name": "random"}}))
+
+
+RUNS = {
+    "all": {},
+    "reference": {"objective": {"divergence": "gaussian", "kl_beta": 0.1}},
+    "shared": {
+        "rollout": {"share_noise": True, "window": {"name": "progressive", "size": 2, "interval": 1}},
+        "objective": {"divergence": "gaussian", "kl_beta": 0.1},
+    },
+    "coupled": {"objective": {"ratio_level": "sequence"}, "update": {"epochs": 2, "minibatches": 2}},
+    "coupled-reference": {"objective": {"ratio_level": "sequence", "divergence": "k3", "kl_beta": 0.1}},
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_spends_what_was_explained(name: str, tmp_path: Path) -> None:
+    tiny, sections = PIPELINES["sd3"], RUNS[name]
+    settings = {"call": {**tiny.call, **tiny.no_cfg}, "lora": {"rank": 2}}
+    config = validated(
+        {
+            "output": str(tmp_path),
+            "steps": 2,
+            "policy": {"name": "denoising", **settings},
+            **sections,
+            "rollout": {"prompts_per_step": 2, "group_size": 2, **sections.get("rollout", {})},
+        }
+    )
+    policy = DenoisingPolicy(tiny.build(), settings)
+    run = Trainer(policy, {"brightness": Brightness()}, ["a red fox", "a blue square"], config).train()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    last_of_step = {line["step"]: line["count/forwards_per_sample"] for line in lines}
+    explained = sum(numbers(forwards_per_sample(config, 4), 4))
+    assert sum(last_of_step.values()) / len(last_of_step) == pytest.approx(explained, abs=1e-9)
