@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmgrpo.errors import ReplayError
 from mmgrpo.maths.divergences import Moments
-from mmgrpo.policies.denoising.sampling import Decision, Sampling
+from mmgrpo.policies.denoising.sampling import Decision, Sampling, at_rows
 from mmgrpo.policies.denoising.session import StepCall
 from mmgrpo.policies.denoising.trace import Row, Transition
 from mmgrpo.types import Plan
@@ -28,10 +28,9 @@ class Drawn:
 
     def rows(self, index: Tensor) -> Drawn:
         """The same step call for some of its rows."""
-        moments = self.decision.moments
-        chosen = Moments(mean=moments.mean[index], velocity=moments.velocity[:0], std=moments.std, step=moments.step)
+        decision = Decision(at_rows(self.decision.moments, index), self.decision.level)
         keep = None if self.keep is None else self.keep[index]
-        return Drawn(self.iteration, self.ordinal, Decision(chosen, self.decision.level), self.next_state[index], keep)
+        return Drawn(self.iteration, self.ordinal, decision, self.next_state[index], keep)
 
 
 @dataclass(slots=True)
@@ -89,8 +88,7 @@ class Recorder:
         rows, moments = self.rows, decision.moments
         if call.iteration == self.branch_at and self.branch is not None:
             rows = [row for members in self.branch for row in members]
-            mean = moments.mean.repeat_interleave(len(self.branch[0]), 0)
-            moments = Moments(mean=mean, velocity=moments.velocity, std=moments.std, step=moments.step)
+            moments = at_rows(moments, torch.arange(len(rows)) // len(self.branch[0]))
             decision = Decision(moments, decision.level)
         next_state = moments.mean
         if is_stochastic(moments):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, Moments
-from mmgrpo.policies.denoising.sampling import Sampling
+from mmgrpo.policies.denoising.sampling import Sampling, at_rows
 from mmgrpo.policies.denoising.session import StepCall, Stop
 from mmgrpo.policies.denoising.trace import Transition, joined
 
@@ -52,10 +52,11 @@ class Replayer:
 
     def logprob_N(self) -> Tensor:
         """Log-probability of each row's stored decision, (N,) float32."""
-        densities = [
-            (self.sampling.logdensity(joined(self.rows, position), self._gathered(moments)), _kept(self.rows, position))
-            for position, moments in zip(self._positions(), self.moments, strict=True)
-        ]
+        densities = []
+        for position, moments in zip(self._positions(), self.moments, strict=True):
+            own = at_rows(moments, self.state_of_N)
+            density = self.sampling.logdensity(joined(self.rows, position), own)
+            densities.append((density, _kept(self.rows, position)))
         return self.sampling.reduced(densities, len(self.rows))
 
     def divergence_N(self, name: str, others: Sequence[Moments]) -> Tensor:
@@ -80,12 +81,6 @@ class Replayer:
 
     def _positions(self) -> list[int]:
         return [k for k, transition in enumerate(self.states[0]) if transition.iteration == self.iteration]
-
-    def _gathered(self, moments: Moments) -> Moments:
-        if len(self.states) == len(self.rows):
-            return moments
-        std = moments.std[self.state_of_N] if isinstance(moments.std, Tensor) else moments.std
-        return Moments(mean=moments.mean[self.state_of_N], velocity=moments.velocity, std=std, step=moments.step)
 
 
 def _kept(rows: Sequence[tuple[Transition, ...]], position: int) -> Tensor | None:

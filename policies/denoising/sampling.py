@@ -110,15 +110,22 @@ class Sampling:
             )
 
     def _native(self, call: StepCall, stochastic: bool) -> Decision:
-        mean, std = native_mean_and_std(call.scheduler, call.stock)
+        output = call.model_output.float()
+        mean, std = native_mean_and_std(call.scheduler, call.stock, output, call.sample.float())
         if not stochastic:
-            return Decision(Moments(mean=mean, velocity=call.model_output.float(), std=0.0, step=1.0), level=0.0)
-        if not bool(torch.any(std != 0)):
+            return Decision(Moments(mean=mean, velocity=output, std=0.0, step=1.0), level=0.0)
+        if std == 0.0:
             raise ConfigError(
                 f"sampler 'native' takes the noise that the scheduler draws, and {type(call.scheduler).__name__} draws "
                 "none here; choose sampler 'ddim' or 'cps', or make the scheduler stochastic (eta in policy.call)"
             )
-        return Decision(Moments(mean=mean, velocity=call.model_output.float(), std=std, step=1.0), level=0.0)
+        return Decision(Moments(mean=mean, velocity=output, std=std, step=1.0), level=0.0)
+
+
+def at_rows(moments: Moments, index: Tensor) -> Moments:
+    """The Gaussians of some rows, in any order and number."""
+    std = moments.std[index] if isinstance(moments.std, Tensor) else moments.std
+    return Moments(mean=moments.mean[index], velocity=moments.velocity[index], std=std, step=moments.step)
 
 
 def _element_sums(value: Tensor, keep: Tensor | None, rows: int) -> Tensor:

@@ -29,6 +29,7 @@ from mmgrpo.maths.transitions import (
     x0_to_prediction,
 )
 
+UNIFORM_STD = 1e-2  # relative; rounding of a large state shows in the difference of two results
 UNUSABLE = ("PNDM", "LMS", "IPNDM", "Heun", "FlowMatchHeun", "KDPM2", "SASolver", "DPMSolverSDE")
 
 
@@ -127,19 +128,24 @@ class _FixedNoise(TorchFunctionMode):
         return empty(*args, **like).fill_(self.value)
 
 
-def native_mean_and_std(scheduler: Any, stock_step: Callable[[], Any]) -> tuple[Tensor, Tensor]:
+def native_mean_and_std(
+    scheduler: Any, stock_step: Callable[..., Any], output: Tensor, sample: Tensor
+) -> tuple[Tensor, float | Tensor]:
     """Mean and standard deviation of a stock step that draws its own noise: its results with noise 0 and noise 1.
 
-    ``stock_step`` is run twice from the same scheduler state; the scheduler is left after the step.
+    ``stock_step`` is run twice from the same scheduler state; the scheduler is left after the step. The deviation is
+    one number, unless the network sets it element by element (learned variance).
     """
     before = _state_of(scheduler)
     with _FixedNoise(0.0):
-        mean = _next_sample(stock_step()).float()
+        mean = _next_sample(stock_step(model_output=output, sample=sample))
     scheduler.__dict__.clear()
     scheduler.__dict__.update(before)
-    with _FixedNoise(1.0):
-        shifted = _next_sample(stock_step()).float()
-    return mean, (shifted - mean).detach()
+    with _FixedNoise(1.0), torch.no_grad():
+        std = _next_sample(stock_step(model_output=output, sample=sample)) - mean.detach()
+    typical = std.mean()
+    uniform = bool(((std - typical).abs() <= UNIFORM_STD * typical).all())
+    return mean, float(typical) if uniform else std
 
 
 def first_order_gap(

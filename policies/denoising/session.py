@@ -11,13 +11,15 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from diffusers.utils import logging as diffusers_logging
 from diffusers.utils.outputs import BaseOutput
 from torch import Tensor
+from transformers.utils import logging as transformers_logging
 
 from mmgrpo.errors import PolicyError, ReplayError
 from mmgrpo.policies.denoising.memo import Memo
@@ -166,6 +168,7 @@ class Stage:
         self._session: Session | None = None
         self._substitutes: dict[str, Any] = {}
         self._autocast: torch.dtype | None = None
+        self._verbosity: Callable[[], AbstractContextManager[None]] = nullcontext  # only the first run may warn
         self._looping: set[str] = set()  # components other than the denoisers that are called within the loop
         self._call = _undecorated_call(pipeline)
         self._stock_scheduler = pipeline.scheduler
@@ -190,7 +193,8 @@ class Stage:
         Random numbers the pipeline draws from the global generator are a function of ``seed`` alone.
         """
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-        with self._installed(session), torch.set_grad_enabled(grad), torch.random.fork_rng(devices):
+        verbosity, self._verbosity = self._verbosity, _quiet
+        with verbosity(), self._installed(session), torch.set_grad_enabled(grad), torch.random.fork_rng(devices):
             torch.manual_seed(seed)
             try:
                 return self._call(self.pipeline, **arguments)
@@ -308,6 +312,19 @@ class Stage:
         fresh = copy.deepcopy(scheduler)
         fresh.__class__ = type(stock.__name__, (stock,), ours)
         return fresh
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Within it diffusers and transformers log errors alone: a run per decision would repeat their every warning."""
+    before = diffusers_logging.get_verbosity(), transformers_logging.get_verbosity()
+    diffusers_logging.set_verbosity_error()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        diffusers_logging.set_verbosity(before[0])
+        transformers_logging.set_verbosity(before[1])
 
 
 def _undecorated_call(pipeline: Any) -> Callable[..., Any]:
