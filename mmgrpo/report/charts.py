@@ -1,0 +1,116 @@
+"""Which charts a run has: its evaluation, its rewards, its optimisation."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from statistics import fmean
+
+from mmgrpo.report.curves import Chart, draw_chart, read_curve, span
+from mmgrpo.report.reading import Log, by_step
+
+KNOWN = {
+    "policy/loss": "Policy loss",
+    "policy/kl_mean": "KL from the reference",
+    "policy/on_policy_gap": "On-policy gap",
+    "optimizer/grad_norm": "Gradient norm",
+    "groups/zero_std_frac": "Groups of equal reward",
+    "optimizer/lr": "Learning rate",
+}
+EXPLAINED = {
+    "policy/on_policy_gap": "rollout against recomputed log-prob",
+    "groups/zero_std_frac": "fraction of groups that teach nothing",
+}
+PAIRED = ("policy/clip_low_frac", "policy/clip_high_frac", "policy/ratio_mean", "policy/ratio_std")
+ELSEWHERE = ("step", "update", "reward/mean", "reward/std", "count/forwards_per_sample", *PAIRED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """An evaluated measure, from its first value to its last."""
+
+    name: str
+    first: float
+    last: float
+    first_step: float
+    last_step: float
+
+
+def measures(evaluation: Log) -> dict[str, str]:
+    """Name of each evaluated measure -> its key."""
+    keys = [key for key in evaluation.numeric_keys() if key.startswith("eval/") and key.endswith("/mean")]
+    return {key.removeprefix("eval/").removesuffix("/mean"): key for key in keys}
+
+
+def headlines(evaluation: Log) -> list[Headline]:
+    """Every evaluated measure that has a finite value."""
+    found = {name: list(by_step(evaluation, key, fmean).items()) for name, key in measures(evaluation).items()}
+    return [
+        Headline(name=name, first=points[0][1], last=points[-1][1], first_step=points[0][0], last_step=points[-1][0])
+        for name, points in found.items()
+        if points
+    ]
+
+
+def evaluation_charts(evaluation: Log) -> list[Chart]:
+    """Measures that stay within 0..1 share a chart; every other one has its own."""
+    curves = [read_curve(evaluation, key, name) for name, key in measures(evaluation).items()]
+    shared = [curve for curve in curves if curve.points and span(curve)[0] >= 0 and span(curve)[1] <= 1][:6]
+    charts = [draw_chart("Held-out measures", shared, within=(0.0, 1.0))]
+    charts += [draw_chart(curve.label, [curve]) for curve in curves if curve not in shared]
+    return [chart for chart in charts if chart]
+
+
+def reward_chart(metrics: Log) -> Chart | None:
+    """The total reward; None if it was not recorded."""
+    band = metrics.has("reward/std")
+    note = "mean of the step's samples, band: one standard deviation either side" if band else ""
+    return draw_chart(
+        "Reward", [read_curve(metrics, "reward/mean", "mean", spread="reward/std" if band else None)], note=note
+    )
+
+
+def each_reward_charts(metrics: Log) -> list[Chart]:
+    """A chart per reward, with how often it failed."""
+    charts = []
+    for key in metrics.numeric_keys():
+        match = re.fullmatch(r"reward/(.+)/mean", key)
+        if not match:
+            continue
+        failed = max(by_step(metrics, f"reward/{match[1]}/failed_frac", max).values(), default=0.0)
+        note = f"failed on up to {failed:.1%} of a step's samples" if failed else ""
+        charts.append(
+            draw_chart(match[1], [read_curve(metrics, key, "mean", spread=f"reward/{match[1]}/std")], note=note)
+        )
+    return [chart for chart in charts if chart]
+
+
+def policy_charts(metrics: Log, warmup: Log) -> list[Chart]:
+    """The charts of the optimisation that have something to show."""
+    charts = [draw_chart("Policy loss", [read_curve(metrics, "policy/loss", "loss")])]
+    sides = {"low": "below the bound", "high": "above it"}
+    clipped = [read_curve(metrics, f"policy/clip_{side}_frac", label) for side, label in sides.items()]
+    charts.append(draw_chart("Fraction of ratios clipped", clipped, within=(0.0,)))
+    ratio = read_curve(metrics, "policy/ratio_mean", "mean", spread="policy/ratio_std")
+    charts.append(draw_chart("Probability ratio", [ratio], note="band: one standard deviation" if ratio.spread else ""))
+    for key, title in KNOWN.items():
+        pick = (lambda values: values[0]) if key == "policy/on_policy_gap" else fmean
+        if key != "policy/loss":
+            charts.append(draw_chart(title, [read_curve(metrics, key, title, pick=pick)], note=EXPLAINED.get(key, "")))
+    charts.append(
+        draw_chart("Warm-up loss", [read_curve(warmup, "loss", "loss")], note="before the first step, by warm-up step")
+    )
+    return [chart for chart in charts if chart]
+
+
+def unrecorded_titles(metrics: Log, warmup: Log) -> list[str]:
+    """Titles of the optimisation's charts that have nothing to show."""
+    titles = [title for key, title in KNOWN.items() if not metrics.has(key)]
+    return titles if warmup.has("loss") else [*titles, "Warm-up loss"]
+
+
+def other_charts(metrics: Log) -> list[Chart]:
+    """A chart for every logged number that no other chart holds."""
+    shown = re.compile(r"time/.*|reward/.+/(mean|std|failed_frac)")
+    keys = [key for key in metrics.numeric_keys() if key not in (*KNOWN, *ELSEWHERE) and not shown.fullmatch(key)]
+    return [chart for key in keys if (chart := draw_chart(key, [read_curve(metrics, key, key)]))]

@@ -1,0 +1,153 @@
+"""Logged numbers as curves, and curves as charts ready to be written as SVG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+from mmgrpo.report.numbers import number
+from mmgrpo.report.reading import Log, by_step, is_number
+from mmgrpo.report.ticks import enclosing_ticks, tick_labels, whole_ticks
+
+MAX_POINTS = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One line of a chart.
+
+    Attributes:
+        label: what the line is.
+        points: (step, value), steps increasing.
+        spread: half the height of the band around each point, if there is one.
+        num_not_finite: lines of the log that held NaN or infinity.
+    """
+
+    label: str
+    points: tuple[tuple[float, float], ...]
+    spread: tuple[float, ...] | None = None
+    num_not_finite: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stroke:
+    """A curve in the plot's coordinates: both axes run from 0 to 100, y downwards."""
+
+    label: str
+    line: str
+    band: str | None
+    dots: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A chart ready to be written as SVG.
+
+    Attributes:
+        title: heading.
+        note: a line below it.
+        summary: the chart in words, for who cannot see it.
+        strokes: the drawn curves.
+        x_ticks: (position in percent, label).
+        y_ticks: (position in percent from the top, label).
+        readout: what the hover read-out needs: the axes' ranges and the curves' numbers.
+    """
+
+    title: str
+    note: str
+    summary: str
+    strokes: tuple[Stroke, ...]
+    x_ticks: tuple[tuple[float, str], ...]
+    y_ticks: tuple[tuple[float, str], ...]
+    readout: Mapping[str, Any]
+
+
+def read_curve(
+    log: Log, key: str, label: str, *, spread: str | None = None, pick: Callable[[list[float]], float] = fmean
+) -> Curve:
+    """The curve of a logged number, one point per step; ``pick`` says what stands for a step's updates."""
+    value_by_step = by_step(log, key, pick)
+    points = tuple(value_by_step.items())
+    kept = _thinned([y for _, y in points])
+    spread_by_step = by_step(log, spread, fmean) if spread else {}
+    return Curve(
+        label=label,
+        points=tuple(points[index] for index in kept),
+        spread=tuple(spread_by_step.get(points[index][0], 0.0) for index in kept) if spread_by_step else None,
+        num_not_finite=sum(1 for row in log.rows if is_number(row.get(key)) and not math.isfinite(row[key])),
+    )
+
+
+def draw_chart(title: str, curves: Sequence[Curve], *, note: str = "", within: Sequence[float] = ()) -> Chart | None:
+    """The chart of the curves that have points; None if none has. The axis holds the values ``within`` in any case."""
+    curves = [curve for curve in curves if curve.points]
+    if not curves:
+        return None
+    reach = [bound for curve in curves for bound in span(curve)] + list(within)
+    y_ticks = enclosing_ticks(min(reach), max(reach))
+    steps = [step for curve in curves for step, _ in curve.points]
+    first, last = min(steps), max(steps)
+    x = _scale(first, last if last > first else first + 1)
+    y = _scale(y_ticks[-1], y_ticks[0])
+    num_not_finite = sum(curve.num_not_finite for curve in curves)
+    labels, unit = tick_labels(y_ticks)
+    remark = f"{num_not_finite} value{'s' * (num_not_finite > 1)} not finite, left out" if num_not_finite else ""
+    return Chart(
+        title=title,
+        note="; ".join(part for part in (unit, note, remark) if part),
+        summary=f"{title}. " + "; ".join(_in_words(curve) for curve in curves),
+        strokes=tuple(_stroke(curve, x, y) for curve in curves),
+        x_ticks=tuple((x(step), f"{step:,.0f}") for step in whole_ticks(first, last)),
+        y_ticks=tuple((y(tick), label) for tick, label in zip(y_ticks, labels, strict=True)),
+        readout={
+            "x": [first, last],
+            "y": [y_ticks[0], y_ticks[-1]],
+            "curves": [[curve.label, [[step, float(f"{v:.5g}")] for step, v in curve.points]] for curve in curves],
+        },
+    )
+
+
+def span(curve: Curve) -> tuple[float, float]:
+    """Lowest and highest value, the band included."""
+    spread = curve.spread or (0.0,) * len(curve.points)
+    low = min(y - s for (_, y), s in zip(curve.points, spread, strict=True))
+    return low, max(y + s for (_, y), s in zip(curve.points, spread, strict=True))
+
+
+def _thinned(values: Sequence[float]) -> list[int]:
+    """Indices of at most MAX_POINTS values; of each bucket the one farthest from its mean, so that spikes stay."""
+    if len(values) <= MAX_POINTS:
+        return list(range(len(values)))
+    edges = [round(index * len(values) / (MAX_POINTS - 2)) for index in range(MAX_POINTS - 1)]
+    kept = {0, len(values) - 1}
+    for start, stop in pairwise(edges):
+        mean = fmean(values[start:stop])
+        kept.add(max(range(start, stop), key=lambda index: abs(values[index] - mean)))
+    return sorted(kept)
+
+
+def _scale(at_0: float, at_100: float) -> Callable[[float], float]:
+    return lambda value: round(100 * (value - at_0) / (at_100 - at_0), 2) + 0.0
+
+
+def _stroke(curve: Curve, x: Callable[[float], float], y: Callable[[float], float]) -> Stroke:
+    band = None
+    if curve.spread:
+        above = [f"{x(step)} {y(v + s)}" for (step, v), s in zip(curve.points, curve.spread, strict=True)]
+        below = [f"{x(step)} {y(v - s)}" for (step, v), s in zip(curve.points, curve.spread, strict=True)]
+        band = "M" + "L".join(above + below[::-1]) + "Z"
+    at = [f"{x(step)} {y(value)}" for step, value in curve.points]
+    dots = "".join(f"M{point}h0" for point in at) if len(at) <= 20 else None
+    return Stroke(label=curve.label, line="M" + "L".join(at), band=band, dots=dots)
+
+
+def _in_words(curve: Curve) -> str:
+    values = [value for _, value in curve.points]
+    return (
+        f"{curve.label}: {number(values[0])} at step {curve.points[0][0]:g}, {number(values[-1])} at step "
+        f"{curve.points[-1][0]:g}, lowest {number(min(values))}, highest {number(max(values))}"
+    )

@@ -1,0 +1,43 @@
+"""Numbers, durations and long texts as people read them."""
+
+from __future__ import annotations
+
+import math
+
+MAX_CHARACTERS = 1500
+MINUS = "\u2212"
+
+
+def number(value: float | None) -> str:
+    """Three decimals or three digits, trailing zeros kept; powers of ten where they are easier to read."""
+    if value is None:
+        return "not recorded"
+    if value == 0 or not math.isfinite(value):
+        return f"{value:.3f}"
+    exponent = math.floor(math.log10(abs(value)))
+    if not -4 < exponent < 7:
+        return f"{value / 10**exponent:.2f}\u00d7{power_of_ten(exponent)}".replace("-", MINUS)
+    return f"{value:,.{max(0, (3 if exponent >= 0 else 2) - exponent)}f}".replace("-", MINUS)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as hours, minutes and seconds, the two largest that matter."""
+    if seconds is None:
+        return "not recorded"
+    if seconds < 10:
+        return f"{seconds:.{3 if seconds < 1 else 2}f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def clip(text: str, most: int = MAX_CHARACTERS) -> str:
+    """The text, cut where it is longer than a page should show; the cut is counted."""
+    return text if len(text) <= most else f"{text[:most].rstrip()} … ({len(text) - most} more characters)"
+
+
+def power_of_ten(exponent: int) -> str:
+    """10 with the exponent raised."""
+    return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))

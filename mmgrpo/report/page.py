@@ -1,0 +1,95 @@
+"""The page, put together from what the run folder holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from mmgrpo.errors import DataError
+from mmgrpo.report.about import facts, parse_note
+from mmgrpo.report.albums import first_and_last, read_albums
+from mmgrpo.report.charts import (
+    each_reward_charts,
+    evaluation_charts,
+    headlines,
+    measures,
+    other_charts,
+    policy_charts,
+    reward_chart,
+    unrecorded_titles,
+)
+from mmgrpo.report.choosing import evenly
+from mmgrpo.report.numbers import clip, duration, number
+from mmgrpo.report.phases import phases
+from mmgrpo.report.pictures import pictures_of
+from mmgrpo.report.reading import by_step, mean_or_none, parse_mapping, read_log, read_text
+from mmgrpo.report.texts import text_rows, written_requests
+
+MAX_TEXTS = 20
+
+
+def write_report(run: Path) -> Path:
+    """Renders a run folder into ``report.html`` inside it; an earlier report is replaced.
+
+    Args:
+        run: the run folder; any of its files may be missing.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        DataError: if there is no such folder.
+    """
+    run = Path(run)
+    if not run.is_dir():
+        raise DataError(f"no run folder at {run}; a report is made from the folder that `mmgrpo train` wrote")
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(number=number, duration=duration, clip=clip, plain="{:.3g}".format)
+    html = environment.get_template("template.html.jinja").render(_page(run))
+    path = run / "report.html"
+    path.write_text(html, encoding="utf-8", errors="replace")
+    return path
+
+
+def _page(run: Path) -> dict[str, Any]:
+    about, config_text = parse_mapping(read_text(run / "run.json") or "") or {}, read_text(run / "config.yaml")
+    metrics, warmup, evaluation = (read_log(run, f"{name}.jsonl") for name in ("metrics", "warmup", "evaluation"))
+    albums = read_albums(run)
+    pictures, written = pictures_of(albums), written_requests(first_and_last(albums))
+    versions = about.get("versions")
+    return {
+        "about": about,
+        "name": about.get("name") or run.resolve().name,
+        "folder": run.resolve().name,
+        "note": parse_note(config_text),
+        "facts": facts(about, metrics),
+        "headlines": headlines(evaluation),
+        "evaluation": evaluation,
+        "measures": measures(evaluation),
+        "evaluation_charts": evaluation_charts(evaluation),
+        "pictures": pictures,
+        "num_reduced": sum(1 for cell in pictures.cells if cell.picture and not cell.picture.exact) if pictures else 0,
+        "texts": text_rows(first_and_last(albums), evenly(written, MAX_TEXTS)),
+        "num_texts": len(written),
+        "text_steps": [album.step for album in first_and_last(albums)],
+        "reward_chart": reward_chart(metrics),
+        "reward_charts": each_reward_charts(metrics),
+        "policy_charts": policy_charts(metrics, warmup),
+        "other_charts": other_charts(metrics),
+        "unrecorded": unrecorded_titles(metrics, warmup),
+        "phases": phases(about, metrics, warmup, evaluation),
+        "forwards": mean_or_none(by_step(metrics, "count/forwards_per_sample", max).values()),
+        "config_text": config_text,
+        "versions": versions if isinstance(versions, dict) else {},
+        "checkpoints": sorted(path.name for path in (run / "checkpoints").glob("step-*")),
+        "unreadable": [log for log in (metrics, warmup, evaluation, *(a.log for a in albums)) if log.num_unreadable],
+    }

@@ -1,0 +1,177 @@
+"""The pictures of a run: grids before and after, and a few requests over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mmgrpo.report.albums import Album, Change, first_and_last, reward_changes, shared_requests
+from mmgrpo.report.choosing import evenly, in_turn
+from mmgrpo.report.media import Picture, load_picture
+from mmgrpo.report.numbers import clip, number
+
+MAX_PER_GRID = 100
+MAX_VIDEOS_PER_GRID = 36
+MAX_STRIPS = 6
+MAX_STRIP_STEPS = 10
+MANY_PROMPTS = 20
+MEDIA_BYTES = 4_800_000  # base64 makes 6.4 MB of it; the page stays under 8 MB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A picture in its place; ``bars`` holds how full each reward's bar is, or None where it does not apply."""
+
+    request: int
+    picture: Picture | None
+    alt: str
+    bars: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PictureRow:
+    """One prompt's pictures, a strip per step, and its mean rewards."""
+
+    prompt: str
+    strips: tuple[tuple[Cell, ...], ...]
+    changes: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pictures:
+    """The grids before and after, and a few requests over time.
+
+    Attributes:
+        steps: the first evaluated step and the last, or the only one.
+        rows: the grids, prompt by prompt.
+        strip_steps: steps of the gallery.
+        strips: the gallery; each strip holds one cell per step.
+        scales: per reward, what an empty and a full bar stand for.
+        num_requests: requests recorded at those steps.
+        num_unmatched: lines that ask something else at the last step than at the first, left out.
+    """
+
+    steps: tuple[int, ...]
+    rows: tuple[PictureRow, ...]
+    strip_steps: tuple[int, ...]
+    strips: tuple[PictureRow, ...]
+    scales: Mapping[str, tuple[float, float]]
+    num_requests: int
+    num_unmatched: int
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Every cell, row by row."""
+        return [cell for row in (*self.rows, *self.strips) for strip in row.strips for cell in strip]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether every picture is so small that its pixels should be seen."""
+        return all(max(cell.picture.width, cell.picture.height) <= 64 for cell in self.cells if cell.picture)
+
+    @property
+    def num_shown(self) -> int:
+        """Requests in a grid."""
+        return sum(len(row.strips[0]) for row in self.rows)
+
+    @property
+    def num_columns(self) -> int:
+        """Pictures in a line of a grid; at least half of what fits where prompts are many, so that they stay low."""
+        fitting = 10 if self.is_small else 6
+        widest = max(len(row.strips[0]) for row in self.rows)
+        return min(fitting, max(widest, fitting // 2 if len(self.rows) > MANY_PROMPTS else 1))
+
+
+def pictures_of(albums: Sequence[Album]) -> Pictures | None:
+    """What the page shows of the samples; None if none is a picture.
+
+    A grid that cannot hold every request takes them from the prompts in turn, so that each prompt has its row.
+    """
+    ends = first_and_last(albums)
+    requests = shared_requests(ends)
+    drawn = [index for index in requests if any(album.shots[index].path for album in ends)]
+    if not drawn:
+        return None
+    by_prompt = _by_prompt(ends[0], drawn)
+    moving = any(shot.path and shot.path.suffix in (".gif", ".webp") for album in ends for shot in album.shots)
+    most = MAX_VIDEOS_PER_GRID if moving else MAX_PER_GRID
+    shown = _by_prompt(ends[0], sorted(in_turn(list(by_prompt.values()), most)))
+    strips = sorted(in_turn(list(by_prompt.values()), MAX_STRIPS)) if len(albums) > 1 else []
+    timeline = _timeline(albums) if strips else []
+    num_cells = len(ends) * sum(map(len, shown.values())) + len(strips) * len(timeline)
+    easel = Easel(share=MEDIA_BYTES // num_cells, scales=_scales(ends))
+    return Pictures(
+        steps=tuple(album.step for album in ends),
+        rows=tuple(
+            PictureRow(
+                prompt=prompt,
+                strips=tuple(tuple(easel.cell(album, index) for index in grid) for album in ends),
+                changes=reward_changes(ends, by_prompt[prompt]),
+            )
+            for prompt, grid in shown.items()
+        ),
+        strip_steps=tuple(album.step for album in timeline),
+        strips=tuple(
+            PictureRow(
+                prompt=ends[0].shots[index].prompt, strips=(tuple(easel.cell(album, index) for album in timeline),)
+            )
+            for index in strips
+        ),
+        scales=easel.scales,
+        num_requests=len(drawn),
+        num_unmatched=min(len(album.shots) for album in ends) - len(requests),
+    )
+
+
+def _timeline(albums: Sequence[Album]) -> list[Album]:
+    """A few albums from the first to the last, at equal distances where that leaves at least six."""
+    last = len(albums) - 1
+    strides = [
+        stride for stride in range(1, last + 1) if last % stride == 0 and 6 <= last // stride + 1 <= MAX_STRIP_STEPS
+    ]
+    return list(albums[:: strides[0]]) if strides else evenly(albums, MAX_STRIP_STEPS)
+
+
+def _by_prompt(album: Album, requests: Sequence[int]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for index in requests:
+        found.setdefault(album.shots[index].prompt, []).append(index)
+    return found
+
+
+def _scales(ends: Sequence[Album]) -> dict[str, tuple[float, float]]:
+    """Per reward the values of an empty and a full bar: 0 and 1 where all fit, else the range seen."""
+    values: dict[str, list[float]] = {}
+    for shot in (shot for album in ends for shot in album.shots):
+        for name, value in shot.rewards.items():
+            values.setdefault(name, []).append(value)
+    return {
+        name: (0.0, 1.0) if min(seen) >= 0 and max(seen) <= 1 else (min(seen), max(seen))
+        for name, seen in values.items()
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Easel:
+    """Makes cells: ``share`` is how many bytes a picture may take, ``scales`` the rewards' bars."""
+
+    share: int
+    scales: Mapping[str, tuple[float, float]]
+
+    def cell(self, album: Album, request: int) -> Cell:
+        """The album's answer to a request; empty where it has none."""
+        shot = album.shots[request] if request < len(album.shots) else None
+        if shot is None or shot.path is None:
+            return Cell(request=request, picture=None, alt=f"step {album.step}: no picture", bars=())
+        rewards = "".join(f"; {name} {number(value)}" for name, value in shot.rewards.items())
+        return Cell(
+            request=request,
+            picture=load_picture(shot.path, self.share),
+            alt=f"step {album.step}: {clip(shot.prompt, 200)}{rewards}",
+            bars=tuple(self._filled(shot.rewards.get(name), *self.scales[name]) for name in list(self.scales)[:3]),
+        )
+
+    def _filled(self, value: float | None, empty: float, full: float) -> float | None:
+        if value is None:
+            return None
+        return min(1.0, max(0.0, (value - empty) / (full - empty))) if full > empty else 1.0

@@ -1,0 +1,40 @@
+"""Pictures and videos, as they travel in the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageSequence
+
+from tests.report.folder import STEPS, sample, write_lines
+from tests.report.page import decoded, render
+
+
+def test_large_pictures_are_reduced_until_the_page_is_small(run: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8)
+    for step in STEPS:
+        for request in range(6):
+            Image.fromarray(noise).save(run / f"samples/step-{step:06d}/{request:04d}.png")
+    page = render(run)
+    images = [decoded(attrs["src"]) for attrs in page.attributes("img")]
+    # 30 pictures share 4.8 MB; a file is about 197 kB, which is more than 160 kB
+    assert {image.format for image in images} == {"WEBP"}
+    assert "30 pictures are reduced" in page.texts("p", "lead")[0]
+    assert (run / "report.html").stat().st_size < 8_000_000
+
+
+@pytest.mark.parametrize(("side", "exact"), [(16, True), (128, False)])
+def test_videos_keep_moving(run: Path, side: int, exact: bool) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (4, side, side, 3), dtype=np.uint8)
+    frames = [Image.fromarray(frame) for frame in noise]
+    for step in STEPS:
+        folder = run / f"samples/step-{step:06d}"
+        frames[0].save(folder / "0.webp", save_all=True, append_images=frames[1:], duration=125, lossless=True)
+        write_lines(folder / "samples.jsonl", [sample("0.webp", r, 1.0) for r in range(6)])
+    for attrs in render(run).attributes("img"):
+        shown = [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(decoded(attrs["src"]))]
+        assert len(shown) == 4
+        assert not exact or np.array_equal(np.stack(shown), noise)
+        assert not np.array_equal(shown[0], shown[1])

@@ -1,0 +1,40 @@
+"""Numbers and durations as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmgrpo.report.numbers import duration, number
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "not recorded"),
+        (0.0, "0.000"),
+        (0.56, "0.560"),
+        (-1.08, "\u22121.080"),
+        (18.0, "18.00"),
+        (1234.5, "1,234"),
+        (0.00123, "0.00123"),
+        (2.5e-7, "2.50\u00d710⁻⁷"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_numbers(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "not recorded"),
+        (0.012, "0.012 s"),
+        (2.1, "2.10 s"),
+        (59.7, "1 min 00 s"),
+        (149.0, "2 min 29 s"),
+        (7265.0, "2 h 01 min"),
+    ],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,89 @@
+"""Which pictures are shown, and where."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from tests.report.folder import MEMBERS, PROMPTS, STEPS, pixels, sample, write_lines
+from tests.report.page import Page, decoded, render
+
+
+def test_pictures_are_the_files_in_reading_order(run: Path) -> None:
+    page = render(run)
+    shown = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
+    # Grids: per prompt, its members before and then after. Gallery: all 6 requests, each at the 3 steps.
+    grids = [(step, group * MEMBERS + m) for group in (0, 1) for step in (0, 20) for m in range(MEMBERS)]
+    gallery = [(step, request) for request in range(6) for step in STEPS]
+    assert len(shown) == 12 + 18
+    for picture, (step, request) in zip(shown, grids + gallery, strict=True):
+        np.testing.assert_array_equal(picture, pixels(step, request))
+    assert page.attributes("img")[0]["alt"] == f"step 0: {PROMPTS[0]}; judge 0.250"
+    assert all(attrs["class"] == "px" for attrs in page.attributes("img"))
+    assert [attrs["style"] for attrs in page.attributes("i")][:6] == ["width:25.0%"] * 3 + ["width:75.0%"] * 3
+    assert page.texts("p", "caption")[0] == f"{PROMPTS[0]} 0.250 → 0.750"
+
+
+def test_requests_that_differ_are_left_out(run: Path) -> None:
+    shots = [sample(f"{r:04d}.png", r, None) for r in range(6)]
+    shots[0]["prompt"] = "something else"
+    write_lines(run / "samples/step-000020/samples.jsonl", shots)
+    page = render(run)
+    assert "1 line asks something else at the two steps" in page.texts("p", "lead")[0]
+    assert len(page.attributes("img")) == 2 * 5 + 3 * 5
+
+
+def record(run: Path, num_prompts: int, num_members: int) -> None:
+    """At every step, the same picture for every member of every prompt, prompt-major."""
+    for step in STEPS:
+        rows = [
+            {"file": "0000.png", "prompt": f"prompt {group}", "group": group, "member": member}
+            for group in range(num_prompts)
+            for member in range(num_members)
+        ]
+        write_lines(run / f"samples/step-{step:06d}/samples.jsonl", rows)
+
+
+def requests(page: Page) -> list[int]:
+    return [int(attrs["data-request"]) for attrs in page.attributes("div") if "data-request" in attrs]
+
+
+def test_grids_are_limited(run: Path) -> None:
+    record(run, num_prompts=25, num_members=8)
+    page = render(run)
+    # 25 prompts take turns: 100 / 25 = 4 members each, twice; the gallery shows 6 requests at 3 steps
+    assert len(page.attributes("img")) == 2 * 100 + 18
+    grids = [group * 8 + member for group in range(25) for _ in ("before", "after") for member in range(4)]
+    assert requests(page)[:200] == grids
+    captions = page.texts("p", "caption")[:25]
+    assert captions == [f"prompt {group}" for group in range(25)]
+    assert "100 of 200 requests" in page.texts("p", "lead")[0]
+
+
+def test_ten_prompts_of_forty_members_are_rows_of_ten(run: Path) -> None:
+    record(run, num_prompts=10, num_members=40)
+    page = render(run)
+    grids = [group * 40 + member for group in range(10) for _ in ("before", "after") for member in range(10)]
+    assert requests(page)[:200] == grids
+    # the gallery: the first member of 6 prompts at 3 steps, evenly spaced among the 10: 9 k / 5 = 0 1.8 3.6 5.4 7.2 9
+    assert requests(page)[200:] == [group * 40 for group in (0, 2, 4, 5, 7, 9) for _ in STEPS]
+    assert [attrs["style"] for attrs in page.attributes("div") if attrs.get("class") == "pairs"] == ["--n:10"]
+    assert "100 of 400 requests" in page.texts("p", "lead")[0]
+
+
+def test_turns_that_do_not_come_out_even_go_to_the_first_prompts(run: Path) -> None:
+    record(run, num_prompts=30, num_members=8)
+    # 3 turns of 30 prompts leave 10 of 100 places
+    per_prompt = Counter(request // 8 for request in requests(render(run))[:200])
+    assert per_prompt == {group: 2 * (4 if group < 10 else 3) for group in range(30)}
+
+
+def test_of_more_prompts_than_places_evenly_spaced_ones_are_shown(run: Path) -> None:
+    record(run, num_prompts=199, num_members=2)
+    page = render(run)
+    # 100 of 199: every other one, from the first to the last
+    assert page.texts("p", "caption")[:100] == [f"prompt {group}" for group in range(0, 199, 2)]
+    # one picture each, but half a line of ten wide rather than all of it
+    assert [attrs["style"] for attrs in page.attributes("div") if attrs.get("class") == "pairs"] == ["--n:5"]
