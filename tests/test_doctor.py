@@ -1,0 +1,255 @@
+"""What the doctor says of a healthy run, and that it finds what is wrong with a sick one."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from mmgrpo.checks import Finding
+from mmgrpo.config import RunConfig
+from mmgrpo.doctor import examine, render
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.loading import merge, validated
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.rewards.pixels import Brightness, JpegSize
+from mmgrpo.types import Sample
+from tests.tiny.pipelines import PIPELINES
+
+PROMPTS = ("a red fox", "two blue squares on a table", "never asked")
+HEALTHY: dict[str, Any] = {
+    "rollout": {"prompts_per_step": 2, "group_size": 2},
+    "objective": {
+        "surrogate": {"name": "clipped", "low": 1e-4, "high": 2e-4},
+        "divergence": "gaussian",
+        "kl_beta": 0.1,
+    },
+}
+LORA = {"rank": 2}
+
+
+def config_of(**sections: Any) -> RunConfig:
+    return validated(merge(HEALTHY, sections))
+
+
+def policy_of(**settings: Any) -> DenoisingPolicy:
+    tiny = PIPELINES["sd3"]
+    return DenoisingPolicy(tiny.build(), {"call": {**tiny.call, **tiny.no_cfg}, "lora": LORA, **settings})
+
+
+def findings_of(policy: DenoisingPolicy, config: RunConfig | None = None, **rewards: Any) -> dict[str, Finding]:
+    found = examine(config or config_of(), policy, rewards or {"brightness": Brightness()}, PROMPTS)
+    assert len({finding.check for finding in found}) == len(found)
+    return {finding.check: finding for finding in found}
+
+
+def dropping_policy(*, active: bool, **settings: Any) -> tuple[DenoisingPolicy, nn.Dropout]:
+    """A policy with a dropout in its denoiser, and the dropout."""
+    policy = policy_of(**settings)
+    dropout = nn.Dropout(0.3).train(active)
+    policy.pipeline.transformer.transformer_blocks[0].ff.net[1] = dropout
+    return policy, dropout
+
+
+def first_number(pattern: str, finding: Finding) -> float:
+    found = re.search(pattern, finding.measured)
+    assert found, finding
+    return float(found[1])
+
+
+def test_a_healthy_run_passes_every_check() -> None:
+    found = findings_of(policy_of(), brightness=Brightness(), jpeg=JpegSize())
+    checks = ["window", "same-seed replay", "on-policy gap", "batch invariance", "gradient", "reference", "KL gradient"]
+    assert list(found) == [*checks, "cost", "reward brightness", "reward jpeg"]
+    assert all(finding.ok and not finding.cure for finding in found.values())
+    # 4 steps, the last never random
+    assert found["window"].measured == "3 of 4 decisions of a sample trained on"
+    assert found["same-seed replay"].measured == "4 of 4 samples identical"
+    assert found["on-policy gap"].measured == "log-prob 0.0e+00, log-ratio 0.0e+00; smallest clip bound 0.0001"
+    # a tenth of the bound
+    assert found["batch invariance"].measured.endswith("allowed 1.0e-05")
+    assert first_number(r"log-prob (\S+),", found["batch invariance"]) < 1e-6
+    assert "; 0 of 16 trained tensors without gradient (0%)" in found["gradient"].measured
+    assert first_number(r"norm (\S+) ", found["gradient"]) > 1e-3
+    assert found["reference"].measured.startswith("log-prob of policy against reference 0.0e+00")
+    assert first_number(r"norm (\S+) ", found["KL gradient"]) > 1e-6
+    assert first_number(r"KL of (\S+),", found["KL gradient"]) > 0
+    assert "; spread in 2 of 2 groups; failed on 0 of 4 samples, None on 0;" in found["reward brightness"].measured
+
+
+def test_windows_shared_noise_and_recentred_sequences_pass_too() -> None:
+    config = config_of(
+        rollout={"share_noise": True, "window": {"name": "progressive", "size": 2, "interval": 1}},
+        objective={"recentre": True, "ratio_level": "sequence"},
+    )
+    found = findings_of(policy_of(lora=None), config)
+    assert all(finding.ok for finding in found.values())
+    # 3 decisions can be random, so two windows of 2 take turns
+    assert found["window"].measured == (
+        "2 of 4 decisions of a sample trained on; of the first steps (0, 1) (1, 2) (0, 1) (1, 2) (0, 1)"
+    )
+    assert found["drift"].measured == "kept; 0.0e+00 at the weights that sampled"
+
+
+def test_the_policy_is_left_as_it_was() -> None:
+    policy = policy_of()
+    parameters = policy.trainable
+    parameters[0].grad = torch.full_like(parameters[0], 7.0)
+    before = [parameter.detach().clone() for parameter in parameters]
+    state = torch.get_rng_state()
+    findings_of(policy)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(map(torch.equal, parameters, before))
+    assert all(parameter.requires_grad for parameter in parameters)
+    assert parameters[0].grad is not None
+    assert bool((parameters[0].grad == 7.0).all())
+    assert all(parameter.grad is None for parameter in parameters[1:])
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "bound", "allowed"),
+    [
+        ({"name": "unclipped"}, "no clip bound", "1.0e-02"),
+        ({"name": "cispo", "low": None, "high": 5e-4}, "smallest clip bound 0.0005", "5.0e-05"),
+    ],
+)
+def test_noise_is_measured_by_the_clip_bound(surrogate: dict[str, Any], bound: str, allowed: str) -> None:
+    found = findings_of(policy_of(), validated({**HEALTHY, "objective": {"surrogate": surrogate}}))
+    assert found["on-policy gap"].measured.endswith(f"; {bound}")
+    assert found["batch invariance"].measured.endswith(f"allowed {allowed}")
+
+
+def test_without_a_penalty_there_is_no_reference_to_check() -> None:
+    found = findings_of(policy_of(), config_of(objective={"kl_beta": 0.0}))
+    assert "reference" not in found
+    assert "KL gradient" not in found
+
+
+def test_trained_weights_differ_from_the_reference() -> None:
+    policy = policy_of()
+    with torch.no_grad():
+        for parameter in policy.trainable:
+            parameter.add_(0.05)
+    found = findings_of(policy)
+    assert [check for check, finding in found.items() if not finding.ok] == ["reference"]
+    assert first_number(r"reference (\S+),", found["reference"]) > 1e-4
+
+
+def test_dropout_that_wakes_after_the_first_rollout_is_an_on_policy_gap() -> None:
+    policy, dropout = dropping_policy(active=False)
+    assert all(finding.ok for finding in findings_of(policy).values())
+    dropout.train()
+    found = findings_of(policy)
+    assert not found["on-policy gap"].ok
+    gap = first_number(r"log-ratio (\S+);", found["on-policy gap"])
+    assert gap > 1e-3
+    assert f"raise the clip bounds to {gap * 10:.1g} or more" in found["on-policy gap"].cure
+    assert not found["batch invariance"].ok
+
+
+def test_dropout_within_one_batch_is_a_lack_of_batch_invariance() -> None:
+    policy, _ = dropping_policy(active=True)  # replayed in the rollout's own batch, it drops the same
+    found = findings_of(policy)
+    assert found["on-policy gap"].ok
+    assert not found["batch invariance"].ok
+    assert first_number(r"log-prob (\S+),", found["batch invariance"]) > 1e-3
+
+
+def test_a_policy_that_refuses_to_replay_is_a_finding() -> None:
+    policy, _ = dropping_policy(active=True, update_batch=1)
+    found = findings_of(policy)
+    assert list(found) == ["on-policy gap", "reward brightness"]
+    assert not found["on-policy gap"].ok
+    assert "changes its log-probability by" in found["on-policy gap"].measured
+    assert found["reward brightness"].ok
+
+
+def constant(samples: Sequence[Sample]) -> list[float]:
+    return [float(sample.group) for sample in samples]
+
+
+def broken(samples: Sequence[Sample]) -> list[float]:
+    return [float("nan"), *(float(index) for index in range(1, len(samples)))]
+
+
+def raising(samples: Sequence[Sample]) -> list[float]:
+    raise OSError("no such model")
+
+
+def absent(samples: Sequence[Sample]) -> list[None]:
+    return [None] * len(samples)
+
+
+def partial(samples: Sequence[Sample]) -> list[float | None]:
+    return [None, 1.0, 2.0, 4.0]
+
+
+def short(samples: Sequence[Sample]) -> list[float]:
+    return [1.0]
+
+
+@pytest.mark.parametrize(
+    ("reward", "ok", "measured", "cure"),
+    [
+        (constant, True, "0 to 1; spread in 0 of 2 groups; failed on 0 of 4 samples, None on 0;", "groups of equal"),
+        (broken, False, "failed on 1 of 4 samples, None on 0", "it raised, or gave NaN"),
+        (raising, False, "failed on 4 of 4 samples, None on 0", "it raised, or gave NaN"),
+        (absent, True, "failed on 0 of 4 samples, None on 4", "it judged nothing"),
+        (partial, True, "1 to 4; spread in 1 of 2 groups; failed on 0 of 4 samples, None on 1;", ""),
+        (short, False, "reward 'judge': expected 4 values, one per sample in order, got 1", "change what"),
+    ],
+)
+def test_rewards(reward: Callable[..., Any], ok: bool, measured: str, cure: str) -> None:
+    finding = findings_of(policy_of(), judge=reward)["reward judge"]
+    assert finding.ok is ok
+    assert finding.measured.startswith(measured)
+    assert finding.cure.startswith(cure)
+    assert bool(finding.cure) is bool(cure)
+
+
+def test_a_window_outside_the_schedule() -> None:
+    found = findings_of(policy_of(), config_of(rollout={"window": {"name": "random", "size": 4}}))
+    assert list(found) == ["rollout", "reward brightness"]
+    assert found["rollout"].measured.startswith("a window of 4 decisions does not fit")
+    assert not found["rollout"].ok
+
+
+def test_nothing_is_random() -> None:
+    found = findings_of(policy_of(strength=0.0))
+    assert found["window"].measured == "0 of 4 decisions of a sample trained on"
+    assert not found["window"].ok
+
+
+def test_an_objective_that_the_policy_cannot_serve() -> None:
+    found = findings_of(policy_of(), config_of(objective={"entropy_bonus": 0.1}))
+    assert not found["first update"].ok
+    assert "this policy has no entropy to give" in found["first update"].measured
+
+
+def test_what_cannot_be_examined_is_an_error() -> None:
+    with pytest.raises(DataError, match="no prompts"):
+        examine(config_of(), policy_of(), {"brightness": Brightness()}, [])
+    with pytest.raises(ConfigError, match="no rewards"):
+        examine(config_of(), policy_of(), {}, PROMPTS)
+
+
+def test_table() -> None:
+    findings = [
+        Finding("one", True, "[4 of 4] samples"),
+        Finding("two", True, "0 of 2 groups", "a finer reward"),
+        Finding("three", False, "gap 1", "dropout off"),
+    ]
+    console = Console(width=120, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(render(findings))
+    rows = [line.split() for line in capture.get().splitlines()]
+    assert rows[0] == ["check", "measured", "what", "to", "do"]
+    assert rows[1] == ["ok", "one", "[4", "of", "4]", "samples"]
+    assert rows[2] == ["warn", "two", "0", "of", "2", "groups", "a", "finer", "reward"]
+    assert rows[3] == ["FAIL", "three", "gap", "1", "dropout", "off"]
