@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from diffusers.training_utils import EMAModel
 from torch import nn
 
 from mmgrpo.config import EmaConfig
@@ -16,6 +15,8 @@ class Average:
     """diffusers' ``EMAModel`` over a fixed list of parameters, updated every few optimiser updates."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], config: EmaConfig) -> None:
+        from diffusers.training_utils import EMAModel  # seconds to import, and few runs average
+
         self._parameters = list(parameters)
         self._config = config
         self._updates = 0

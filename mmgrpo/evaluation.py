@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mmgrpo.config import EvaluationConfig
 from mmgrpo.job import Job
@@ -33,6 +33,14 @@ class Judged:
             if len(values):
                 found[f"eval/{name}/mean"] = float(values.mean())
         return found
+
+
+    def shown(self, limit: int) -> tuple[list[Sample], Scores]:
+        """At most ``limit`` samples with their scores, members taken in turn so that every prompt has its share."""
+        in_turn = sorted(range(len(self.samples)), key=lambda row: (self.samples[row].member, self.samples[row].group))
+        rows = sorted(in_turn[:limit], key=lambda row: (self.samples[row].group, self.samples[row].member))
+        scores = replace(self.scores, value_BR=self.scores.value_BR[rows], valid_BR=self.scores.valid_BR[rows])
+        return [self.samples[row] for row in rows], scores
 
 
 def judge(

@@ -161,8 +161,13 @@ class Trainer:
             epoch, part = divmod(number, update.minibatches)
             rows = ((rollout.prompt_index_B + epoch) % update.minibatches == part).nonzero().flatten().tolist()
             gradient = accumulate_gradient(
-                self.policy, rollout, advantage_B, self.objective,
-                rows=rows, totals=self.job.total(count(rollout.mask_BT[rows])), on_policy=number == 0,
+                self.policy,
+                rollout,
+                advantage_B,
+                self.objective,
+                rows=rows,
+                totals=self.job.total(count(rollout.mask_BT[rows])),
+                on_policy=number == 0,
             )
             grad_norm, lr = self._apply_gradient(), self.schedule.get_last_lr()[0]
             self.schedule.step()
@@ -232,7 +237,7 @@ class Trainer:
             return
         line = {"step": self.step, **judged.metrics(), "time/evaluation_s": time.perf_counter() - clock}
         self._log("evaluation.jsonl", line)
-        self.folder.save_samples(self.step, judged.samples[: config.pictures], judged.scores)
+        self.folder.save_samples(self.step, *judged.shown(config.pictures))
         progress.judged(line)
 
     def _log(self, file: str, line: dict[str, Any]) -> None:
@@ -309,9 +314,7 @@ def named_rewards(rewards: Any) -> list[NamedReward]:
         raise ConfigError("there are no rewards: give at least one")
     if isinstance(rewards, Mapping):
         return [NamedReward(name, function) for name, function in rewards.items()]
-    return [
-        reward if isinstance(reward, NamedReward) else NamedReward(_own_name(reward), reward) for reward in rewards
-    ]
+    return [reward if isinstance(reward, NamedReward) else NamedReward(_own_name(reward), reward) for reward in rewards]
 
 
 def load_prompts_of(config: Any) -> list[Prompt]:

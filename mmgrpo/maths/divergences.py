@@ -65,8 +65,8 @@ class Moments:
     step: float
 
     def __post_init__(self) -> None:
-        if not self.step > 0:
-            raise ShapeError(f"a step's length h = sigma - sigma_next must be positive, got {self.step}")
+        if not self.step >= 0:
+            raise ShapeError(f"a step's length h = sigma - sigma_next must not be negative, got {self.step}")
 
 
 def gaussian(now: Moments, other: Moments) -> Tensor:

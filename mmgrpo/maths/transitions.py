@@ -56,17 +56,17 @@ class Step:
     second_sigma: float
 
     def __post_init__(self) -> None:
-        if self.level.sigma <= self.next_level.sigma:
+        if self.level.sigma < self.next_level.sigma:
             raise ShapeError(
                 f"a denoising step must lower sigma, got {self.level.sigma} -> {self.next_level.sigma}; "
-                "pass the levels in sampling order and leave out steps that repeat a level"
+                "pass the levels in sampling order"
             )
         if not (math.isfinite(self.second_sigma) and self.second_sigma >= 0):
             raise ShapeError(f"second_sigma must be finite and not negative, got {self.second_sigma}")
 
     @property
     def length(self) -> float:
-        """h = sigma - sigma' > 0."""
+        """h = sigma - sigma'; 0 where a schedule repeats its last level: such a step changes nothing, nor draws."""
         return self.level.sigma - self.next_level.sigma
 
 
@@ -223,7 +223,7 @@ def cps(step: Step, *, strength: float) -> Kernel:
     _require_strength(strength)
     if strength > 1:
         raise ConfigError(f"cps takes a strength in [0, 1], the share of the noise that is fresh; got {strength}")
-    if strength == 0:
+    if strength == 0 or step.length == 0:
         return _deterministic(step)
     angle, sigma = strength * math.pi / 2, step.next_level.sigma
     return Kernel(step.next_level.alpha, sigma * math.cos(angle), sigma * math.sin(angle))
@@ -240,7 +240,7 @@ def ddim(step: Step, *, strength: float) -> Kernel:
         gives it (the DDPO code reads alphabar of timestep 0 instead of the scheduler's final one).
     """
     _require_strength(strength)
-    if strength == 0 or step.next_level.sigma == 0:
+    if strength == 0 or step.next_level.sigma == 0 or step.length == 0:
         return _deterministic(step)
     alpha, sigma = step.level.alpha, step.level.sigma
     next_alpha, next_sigma = step.next_level.alpha, step.next_level.sigma
@@ -268,7 +268,7 @@ def _deterministic(step: Step) -> Kernel:
 def _euler_maruyama(step: Step, strength: float, diffusion: float) -> Kernel:
     """The step of dx = (v + s^2 eps / (2 sigma)) dt + s dw, taken from sigma to sigma'."""
     _require_strength(strength)
-    if strength == 0 or step.next_level.sigma == 0:
+    if strength == 0 or step.next_level.sigma == 0 or step.length == 0:
         return _deterministic(step)
     std = diffusion * math.sqrt(step.length)
     return Kernel(step.next_level.alpha, step.next_level.sigma - std**2 / (2 * step.level.sigma), std)

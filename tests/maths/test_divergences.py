@@ -122,5 +122,5 @@ def test_deterministic_steps_have_no_kl() -> None:
         with pytest.raises(ShapeError, match="mask deterministic steps"):
             divergence(now, now)
     assert velocity_mse(now, moments(OLD_MEAN)).mean().item() == pytest.approx(1.5e-4, abs=1e-12)
-    with pytest.raises(ShapeError, match="must be positive"):
-        Moments(mean=NEW_MEAN, velocity=NEW_MEAN, std=STD, step=0.0)
+    with pytest.raises(ShapeError, match="must not be negative"):
+        Moments(mean=NEW_MEAN, velocity=NEW_MEAN, std=STD, step=-0.1)

@@ -13,6 +13,7 @@ from mmgrpo.errors import ConfigError, ShapeError
 from mmgrpo.maths.gaussian import DENSITIES, gaussian_logdensity
 from mmgrpo.maths.transitions import (
     SAMPLERS,
+    Kernel,
     Level,
     Prediction,
     Step,
@@ -290,7 +291,10 @@ def test_impossible_steps_are_refused() -> None:
     with pytest.raises(ConfigError, match="second sigma"):
         flow_sde(flow_step(1.0, 0.9, 1.0), strength=0.7)
     with pytest.raises(ShapeError, match="must lower sigma"):
-        flow_step(0.6, 0.6)
+        flow_step(0.6, 0.7)
+    still = Step(level=Level(alpha=0.9, sigma=0.3), next_level=Level(alpha=0.9, sigma=0.3), second_sigma=0.5)
+    for sampler in (cps, ddim):  # a schedule that repeats its last level (stock DDIM with steps_offset 0)
+        assert sampler(still, strength=0.8) == Kernel(0.9, 0.3, 0.0)
     with pytest.raises(ShapeError, match="second_sigma"):
         flow_step(0.8, 0.6, math.nan)
     for alpha, sigma in ((0.5, -0.1), (-0.1, 0.5), (0.0, 0.0), (math.nan, 0.5)):

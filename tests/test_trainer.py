@@ -1,0 +1,243 @@
+"""Whole runs on the digits pipeline: what they leave, that they resume, and that the machine does not matter."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmgrpo.config import RunConfig
+from mmgrpo.errors import ConfigError, DataError, RewardError
+from mmgrpo.loading import load_config
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.quickstart import digits_pipeline
+from mmgrpo.rewards.digits import digit_prompts
+from mmgrpo.trainer import Trainer
+from mmgrpo.types import Sample
+
+CALL = {"height": 8, "width": 8, "num_inference_steps": 4, "guidance_scale": 1.0, "max_sequence_length": 1}
+BASE: dict[str, Any] = {
+    "steps": 4,
+    "rollout": {"prompts_per_step": 4, "group_size": 2, "window": {"name": "random_subset", "size": 2}},
+    "objective": {
+        "surrogate": {"name": "clipped", "low": 1e-3, "high": 1e-3},
+        "divergence": "gaussian",
+        "kl_beta": 0.1,
+    },
+    "update": {"minibatches": 2, "lr": 1e-3, "ema": {"decay": 0.5}},
+}
+
+
+def brightness(samples: Sequence[Sample]) -> list[float]:
+    """Mean gray value, in [0, 255]."""
+    return [sum(sample.image.getdata()) / 64 for sample in samples if sample.image is not None]
+
+
+def make_policy(**settings: Any) -> DenoisingPolicy:
+    pipeline = digits_pipeline()
+    generator = torch.Generator().manual_seed(0)  # adaLN-Zero starts at zero output; a policy with something to say
+    with torch.no_grad():
+        for parameter in pipeline.transformer.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    return DenoisingPolicy(pipeline, {"call": CALL, "rollout_batch": 8, "update_batch": 8, **settings})
+
+
+def run(output: Path, policy: DenoisingPolicy | None = None, *, resume: Path | None = None, **changes: Any) -> Trainer:
+    values = {**BASE, "output": str(output), **changes}
+    trainer = Trainer(policy or make_policy(), {"brightness": brightness}, digit_prompts(), values, resume=resume)
+    trainer.train()
+    return trainer
+
+
+def weights(trainer: Trainer) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.policy.trainable])
+
+
+def lines(trainer: Trainer, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (trainer.folder.path / name).read_text().splitlines()]
+
+
+def test_run_folder_holds_what_it_promises(tmp_path: Path) -> None:
+    trainer = run(tmp_path, checkpoint={"every": 2, "keep": 1})
+    metrics = lines(trainer)
+    assert [(line["step"], line["update"]) for line in metrics] == [(s, u) for s in (1, 2, 3, 4) for u in (0, 1)]
+    for line in metrics:
+        assert line["policy/on_policy_gap"] < 1e-6
+        assert line["reward/mean"] == pytest.approx(line["reward/brightness/mean"])
+        # 4 rollout steps; then 2 decisions, each a reference and an update forward, for every sample trained so far
+        assert line["count/forwards_per_sample"] == pytest.approx(4 + 4 * (line["update"] + 1) / 2)
+    assert {line["policy/ratio_mean"] for line in metrics if line["update"] == 0} == {1.0}
+    first = next(iter(metrics))
+    assert first["policy/kl_mean"] == 0.0
+    assert metrics[-1]["policy/kl_mean"] > 0.0
+    folder = trainer.folder.path
+    assert load_config(folder / "config.yaml") == trainer.config
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-000004"]
+    assert json.loads((folder / "run.json").read_text())["status"] == "finished"
+
+
+def test_reward_rises(tmp_path: Path) -> None:
+    trainer = run(tmp_path, steps=8, rollout={"prompts_per_step": 4, "group_size": 8}, update={"lr": 2e-3})
+    rewards = [line["reward/mean"] for line in lines(trainer)]
+    assert rewards[-1] > rewards[0] + 5
+
+
+def test_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    half = run(tmp_path / "half", steps=4, checkpoint={"every": 2})
+    checkpoint = half.folder.path / "checkpoints" / "step-000002"
+    resumed = run(tmp_path / "half", resume=checkpoint)
+    assert torch.equal(weights(whole), weights(half))
+    assert torch.equal(weights(whole), weights(resumed))
+    same = [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines(whole)]
+    assert [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines(resumed)] == same
+
+
+def test_resumed_lora_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    lora = {"rank": 2, "alpha": 4, "targets": ["to_q", "to_v"]}
+    whole = run(tmp_path / "whole", make_policy(lora=lora))
+    run(tmp_path / "half", make_policy(lora=lora), checkpoint={"every": 2})
+    resumed = run(
+        tmp_path / "half", make_policy(lora=lora), resume=tmp_path / "half" / "run" / "checkpoints" / "step-000002"
+    )
+    assert torch.equal(weights(whole), weights(resumed))
+
+
+def test_batches_change_nothing(tmp_path: Path) -> None:
+    expected = weights(run(tmp_path / "a"))
+    for number, settings in enumerate(({"rollout_batch": 3}, {"update_batch": 3}, {"update_batch": 1})):
+        found = weights(run(tmp_path / str(number), make_policy(**settings)))
+        assert float((found - expected).abs().max()) < 2e-5, settings
+
+
+def test_update_of_whole_rollout_at_once_or_in_epochs(tmp_path: Path) -> None:
+    trainer = run(tmp_path, update={"epochs": 2, "minibatches": 1, "lr": 1e-3}, objective={"ratio_level": "sequence"})
+    ratios = [line["policy/ratio_std"] for line in lines(trainer)]
+    assert ratios[0] == 0.0
+    assert ratios[1] > 0.0
+
+
+def test_gdpo_and_several_rewards(tmp_path: Path) -> None:
+    values = {**BASE, "output": str(tmp_path), "steps": 1, "advantage": {"rewards": "gdpo"}}
+    halves = {"brightness": brightness, "darkness": lambda samples: [-value for value in brightness(samples)]}
+    trainer = Trainer(make_policy(), halves, digit_prompts(), values)
+    trainer.train()
+    assert lines(trainer)[0]["groups/zero_std_frac"] == 1.0  # opposite rewards of equal weight cancel
+    assert lines(trainer)[0]["reward/mean"] == pytest.approx(0.0, abs=1e-4)
+
+
+class TestBadInput:
+    def test_group_of_one(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="group_size"):
+            run(tmp_path, rollout={"group_size": 1})
+
+    def test_window_outside_the_schedule(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="has 3 usable stochastic decisions"):
+            run(tmp_path, rollout={"window": {"name": "fixed", "start": 2, "size": 2}})
+        assert not list(tmp_path.iterdir())
+
+    def test_reward_that_raises_stops_with_its_cause(self, tmp_path: Path) -> None:
+        def broken(samples: Sequence[Sample]) -> list[float]:
+            raise RuntimeError("scorer is down")
+
+        with pytest.raises(RewardError, match="scorer is down"):
+            Trainer(make_policy(), {"broken": broken}, digit_prompts(), {**BASE, "output": str(tmp_path)}).train()
+
+    def test_reward_that_fails_on_some_samples_is_counted(self, tmp_path: Path) -> None:
+        def patchy(samples: Sequence[Sample]) -> list[float]:
+            values = brightness(samples)
+            return [float("nan"), *values[1:]]
+
+        trainer = Trainer(make_policy(), {"patchy": patchy}, digit_prompts(), {**BASE, "output": str(tmp_path)})
+        trainer.train()
+        assert {line["reward/patchy/failed_frac"] for line in lines(trainer)} == {1 / 8}
+
+    def test_reward_with_too_few_values(self, tmp_path: Path) -> None:
+        with pytest.raises(RewardError, match="8"):
+            Trainer(
+                make_policy(), {"short": lambda samples: [1.0]}, digit_prompts(), {**BASE, "output": str(tmp_path)}
+            ).train()
+
+    def test_no_rewards_and_no_prompts(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="no rewards"):
+            Trainer(make_policy(), {}, digit_prompts(), BASE)
+        with pytest.raises(DataError):
+            Trainer(make_policy(), {"brightness": brightness}, [], BASE)
+
+    def test_unknown_key_names_the_nearest(self) -> None:
+        with pytest.raises(ConfigError, match=r"rollout\.group_sise.*did you mean group_size"):
+            Trainer(make_policy(), {"brightness": brightness}, digit_prompts(), {"rollout": {"group_sise": 8}})
+
+    def test_resume_without_checkpoint(self, tmp_path: Path) -> None:
+        from mmgrpo.errors import CheckpointError
+
+        with pytest.raises(CheckpointError, match="no checkpoint"):
+            run(tmp_path, resume=tmp_path)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from tests.test_trainer import run, weights
+import torch
+rollout = {"prompts_per_step": 4, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 3}}
+trainer = run(Path(sys.argv[1]), rollout=rollout, advantage={"scale": "batch"}, steps=3)
+if trainer.job.is_main:
+    torch.save(weights(trainer), sys.argv[2])
+"""
+
+
+def test_two_processes_make_the_update_of_one(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    found = []
+    for number in (1, 2):
+        result = tmp_path / f"{number}.pt"
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={number}", "--standalone"]
+        environment = {
+            **os.environ,
+            "ACCELERATE_USE_CPU": "true",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path.cwd()),
+        }
+        subprocess.run(
+            [*command, str(script), str(tmp_path / f"runs-{number}"), str(result)], check=True, env=environment,
+            timeout=400, capture_output=True,
+        )  # fmt: skip
+        found.append(torch.load(result))
+    assert float((found[0] - found[1]).abs().max()) < 2e-5
+
+
+def test_interrupt_leaves_a_checkpoint_to_resume_from(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    calls = []
+
+    def interrupting(samples: Sequence[Sample]) -> list[float]:
+        calls.append(1)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return brightness(samples)
+
+    values = {**BASE, "output": str(tmp_path / "half")}
+    trainer = Trainer(make_policy(), {"brightness": interrupting}, digit_prompts(), values)
+    trainer.train()
+    assert trainer.step == 2
+    assert json.loads((trainer.folder.path / "run.json").read_text())["status"] == "interrupted"
+    resumed = run(tmp_path / "half", resume=trainer.folder.path)
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_resolved_config_round_trips(tmp_path: Path) -> None:
+    config = load_config("quickstart/digits-image", ["update.lr=1e-5", "rollout.window=null"])
+    assert isinstance(config, RunConfig)
+    assert config.update.lr == 1e-5
+    assert config.rollout.window is None
