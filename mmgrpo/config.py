@@ -79,13 +79,26 @@ class RolloutConfig(Section):
 class AdvantageConfig(Section):
     """Rewards into advantages: see mmgrpo.maths.advantages."""
 
-    scale: Literal["group", "batch", "none", "leave_one_out"] = "group"
-    rewards: Literal["sum", "gdpo"] = Field(
-        "sum", description="weighted sum first, or each reward normalised first (GDPO)"
+    scale: Literal["group", "batch", "none", "leave_one_out", "gdpo"] = Field(
+        "group", description="gdpo normalises each reward in its group before the weighted sum; the others sum first"
     )
-    eps: float = Field(1e-4, ge=0)
-    correction: Literal[0, 1] = Field(1, description="1: sample standard deviation; 0: population")
+    eps: float | None = Field(None, ge=0, description="added to the standard deviation; None: 1e-4")
+    correction: Literal[0, 1] | None = Field(
+        None, description="1: sample standard deviation; 0: population; None: 1, and 0 for gdpo"
+    )
     clamp: float | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _used(self) -> AdvantageConfig:
+        if self.scale in ("none", "leave_one_out") and self.numbers:
+            raise ValueError(f"scale: {self.scale} divides by no standard deviation; leave out eps and correction")
+        return self
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What was set of eps and correction."""
+        given = {"eps": self.eps, "correction": self.correction}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 class ObjectiveConfig(Section):

@@ -41,19 +41,13 @@ def merged_scores(parts: Sequence[Scores]) -> Scores:
 
 def form_credit(scores: Scores, group_size: int, config: AdvantageConfig) -> Credit:
     """Group-relative advantages of whole groups, prompt-major."""
-    if config.rewards == "gdpo":
-        by_group = (
-            scores.value_BR.T.reshape(len(scores.names), -1, group_size),
-            scores.valid_BR.T.reshape(len(scores.names), -1, group_size),
-        )
-        advantage_PG = gdpo_advantage(
-            by_group[0], scores.weight_R, by_group[1], eps=config.eps, correction=config.correction
-        )
+    if config.scale == "gdpo":
+        R = len(scores.names)
+        reward_RPG, valid_RPG = (matrix.T.reshape(R, -1, group_size) for matrix in (scores.value_BR, scores.valid_BR))
+        advantage_PG = gdpo_advantage(reward_RPG, scores.weight_R, valid_RPG, **config.numbers)
     else:
-        numbers = {"eps": config.eps, "correction": config.correction} if config.scale in ("group", "batch") else {}
-        advantage_PG = ADVANTAGES[config.scale](
-            scores.total_B.reshape(-1, group_size), scores.scored_B.reshape(-1, group_size), **numbers
-        )
+        reward_PG, valid_PG = scores.total_B.reshape(-1, group_size), scores.scored_B.reshape(-1, group_size)
+        advantage_PG = ADVANTAGES[config.scale](reward_PG, valid_PG, **config.numbers)
     if config.clamp is not None:
         advantage_PG = clamp_advantage(advantage_PG, limit=config.clamp)
     dead_P = (advantage_PG == 0).all(1)

@@ -34,7 +34,6 @@ class Judged:
                 found[f"eval/{name}/mean"] = float(values.mean())
         return found
 
-
     def shown(self, limit: int) -> tuple[list[Sample], Scores]:
         """At most ``limit`` samples with their scores, members taken in turn so that every prompt has its share."""
         in_turn = sorted(range(len(self.samples)), key=lambda row: (self.samples[row].member, self.samples[row].group))

@@ -139,12 +139,8 @@ def _reward_line(rewards: tuple[RewardConfig, ...]) -> str:
 
 
 def _advantage_line(config: AdvantageConfig) -> str:
-    numbers = {"eps": config.eps, "correction": config.correction}
-    if config.rewards == "gdpo":
-        line = f"gdpo: {formula_of(gdpo_advantage)}{_numbers(numbers)}"
-    else:
-        taken = numbers if config.scale in ("group", "batch") else {}
-        line = f"{config.scale}: {formula_of(ADVANTAGES[config.scale])}{_numbers(taken)}"
+    function = gdpo_advantage if config.scale == "gdpo" else ADVANTAGES[config.scale]
+    line = f"{config.scale}: {formula_of(function)}{_numbers(with_defaults(function, config.numbers))}"
     return line if config.clamp is None else f"{line}. {_summary(clamp_advantage)}, limit = {config.clamp:g}"
 
 
@@ -282,6 +278,12 @@ def _summary(function: Any) -> str:
     """The first line of the docstring, without its afterthought."""
     line = (inspect.getdoc(function) or function.__name__).splitlines()[0]
     return line.split("; ")[0].rstrip(".").replace("``", "")
+
+
+def with_defaults(function: Callable[..., Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers a function will use: those given, and the defaults of its other keyword-only parameters."""
+    keyword_only = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return {p.name: numbers.get(p.name, p.default) for p in keyword_only}
 
 
 def _numbers(numbers: Mapping[str, Any]) -> str:

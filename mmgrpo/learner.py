@@ -210,4 +210,4 @@ def _with_values(decisions: Decisions, evaluation: Evaluation) -> Decisions:
 
 def _gap(decisions: Decisions) -> float:
     gap_BT = (decisions.logprob_BT.detach() - decisions.old_logprob_BT).abs()
-    return float(gap_BT.where(decisions.mask_BT, 0.0).max())
+    return float(gap_BT.where(decisions.mask_BT, 0.0).nan_to_num(nan=float("inf")).max())

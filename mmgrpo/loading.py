@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,17 @@ from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.registry import suggestion
 
 CONFIGS = Path(__file__).parent / "configs"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose floats are those of YAML 1.2: 1e-5 is a number, not a text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
+    list("-+0123456789."),
+)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
@@ -76,7 +88,7 @@ def read_layers(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if path in seen:
         raise ConfigError(f"{path} includes itself, by way of {' -> '.join(str(p) for p in seen)}")
     try:
-        values = yaml.safe_load(path.read_text()) or {}
+        values = yaml.load(path.read_text(), _Loader) or {}
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
@@ -141,18 +153,8 @@ def _parsed(overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
         key, equals, value = override.partition("=")
         if not equals or not key:
             raise ConfigError(f"an override is written key=value (update.lr=1e-4), got {override!r}")
-        parsed[key] = _scalar(value)
+        parsed[key] = yaml.load(value, _Loader)
     return parsed
-
-
-def _scalar(text: str) -> Any:
-    value = yaml.safe_load(text)
-    if isinstance(value, str):
-        try:
-            return float(value)  # YAML reads 1e-4 as text
-        except ValueError:
-            return value
-    return value
 
 
 def _set(values: dict[str, Any], path: Sequence[str], value: Any) -> None:

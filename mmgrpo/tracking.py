@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -18,7 +19,6 @@ from mmgrpo.loading import dump_config
 from mmgrpo.types import Sample, Scores
 
 PACKAGES = ("mmgrpo", "torch", "diffusers", "transformers", "accelerate", "peft")
-LINES = ("metrics.jsonl", "evaluation.jsonl", "warmup.jsonl")
 FRAME_MS = 125
 
 
@@ -31,6 +31,8 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._began = time.perf_counter()
+        self._active_s = 0.0
 
     def open(self, config: RunConfig, *, explanation: str) -> None:
         """Makes the folder and says what is about to run."""
@@ -48,18 +50,20 @@ class RunFolder:
         )
 
     def reopen(self, step: int, warmup_step: int) -> None:
-        """Goes on after a checkpoint: lines of later steps, which will be written again, are dropped."""
-        limits = {"metrics.jsonl": step, "evaluation.jsonl": step, "warmup.jsonl": warmup_step}
+        """Goes on after a checkpoint: lines that will be written again are dropped."""
+        limits = {"metrics.jsonl": step, "evaluation.jsonl": step - 1, "warmup.jsonl": warmup_step}
         for name, limit in limits.items():
             file = self.path / name
             if file.is_file():
                 kept = [line for line in file.read_text().splitlines() if json.loads(line)["step"] <= limit]
                 file.write_text("".join(f"{line}\n" for line in kept))
+        self._active_s = self._header().get("active_s", 0.0)
         self._update_header(status="running", finished=None)
 
     def close(self, status: str) -> None:
-        """Says how the run ended."""
-        self._update_header(status=status, finished=_now())
+        """Says how the run ended, and how many seconds it really ran."""
+        active_s = self._active_s + time.perf_counter() - self._began
+        self._update_header(status=status, finished=_now(), active_s=active_s)
 
     def log(self, file: str, values: Mapping[str, Any]) -> None:
         """Appends one line to ``metrics.jsonl``, ``evaluation.jsonl`` or ``warmup.jsonl``."""
@@ -89,9 +93,11 @@ class RunFolder:
         return folder
 
     def _update_header(self, **values: Any) -> None:
+        (self.path / "run.json").write_text(json.dumps(self._header() | values, indent=2))
+
+    def _header(self) -> dict[str, Any]:
         file = self.path / "run.json"
-        header = json.loads(file.read_text()) if file.is_file() else {}
-        file.write_text(json.dumps(header | values, indent=2))
+        return json.loads(file.read_text()) if file.is_file() else {}
 
 
 def fresh_folder(config: RunConfig) -> Path:

@@ -127,7 +127,7 @@ def test_update_of_whole_rollout_at_once_or_in_epochs(tmp_path: Path) -> None:
 
 
 def test_gdpo_and_several_rewards(tmp_path: Path) -> None:
-    values = {**BASE, "output": str(tmp_path), "steps": 1, "advantage": {"rewards": "gdpo"}}
+    values = {**BASE, "output": str(tmp_path), "steps": 1, "advantage": {"scale": "gdpo"}}
     halves = {"brightness": brightness, "darkness": lambda samples: [-value for value in brightness(samples)]}
     trainer = Trainer(make_policy(), halves, digit_prompts(), values)
     trainer.train()

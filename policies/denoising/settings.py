@@ -15,7 +15,7 @@ class LoraSettings(BaseModel):
     rank: int = Field(32, ge=1)
     alpha: float = Field(64.0, gt=0)
     targets: str | tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
-    init: Literal["gaussian", "pissa", "olora", True] = "gaussian"
+    init: Literal["gaussian", "kaiming"] = Field("gaussian", description="of the first factor; the second starts at 0")
     dora: bool = False
 
 

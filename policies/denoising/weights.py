@@ -101,7 +101,7 @@ def _inject(name: str, module: nn.Module, lora: LoraSettings) -> None:
         r=lora.rank,
         lora_alpha=lora.alpha,
         target_modules=_targets(lora.targets),
-        init_lora_weights=lora.init,
+        init_lora_weights="gaussian" if lora.init == "gaussian" else True,
         use_dora=lora.dora,
         lora_dropout=0.0,
     )
@@ -139,6 +139,7 @@ def _save_adapters(modules: Mapping[str, nn.Module], lora: LoraSettings, directo
             f"{name}.r": lora.rank,
             f"{name}.lora_alpha": lora.alpha,
             f"{name}.target_modules": _targets(lora.targets),
+            f"{name}.use_dora": lora.dora,
         }
     save_file(tensors, directory / LORA_FILE, {"format": "pt", "lora_adapter_metadata": json.dumps(metadata)})
 
