@@ -1,0 +1,112 @@
+"""Each shipped method as numbers: its loss and its advantages on a step small enough to work out by hand.
+
+The step has D = 4 elements, s = 0.8, h = 0.25, so std = s sqrt(h) = 0.4. The policy that sampled had the mean
+(0.1, -0.2, 0.3, 0) and drew the noise (0.5, -1, 0.25, 0.75); the policy of now has the mean moved by
+(0.01, 0.02, -0.01, 0). Two samples took this step, one with advantage 1 and one with advantage -1.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmgrpo.build import build_objective
+from mmgrpo.config import AdvantageConfig, ObjectiveConfig
+from mmgrpo.credit import form_credit
+from mmgrpo.loading import CONFIGS, read_layers
+from mmgrpo.maths.aggregates import Totals
+from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, Moments
+from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
+from mmgrpo.maths.objectives import Decisions
+from mmgrpo.types import Noise, Scores
+
+STD, STEP = 0.4, 0.25
+OLD_MEAN = torch.tensor([0.1, -0.2, 0.3, 0.0], dtype=torch.float64)
+SAMPLE = OLD_MEAN + STD * torch.tensor([0.5, -1.0, 0.25, 0.75], dtype=torch.float64)
+MEAN = OLD_MEAN + torch.tensor([0.01, 0.02, -0.01, 0.0], dtype=torch.float64)
+
+# With A = 1 no bound acts on a ratio below 1: l = -r. With A = -1 one does: l = 1 - low. The loss is their mean.
+LOSSES = {
+    # log r = -0.01140625, r = 0.9886585546: (-r + 0.9999) / 2 = 0.0056207227; KL without dt 1.171875e-4, times 0.04
+    "flow-grpo": 0.0056207227 + 4.6875e-6,
+    # -mean (x - mean)^2 goes from -0.075 to -0.07865: log r = -0.00365, r = 0.9963566532: (-r + 0.99999) / 2
+    "flow-grpo-fast": 0.0018166734,
+    "dance-grpo": 0.0056207227,
+    "mix-grpo": 0.0056207227,
+    # log r = (-0.01140625 + 4.6875e-4) * 0.4, r = 0.9956345564: (-r + 0.999998) / 2, times 1 / h = 4
+    "grpo-guard": 0.0087268872,
+}
+
+REWARDS = [[1.0, 2.0, 3.0, 6.0], [0.0, 0.0, 0.0, 0.0], [0.5, 0.5, 1.0, 1.0]]
+DEAD = [0.0, 0.0, 0.0, 0.0]
+OVER_BATCH = [[-1.192498, -0.596249, 0.0, 1.788748], DEAD, [-0.149062, -0.149062, 0.149062, 0.149062]]
+ADVANTAGES = {
+    "flow-grpo": OVER_BATCH,
+    "flow-grpo-fast": OVER_BATCH,
+    "grpo-guard": [[-1.068988, -0.534494, 0.0, 1.603482], DEAD, [-0.9996, -0.9996, 0.9996, 0.9996]],
+    "dance-grpo": [[-0.92582, -0.46291, 0.0, 1.38873], DEAD, [-0.866025, -0.866025, 0.866025, 0.866025]],
+    # DanceGRPO's, whose squares add up to 3 in either group that differs, over sqrt((3 + 3) / 11) = 0.738549
+    "mix-grpo": [[-1.253566, -0.626783, 0.0, 1.880349], DEAD, [-1.172604, -1.172604, 1.172604, 1.172604]],
+}
+
+
+def test_every_drawing_method_has_its_numbers() -> None:
+    names = {path.stem for path in (CONFIGS / "methods").glob("*.yaml")}
+    assert set(LOSSES) <= names
+    assert set(ADVANTAGES) == set(LOSSES)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss(name: str) -> None:
+    values = read_layers(CONFIGS / "methods" / f"{name}.yaml")
+    config = ObjectiveConfig.model_validate(values["objective"])
+    objective = build_objective(config)
+    density, reduce = DENSITIES[values["policy"]["density"]], REDUCTIONS[values["policy"]["reduction"]]
+    old_logprob, logprob = (reduce(density(SAMPLE, mean, STD).sum(0, keepdim=True), 4) for mean in (OLD_MEAN, MEAN))
+    now, then = (Moments(mean=mean, velocity=mean, std=STD, step=STEP) for mean in (MEAN, OLD_MEAN))
+    mask_BT = torch.ones(2, 1, dtype=torch.bool)
+    totals = Totals(num_samples=2, num_decisions=2)
+    std_BT = torch.full((2, 1), STD, dtype=torch.float64)
+    noise = Noise(std_BT=std_BT, step_BT=torch.full_like(std_BT, STEP), level_BT=torch.ones_like(std_BT))
+    kl_BT = None
+    if objective.needs_reference:  # the reference is the policy that sampled
+        kl_BT = GAUSSIAN_DIVERGENCES[config.divergence or ""](now, then).mean().expand(2, 1)
+    loss = objective(
+        Decisions(
+            logprob_BT=logprob.expand(2, 1),
+            old_logprob_BT=old_logprob.expand(2, 1),
+            advantage_BT=torch.tensor([[1.0], [-1.0]], dtype=torch.float64),
+            mask_BT=mask_BT,
+            weight_BT=objective.weights(mask_BT, totals, noise),
+            segment_BT=torch.zeros(2, 1, dtype=torch.long),
+            kl_weight_BT=objective.kl_weights(mask_BT, totals),
+            kl_BT=kl_BT,
+            drift_BT=GAUSSIAN_DIVERGENCES["gaussian"](now, then).mean().expand(2, 1),
+            std_BT=std_BT,
+        )
+    )
+    assert float(loss.value) == pytest.approx(LOSSES[name], rel=1e-6)
+    assert (int(loss.diagnostics.clip_low_count), int(loss.diagnostics.clip_high_count)) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_advantages(name: str) -> None:
+    config = AdvantageConfig.model_validate(read_layers(CONFIGS / "methods" / f"{name}.yaml")["advantage"])
+    reward_BR = torch.tensor(REWARDS).reshape(12, 1)
+    scores = Scores(
+        names=("reward",), weight_R=torch.ones(1), value_BR=reward_BR, valid_BR=torch.ones_like(reward_BR).bool()
+    )
+    credit = form_credit(scores, 4, config)
+    torch.testing.assert_close(credit.advantage_B.reshape(3, 4), torch.tensor(ADVANTAGES[name]), rtol=0, atol=2e-6)
+    assert credit.zero_std_frac == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_advantages_are_held_within_five(name: str) -> None:
+    config = AdvantageConfig.model_validate(read_layers(CONFIGS / "methods" / f"{name}.yaml")["advantage"])
+    reward_BR = torch.zeros(64, 1)
+    reward_BR[0] = 1.0  # over the group's spread: 63 / 64 / 0.125, about 7.9
+    scores = Scores(
+        names=("reward",), weight_R=torch.ones(1), value_BR=reward_BR, valid_BR=torch.ones_like(reward_BR).bool()
+    )
+    assert float(form_credit(scores, 64, config).advantage_B.max()) == 5.0

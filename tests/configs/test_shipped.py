@@ -1,0 +1,207 @@
+"""The YAML that ships: it loads, every number has a source, and what it names exists in the real classes."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from torch import nn
+
+from mmgrpo.build import build_objective, build_plan, build_rewards
+from mmgrpo.config import RunConfig
+from mmgrpo.errors import ConfigError
+from mmgrpo.loading import CONFIGS, dump_config, load_config, read_layers, shipped
+from mmgrpo.maths.surrogates import clipped
+from mmgrpo.methods import at
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.denoising.settings import DenoisingSettings
+from mmgrpo.policies.denoising.weights import Weights
+from tests.tiny.pipelines import PIPELINES
+
+METHODS = shipped("methods")
+MODELS = shipped("models")
+RECIPES = shipped("recipes")
+TINY = {"sd3.5-medium": "sd3", "flux.1-dev": "flux", "qwen-image": "qwen-image", "wan2.1-1.3b": "wan"}
+
+
+def written(name: str) -> dict[str, Any]:
+    """What the file itself says, without its includes."""
+    return yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+
+
+DRAWING = [name for name in METHODS if "sampler" in written(name).get("policy", {})]
+
+
+def settings_in(name: str) -> list[tuple[str, Any]]:
+    """The keys and values of a file, but for ``include``, ``method`` and the list of rewards."""
+    return [
+        (key, value)
+        for key, value in leaves(written(name))
+        if key.split(".")[0] not in ("include", "method", "rewards")
+    ]
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def covered(key: str, sources: Mapping[str, str]) -> bool:
+    return any(key == source or key.startswith(f"{source}.") for source in sources)
+
+
+def over(model: str, method: str, folder: Path) -> RunConfig:
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump({"include": [model, method]}))
+    return load_config(path)
+
+
+def settings_of(config: RunConfig) -> DenoisingSettings:
+    assert config.policy is not None
+    return DenoisingSettings(**config.policy.numbers)
+
+
+def test_everything_asked_for_ships() -> None:
+    assert {"dance-grpo", "flow-grpo", "flow-grpo-fast", "grpo-guard", "mix-grpo"} <= {
+        name.removeprefix("methods/") for name in METHODS
+    }
+    assert {name.removeprefix("models/") for name in MODELS} == set(TINY)
+
+
+@pytest.mark.parametrize("name", [*METHODS, *MODELS, *RECIPES])
+def test_numbers_are_numbers(name: str) -> None:
+    """To readers of YAML 1.1, of which PyYAML is one, 1e-4 is a text; 1.0e-4 is a number to all."""
+    for key, value in leaves(written(name)):
+        if isinstance(value, str) and key != "method.paper":
+            with pytest.raises(ValueError, match="could not convert"):
+                float(value)
+
+
+@pytest.mark.parametrize(("model", "method"), list(itertools.product(MODELS, DRAWING)))
+def test_every_method_lies_over_every_model(model: str, method: str, tmp_path: Path) -> None:
+    config = over(model, method, tmp_path)
+    resolved = yaml.safe_load(dump_config(config))
+    expected = dict(settings_in(model)) | dict(settings_in(method))
+    assert {key: at(resolved, key) for key in expected} == expected
+    settings = settings_of(config)
+    assert settings.rollout_batch == settings.update_batch
+    build_objective(config.objective)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_key_of_a_method_has_a_source(name: str) -> None:
+    values = read_layers(CONFIGS / f"{name}.yaml")
+    method = values.pop("method")
+    unsourced = [key for key, _ in leaves(values) if not covered(key, method["sources"])]
+    assert unsourced == []
+    for key in method["sources"]:
+        at(values, key)
+    assert method["name"] == name.removeprefix("methods/")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_sets_its_objective(name: str) -> None:
+    objective = build_objective(RunConfig.model_validate({"objective": written(name)["objective"]}).objective)
+    numbers = written(name)["objective"]["surrogate"]
+    assert objective.surrogate.func is clipped  # type: ignore[attr-defined]
+    assert objective.surrogate.keywords == {"low": numbers["low"], "high": numbers["high"]}  # type: ignore[attr-defined]
+
+
+def windows(name: str, folder: Path, steps: range) -> list[tuple[int, ...] | None]:
+    config = over("models/sd3.5-medium", name, folder)
+    call = {"num_inference_steps": settings_of(config).call["num_inference_steps"]}
+    policy = DenoisingPolicy(PIPELINES["sd3"].build(), {"call": call})
+    return [build_plan(config, policy, step, (0,)).stochastic for step in steps]
+
+
+def test_windows_of_all_steps(tmp_path: Path) -> None:
+    for name in ("methods/flow-grpo", "methods/grpo-guard"):  # ten steps, the last of which is never drawn
+        assert set(windows(name, tmp_path, range(3))) == {tuple(range(9))}
+
+
+def test_window_of_flow_grpo_fast(tmp_path: Path) -> None:
+    found = windows("methods/flow-grpo-fast", tmp_path, range(100))
+    assert set(found) == {(0, 1, 2), (1, 2, 3), (2, 3, 4)}
+
+
+def test_window_of_dance_grpo(tmp_path: Path) -> None:
+    found = windows("methods/dance-grpo", tmp_path, range(200))
+    assert {len(window or ()) for window in found} == {9}  # int(0.6 * 15)
+    assert {step for window in found for step in window or ()} == set(range(15))
+
+
+def test_window_of_mix_grpo(tmp_path: Path) -> None:
+    found = windows("methods/mix-grpo", tmp_path, range(501))
+    assert found[0] == found[24] == (0, 1, 2, 3)
+    assert found[25] == (1, 2, 3, 4)
+    assert found[299] == (11, 12, 13, 14)  # the last of the published 300 iterations
+    assert found[499] == (19, 20, 21, 22)  # the reference code never trains step 23
+    assert found[500] == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_lora_targets_exist_in_the_class(name: str) -> None:
+    config = load_config(name)
+    settings = settings_of(config)
+    pipeline = PIPELINES[TINY[name.removeprefix("models/")]].build()
+    assert settings.lora is not None
+    linear = [path for path, module in pipeline.transformer.named_modules() if isinstance(module, nn.Linear)]
+    matched = {t: [p for p in linear if p == t or p.endswith(f".{t}")] for t in settings.lora.targets}
+    assert [target for target, paths in matched.items() if not paths] == []
+    Weights({"transformer": pipeline.transformer}, settings.lora)
+    adapted = {
+        path.removesuffix(".lora_A.default.weight")
+        for path, _ in pipeline.transformer.named_parameters()
+        if path.endswith(".lora_A.default.weight")
+    }
+    assert adapted == {path for paths in matched.values() for path in paths}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_call_arguments_exist_in_the_pipeline(name: str) -> None:
+    settings = settings_of(load_config(name))
+    pipeline = PIPELINES[TINY[name.removeprefix("models/")]].build()
+    known = inspect.signature(type(pipeline).__call__).parameters
+    assert set(settings.call) | set(settings.evaluation_call) <= set(known)
+
+
+def test_second_attention_of_sd35_is_left_alone() -> None:
+    settings = settings_of(load_config("models/sd3.5-medium"))
+    plain = PIPELINES["sd3"].build().transformer
+    transformer = plain.from_config({**plain.config, "dual_attention_layers": (0,)})
+    Weights({"transformer": transformer}, settings.lora)
+    paths = [path for path, _ in transformer.named_parameters() if ".lora_" in path]
+    assert any(".attn.to_q." in path for path in paths)
+    assert not any(".attn2." in path for path in paths)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_keeps_what_it_includes_and_accounts_for_what_it_changes(name: str) -> None:
+    model, method = written(name)["include"]
+    resolved = yaml.safe_load(dump_config(load_config(name)))
+    expected = dict(settings_in(model)) | dict(settings_in(method)) | dict(settings_in(name))
+    assert {key: at(resolved, key) for key in expected} == expected
+    published = written(method)["method"]["sources"]
+    changed = [key for key, _ in settings_in(name) if covered(key, published)]
+    accounted = written(name).get("method", {"sources": {}})["sources"]
+    assert [key for key in changed if not covered(key, accounted)] == []
+    assert expected["prompts.source"] == "prompts.txt"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_rewards_of_a_recipe_exist(name: str) -> None:
+    config = load_config(name)
+    assert len(build_rewards(config.rewards)) == len(config.rewards)
+
+
+def test_unknown_source_key_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no key 'policy\.strenght'"):
+        at(written("methods/flow-grpo"), "policy.strenght")

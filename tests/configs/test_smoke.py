@@ -1,0 +1,124 @@
+"""Every shipped method and recipe trains: two real steps on tiny pipelines of the model's own class."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from PIL import ImageStat
+
+from mmgrpo.build import build_rewards, window_at
+from mmgrpo.config import RunConfig
+from mmgrpo.errors import ConfigError
+from mmgrpo.loading import load_config
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.trainer import Trainer, load_prompts_of
+from mmgrpo.types import Sample
+from tests.tiny.pipelines import PIPELINES
+
+GROUP_SIZE = 2
+SHRUNK: dict[str, Any] = {
+    "steps": 2,
+    "rollout.prompts_per_step": 4,
+    "rollout.group_size": GROUP_SIZE,
+    "policy.call.height": 16,
+    "policy.call.width": 16,
+    "policy.call.max_sequence_length": 64,
+    "policy.dtype": "float32",
+    "runtime.device": "cpu",
+}
+
+
+def first_frame(samples: Sequence[Sample]) -> list[float]:
+    """Mean gray value of a video's first frame, in [0, 255]."""
+    return [ImageStat.Stat(sample.video[0].convert("L")).mean[0] for sample in samples if sample.video]
+
+
+def trained(config: RunConfig, pipeline: str, rewards: Any) -> list[dict[str, Any]]:
+    """The metrics of a run on a tiny pipeline."""
+    assert config.policy is not None
+    policy = DenoisingPolicy(PIPELINES[pipeline].build(), config.policy.numbers)
+    assert config.prompts is not None
+    trainer = Trainer(policy, rewards, load_prompts_of(config.prompts), config)
+    trainer.train()
+    return [json.loads(line) for line in (trainer.folder.path / "metrics.jsonl").read_text().splitlines()]
+
+
+def forwards_per_sample(config: RunConfig, stochastic: tuple[int, ...]) -> float:
+    """What a step costs: a shared state is computed once for its group, and the reference doubles the update."""
+    assert config.policy is not None
+    steps = config.policy.numbers["call"]["num_inference_steps"]
+    shared, share = (stochastic[0] + 1, 1 / GROUP_SIZE) if config.rollout.share_noise else (0, 1.0)
+    rollout = steps - shared + shared * share
+    update = len(stochastic) - 1 + share
+    return rollout + update * (2 if config.objective.kl_beta else 1)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
+    (tmp_path / "prompts.txt").write_text("a cat\na dog\na red cube\ntwo lamps\na boat\n")
+
+    def written(values: dict[str, Any]) -> Path:
+        path = tmp_path / "run.yaml"
+        path.write_text(yaml.safe_dump(values))
+        return path
+
+    return written
+
+
+@pytest.mark.parametrize("name", ["dance-grpo", "flow-grpo", "flow-grpo-fast", "grpo-guard", "mix-grpo"])
+def test_method_trains(name: str, write: Callable[[dict[str, Any]], Path], tmp_path: Path) -> None:
+    values = {
+        "include": ["models/sd3.5-medium", f"methods/{name}"],
+        "prompts": {"source": str(tmp_path / "prompts.txt")},
+        "rewards": [{"name": "brightness"}],
+    }
+    overrides = SHRUNK | {"output": str(tmp_path), "policy.call.guidance_scale": 1.0}
+    config = load_config(write(values), overrides)
+    metrics = trained(config, "sd3", build_rewards(config.rewards))
+    num_updates = config.update.epochs * config.update.minibatches
+    assert [(line["step"], line["update"]) for line in metrics] == [(s, u) for s in (1, 2) for u in range(num_updates)]
+    policy = DenoisingPolicy(PIPELINES["sd3"].build(), {"call": config.policy.numbers["call"]})  # type: ignore[union-attr]
+    for line in metrics:
+        assert line["policy/on_policy_gap"] < 1e-5
+        assert line["reward/brightness/applies_frac"] == 1.0
+        assert 0 < line["reward/mean"] < 1
+    for step in (1, 2):
+        first, *_, last = (line for line in metrics if line["step"] == step)
+        stochastic = window_at(config, policy, step - 1)
+        assert first["policy/ratio_mean"] == pytest.approx(1.0, abs=1e-6)
+        assert last["policy/ratio_mean"] != 1.0  # the later updates of a rollout are off policy
+        assert last["count/forwards_per_sample"] == pytest.approx(forwards_per_sample(config, stochastic or ()))
+    assert {line["optimizer/lr"] for line in metrics} == {config.update.lr}
+
+
+@pytest.mark.parametrize(
+    ("name", "pipeline"), [("recipes/sd3.5-flow-grpo-fast", "sd3"), ("recipes/flux-mix-grpo", "flux")]
+)
+def test_recipe_runs_with_the_prompts_alone(
+    name: str, pipeline: str, tmp_path: Path, write: Callable[[dict[str, Any]], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(write({}).parent)  # where prompts.txt is
+    config = load_config(name, SHRUNK | {"steps": 1, "output": str(tmp_path)})
+    metrics = trained(config, pipeline, build_rewards(config.rewards))
+    assert {line["reward/jpeg_size/applies_frac"] for line in metrics} == {1.0}
+    assert all(line["policy/on_policy_gap"] < 1e-5 for line in metrics)
+
+
+def test_video_recipe_wants_a_reward_and_runs_with_one(
+    tmp_path: Path, write: Callable[[dict[str, Any]], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(write({}).parent)
+    small = {"policy.call.height": 32, "policy.call.width": 32, "policy.call.num_frames": 5}
+    config = load_config("recipes/wan-flow-grpo", SHRUNK | small | {"steps": 1, "output": str(tmp_path)})
+    with pytest.raises(ConfigError, match="there are no rewards"):
+        trained(config, "wan", build_rewards(config.rewards))
+    metrics = trained(config, "wan", {"first_frame": first_frame})
+    assert {line["reward/first_frame/applies_frac"] for line in metrics} == {1.0}
+    # 20 steps, of which 19 are drawn; guidance takes two forwards; update and reference
+    assert metrics[-1]["count/forwards_per_sample"] == pytest.approx(2 * (20 + 2 * 19))
+    assert metrics[0]["policy/kl_mean"] == pytest.approx(0.0, abs=1e-9)
