@@ -1,0 +1,132 @@
+"""Pipelines that no library ships: a field of four numbers, denoised by a small network named ``net``."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline, FlowMatchEulerDiscreteScheduler
+from diffusers.utils.outputs import BaseOutput
+from PIL import Image
+from torch import Tensor, nn
+
+NUM_STEPS = 4
+SIZE = 2  # of the picture; its four numbers are the state
+
+
+class Pictures(BaseOutput):
+    """What a call returns."""
+
+    images: list[Image.Image]
+
+
+class Net(nn.Module):
+    """Velocity of a state, at a time, for a code of the prompt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(SIZE * SIZE + 2, 8)
+        self.outer = nn.Linear(8, SIZE * SIZE)
+
+    def forward(self, state: Tensor, time: Tensor, code: Tensor) -> Tensor:
+        """(B, 4), (B,), (B,) -> (B, 4)."""
+        return self.outer(torch.tanh(self.inner(torch.cat([state, time[:, None], code[:, None]], 1))))
+
+
+class Guide(nn.Module):
+    """A frozen helper that the loop asks at each step, as it would a ControlNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(SIZE * SIZE, SIZE * SIZE)
+        self.num_calls = 0
+
+    def forward(self, state: Tensor) -> Tensor:
+        """(B, 4) -> (B, 4)."""
+        self.num_calls += 1
+        return self.layer(state)
+
+
+class FieldPipeline(DiffusionPipeline):
+    """A plain loop; its subclasses break one rule each."""
+
+    def __init__(self, net: nn.Module, scheduler: Any) -> None:
+        super().__init__()
+        self.register_modules(net=net, scheduler=scheduler)
+
+    @torch.no_grad()
+    def __call__(
+        self, prompt: Sequence[str], generator: Sequence[torch.Generator], num_inference_steps: int = NUM_STEPS
+    ) -> Pictures:
+        """Draws a picture per prompt."""
+        self.scheduler.set_timesteps(num_inference_steps)
+        state = torch.cat([torch.randn(1, SIZE * SIZE, generator=g) for g in generator])
+        code = codes(prompt)
+        memory: dict[str, Any] = {}
+        for timestep in self.scheduler.timesteps:
+            time = (timestep / 1000).expand(len(prompt))
+            velocity = self.velocity(state, time, code, memory)
+            state = self.scheduler.step(velocity, timestep, state, return_dict=False)[0]
+        return Pictures(images=[_picture(row) for row in state.detach()])
+
+    def velocity(self, state: Tensor, time: Tensor, code: Tensor, memory: dict[str, Any]) -> Tensor:
+        """What the loop hands to ``step``; ``memory`` lives as long as the loop."""
+        return self.net(state, time, code)
+
+
+class MomentumPipeline(FieldPipeline):
+    """Mixes what the network said at the step before into what it says now."""
+
+    def velocity(self, state: Tensor, time: Tensor, code: Tensor, memory: dict[str, Any]) -> Tensor:
+        """Half of it is older than this step."""
+        now = self.net(state, time, code)
+        memory["velocity"] = now if "velocity" not in memory else 0.5 * now + 0.5 * memory["velocity"]
+        return memory["velocity"]
+
+
+class RandomPipeline(FieldPipeline):
+    """Draws from a generator that nobody seeds."""
+
+    def velocity(self, state: Tensor, time: Tensor, code: Tensor, memory: dict[str, Any]) -> Tensor:
+        """Never the same twice."""
+        return self.net(state, time, code) * (1 + random.SystemRandom().random())
+
+
+class DetachedPipeline(FieldPipeline):
+    """Denoises without grad, whatever its caller says."""
+
+    def velocity(self, state: Tensor, time: Tensor, code: Tensor, memory: dict[str, Any]) -> Tensor:
+        """Cut off from the weights."""
+        with torch.no_grad():
+            return self.net(state, time, code)
+
+
+class GuidedPipeline(FieldPipeline):
+    """Asks a second, frozen module at each step."""
+
+    def __init__(self, net: nn.Module, guide: nn.Module, scheduler: Any) -> None:
+        DiffusionPipeline.__init__(self)
+        self.register_modules(net=net, guide=guide, scheduler=scheduler)
+
+    def velocity(self, state: Tensor, time: Tensor, code: Tensor, memory: dict[str, Any]) -> Tensor:
+        """The network's velocity and the guide's."""
+        return self.net(state, time, code) + 0.1 * self.guide(state)
+
+
+def build(kind: Callable[..., FieldPipeline] = FieldPipeline, **parts: nn.Module) -> Any:
+    """A pipeline with weights drawn from a fixed seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return kind(net=Net(), scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0), **parts)
+
+
+def codes(prompt: Sequence[str]) -> Tensor:
+    """(B,) a number for each prompt."""
+    return torch.tensor([len(text) / 10 for text in prompt])
+
+
+def _picture(state: Tensor) -> Image.Image:
+    levels = (255 * torch.sigmoid(state)).round().to(torch.uint8).reshape(SIZE, SIZE)
+    return Image.fromarray(levels.numpy())

@@ -1,0 +1,258 @@
+"""The policy and its stock pipeline: the same samples, the same object, and refusals before any training."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+
+from mmgrpo.errors import ConfigError, DataError, PolicyError
+from mmgrpo.policies.denoising.trace import Row
+from mmgrpo.types import Plan, Prompt
+from tests.policies.contract import sample_difference, values
+from tests.policies.tiny_policies import final_latent, pipeline_of, policy_of, prompts_of, settings_of
+from tests.tiny.pipelines import PIPELINES
+
+SEED = 3
+GREEDY = Plan(stochastic=())
+
+
+def _generators(prompts: list[Prompt], group_size: int) -> list[torch.Generator]:
+    return [
+        Row(prompt=prompt, seed=SEED, group=group, member=member, share_noise=False).generator()
+        for group, prompt in enumerate(prompts)
+        for member in range(group_size)
+    ]
+
+
+@pytest.mark.parametrize("name", ["sd15", "sd15-lcm", "sd3", "flux", "sana", "z-image", "wan"])
+def test_greedy_samples_are_the_stock_pipelines_own(name: str) -> None:
+    prompts = prompts_of(name)[:1]
+    settings = settings_of(name, guided=True)
+    stock = pipeline_of(name)(
+        prompt=[prompts[0].text] * 2,
+        generator=_generators(prompts, 2),
+        output_type="pil",
+        **_listed(settings["call"], 2),
+    )
+    rollout = policy_of(name, guided=True).rollout(prompts, group_size=2, seed=SEED, plan=GREEDY)
+    assert not rollout.mask_BT.any()
+    media = stock.frames if PIPELINES[name].video else stock.images
+    for sample, expected in zip(rollout.samples, media, strict=True):
+        found = sample.video if PIPELINES[name].video else sample.image
+        assert np.array_equal(np.asarray(found), np.asarray(expected))
+
+
+def _listed(call: dict[str, Any], rows: int) -> dict[str, Any]:
+    return call if "negative_prompt" not in call else {**call, "negative_prompt": [call["negative_prompt"]] * rows}
+
+
+def test_evaluation_call_changes_greedy_samples_alone() -> None:
+    policy = policy_of("sd3", evaluation_call={"num_inference_steps": 6})
+    prompts = prompts_of("sd3")
+    assert policy.rollout(prompts, group_size=1, seed=SEED, plan=GREEDY).shape == (2, 6)
+    assert policy.rollout(prompts, group_size=1, seed=SEED).shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "first_order"),
+    [
+        ("sd15", {}),
+        ("sd15-v", {}),
+        ("sdxl", {}),
+        ("sd3", {}),
+        ("cogvideox", {}),
+        ("sana", {"solver_order": 1}),
+        ("wan", {"solver_order": 1, "disable_corrector": [0, 1, 2, 3]}),
+    ],
+)
+def test_strength_zero_is_the_stock_first_order_sampler(name: str, first_order: dict[str, Any]) -> None:
+    pipeline, prompts = pipeline_of(name), prompts_of(name)[:1]
+    if first_order:
+        pipeline.scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config, **first_order)
+    call = settings_of(name)["call"]
+    rollout = policy_of(name, strength=0.0).rollout(prompts, group_size=1, seed=SEED)
+    stock = pipeline(prompt=[prompts[0].text], generator=_generators(prompts, 1), output_type="latent", **call)
+    latent = stock.frames if PIPELINES[name].video else stock.images
+    assert not rollout.mask_BT.any()
+    assert float((final_latent(rollout) - latent).abs().max() / latent.abs().max()) < 5e-6
+
+
+def test_the_pipeline_is_left_as_it_was() -> None:
+    pipeline = pipeline_of("sd3")
+    del pipeline.__dict__["_progress_bar_config"]
+    policy = policy_of("sd3", pipeline)
+    before = dict(pipeline.__dict__)
+    scheduler = dict(pipeline.scheduler.__dict__)
+    verbosity = diffusers.utils.logging.get_verbosity()
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=Plan(share_noise=True))
+    for evaluation in policy.evaluate(rollout, divergence="gaussian"):
+        evaluation.logprob_BT.sum().backward()
+    policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED, plan=GREEDY)
+    _assert_same(before, pipeline.__dict__)
+    _assert_same(scheduler, pipeline.scheduler.__dict__)
+    assert torch.equal(torch.rand(3), expected)
+    assert diffusers.utils.logging.get_verbosity() == verbosity
+
+
+def test_the_pipeline_is_left_as_it_was_after_an_exception() -> None:
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    pipeline = pipeline_of("sd3")
+    pipeline.set_progress_bar_config(desc="mine")
+    policy = policy_of("sd3", pipeline, call={"callback_on_step_end": interrupt})
+    before = dict(pipeline.__dict__)
+    for plan in (None, GREEDY, Plan(share_noise=True, stochastic=(1,))):
+        with pytest.raises(KeyboardInterrupt):
+            policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=plan)
+        _assert_same(before, pipeline.__dict__)
+    assert pipeline._progress_bar_config == {"desc": "mine"}
+
+
+def _assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Identity, but for the plain private values that every call of a stock pipeline sets."""
+    assert [key for key in after if key not in before and not key.startswith("_")] == []
+    assert [key for key, value in before.items() if after[key] is not value and not _is_scratch(key)] == []
+
+
+def _is_scratch(key: str) -> bool:
+    return key in ("_guidance_scale", "_num_timesteps", "_interrupt", "_clip_skip", "_joint_attention_kwargs")
+
+
+def test_native_noise_is_the_stock_samplers() -> None:
+    policy = policy_of("sd15-euler-a", guided=True)
+    rollout = policy.rollout(prompts_of("sd15-euler-a"), group_size=2, seed=SEED)
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+    # Ancestral Euler: std = sigma' sqrt(1 - sigma'^2 / sigma^2) with the scheduler's own levels.
+    scheduler = pipeline_of("sd15-euler-a").scheduler
+    scheduler.set_timesteps(4)
+    sigmas = [float(sigma) for sigma in scheduler.sigmas]
+    expected = [b * math.sqrt(1 - b * b / (a * a)) for a, b in pairwise(sigmas)]  # the last level is 0
+    assert rollout.noise is not None
+    torch.testing.assert_close(rollout.noise.std_BT, torch.tensor([expected] * 4), rtol=1e-4, atol=0)
+
+
+def test_native_noise_of_a_consistency_sampler_is_exact() -> None:
+    policy = policy_of("sd15-lcm", guided=True)
+    rollout = policy.rollout(prompts_of("sd15-lcm"), group_size=2, seed=SEED)
+    assert rollout.mask_BT[0].tolist() == [True, True, True, False]
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+
+
+def test_native_noise_of_a_multistep_solver_is_replayed_in_full() -> None:
+    pipeline = pipeline_of("sd15-dpm")
+    config = pipeline.scheduler.config
+    pipeline.scheduler = diffusers.DPMSolverMultistepScheduler.from_config(config, algorithm_type="sde-dpmsolver++")
+    policy = policy_of("sd15-dpm", pipeline, sampler="native")
+    rollout = policy.rollout(prompts_of("sd15-dpm"), group_size=2, seed=SEED)
+    assert rollout.trace.run_ghosts
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+
+
+def test_overwritten_elements_are_no_decisions() -> None:
+    policy = policy_of("sd15-inpaint")
+    rollout = policy.rollout(prompts_of("sd15-inpaint"), group_size=2, seed=SEED, plan=Plan(keep_mean=True))
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+    assert rollout.noise is not None
+    # The mask repaints the lower half; the pipeline puts the given picture back into the upper half after each step.
+    repainted = torch.zeros(1, 4, 8, 8, dtype=torch.bool)
+    repainted[:, :, 4:] = True
+    for row, transitions in enumerate(rollout.trace.transitions):
+        for t, transition in enumerate(transitions[:3]):
+            assert torch.equal(transition.keep, repainted)
+            std = rollout.noise.std_BT[row, t]
+            error = (transition.next_state - transition.mean)[repainted]
+            expected = (-(error**2) / (2 * std**2) - std.log() - 0.5 * math.log(2 * math.pi)).mean()
+            assert float(rollout.old_logprob_BT[row, t]) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_videos_are_lists_of_frames() -> None:
+    sample = policy_of("wan").rollout(prompts_of("wan"), group_size=1, seed=SEED).samples[0]
+    assert sample.image is None
+    assert sample.video is not None
+    assert [frame.size for frame in sample.video] == [(32, 32)] * 5
+
+
+def test_negative_prompts_are_the_prompts_own() -> None:
+    policy = policy_of("sd3", guided=True)
+    plain, warned = Prompt("a red fox"), Prompt("a red fox", negative="blue")
+    alone = policy.rollout([plain], group_size=1, seed=SEED, plan=Plan(prompt_ids=(1,)))
+    mixed = policy.rollout([warned, plain], group_size=1, seed=SEED)
+    assert sample_difference(mixed.samples[1:], alone.samples) <= 1
+    same_key = policy.rollout([warned], group_size=1, seed=SEED, plan=Plan(prompt_ids=(1,)))
+    assert sample_difference(same_key.samples, alone.samples) > 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "cure"),
+    [
+        ("PNDMScheduler", "DDIMScheduler"),
+        ("HeunDiscreteScheduler", "DDIMScheduler"),
+        ("KDPM2AncestralDiscreteScheduler", "DDIMScheduler"),
+        ("FlowMatchHeunDiscreteScheduler", "FlowMatchEulerDiscreteScheduler"),
+    ],
+)
+def test_schedulers_without_decisions_are_refused_with_the_cure(kind: str, cure: str) -> None:
+    name = "sd3" if kind.startswith("FlowMatch") else "sd15"
+    pipe = pipeline_of(name)
+    pipe.scheduler = getattr(diffusers, kind).from_config(pipe.scheduler.config)
+    with pytest.raises(PolicyError, match=rf"{kind}.*pipe.scheduler = {cure}.from_config") as refusal:
+        policy_of(name, pipe)
+    exec(str(refusal.value).split("pipeline: ")[1], {"pipe": pipe, cure: getattr(diffusers, cure)})
+    policy = policy_of(name, pipe)
+    rollout = policy.rollout(prompts_of(name), group_size=1, seed=SEED)
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+
+
+def test_a_window_outside_the_schedule_is_refused() -> None:
+    policy = policy_of("sd3")
+    for share_noise in (False, True):
+        with pytest.raises(ConfigError, match=r"window \(2, 3\) lies outside.*of its 4 steps 0 to 2 can be"):
+            policy.rollout(
+                prompts_of("sd3"), group_size=1, seed=SEED, plan=Plan(stochastic=(2, 3), share_noise=share_noise)
+            )
+
+
+def test_samplers_that_do_not_fit_the_scheduler_are_refused() -> None:
+    with pytest.raises(ConfigError, match="flow_sde needs a flow schedule"):
+        policy_of("sd15", sampler="flow_sde").rollout(prompts_of("sd15"), group_size=1, seed=SEED)
+    with pytest.raises(ConfigError, match="DDIMScheduler draws none here"):
+        policy_of("sd15", sampler="native").rollout(prompts_of("sd15"), group_size=1, seed=SEED)
+
+
+def test_denoisers_that_do_not_denoise_are_refused() -> None:
+    for wrong in ("text_encoder", "vae"):
+        policy = policy_of("sd3", denoisers=(wrong,), lora={"rank": 2, "targets": "all-linear"})
+        with pytest.raises(PolicyError, match=rf"does not call \['{wrong}'\] at each step; it calls \['transformer'\]"):
+            policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
+
+
+def test_a_scheduler_replaced_behind_the_policys_back_is_refused() -> None:
+    policy = policy_of("sd3")
+    policy.pipeline.scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=1.0)
+    with pytest.raises(PolicyError, match="scheduler was replaced after the policy was made"):
+        policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
+
+
+def test_prompts_and_their_ids_are_checked() -> None:
+    policy = policy_of("sd3")
+    with pytest.raises(DataError, match="needs prompts and group_size"):
+        policy.rollout([], group_size=1, seed=SEED)
+    with pytest.raises(DataError, match="need as many prompt_ids"):
+        policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED, plan=Plan(prompt_ids=(1,)))
+    with pytest.raises(DataError, match="name each prompt of a step once"):
+        policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED, plan=Plan(prompt_ids=(1, 1)))
+
+
+def test_output_that_is_no_picture_is_refused() -> None:
+    with pytest.raises(PolicyError, match="needs one PIL image or list of frames a prompt"):
+        policy_of("sd3", call={"output_type": "pt"}).rollout(prompts_of("sd3"), group_size=1, seed=SEED)

@@ -1,0 +1,134 @@
+"""Divergences from the reference and from the policy that sampled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.types import Plan, Rollout
+from tests.policies.contract import move, values
+from tests.policies.tiny_policies import policy_of, prompts_of
+
+SEED = 3
+NAMES = ("k1", "k2", "k3", "gaussian", "gaussian_no_dt", "velocity_mse")
+MEANS = Plan(keep_mean=True)
+
+
+def _divergences(policy: DenoisingPolicy, rollout: Rollout, name: str) -> Tensor:
+    found_BT = torch.zeros(rollout.shape)
+    for evaluation in policy.evaluate(rollout, divergence=name):
+        assert evaluation.kl_BT is not None
+        assert evaluation.rows is not None
+        found_BT[evaluation.rows, evaluation.columns[0]] = evaluation.kl_BT[:, 0]
+    return found_BT
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_zero_at_the_reference_and_positive_away_from_it(name: str) -> None:
+    policy = policy_of("sd3")
+    rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED)
+    with torch.no_grad():
+        assert not _divergences(policy, rollout, name).any()
+    move(policy.trainable)
+    kl_BT = _divergences(policy, rollout, name)
+    inside_B = kl_BT[rollout.mask_BT]
+    assert bool((inside_B != 0).all() if name == "k1" else (inside_B > 0).all())
+    inside_B.sum().backward()
+    assert all(p.grad is not None and bool(p.grad.any()) for p in policy.trainable)
+
+
+def test_estimators_are_those_of_the_two_log_probabilities() -> None:
+    policy = policy_of("sd3")
+    rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED)
+    move(policy.trainable, scale=0.2)
+    now_BT = values(policy, rollout)
+    difference_BT = now_BT - rollout.old_logprob_BT  # the reference is the policy that sampled
+    with torch.no_grad():
+        found = {name: _divergences(policy, rollout, name) for name in ("k1", "k2", "k3")}
+    torch.testing.assert_close(found["k1"], difference_BT, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found["k2"], difference_BT**2 / 2, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found["k3"], torch.exp(-difference_BT) - 1 + difference_BT, rtol=1e-4, atol=1e-6)
+
+
+def test_drift_is_zero_on_policy_and_the_closed_form_after_a_change() -> None:
+    policy = policy_of("sd3")
+    rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=MEANS)
+    with torch.no_grad():
+        for evaluation in policy.evaluate(rollout):
+            assert evaluation.drift_BT is not None
+            assert not evaluation.drift_BT.any()
+    move(policy.trainable)
+    first = next(policy.evaluate(rollout))
+    assert first.drift_BT is not None
+    # The first decision is taken in the initial noise, whatever the weights: a second rollout has its mean of now.
+    again = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=MEANS)
+    assert rollout.noise is not None
+    for row, (old, new) in enumerate(zip(rollout.trace.transitions, again.trace.transitions, strict=True)):
+        expected = ((new[0].mean - old[0].mean) ** 2).mean() / (2 * rollout.noise.std_BT[row, 0] ** 2)
+        torch.testing.assert_close(first.drift_BT[row, 0].detach(), expected, rtol=1e-4, atol=1e-9)
+    first.drift_BT.sum().backward()
+    assert all(p.grad is not None and bool(p.grad.any()) for p in policy.trainable)
+
+
+def test_gaussian_divergences_at_the_policy_that_sampled_are_its_drift() -> None:
+    policy = policy_of("sd3")
+    rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=MEANS)
+    move(policy.trainable)
+    assert rollout.noise is not None
+    with torch.no_grad():
+        kl_BT, no_dt_BT = (_divergences(policy, rollout, name) for name in ("gaussian", "gaussian_no_dt"))
+        for evaluation in policy.evaluate(rollout):
+            assert evaluation.drift_BT is not None
+            torch.testing.assert_close(evaluation.drift_BT, kl_BT[:, list(evaluation.columns)], rtol=1e-4, atol=1e-9)
+    torch.testing.assert_close(no_dt_BT, kl_BT * rollout.noise.step_BT, rtol=1e-5, atol=1e-9)
+
+
+def test_a_rollout_without_means_has_no_drift() -> None:
+    policy = policy_of("sd3")
+    rollout = policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
+    assert next(policy.evaluate(rollout)).drift_BT is None
+
+
+def test_an_unknown_divergence_is_refused() -> None:
+    policy = policy_of("sd3")
+    rollout = policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
+    with pytest.raises(ConfigError, match=r"unknown divergence 'kl'.*'gaussian'.*'k3'"):
+        next(policy.evaluate(rollout, divergence="kl"))
+
+
+def test_noise_says_the_steps_of_the_schedule() -> None:
+    # FlowMatchEuler with shift 3 and 4 steps: sigma = 1, .8571, .6007, .0089..., see its own table.
+    policy = policy_of("sd3")
+    rollout = policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
+    scheduler = policy.pipeline.scheduler.from_config(policy.pipeline.scheduler.config)
+    scheduler.set_timesteps(4)
+    sigmas = scheduler.sigmas
+    assert rollout.noise is not None
+    torch.testing.assert_close(rollout.noise.level_BT, sigmas[:-1].expand(2, 4))
+    torch.testing.assert_close(rollout.noise.step_BT, (sigmas[:-1] - sigmas[1:]).expand(2, 4))
+    safe = torch.minimum(sigmas[:-1], sigmas[1])
+    std = 0.7 * (sigmas[:-1] / (1 - safe)).sqrt() * (sigmas[:-1] - sigmas[1:]).sqrt()
+    std[-1] = 0.0
+    torch.testing.assert_close(rollout.noise.std_BT, std.expand(2, 4))
+    assert torch.equal(rollout.mask_BT, rollout.noise.std_BT > 0)
+
+
+def test_segments_partition_the_steps() -> None:
+    policy = policy_of("sd3", segments=(1, 3))
+    rollout = policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
+    assert rollout.segment_BT.tolist() == [[0, 1, 1, 1]] * 2
+    with pytest.raises(ConfigError, match=r"segments \(1, 2\) add up to 3 steps, the schedule has 4"):
+        policy_of("sd3", segments=(1, 2)).rollout(prompts_of("sd3"), group_size=1, seed=SEED)
+
+
+def test_masked_decisions_are_left_out() -> None:
+    policy = policy_of("sd3")
+    rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED)
+    kept = replace(rollout, mask_BT=rollout.mask_BT & (torch.arange(4) == 1))
+    slices = list(policy.evaluate(kept))
+    assert [tuple(evaluation.columns) for evaluation in slices] == [(1,)]

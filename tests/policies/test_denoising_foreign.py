@@ -1,0 +1,163 @@
+"""Pipelines nobody has seen: they work, or are refused for the reason that holds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import ConfigError, PolicyError, ReplayError
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.denoising.trace import Row
+from mmgrpo.policy import Policy
+from mmgrpo.types import Plan, Prompt, Rollout
+from tests.policies import contract, foreign_pipelines
+from tests.policies.contract import Subject, move, values
+
+PROMPTS = [Prompt("short"), Prompt("a longer one")]
+STRENGTH = 0.7
+
+
+def _policy(pipeline: Any = None, **settings: Any) -> DenoisingPolicy:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        lora = {"rank": 2, "alpha": 2.0, "targets": ("inner", "outer")}
+        return DenoisingPolicy(pipeline or foreign_pipelines.build(), {"lora": lora, "strength": STRENGTH, **settings})
+
+
+@pytest.fixture
+def subject() -> Subject:
+    def parameters_of(policy: Policy) -> list[torch.nn.Parameter]:
+        assert isinstance(policy, DenoisingPolicy)
+        return list(policy.pipeline.net.parameters())
+
+    return Subject(
+        make=lambda batch: _policy(rollout_batch=batch, update_batch=batch),
+        parameters=parameters_of,
+        prompts=PROMPTS,
+    )
+
+
+def test_an_unseen_pipeline_keeps_the_contract(subject: Subject, tmp_path: Any) -> None:
+    contract.check_on_policy_gap(subject)
+    contract.check_on_policy_gap(subject, Plan(stochastic=(1,), share_noise=True))
+    contract.check_every_decision_once(subject)
+    contract.check_rows_and_batches(subject)
+    contract.check_seeds(subject)
+    contract.check_prompt_ids(subject)
+    contract.check_reference(subject)
+    contract.check_save_and_load(subject, tmp_path)
+    contract.check_gradients(subject)
+
+
+def test_log_probabilities_are_those_of_a_computation_by_hand() -> None:
+    policy = _policy()
+    rollout = policy.rollout(PROMPTS, group_size=2, seed=3)
+    untrained_BT = values(policy, rollout)
+    for seed in (5, 6):
+        move(policy.trainable, seed=seed)
+        found_BT = values(policy, rollout)
+        assert (found_BT - untrained_BT)[rollout.mask_BT].abs().min() > 0
+        torch.testing.assert_close(found_BT, _by_hand(policy, rollout), rtol=1e-5, atol=1e-5)
+
+
+def _by_hand(policy: DenoisingPolicy, rollout: Rollout) -> Tensor:
+    """Flow-GRPO's density, step by step, from the network alone.
+
+    FlowMatchEuler with shift 3 spaces 1000 sigma from 1 to 3 * 0.001 / (1 + 2 * 0.001), then shifts them once more:
+    4 steps at u = 1, .667, .334, .001 (of 1000 training steps) become 3 u / (1 + 2 u).
+    """
+    last = 3 * 0.001 / (1 + 2 * 0.001)
+    levels = [1 + (last - 1) * k / 3 for k in range(4)]
+    sigmas = [3 * u / (1 + 2 * u) for u in levels] + [0.0]
+    rows, net = rollout.trace.rows, policy.pipeline.net
+    code_B = foreign_pipelines.codes([row.prompt.text for row in rows])
+    state = torch.cat([torch.randn(1, 4, generator=row.generator()) for row in rows])
+    found_BT = torch.zeros(rollout.shape)
+    for t in range(3):
+        sigma, h = sigmas[t], sigmas[t] - sigmas[t + 1]
+        with torch.no_grad():
+            velocity = net(state, torch.full((len(rows),), sigma), code_B)
+        s2 = STRENGTH**2 * sigma / (1 - min(sigma, sigmas[1]))
+        mean = state * (1 - s2 * h / (2 * sigma)) - velocity * (1 + s2 * (1 - sigma) / (2 * sigma)) * h
+        std = math.sqrt(s2 * h)
+        state = torch.cat([transitions[t].next_state for transitions in rollout.trace.transitions])
+        density = -((state - mean) ** 2) / (2 * std**2) - math.log(std) - 0.5 * math.log(2 * math.pi)
+        found_BT[:, t] = density.mean(1)
+    return found_BT
+
+
+def test_noise_is_the_rows_own() -> None:
+    rollout = _policy(strength=0.0).rollout(PROMPTS, group_size=1, seed=3)
+    row = Row(prompt=PROMPTS[1], seed=3, group=1, member=0, share_noise=False)
+    assert rollout.trace.rows[1] == row
+    assert not rollout.mask_BT.any()
+
+
+def test_a_pipeline_with_momentum_is_replayed_in_full() -> None:
+    policy = _policy(foreign_pipelines.build(foreign_pipelines.MomentumPipeline))
+    rollout = policy.rollout(PROMPTS, group_size=2, seed=3)
+    assert rollout.trace.run_ghosts
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+    slices = list(policy.evaluate(rollout))
+    assert [evaluation.num_forwards for evaluation in slices] == [4, 8, 12]  # the steps before run as well
+    assert not _policy().rollout(PROMPTS, group_size=2, seed=3).trace.run_ghosts
+
+
+def test_a_pipeline_with_hidden_randomness_is_refused() -> None:
+    policy = _policy(foreign_pipelines.build(foreign_pipelines.RandomPipeline))
+    with pytest.raises(ReplayError, match=r"replaying step 0 of RandomPipeline changes its log-probability"):
+        policy.rollout(PROMPTS, group_size=2, seed=3)
+
+
+def test_a_pipeline_that_denoises_without_grad_is_refused() -> None:
+    policy = _policy(foreign_pipelines.build(foreign_pipelines.DetachedPipeline))
+    rollout = policy.rollout(PROMPTS, group_size=2, seed=3)
+    with pytest.raises(PolicyError, match=r"step 0 of DetachedPipeline is computed without grad"):
+        next(policy.evaluate(rollout))
+
+
+def test_a_frozen_module_of_the_loop_is_passed_through_as_a_ghost() -> None:
+    guide = foreign_pipelines.Guide()
+    pipeline = foreign_pipelines.build(foreign_pipelines.GuidedPipeline, guide=guide)
+    policy = _policy(pipeline, denoisers=("net",))
+    rollout = policy.rollout(PROMPTS, group_size=2, seed=3)
+    guide.num_calls = 0
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+    assert guide.num_calls == 3  # one a decision
+    assert all(parameter.grad is None for parameter in guide.parameters())
+
+
+def test_a_plain_module_is_trained_in_full_and_restored(tmp_path: Any) -> None:
+    policy, other = _policy(lora=None), _policy(lora=None)
+    rollout = policy.rollout(PROMPTS, group_size=2, seed=3)
+    with policy.reference():
+        assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+    move(policy.trainable)
+    policy.save(tmp_path)
+    other.load(tmp_path)
+    assert torch.equal(values(other, rollout), values(policy, rollout))
+    with other.reference():
+        assert torch.equal(values(other, rollout), rollout.old_logprob_BT)
+
+
+def test_denoisers_that_do_not_denoise_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"denoisers \['unet'\] are not components.*\['net'\]"):
+        _policy(denoisers=("unet",))
+
+
+def test_a_call_without_prompts_is_refused() -> None:
+    class Unconditional(foreign_pipelines.FieldPipeline):
+        def __call__(self, generator: Any) -> Any:  # type: ignore[override]
+            raise NotImplementedError
+
+    with pytest.raises(PolicyError, match=r"Unconditional.__call__ takes no prompt"):
+        _policy(foreign_pipelines.build(Unconditional))
+
+
+def test_lora_targets_that_match_nothing_name_the_layers_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"match no module of net \(Net\); its linear layers end in: inner, outer"):
+        _policy(lora={"rank": 2, "targets": ("to_q", "to_k")})

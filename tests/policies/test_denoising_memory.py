@@ -1,0 +1,105 @@
+"""Frozen encoders run once per unique input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmgrpo.policies.denoising.memo import Memo
+from mmgrpo.types import Plan, Prompt
+from tests.policies.tiny_policies import pipeline_of, policy_of, prompts_of
+
+SEED = 3
+
+
+def _count_rows(module: nn.Module) -> list[int]:
+    """Grows by the batch rows of each call of the module from now on."""
+    rows: list[int] = []
+
+    def note(_: nn.Module, args: Any, kwargs: Any) -> None:
+        first = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        rows.append(first.shape[0])
+
+    module.register_forward_pre_hook(note, with_kwargs=True)
+    return rows
+
+
+def test_each_prompt_is_encoded_once_in_whatever_batches() -> None:
+    pipeline = pipeline_of("sd3")
+    encoded = _count_rows(pipeline.text_encoder), _count_rows(pipeline.text_encoder_2)
+    policy = policy_of("sd3", pipeline, guided=True, batch=3)
+    prompts = [*prompts_of("sd3"), Prompt("a red fox")]
+    rollout = policy.rollout(prompts, group_size=2, seed=SEED)
+    assert encoded == ([1] * 3, [1] * 3)  # two prompts and the empty negative one
+    for rows in (None, [0], [5, 1]):
+        for evaluation in policy.evaluate(rollout, rows, divergence="gaussian"):
+            evaluation.logprob_BT.sum().backward()
+    policy.rollout(prompts[:1], group_size=3, seed=SEED + 1, plan=Plan(share_noise=True))
+    policy.rollout(prompts, group_size=1, seed=SEED, plan=Plan(stochastic=()))
+    assert encoded == ([1] * 3, [1] * 3)
+    policy.rollout([Prompt("a black cat")], group_size=1, seed=SEED)
+    assert encoded == ([1] * 4, [1] * 4)
+
+
+def test_a_condition_image_is_encoded_once() -> None:
+    pipeline = pipeline_of("flux-kontext")
+    encoded = _count_rows(pipeline.vae.encoder)
+    policy = policy_of("flux-kontext", pipeline)
+    rollout = policy.rollout(prompts_of("flux-kontext"), group_size=2, seed=SEED)
+    for _ in policy.evaluate(rollout):
+        pass
+    assert encoded == [1]
+
+
+def test_rows_are_computed_alone_and_put_together_again() -> None:
+    memo, layer = Memo(2**20), nn.Linear(3, 2)
+    rows = torch.tensor([[1.0, 2, 3], [4, 5, 6], [1, 2, 3]])
+    with torch.no_grad():
+        expected = layer(rows)
+    torch.testing.assert_close(memo(layer, layer, (rows,), {}), expected)
+    assert memo.num_computed == 2
+    torch.testing.assert_close(memo(layer, layer, (rows[1:],), {}), expected[1:])
+    assert memo.num_computed == 2
+
+
+def test_what_is_remembered_cannot_be_written_into() -> None:
+    memo, layer = Memo(2**20), nn.Identity()
+    memo(layer, layer, (torch.zeros(1, 2),), {}).add_(1)
+    assert torch.equal(memo(layer, layer, (torch.zeros(1, 2),), {}), torch.zeros(1, 2))
+
+
+def test_random_and_opaque_inputs_are_never_remembered() -> None:
+    memo, layer = Memo(2**20), nn.Identity()
+
+    def sample(x: Tensor, *, source: Any) -> Tensor:
+        return torch.randn(x.shape, generator=source if isinstance(source, torch.Generator) else None)
+
+    for source in (torch.Generator().manual_seed(0), object()):
+        first, second = (memo(layer, sample, (torch.zeros(1, 8),), {"source": source}) for _ in range(2))
+        assert not torch.equal(first, second)
+    assert memo.num_computed == 0
+
+
+def test_the_least_recently_used_is_forgotten_first() -> None:
+    memo, layer = Memo(2 * 4 * 10), nn.Identity()  # two rows of ten floats
+    a, b, c = (torch.full((1, 10), value) for value in (1.0, 2.0, 3.0))
+    for row in (a, b, a, c):
+        memo(layer, layer, (row,), {})
+    assert memo.num_computed == 3
+    memo(layer, layer, (a,), {})
+    assert memo.num_computed == 3
+    memo(layer, layer, (b,), {})
+    assert memo.num_computed == 4
+
+
+def test_key_value_caches_are_not_kept() -> None:
+    class DynamicCache:
+        pass
+
+    memo, layer = Memo(2**20), nn.Identity()
+    for rows in (1, 2):
+        output = memo(layer, lambda x: {"state": x, "cache": DynamicCache()}, (torch.ones(rows, 2),), {})
+        assert torch.equal(output["state"], torch.ones(rows, 2))
+        assert output["cache"] is None

@@ -1,0 +1,139 @@
+"""What a group shares is computed once, and comes out as if each of its rows had been computed alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmgrpo.policies.denoising.chunks import make_groups
+from mmgrpo.policies.denoising.memo import Memo
+from mmgrpo.policies.denoising.proxies import Shapes
+from mmgrpo.policies.denoising.record import Recorder
+from mmgrpo.policies.denoising.sampling import Sampling
+from mmgrpo.policies.denoising.session import Session, Stage
+from mmgrpo.policies.denoising.trace import row_arguments
+from mmgrpo.types import Plan, Prompt
+from tests.policies.contract import gradients, move, relative_difference, values
+from tests.policies.tiny_policies import final_latent, pipeline_of, policy_of, prompts_of, settings_of
+
+SEED = 3
+GROUP_SIZE = 3
+WINDOW = Plan(stochastic=(1, 2), share_noise=True)
+
+
+@pytest.mark.parametrize("name", ["sd15", "sd3", "z-image", "wan"])
+def test_shared_states_give_the_samples_of_rows_drawn_alone(name: str) -> None:
+    prompts = prompts_of(name)
+    rollout = policy_of(name).rollout(prompts, group_size=GROUP_SIZE, seed=SEED, plan=WINDOW)
+    settings = settings_of(name)
+    denoiser = "unet" if name == "sd15" else "transformer"
+    stage = Stage(pipeline_of(name), (denoiser,), Memo(2**20))
+    sampling = Sampling(
+        sampler=settings["sampler"], strength=settings["strength"], density="gaussian", reduction="mean"
+    )
+    rows = [row for group in make_groups(prompts, GROUP_SIZE, SEED, WINDOW) for row in group]
+    for index, row in enumerate(rows):
+        alone = Recorder([row], WINDOW, sampling)
+        with torch.no_grad():
+            stage.run(Session(on_step=alone), row_arguments([row], settings["call"]), seed=SEED)
+        scale = float(final_latent(rollout, index).abs().max())
+        for drawn, transition in zip(alone.drawn, rollout.trace.transitions[index], strict=True):
+            assert float((drawn.next_state - transition.next_state).abs().max()) < 1e-5 * scale
+
+
+@pytest.mark.parametrize("name", ["sd15", "sd3", "z-image", "wan"])
+def test_shared_states_give_the_gradient_of_states_computed_one_by_one(name: str) -> None:
+    policy = policy_of(name)
+    shared = policy.rollout(prompts_of(name), group_size=GROUP_SIZE, seed=SEED, plan=WINDOW)
+    assert shared.state_BT[:, 1].tolist() == [1, 1, 1, 13, 13, 13]  # rows 0 and 3 head the groups, 4 steps a row
+    assert len(set(shared.state_BT[:, 2].tolist())) == 6
+    distinct = replace(shared, state_BT=torch.arange(24).reshape(6, 4))
+    move(policy.trainable)
+    torch.testing.assert_close(values(policy, shared), values(policy, distinct), rtol=1e-5, atol=1e-5)
+    assert relative_difference(gradients(policy, shared), gradients(policy, distinct)) < 1e-5
+
+
+def test_shared_states_are_computed_once() -> None:
+    policy = policy_of("sd3")
+    rollout = policy.rollout(prompts_of("sd3"), group_size=GROUP_SIZE, seed=SEED, plan=WINDOW)
+    # Steps 0 and 1 run for the 2 groups, steps 2 and 3 for the 6 rows.
+    assert rollout.num_forwards == 2 * 2 + 2 * 6
+    assert [e.num_forwards for e in policy.evaluate(rollout)] == [2, 6]
+    apart = policy.rollout(prompts_of("sd3"), group_size=GROUP_SIZE, seed=SEED)
+    assert apart.num_forwards == 4 * 6
+    assert [e.num_forwards for e in policy.evaluate(apart)] == [6, 6, 6]
+
+
+def test_a_group_larger_than_a_batch_shares_its_states() -> None:
+    whole, split = policy_of("sd3"), policy_of("sd3", batch=2)
+    expected = whole.rollout(prompts_of("sd3"), group_size=GROUP_SIZE, seed=SEED, plan=WINDOW)
+    found = split.rollout(prompts_of("sd3"), group_size=GROUP_SIZE, seed=SEED, plan=WINDOW)
+    assert found.num_forwards == expected.num_forwards
+    assert torch.equal(found.state_BT, expected.state_BT)
+    torch.testing.assert_close(found.old_logprob_BT, expected.old_logprob_BT, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(values(split, expected), expected.old_logprob_BT, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sd15", "sd3", "flux", "flux2", "qwen-image", "z-image", "wan"])
+def test_ghosts_cost_nothing_in_any_batch(name: str) -> None:
+    policy = policy_of(name)
+    rollout = policy.rollout([Prompt("a red fox"), Prompt("a cube " * 9)], group_size=2, seed=SEED)
+    assert rollout.num_forwards == 4 * 4
+    for rows in ([0], [3], [2, 0, 1]):
+        with torch.no_grad():
+            spent = [evaluation.num_forwards for evaluation in policy.evaluate(rollout, rows)]
+        assert spent == [len(rows)] * 3
+
+
+def _answer(shapes: Shapes, rows: int, **others: Any) -> Any:
+    return shapes.zeros("net", (torch.rand(rows, 3),), others)
+
+
+def test_shapes_scale_with_the_rows() -> None:
+    shapes = Shapes()
+    assert _answer(shapes, 2) is None
+    shapes.learn("net", (torch.rand(2, 3),), {}, {"sample": torch.rand(4, 5), "extra": None})
+    found = _answer(shapes, 3)
+    assert torch.equal(found["sample"], torch.zeros(6, 5))
+    assert found["extra"] is None
+    assert _answer(shapes, 3, return_dict=False) is None  # may answer in another form
+    assert shapes.zeros("other", (torch.rand(3, 3),), {}) is None
+    assert shapes.zeros("net", (torch.rand(3, 4),), {}) is None
+
+
+def test_shapes_of_lists_scale_with_their_length() -> None:
+    shapes = Shapes()
+    shapes.learn("net", ([torch.rand(3)], torch.rand(1)), {}, ([torch.rand(3, 7)],))
+    (found,) = shapes.zeros("net", ([torch.rand(3), torch.rand(3)], torch.rand(2)), {})
+    assert [row.shape for row in found] == [(3, 7), (3, 7)]
+
+
+@pytest.mark.parametrize("output", [torch.rand(5, 3), (torch.rand(2, 3), "cache"), torch.tensor(1.0)])
+def test_outputs_that_are_not_rows_of_tensors_are_never_answered_for(output: Any) -> None:
+    shapes = Shapes()
+    shapes.learn("net", (torch.rand(2, 3),), {}, output)
+    assert _answer(shapes, 2) is None
+
+
+def test_a_shape_that_breaks_the_rule_is_forgotten() -> None:
+    shapes = Shapes()
+    shapes.learn("net", (torch.rand(2, 3),), {}, torch.rand(2, 3))
+    shapes.learn("net", (torch.rand(2, 3),), {}, torch.rand(2, 4))
+    shapes.learn("net", (torch.rand(2, 3),), {}, torch.rand(2, 3))
+    assert _answer(shapes, 2) is None
+
+
+def test_a_plan_that_keeps_means_keeps_those_of_every_member() -> None:
+    plan = replace(WINDOW, keep_mean=True)
+    policy = policy_of("sd3")
+    rollout = policy.rollout(prompts_of("sd3"), group_size=GROUP_SIZE, seed=SEED, plan=plan)
+    first: list[Tensor] = [transitions[1].mean for transitions in rollout.trace.transitions]
+    assert all(torch.equal(mean, first[0]) for mean in first[:3])
+    assert not torch.equal(first[0], first[3])
+    for evaluation in policy.evaluate(rollout):
+        assert evaluation.drift_BT is not None
+        assert not evaluation.drift_BT.any()
