@@ -58,10 +58,10 @@ def make_groups(prompts: Sequence[Prompt], group_size: int, seed: int, plan: Pla
 
 
 def chunked(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
-    """Consecutive rows in runs of at most ``size``; rows with condition images run alone, as most pipelines ask."""
+    """Consecutive rows in runs of at most ``size``; rows that are shown images or videos run alone."""
     chunk: list[Row] = []
     for row in rows:
-        if chunk and (len(chunk) == size or row.prompt.images or chunk[-1].prompt.images):
+        if chunk and (len(chunk) == size or row.has_media or chunk[-1].has_media):
             yield chunk
             chunk = []
         chunk.append(row)
@@ -80,6 +80,10 @@ def assemble(chunks: Sequence[Chunk], plan: Plan, segments: Sequence[int] | None
     if len(lengths) > 1:
         raise ReplayError(f"the pipeline took {sorted(lengths)} steps for different rows; fix num_inference_steps")
     T = lengths.pop()
+    if T < 2:
+        raise ConfigError(
+            "a single step ends on the clean sample and draws nothing: set num_inference_steps to 2 or more"
+        )
     if plan.stochastic and plan.stochastic[-1] >= T - 1:
         raise ConfigError(
             f"the window {plan.stochastic} lies outside the schedule: of its {T} steps 0 to {T - 2} can be stochastic"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from diffusers.utils.loading_utils import load_image, load_video
 from PIL import Image
 from torch import Tensor
 
@@ -34,6 +35,11 @@ class Row:
     group: int
     member: int
     share_noise: bool
+
+    @property
+    def has_media(self) -> bool:
+        """Whether the prompt shows the pipeline something; most pipelines then take one row at a time."""
+        return len(self.prompt.images) > 0 or len(self.prompt.videos) > 0
 
     def generator(self) -> torch.Generator:
         """A fresh generator for what the pipeline itself draws (initial noise, encoder samples)."""
@@ -82,9 +88,9 @@ class Trace:
         return tuple(transition.next_state.shape for transition in self.transitions[row])
 
     def alike(self, row: int, other: int) -> bool:
-        """Whether two rows may run in one batch: states of one shape, and no condition images."""
-        pictured = self.rows[row].prompt.images or self.rows[other].prompt.images
-        return not pictured and self.shapes(row) == self.shapes(other)
+        """Whether two rows may run in one batch: states of one shape, and shown no images or videos."""
+        shown = self.rows[row].has_media or self.rows[other].has_media
+        return not shown and self.shapes(row) == self.shapes(other)
 
 
 def joined(transitions: Sequence[tuple[Transition, ...]], position: int) -> Tensor:
@@ -107,7 +113,7 @@ def _is_media(value: Any) -> bool:
 
 
 def row_arguments(rows: Sequence[Row], call: Mapping[str, Any]) -> dict[str, Any]:
-    """The pipeline's arguments for these rows."""
+    """The pipeline's arguments for these rows; a row whose prompt shows images or videos comes alone."""
     arguments: dict[str, Any] = dict(call)
     prompts = [row.prompt for row in rows]
     arguments["prompt"] = [prompt.text for prompt in prompts]
@@ -116,8 +122,13 @@ def row_arguments(rows: Sequence[Row], call: Mapping[str, Any]) -> dict[str, Any
         arguments["negative_prompt"] = [
             prompt.negative if prompt.negative is not None else default or "" for prompt in prompts
         ]
-    if prompts[0].images:
-        images = list(prompts[0].images)
+    if images := [load_image(image) for image in prompts[0].images]:
         arguments["image"] = images[0] if len(images) == 1 else images
+    if videos := [_frames(video) for video in prompts[0].videos]:
+        arguments["video"] = videos[0] if len(videos) == 1 else videos
     arguments["generator"] = [row.generator() for row in rows]
     return arguments
+
+
+def _frames(video: Any) -> list[Image.Image]:
+    return [load_image(frame) for frame in (load_video(video) if isinstance(video, str) else video)]

@@ -36,6 +36,7 @@ class Weights:
         self.lora = lora
         self.reference: dict[str, nn.Module] = {}
         for name, module in self.modules.items():
+            _require_bare(name, module)
             module.eval()  # no dropout: the rollout and the update must see the same policy
             if lora is not None:
                 module.requires_grad_(False)
@@ -94,6 +95,14 @@ class Weights:
 
     def _adapter_parameters(self) -> list[nn.Parameter]:
         return [p for module in self.modules.values() for name, p in module.named_parameters() if ".lora_" in name]
+
+
+def _require_bare(name: str, module: nn.Module) -> None:
+    if any(isinstance(layer, BaseTunerLayer) for layer in module.modules()):
+        raise ConfigError(
+            f"{name} already carries adapters, which the reference would lose; make them part of its weights first: "
+            "pipe.fuse_lora(); pipe.unload_lora_weights()"
+        )
 
 
 def _inject(name: str, module: nn.Module, lora: LoraSettings) -> None:

@@ -31,7 +31,8 @@ def test_shared_states_give_the_samples_of_rows_drawn_alone(name: str) -> None:
     rollout = policy_of(name).rollout(prompts, group_size=GROUP_SIZE, seed=SEED, plan=WINDOW)
     settings = settings_of(name)
     denoiser = "unet" if name == "sd15" else "transformer"
-    stage = Stage(pipeline_of(name), (denoiser,), Memo(2**20))
+    pipeline = pipeline_of(name)
+    stage = Stage(pipeline, pipeline.scheduler, (denoiser,), Memo(2**20))
     sampling = Sampling(
         sampler=settings["sampler"], strength=settings["strength"], density="gaussian", reduction="mean"
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from diffusers import SD3Transformer2DModel
+from diffusers import SD3Transformer2DModel, WanPipeline
 
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.policies.denoising import DenoisingPolicy
@@ -83,13 +84,19 @@ def test_a_full_fine_tune_trains_every_weight_of_the_denoiser() -> None:
     assert sum(p.requires_grad for p in parameters_of(policy)) == len(policy.trainable)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_float16_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"float16 gradients underflow.*load the pipeline in bfloat16"):
+        policy_of("sd3", pipeline_of("sd3").to(torch.float16))
+
+
 @pytest.mark.parametrize("name", ["sd15", "sd3", "wan"])
-def test_half_precision_is_exact_on_policy(name: str, dtype: torch.dtype) -> None:
-    policy = policy_of(name, pipeline_of(name).to(dtype))
+def test_bfloat16_is_exact_on_policy(name: str) -> None:
+    policy = policy_of(name, pipeline_of(name).to(torch.bfloat16))
     assert {p.dtype for p in policy.trainable} == {torch.float32}
     rollout = policy.rollout(prompts_of(name), group_size=2, seed=SEED, plan=Plan(keep_mean=True))
-    assert final_latent(rollout).dtype == (torch.float32 if name == "wan" else dtype)  # Wan's latents never are
+    assert final_latent(rollout).dtype == (
+        torch.float32 if name == "wan" else torch.bfloat16
+    )  # Wan's latents never are
     assert rollout.old_logprob_BT.dtype == torch.float32
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
     assert not rollout.trace.run_ghosts
@@ -185,6 +192,45 @@ def test_lora_targets_that_match_nothing_name_the_layers_there_are() -> None:
     ) as refusal:
         policy_of("sd3", lora={"targets": ("query",)})
     assert "to_q" in str(refusal.value)
+
+
+def test_a_pipeline_with_adapters_of_its_own_is_refused_until_they_are_fused(tmp_path: Path) -> None:
+    donor = policy_of("sd3")
+    move(donor.trainable, scale=0.1)
+    donor.save(tmp_path)
+    pipe = pipeline_of("sd3")
+    pipe.load_lora_weights(tmp_path)
+    for lora in ({"rank": 2}, None):
+        with pytest.raises(ConfigError, match=r"transformer already carries adapters.*pipe.fuse_lora\(\)") as refusal:
+            policy_of("sd3", pipe, lora=lora)
+    exec(str(refusal.value).split("first: ")[1], {"pipe": pipe})
+    policy = policy_of("sd3", pipe)
+    fused = policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
+    torch.testing.assert_close(values(donor, fused), fused.old_logprob_BT, rtol=1e-4, atol=1e-4)
+
+
+def test_two_experts_are_trained_each_at_its_own_steps(tmp_path: Path) -> None:
+    def build() -> Any:
+        pipeline = pipeline_of("wan")
+        low = copy.deepcopy(pipeline.transformer)
+        move(list(low.parameters()), scale=0.01)
+        parts = {**pipeline.components, "transformer_2": low}
+        return WanPipeline(**parts, boundary_ratio=0.9)  # 4 steps at 999, 900, 749, ...: the first alone is noisy
+
+    policy, other = policy_of("wan", build()), policy_of("wan", build())
+    rollout = policy.rollout(prompts_of("wan"), group_size=2, seed=SEED)
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+    move(policy.trainable)
+    half = len(policy.trainable) // 2
+    first = gradients(policy, rollout.keep(torch.arange(4).expand(4, 4) == 0))
+    assert all(gradient.any() for gradient in first[:half])
+    assert not any(gradient.any() for gradient in first[half:])
+    third = gradients(policy, rollout.keep(torch.arange(4).expand(4, 4) == 2))
+    assert not any(gradient.any() for gradient in third[:half])
+    assert all(gradient.any() for gradient in third[half:])
+    policy.save(tmp_path)
+    other.load(tmp_path)
+    assert torch.equal(values(other, rollout), values(policy, rollout))
 
 
 def test_adapters_start_at_zero_whatever_their_first_factor() -> None:

@@ -21,10 +21,13 @@ VARIANCE_PRESERVING = ("sd15", "sd15-v", "sd15-dpm", "sd15-inpaint", "sdxl", "pi
 TEXTS = ("a red fox", "two blue squares on a table")
 
 
-def settings_of(name: str, *, guided: bool = False, batch: int = 8, **others: Any) -> dict[str, Any]:
-    """Settings that train small adapters on a tiny pipeline."""
+def settings_of(
+    name: str, *, guided: bool = False, batch: int = 8, without: Sequence[str] = (), **others: Any
+) -> dict[str, Any]:
+    """Settings that train small adapters on a tiny pipeline, whose usual arguments but for some it is called with."""
     tiny = PIPELINES[name]
     call = {**tiny.call, **(tiny.cfg if guided else tiny.no_cfg)}
+    call = {key: value for key, value in call.items() if key not in without}
     if guided and tiny.needs_negative:
         call["negative_prompt"] = " "
     if "mask_image" in tiny.per_row:
