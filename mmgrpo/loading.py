@@ -101,15 +101,19 @@ def read_layers(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """``above`` over ``below``: mappings merge key by key, a mapping with another ``name`` replaces."""
+    """``above`` over ``below``: mappings merge key by key; two mappings of different ``name`` are different things, and
+    the upper one replaces the lower."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        same = (
-            isinstance(old, dict) and isinstance(value, dict) and value.get("name", old.get("name")) == old.get("name")
-        )
-        merged[key] = merge(old, value) if same else value
+        merged[key] = merge(old, value) if _mergeable(old, value) else value
     return merged
+
+
+def _mergeable(old: Any, value: Any) -> bool:
+    if not (isinstance(old, dict) and isinstance(value, dict)):
+        return False
+    return "name" not in old or "name" not in value or old["name"] == value["name"]
 
 
 def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:

@@ -45,7 +45,7 @@ class Brightness:
     """Reward: how close the image's mean luminance is to a target, ``1 - |mean(L) / 255 - target|``.
 
     L is PIL's ITU-R 601 grey value. The easiest signal there is: for smoke tests, and for seeing whether a policy
-    learns at all. A sample without an image is not judged (None).
+    learns at all. A video is the mean over its frames; a sample with neither is not judged (None).
 
     Units: target 0 (black) to 1 (white) -> 0 to 1.   Raises: ConfigError for a target outside [0, 1].
     """
@@ -56,8 +56,11 @@ class Brightness:
         self._target = target
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        return [None if sample.image is None else self._score(sample.image) for sample in samples]
+        return [self._score(sample) for sample in samples]
 
-    def _score(self, image: Image.Image) -> float:
-        mean = ImageStat.Stat(image.convert("L")).mean[0] / 255
+    def _score(self, sample: Sample) -> float | None:
+        frames = [sample.image] if sample.image is not None else list(sample.video or ())
+        if not frames:
+            return None
+        mean = sum(ImageStat.Stat(frame.convert("L")).mean[0] for frame in frames) / (255 * len(frames))
         return 1 - abs(mean - self._target)

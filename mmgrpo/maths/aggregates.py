@@ -69,8 +69,7 @@ def sample_sum(mask_BT: Tensor, totals: Totals) -> Tensor:
     w = m / num_samples. The scale of the gradient grows with the number of decisions.
 
     Shapes: bool (B, T) -> (B, T).   Units: 1 / samples.
-    Source: Flow-GRPO's code (arXiv:2505.05470), which accumulates one backward per step and does not divide by their
-    number; LUSPO's length-unbiased sum over tokens, arXiv:2602.05261.
+    Source: LUSPO's length-unbiased sum over tokens, arXiv:2602.05261.
     """
     return mask_BT / max(totals.num_samples, 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from diffusers import DiffusionPipeline
 from mmgrpo.errors import ConfigError
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_pipeline(settings: DenoisingSettings) -> Any:
@@ -26,7 +27,7 @@ def load_pipeline(settings: DenoisingSettings) -> Any:
     if not settings.model:
         raise ConfigError("policy.model is not set: give a path, a hub id or python:module:function")
     if settings.model.startswith("python:"):
-        return _built(settings.model)
+        return _built(settings.model).to(DTYPES[settings.dtype])
     try:
         return DiffusionPipeline.from_pretrained(
             settings.model, torch_dtype=DTYPES[settings.dtype], revision=settings.revision, variant=settings.variant
@@ -35,6 +36,18 @@ def load_pipeline(settings: DenoisingSettings) -> Any:
         raise ConfigError(
             f"policy.model {settings.model!r} cannot be loaded as a diffusers pipeline: {error}"
         ) from error
+
+
+def configured_scheduler(scheduler: Any, changes: Mapping[str, Any]) -> Any:
+    """The scheduler with some of its configuration changed.
+
+    Raises:
+        ConfigError: it has no such key.
+    """
+    if unknown := sorted(set(changes) - set(scheduler.config)):
+        known = ", ".join(sorted(key for key in scheduler.config if not key.startswith("_")))
+        raise ConfigError(f"policy.scheduler: {type(scheduler).__name__} has no {', '.join(unknown)}; it has {known}")
+    return type(scheduler).from_config(scheduler.config, **changes)
 
 
 def _built(source: str) -> Any:

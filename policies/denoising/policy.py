@@ -24,7 +24,7 @@ from mmgrpo.policies.denoising.chunks import (
     media_of,
     samples_of,
 )
-from mmgrpo.policies.denoising.loading import load_pipeline
+from mmgrpo.policies.denoising.loading import configured_scheduler, load_pipeline
 from mmgrpo.policies.denoising.memo import Memo
 from mmgrpo.policies.denoising.record import Recorder
 from mmgrpo.policies.denoising.replay import Replayer
@@ -37,7 +37,7 @@ from mmgrpo.policies.denoising.weights import Weights
 from mmgrpo.policy import Policy, Scheduled, Supervised
 from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, Sample
 
-EXACTNESS = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-3}
+EXACTNESS = {torch.float32: 1e-5, torch.bfloat16: 1e-3}
 
 
 class DenoisingPolicy(Policy, Supervised, Scheduled):
@@ -65,14 +65,19 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
             settings = DenoisingSettings(**(settings or {}))
         denoisers = _prepared_denoisers(pipeline, settings)
         dtype = next(next(iter(denoisers.values())).parameters()).dtype
+        if dtype == torch.float16:
+            raise ConfigError(
+                "float16 gradients underflow without a loss scaler; load the pipeline in bfloat16 or float32"
+            )
         self.pipeline = pipeline
         self.settings = settings
         self._sampling = Sampling(
             sampler=settings.sampler, strength=settings.strength, density=settings.density, reduction=settings.reduction
         )
-        self._sampling.check_scheduler(pipeline.scheduler)
+        scheduler = configured_scheduler(pipeline.scheduler, settings.scheduler)
+        self._sampling.check_scheduler(scheduler)
         self._weights = Weights(denoisers, settings.lora)
-        self._stage = Stage(pipeline, tuple(denoisers), Memo(settings.memo_bytes))
+        self._stage = Stage(pipeline, scheduler, tuple(denoisers), Memo(settings.memo_bytes))
         if settings.lora is None and dtype != torch.float32:
             self._stage.autocast(dtype)  # the trained weights are float32 masters, the arithmetic stays as loaded
         if settings.compile:

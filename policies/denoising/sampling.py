@@ -78,8 +78,8 @@ class Sampling:
 
         Each value comes with the elements to keep, or None for all of them.
         """
-        total = sum(_element_sums(value, keep, rows) for value, keep in values)
-        count = sum(_element_counts(value, keep, rows) for value, keep in values)
+        total = torch.stack([_element_sums(value, keep, rows) for value, keep in values]).sum(0)
+        count = torch.stack([_element_counts(value, keep, rows) for value, keep in values]).sum(0)
         return REDUCTIONS[self.reduction](total, count)
 
     def check_scheduler(self, scheduler: Any) -> None:

@@ -98,7 +98,7 @@ def family_of(scheduler: Any) -> Family:
 def schedule_index(scheduler: Any, timestep: Any) -> int:
     """Position of the step in the schedule, without advancing it."""
     if callable(getattr(scheduler, "_init_step_index", None)):
-        if scheduler.step_index is None:
+        if scheduler._step_index is None:
             scheduler._init_step_index(timestep)
         return int(scheduler.step_index)
     matches = (scheduler.timesteps == torch.as_tensor(timestep, device=scheduler.timesteps.device)).nonzero()

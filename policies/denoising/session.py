@@ -10,16 +10,15 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers.utils import logging as diffusers_logging
 from diffusers.utils.outputs import BaseOutput
 from torch import Tensor
-from transformers.utils import logging as transformers_logging
 
 from mmgrpo.errors import PolicyError, ReplayError
 from mmgrpo.policies.denoising.memo import Memo
@@ -160,7 +159,7 @@ class Stage:
         denoisers: names of the components whose calls make the iterations.
     """
 
-    def __init__(self, pipeline: Any, denoisers: tuple[str, ...], memo: Memo) -> None:
+    def __init__(self, pipeline: Any, scheduler: Any, denoisers: tuple[str, ...], memo: Memo) -> None:
         self.pipeline = pipeline
         self.denoisers = denoisers
         self._memo = memo
@@ -172,7 +171,7 @@ class Stage:
         self._looping: set[str] = set()  # components other than the denoisers that are called within the loop
         self._call = _undecorated_call(pipeline)
         self._stock_scheduler = pipeline.scheduler
-        self._scheduler = self._watching(pipeline.scheduler)
+        self._scheduler = self._watching(scheduler)
 
     def autocast(self, dtype: torch.dtype | None) -> None:
         """Runs the denoisers under autocast to ``dtype`` from now on; None runs them as they are."""
@@ -316,15 +315,16 @@ class Stage:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Within it diffusers and transformers log errors alone: a run per decision would repeat their every warning."""
-    before = diffusers_logging.get_verbosity(), transformers_logging.get_verbosity()
-    diffusers_logging.set_verbosity_error()
-    transformers_logging.set_verbosity_error()
+    """Within it diffusers and transformers report errors alone: a run per decision would repeat their every warning."""
+    handlers = [handler for name in ("diffusers", "transformers") for handler in logging.getLogger(name).handlers]
+    before = [handler.level for handler in handlers]
+    for handler in handlers:
+        handler.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        diffusers_logging.set_verbosity(before[0])
-        transformers_logging.set_verbosity(before[1])
+        for handler, level in zip(handlers, before, strict=True):
+            handler.setLevel(level)
 
 
 def _undecorated_call(pipeline: Any) -> Callable[..., Any]:

@@ -33,7 +33,10 @@ class DenoisingSettings(BaseModel):
     )
     revision: str | None = None
     variant: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the loaded weights; float16 would need a scaler")
+    scheduler: dict[str, Any] = Field(
+        default_factory=dict, description="laid over the scheduler's own configuration, for example {shift: 3.0}"
+    )
     sampler: Literal["flow_sde", "cps", "dance_sde", "wan_sde", "ddim", "native"] = "flow_sde"
     strength: float = Field(0.7, ge=0, description="noise level of flow_sde and cps, eta of ddim and dance_sde")
     density: Literal["gaussian", "squared_error"] = "gaussian"

@@ -131,4 +131,5 @@ def row_arguments(rows: Sequence[Row], call: Mapping[str, Any]) -> dict[str, Any
 
 
 def _frames(video: Any) -> list[Image.Image]:
-    return [load_image(frame) for frame in (load_video(video) if isinstance(video, str) else video)]
+    frames: Any = load_video(video) if isinstance(video, str) else video
+    return [load_image(frame) for frame in frames]

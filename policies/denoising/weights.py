@@ -108,7 +108,7 @@ def _require_bare(name: str, module: nn.Module) -> None:
 def _inject(name: str, module: nn.Module, lora: LoraSettings) -> None:
     config = LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha,
+        lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType] (a float works as well)
         target_modules=_targets(lora.targets),
         init_lora_weights="gaussian" if lora.init == "gaussian" else True,
         use_dora=lora.dora,
@@ -123,7 +123,7 @@ def _inject(name: str, module: nn.Module, lora: LoraSettings) -> None:
             f"its linear layers end in: {', '.join(linear)}"
         ) from error
     if getattr(module, "peft_config", None) is None:
-        module.peft_config = {ADAPTER: config}
+        object.__setattr__(module, "peft_config", {ADAPTER: config})
     for path, parameter in module.named_parameters():
         if ".lora_" in path:
             parameter.data = parameter.data.float()  # small steps are lost in bfloat16
@@ -167,8 +167,9 @@ def _load_adapters(modules: Mapping[str, nn.Module], directory: Path) -> None:
 
 def _save_module(module: nn.Module, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    if callable(getattr(module, "save_pretrained", None)):
-        module.save_pretrained(folder)
+    save_pretrained = getattr(module, "save_pretrained", None)
+    if callable(save_pretrained):
+        save_pretrained(folder)
     else:
         save_file(
             {k: v.detach().cpu().contiguous() for k, v in module.state_dict().items()}, folder / "model.safetensors"

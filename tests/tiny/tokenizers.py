@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Sequence
+from functools import cache
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
@@ -58,6 +59,7 @@ SPACE = "Ġ"  # how the byte-level alphabet writes a space
 PIECE_SPACE = "▁"  # how sentencepiece vocabularies write it
 
 
+@cache  # training breaks ties by chance: one vocabulary a process
 def clip_tokenizer() -> CLIPTokenizerFast:
     """CLIP's: lower case, byte-level BPE with a word-end mark, 77 tokens at most, padded with the end of text."""
     bos, eos = "<|startoftext|>", "<|endoftext|>"
@@ -79,6 +81,7 @@ def clip_tokenizer() -> CLIPTokenizerFast:
     return CLIPTokenizerFast(tokenizer_object=tokenizer, model_max_length=77)
 
 
+@cache  # training breaks ties by chance: one vocabulary a process
 def qwen_tokenizer() -> Qwen2TokenizerFast:
     """Qwen2's and Qwen3's: byte-level BPE, no marks around a text, and a chat template that can skip the thinking."""
     tokenizer = _byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"])
@@ -87,6 +90,7 @@ def qwen_tokenizer() -> Qwen2TokenizerFast:
     )
 
 
+@cache  # training breaks ties by chance: one vocabulary a process
 def mistral_tokenizer() -> PreTrainedTokenizerFast:
     """Mistral 3's: byte-level BPE, instruction and image marks, padded on the left."""
     marks = ["<unk>", "<s>", "</s>", "<pad>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"]
@@ -103,6 +107,7 @@ def mistral_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+@cache  # training breaks ties by chance: one vocabulary a process
 def t5_tokenizer() -> T5TokenizerFast:
     """T5's and UMT5's: unigram pieces with the end of sentence after each text."""
     specials = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
@@ -119,6 +124,7 @@ def t5_tokenizer() -> T5TokenizerFast:
     return T5TokenizerFast(tokenizer_object=tokenizer, extra_ids=0, model_max_length=128)
 
 
+@cache  # training breaks ties by chance: one vocabulary a process
 def gemma_tokenizer() -> GemmaTokenizerFast:
     """Gemma's: BPE over text whose spaces are pieces, the beginning of sentence before each text."""
     specials = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
