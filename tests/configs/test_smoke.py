@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from PIL import ImageStat
 
 from mmgrpo.build import build_rewards, window_at
 from mmgrpo.config import RunConfig
 from mmgrpo.loading import load_config
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.trainer import Trainer, load_prompts_of
-from mmgrpo.types import Sample
 from tests.tiny.pipelines import PIPELINES
 
 GROUP_SIZE = 2
@@ -30,11 +28,6 @@ SHRUNK: dict[str, Any] = {
     "policy.dtype": "float32",
     "runtime.device": "cpu",
 }
-
-
-def first_frame(samples: Sequence[Sample]) -> list[float]:
-    """Mean gray value of a video's first frame, in [0, 255]."""
-    return [ImageStat.Stat(sample.video[0].convert("L")).mean[0] for sample in samples if sample.video]
 
 
 def trained(config: RunConfig, pipeline: str, rewards: Any) -> list[dict[str, Any]]:
