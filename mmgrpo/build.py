@@ -33,8 +33,7 @@ WINDOW_SEED = 1  # keeps the window's random numbers apart from the samples'
 def build_policy(config: RunConfig, device: str | torch.device) -> Policy:
     """The policy of a run, loaded on its device.
 
-    Raises:
-        ConfigError: its settings are wrong, or what they name cannot be loaded.
+    Raises ConfigError if its settings are wrong or what they name cannot be loaded.
     """
     if config.policy is None:
         raise ConfigError(
@@ -49,20 +48,12 @@ def build_policy(config: RunConfig, device: str | torch.device) -> Policy:
 
 
 def build_rewards(configs: Sequence[RewardConfig]) -> list[NamedReward]:
-    """The rewards, each built with its own settings.
-
-    Raises:
-        ConfigError: unknown names or settings.
-    """
+    """The rewards, each built with its own settings. Raises ConfigError for unknown names or settings."""
     return [NamedReward(reward.label or reward.name, _built_reward(reward), reward.weight) for reward in configs]
 
 
 def build_objective(config: ObjectiveConfig) -> Objective:
-    """The loss.
-
-    Raises:
-        ConfigError: an unknown function, or numbers it does not take.
-    """
+    """The loss. Raises ConfigError for an unknown function or numbers it does not take."""
     return Objective(
         surrogate=bound("objective.surrogate", SURROGATES, config.surrogate),
         aggregate=bound("objective.aggregate", AGGREGATES, config.aggregate),
@@ -79,6 +70,15 @@ def build_objective(config: ObjectiveConfig) -> Objective:
 
 def build_plan(config: RunConfig, policy: Policy, step: int, prompt_ids: Sequence[int]) -> Plan:
     """How this step's rollout is drawn; the window is a function of the run's seed and the step, the same everywhere.
+
+    Args:
+        config: the run.
+        policy: what draws; a window needs it to be ``Scheduled``.
+        step: counted from 0.
+        prompt_ids: identity of each prompt of this process, unique in the step over the whole job.
+
+    Returns:
+        The plan.
 
     Raises:
         ConfigError: the window lies outside the schedule, or the policy has no fixed number of decisions.
@@ -110,11 +110,7 @@ def window_at(config: RunConfig, policy: Policy, step: int) -> tuple[int, ...] |
 def build_optimizer(
     parameters: Sequence[nn.Parameter], *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """AdamW over what is trained.
-
-    Raises:
-        ConfigError: nothing is.
-    """
+    """AdamW over what is trained. Raises ConfigError if nothing is."""
     if not parameters:
         raise ConfigError("the policy has no trainable parameters; check policy.lora.targets and policy.denoisers")
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
@@ -132,6 +128,15 @@ def bound(
     where: str, functions: Mapping[str, Callable[..., Any]], named: Named, *, given: Sequence[str] = ()
 ) -> Callable[..., Any]:
     """A registered function with its numbers; keyword-only parameters are the numbers.
+
+    Args:
+        where: key of the configuration, for messages.
+        functions: what is registered, by name.
+        named: the name, with the numbers set for it.
+        given: parameters that the caller passes by keyword later, so that they are no numbers of the configuration.
+
+    Returns:
+        The function, its numbers bound.
 
     Raises:
         ConfigError: unknown function, unknown or missing numbers.

@@ -62,11 +62,7 @@ def save_checkpoint(folder: Path, place: Place, policy: Policy, state: Mapping[s
 
 
 def newest_checkpoint(path: Path) -> Path:
-    """The checkpoint a path means: itself, or the newest of a run folder.
-
-    Raises:
-        CheckpointError: there is none.
-    """
+    """The checkpoint a path means: itself, or the newest of a run folder. Raises CheckpointError if there is none."""
     if (path / "state.json").is_file():
         return path
     found = [entry for entry in (path / "checkpoints").glob("*") if (entry / "state.json").is_file()]

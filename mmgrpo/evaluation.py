@@ -47,6 +47,13 @@ def judge(
 ) -> Judged | None:
     """Draws ``samples_per_prompt`` for every prompt and asks the judges once about all of them together.
 
+    Args:
+        policy: what draws; its noise is off.
+        prompts: the held-out prompts of the whole job; each process draws its own share of them.
+        rewards: the judges.
+        config: how many samples, and their seed.
+        job: the processes.
+
     Returns:
         The judgement, on the main process; None elsewhere.
     """

@@ -39,8 +39,7 @@ FORMULA = re.compile(r"(?:log )?\w+ = ")
 def explanation(config: RunConfig) -> str:
     """The resolved formula with its numbers, the geometry of the batch, the passes that run and what a sample costs.
 
-    Raises:
-        ConfigError: the objective, the window or the policy's settings cannot be used as written.
+    Raises ConfigError if the objective, the window or the policy's settings cannot be used as written.
     """
     build_objective(config.objective)
     settings = _schedule_settings(config)
@@ -60,6 +59,9 @@ def formula_of(function: Callable[..., Any] | str) -> str:
 
     Args:
         function: a documented function, or the docstring itself.
+
+    Returns:
+        One line, without the full stop.
     """
     text = function if isinstance(function, str) else inspect.getdoc(function) or function.__name__
     lines = [line.strip() for line in text.splitlines()]

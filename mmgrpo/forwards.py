@@ -116,8 +116,7 @@ def _trained_steps(window: Named | None) -> Count:
 def _mean_first(config: RunConfig, num_steps: int | None) -> float | None:
     """Mean over the run of the windows' first steps; None if they depend on an N that is not known.
 
-    Raises:
-        ConfigError: a window does not fit the schedule.
+    Raises ConfigError if a window does not fit the schedule.
     """
     window = config.rollout.window
     if window is None or window.name == "all":

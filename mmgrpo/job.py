@@ -38,6 +38,13 @@ class Job:
     def share(self, items: Sequence[T], what: str) -> list[tuple[int, T]]:
         """This process's consecutive share of the job's items, each with its index in the whole.
 
+        Args:
+            items: all of them, the same on every process.
+            what: the configuration key that says how many there are, for the message.
+
+        Returns:
+            (index in the whole, item) pairs, as many on every process.
+
         Raises:
             ConfigError: the items do not divide evenly over the processes.
         """

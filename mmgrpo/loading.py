@@ -36,6 +36,13 @@ def load_config(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
     the overrides, ``a.b=c`` strings (values are YAML) or a mapping of dotted keys. Mappings merge, everything else is
     replaced; a key ``a.b=null`` clears it.
 
+    Args:
+        path: a file or a shipped name, with or without ``.yaml``.
+        overrides: what lies over the files.
+
+    Returns:
+        The resolved configuration.
+
     Raises:
         ConfigError: a file is missing or malformed, or a value is not allowed; the message names the key.
     """
@@ -46,11 +53,7 @@ def load_config(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
 
 
 def validated(values: Mapping[str, Any]) -> RunConfig:
-    """A ``RunConfig`` from plain values.
-
-    Raises:
-        ConfigError: with one line per wrong key.
-    """
+    """A ``RunConfig`` from plain values. Raises ConfigError that explains every wrong key."""
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
@@ -64,6 +67,13 @@ def dump_config(config: RunConfig) -> str:
 
 def find_config(name: str | Path, beside: Path | None = None) -> Path:
     """The file of a path or shipped name, with or without ``.yaml``.
+
+    Args:
+        name: the path or shipped name.
+        beside: a folder to look in first, that of the file which includes this one.
+
+    Returns:
+        An existing file.
 
     Raises:
         ConfigError: there is none; the nearest shipped names are listed.

@@ -40,6 +40,13 @@ def names(kind: str) -> dict[str, str]:
 def resolve(kind: str, name: str) -> Any:
     """What a name stands for; ``python:module:attribute`` names anything importable.
 
+    Args:
+        kind: policies, rewards or examples.
+        name: a registered name.
+
+    Returns:
+        The object itself, imported now.
+
     Raises:
         UnknownNameError: no such name; the nearest are listed.
         MissingPackageError: its module needs a package that is not installed.
@@ -54,6 +61,12 @@ def resolve(kind: str, name: str) -> Any:
 
 def import_attribute(target: str) -> Any:
     """The object at "module:attribute".
+
+    Args:
+        target: where it is.
+
+    Returns:
+        The object, its module imported now.
 
     Raises:
         ConfigError: the target is malformed or does not exist.

@@ -23,13 +23,18 @@ FRAME_MS = 125
 
 
 class RunFolder:
-    """Writes one run's folder; only the main process has one.
+    """Writes one run's folder; only the main process does.
 
     Attributes:
         path: the folder.
     """
 
     def __init__(self, path: Path) -> None:
+        """Starts the clock; writes nothing yet.
+
+        Args:
+            path: the folder, which ``open`` makes.
+        """
         self.path = path
         self._began = time.perf_counter()
         self._active_s = 0.0

@@ -305,11 +305,7 @@ class Trainer:
 
 
 def named_rewards(rewards: Any) -> list[NamedReward]:
-    """Rewards with their names.
-
-    Raises:
-        ConfigError: there are none.
-    """
+    """Rewards with their names. Raises ConfigError if there are none."""
     if not rewards:
         raise ConfigError("there are no rewards: give at least one")
     if isinstance(rewards, Mapping):

@@ -103,9 +103,8 @@ class Warmup:
 def load_examples(config: WarmupConfig) -> Sequence[Example]:
     """The examples that ``warmup.examples`` names.
 
-    Raises:
-        ConfigError: it names nothing, or not with these arguments.
-        DataError: it returned no ``Example`` rows.
+    Raises ConfigError if it names nothing or does not take these arguments, DataError if what it returned are not
+    ``Example`` rows.
     """
     source = resolve("examples", config.examples.name)
     try:

@@ -38,6 +38,15 @@ class Chunk:
 def make_groups(prompts: Sequence[Prompt], group_size: int, seed: int, plan: Plan) -> list[list[Row]]:
     """The rows of a rollout, group by group.
 
+    Args:
+        prompts: P prompts.
+        group_size: rows per prompt.
+        seed: the step's seed.
+        plan: the prompts' identities, and whether a group shares its noise.
+
+    Returns:
+        P groups of ``group_size`` rows.
+
     Raises:
         DataError: no prompts, an empty group, or ids that do not match the prompts.
     """
@@ -72,8 +81,17 @@ def chunked(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
 def assemble(chunks: Sequence[Chunk], plan: Plan, segments: Sequence[int] | None) -> Rollout:
     """The rollout that the chunks make together.
 
+    Args:
+        chunks: what has run, prompt-major.
+        plan: what it was run by.
+        segments: lengths of the segments, in steps, adding up to T; None makes every step its own.
+
+    Returns:
+        The rollout, on the CPU.
+
     Raises:
         ReplayError: runs took different numbers of steps.
+        ConfigError: T is below 2, or the window or the segments do not fit it.
     """
     rows = [row for chunk in chunks for row in chunk.rows]
     lengths = {chunk.recorder.drawn[-1].iteration + 1 for chunk in chunks}
@@ -121,8 +139,7 @@ def samples_of(rows: Sequence[Row], media: Sequence[Any]) -> list[Sample]:
 def media_of(output: Any, num_rows: int) -> Sequence[Any]:
     """The images or videos of a pipeline's output, one per row.
 
-    Raises:
-        PolicyError: the output holds neither, or another number of them.
+    Raises PolicyError if the output holds neither, or another number of them.
     """
     found = next(
         (media for name in ("images", "frames", "videos") if (media := getattr(output, name, None)) is not None), None

@@ -21,8 +21,7 @@ def load_pipeline(settings: DenoisingSettings) -> Any:
     ``model`` is a folder written by ``save_pretrained``, a hub id, or ``python:module:function`` for a function of no
     arguments that returns a live pipeline.
 
-    Raises:
-        ConfigError: nothing is named, or what is named cannot be loaded.
+    Raises ConfigError if nothing is named or what is named cannot be loaded.
     """
     if not settings.model:
         raise ConfigError("policy.model is not set: give a path, a hub id or python:module:function")
@@ -39,11 +38,7 @@ def load_pipeline(settings: DenoisingSettings) -> Any:
 
 
 def configured_scheduler(scheduler: Any, changes: Mapping[str, Any]) -> Any:
-    """The scheduler with some of its configuration changed.
-
-    Raises:
-        ConfigError: it has no such key.
-    """
+    """The scheduler with some of its configuration changed. Raises ConfigError if it has no such key."""
     if unknown := sorted(set(changes) - set(scheduler.config)):
         known = ", ".join(sorted(key for key in scheduler.config if not key.startswith("_")))
         raise ConfigError(f"policy.scheduler: {type(scheduler).__name__} has no {', '.join(unknown)}; it has {known}")

@@ -46,11 +46,15 @@ class Memo:
     its result never depends on what shared its batch. Other calls are remembered whole.
 
     Attributes:
-        max_bytes: how much the remembered outputs may hold.
         num_computed: calls that were not known.
     """
 
     def __init__(self, max_bytes: int) -> None:
+        """Knows nothing yet.
+
+        Args:
+            max_bytes: how much the remembered outputs may hold.
+        """
         self.max_bytes = max_bytes
         self.num_computed = 0
         self._bytes = 0

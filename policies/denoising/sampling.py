@@ -83,21 +83,13 @@ class Sampling:
         return REDUCTIONS[self.reduction](total, count)
 
     def check_scheduler(self, scheduler: Any) -> None:
-        """Refuses a scheduler that cannot be read.
-
-        Raises:
-            PolicyError: its steps are not decisions, or its family is not known.
-        """
+        """Raises PolicyError for a scheduler whose steps are not decisions or whose family is not known."""
         require_decisions(scheduler)
         if self.sampler != NATIVE:
             family_of(scheduler)
 
     def check_family(self, call: StepCall) -> None:
-        """Refuses a scheduler whose stock first step is not the one our formulas give.
-
-        Raises:
-            ReplayError: they differ.
-        """
+        """Raises ReplayError for a scheduler whose stock first step is not the one our formulas give."""
         if self.sampler == NATIVE:
             return
         gap = first_order_gap(

@@ -53,8 +53,7 @@ class Family:
 def require_decisions(scheduler: Any) -> None:
     """Refuses a scheduler whose steps are not decisions.
 
-    Raises:
-        PolicyError: the class interleaves evaluations, repeats timesteps or mixes in old outputs.
+    Raises PolicyError if the class interleaves evaluations, repeats timesteps or mixes in old outputs.
     """
     name = type(scheduler).__name__
     if name.startswith(UNUSABLE):
@@ -70,8 +69,7 @@ def require_decisions(scheduler: Any) -> None:
 def family_of(scheduler: Any) -> Family:
     """The family a scheduler belongs to.
 
-    Raises:
-        PolicyError: the class is not known, or clips in a way that is not read here.
+    Raises PolicyError if the class is not known, or clips in a way that is not read here.
     """
     name = type(scheduler).__name__
     config = scheduler.config

@@ -66,11 +66,10 @@ class Session:
     """Counts the iterations of one pipeline run and applies the caller's two answers.
 
     Attributes:
-        ghost: whether an iteration's denoiser call is to be answered with zeros.
-        on_step: what ``step`` returns; None leaves the stock sampler alone.
-        stop_before: the run ends at the first denoiser call of this iteration.
-        run_ghosts: run the denoiser in ghost iterations after all, without grad ("full" replay).
-        rewrite: sees every call of a denoiser, ghost or not, and may edit it: (iteration, module, args, kwargs).
+        iteration: the one at hand, counted from 0; -1 before the first denoiser call.
+        num_forwards: denoiser rows computed.
+        num_steps: steps taken.
+        calls_of: by component, how many steps had been taken at each of its calls.
     """
 
     def __init__(
@@ -82,6 +81,15 @@ class Session:
         run_ghosts: bool = False,
         rewrite: Callable[[int, Any, Any, Any], tuple[Any, Any]] | None = None,
     ) -> None:
+        """A run that has not begun.
+
+        Args:
+            on_step: what ``step`` returns; None leaves the stock sampler alone.
+            ghost: whether an iteration's denoiser call is to be answered with zeros.
+            stop_before: the run ends at the first denoiser call of this iteration.
+            run_ghosts: run the denoiser in ghost iterations after all, without grad ("full" replay).
+            rewrite: sees every call of a denoiser, ghost or not, and may edit it: (iteration, module, args, kwargs).
+        """
         self.on_step = on_step
         self.ghost = ghost
         self.stop_before = stop_before
@@ -90,7 +98,7 @@ class Session:
         self.iteration = -1
         self.num_forwards = 0
         self.num_steps = 0
-        self.calls_of: dict[str, set[int]] = {}  # by component: how many steps had been taken at each of its calls
+        self.calls_of: dict[str, set[int]] = {}
         self._stepped = True
         self._ordinal = 0
         self._streams = 1
@@ -160,6 +168,14 @@ class Stage:
     """
 
     def __init__(self, pipeline: Any, scheduler: Any, denoisers: tuple[str, ...], memo: Memo) -> None:
+        """Fits the pipeline.
+
+        Args:
+            pipeline: a stock diffusers pipeline.
+            scheduler: what it shall run with; a copy of it watches.
+            denoisers: names of its components that denoise.
+            memo: remembers what its frozen components compute.
+        """
         self.pipeline = pipeline
         self.denoisers = denoisers
         self._memo = memo
@@ -344,10 +360,7 @@ def _undecorated_call(pipeline: Any) -> Callable[..., Any]:
 def find_denoisers(pipeline: Any) -> tuple[str, ...]:
     """Names of the components that denoise, by diffusers' naming; else the modules that neither encode nor decode.
 
-    The guess is checked against the calls of the first rollout.
-
-    Raises:
-        ReplayError: nothing looks like a denoiser.
+    The guess is checked against the calls of the first rollout. Raises ReplayError if nothing looks like a denoiser.
     """
     modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
     named = [name for name in modules if name.rstrip("_0123456789") in NAMED_DENOISERS]

@@ -33,7 +33,9 @@ class DenoisingSettings(BaseModel):
     )
     revision: str | None = None
     variant: str | None = None
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the loaded weights; float16 would need a scaler")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of the loaded weights; float16 would need a scaler"
+    )
     scheduler: dict[str, Any] = Field(
         default_factory=dict, description="laid over the scheduler's own configuration, for example {shift: 3.0}"
     )

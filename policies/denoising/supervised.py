@@ -55,11 +55,7 @@ class Latents:
         self._known: dict[int, tuple[Any, Tensor]] = {}  # the image is kept, so that its id stays its own
 
     def __call__(self, examples: Sequence[Example], call: Mapping[str, Any]) -> Tensor:
-        """(B, C, H, W) latents in the range the denoiser works in.
-
-        Raises:
-            DataError: an example without an image.
-        """
+        """(B, C, H, W) latents in the range the denoiser works in. Raises DataError for an example without an image."""
         if any(example.image is None for example in examples):
             raise DataError("the warm-up of a denoising policy needs examples with an image")
         return torch.cat([self._latent(example.image, call) for example in examples])
@@ -87,9 +83,7 @@ def supervised_loss(
 
     Noise levels are uniform: sigma in (0, 1) for flow, integer timesteps for epsilon, v and x0 prediction.
 
-    Raises:
-        PolicyError: the pipeline's scheduler, latents or denoiser do not fit; the message says which.
-
+    Raises: PolicyError if the pipeline's scheduler, latents or denoiser do not fit; the message says which.
     Source: flow matching, arXiv:2210.02747; DDPM, arXiv:2006.11239.
     """
     data = latents(examples, call)

@@ -27,11 +27,17 @@ class Weights:
 
     Attributes:
         modules: the denoisers by component name.
-        lora: the adapters' settings; None trains every weight.
+        lora: the adapters' settings, if adapters are trained.
         reference: frozen copies, made at the first use; empty with LoRA, whose reference is the adapter switched off.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], lora: LoraSettings | None) -> None:
+        """Freezes what is not trained, in place, and adds the adapters.
+
+        Args:
+            modules: the denoisers by component name.
+            lora: the adapters' settings; None trains every weight.
+        """
         self.modules = dict(modules)
         self.lora = lora
         self.reference: dict[str, nn.Module] = {}
@@ -79,11 +85,7 @@ class Weights:
                 _save_module(module, folder / name)
 
     def load(self, directory: Path) -> None:
-        """Restores what ``save`` wrote.
-
-        Raises:
-            CheckpointError: files are missing or are of another model.
-        """
+        """Restores what ``save`` wrote. Raises CheckpointError if files are missing or are of another model."""
         if self.lora is not None:
             _load_adapters(self.modules, directory)
             return
