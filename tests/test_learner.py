@@ -206,3 +206,31 @@ def test_on_policy_first_update_needs_no_extra_forward() -> None:
         for on_policy in (True, False)
     ]  # fmt: skip
     assert spent == [12, 24]  # 4 rows x 3 stochastic steps, once with grad; off policy once more for the values
+
+
+def test_memory_does_not_grow_with_the_number_of_decisions() -> None:
+    """Tensors saved for backward at once, counted by hooks: as many for 3 decisions as for 7."""
+    peaks = []
+    for steps in (4, 8):
+        policy = make_policy(segments=None)
+        call = policy.settings.call | {"num_inference_steps": steps}
+        policy = DenoisingPolicy(policy.pipeline, policy.settings.model_copy(update={"call": call}))
+        rollout = draw(policy)
+        alive, peak = 0, 0
+
+        class Saved:
+            def __init__(self, tensor: Tensor) -> None:
+                nonlocal alive, peak
+                self.tensor = tensor
+                alive += tensor.numel()
+                peak = max(peak, alive)
+
+            def __del__(self) -> None:
+                nonlocal alive
+                alive -= self.tensor.numel()
+
+        with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
+            for name in ("clipped", "gspo"):
+                streamed(policy, rollout, OBJECTIVES[name], parts=[[0, 1, 2, 3]])
+        peaks.append(peak)
+    assert peaks[0] == peaks[1] > 0

@@ -26,7 +26,8 @@ def load_pipeline(settings: DenoisingSettings) -> Any:
     if not settings.model:
         raise ConfigError("policy.model is not set: give a path, a hub id or python:module:function")
     if settings.model.startswith("python:"):
-        return _built(settings.model).to(DTYPES[settings.dtype])
+        pipeline = _built(settings.model)
+        return pipeline if settings.dtype == "float32" else pipeline.to(DTYPES[settings.dtype])
     try:
         return DiffusionPipeline.from_pretrained(
             settings.model, torch_dtype=DTYPES[settings.dtype], revision=settings.revision, variant=settings.variant

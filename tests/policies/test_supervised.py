@@ -1,0 +1,104 @@
+"""The warm-up's loss through the pipeline is the textbook's, computed by hand on the bare network."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn.functional import mse_loss
+
+from mmgrpo.errors import DataError, PolicyError
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.types import Example, Prompt
+from tests.tiny.pipelines import PIPELINES
+
+SEEDS = [3, 4]
+TEXTS = ["a red cat", "two dogs"]
+
+
+def picture(seed: int, size: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (size, size, 3), dtype=np.uint8))
+
+
+def make(name: str) -> tuple[DenoisingPolicy, list[Example]]:
+    tiny = PIPELINES[name]
+    policy = DenoisingPolicy(tiny.build(), {"call": {**tiny.call, **tiny.no_cfg}})
+    size = tiny.call["height"]
+    return policy, [Example(Prompt(text), image=picture(i, size)) for i, text in enumerate(TEXTS)]
+
+
+def draws(shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
+    """Uniform level and noise of each row, by the documented order of draws."""
+    generators = [torch.Generator().manual_seed(seed) for seed in SEEDS]
+    level = torch.cat([torch.rand(1, generator=generator) for generator in generators])
+    return level, torch.stack([torch.randn(shape, generator=generator) for generator in generators])
+
+
+def latents(pipeline: Any, examples: list[Example]) -> torch.Tensor:
+    pixels = torch.cat([pipeline.image_processor.preprocess(example.image) for example in examples])
+    vae = pipeline.vae
+    with torch.no_grad():
+        mode = vae.encode(pixels).latent_dist.mode()
+    return (mode - (vae.config.get("shift_factor") or 0.0)) * vae.config.scaling_factor
+
+
+def test_flow_matching_loss_on_sd3() -> None:
+    policy, examples = make("sd3")
+    pipeline, call = policy.pipeline, policy.settings.call
+    clean = latents(pipeline, examples)
+    level, noise = draws(clean.shape[1:])
+    sigma = level[:, None, None, None]
+    with torch.no_grad():
+        embeds, _, pooled, _ = pipeline.encode_prompt(
+            prompt=TEXTS, prompt_2=None, prompt_3=None, do_classifier_free_guidance=False,
+            max_sequence_length=call["max_sequence_length"],
+        )  # fmt: skip
+        velocity = pipeline.transformer(
+            hidden_states=(1 - sigma) * clean + sigma * noise,
+            timestep=level * 1000,
+            encoder_hidden_states=embeds,
+            pooled_projections=pooled,
+            return_dict=False,
+        )[0]
+    expected = mse_loss(velocity, noise - clean)
+    loss = policy.supervised_loss(examples, seeds=SEEDS)
+    assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-5)
+    loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in policy.trainable if p.grad is not None)
+    assert sum(float(p.grad.abs().sum()) for p in policy.trainable if p.grad is not None) > 0
+
+
+def test_denoising_score_matching_loss_on_sd15() -> None:
+    policy, examples = make("sd15")
+    pipeline = policy.pipeline
+    clean = latents(pipeline, examples)
+    level, noise = draws(clean.shape[1:])
+    timestep = (level * 1000).long()
+    kept = pipeline.scheduler.alphas_cumprod[timestep][:, None, None, None]
+    with torch.no_grad():
+        embeds, _ = pipeline.encode_prompt(TEXTS, "cpu", 1, False)
+        predicted = pipeline.unet(
+            kept.sqrt() * clean + (1 - kept).sqrt() * noise, timestep, encoder_hidden_states=embeds, return_dict=False
+        )[0]
+    expected = mse_loss(predicted, noise)
+    assert float(policy.supervised_loss(examples, seeds=SEEDS).detach()) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_rows_do_not_depend_on_their_batch() -> None:
+    policy, examples = make("sd3")
+    with torch.no_grad():
+        together = policy.supervised_loss(examples, seeds=SEEDS)
+        alone = [policy.supervised_loss([e], seeds=[s]) for e, s in zip(examples, SEEDS, strict=True)]
+    assert float(together) == pytest.approx(float(sum(alone)) / 2, rel=1e-5)
+
+
+def test_what_it_cannot_teach_is_said() -> None:
+    policy, _ = make("sd3")
+    with pytest.raises(DataError, match="with an image"):
+        policy.supervised_loss([Example(Prompt("a cat"))], seeds=[0])
+    packed, examples = make("flux")
+    with pytest.raises(PolicyError, match="knows no way between them"):
+        packed.supervised_loss(examples, seeds=SEEDS)
