@@ -181,13 +181,12 @@ def _prompts(settings: Any) -> Any:
 
 
 def _train(settings: Any, resume: Path | None) -> tuple[Path, bool]:
-    from accelerate import Accelerator
-
     from mmgrpo.build import build_policy, build_rewards
+    from mmgrpo.tracking import make_accelerator
     from mmgrpo.trainer import Trainer
 
     judges, prompts = build_rewards(settings.rewards), _prompts(settings)
-    accelerator = Accelerator(cpu=settings.runtime.device == "cpu", log_with=list(settings.tracking.trackers) or None)
+    accelerator = make_accelerator(settings)
     policy = build_policy(settings, settings.runtime.device or accelerator.device)
     trainer = Trainer(policy, judges, prompts, settings, accelerator=accelerator, resume=resume)
     if accelerator.is_main_process:

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from accelerate import Accelerator
 from PIL import Image
 
 from mmgrpo.config import RunConfig
@@ -110,6 +111,21 @@ def fresh_folder(config: RunConfig) -> Path:
     first = Path(config.output) / config.name
     candidates = (first if number == 1 else first.with_name(f"{first.name}-{number}") for number in range(1, 10**6))
     return next(path for path in candidates if not (path / "config.yaml").exists())
+
+
+def make_accelerator(config: RunConfig) -> Accelerator:
+    """accelerate's view of the processes, with the run's trackers, whose files go beside the run's own."""
+    return Accelerator(
+        cpu=config.runtime.device == "cpu",
+        log_with=list(config.tracking.trackers) or None,
+        project_dir=str(fresh_folder(config)),
+    )
+
+
+def start_trackers(accelerator: Accelerator, config: RunConfig) -> None:
+    """Begins the run in every tracker, under the run's name and with its resolved configuration."""
+    flat = {key: str(value) for key, value in config.model_dump(mode="json").items()}
+    accelerator.init_trackers(config.tracking.project, flat, {"wandb": {"name": config.name}})
 
 
 def _save_media(folder: Path, row: int, sample: Sample) -> str | None:

@@ -30,7 +30,7 @@ from mmgrpo.policy import Policy
 from mmgrpo.progress import Progress
 from mmgrpo.prompts import PromptStream, load_prompts
 from mmgrpo.scoring import NamedReward, score
-from mmgrpo.tracking import RunFolder, fresh_folder
+from mmgrpo.tracking import RunFolder, fresh_folder, make_accelerator, start_trackers
 from mmgrpo.types import Prompt, Rollout, Scores
 from mmgrpo.warmup import Warmup
 
@@ -69,7 +69,7 @@ class Trainer:
         self.config = config if isinstance(config, RunConfig) else validated(config)
         self.policy = policy
         self.rewards = named_rewards(rewards)
-        self.job = Job(accelerator or Accelerator(log_with=list(self.config.tracking.trackers) or None))
+        self.job = Job(accelerator or make_accelerator(self.config))
         self.stream = PromptStream(
             [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts],
             num_per_step=self.config.rollout.prompts_per_step,
@@ -260,14 +260,14 @@ class Trainer:
         """A fresh run folder, or the resumed run's own with everything restored."""
         set_seed(self.config.seed)
         if self.config.tracking.trackers:
-            self.job.accelerator.init_trackers(self.config.tracking.project, {"name": self.config.name})
+            start_trackers(self.job.accelerator, self.config)
         if resume is None:
             folder = RunFolder(Path(self.job.gather(str(fresh_folder(self.config)))[0]))
             if self.job.is_main:
                 folder.open(self.config, explanation=explanation(self.config))
             return folder
         checkpoint = newest_checkpoint(resume)
-        place, state = load_checkpoint(checkpoint, self.policy, self.job.accelerator.device)
+        place, state = load_checkpoint(checkpoint, self.policy, self.parameters[0].device)
         self.step, self.warmup_step = place.step, place.warmup_step
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])

@@ -39,7 +39,7 @@ BASE: dict[str, Any] = {
 
 def brightness(samples: Sequence[Sample]) -> list[float]:
     """Mean gray value, in [0, 255]."""
-    return [sum(sample.image.getdata()) / 64 for sample in samples if sample.image is not None]
+    return [sum(sample.image.tobytes()) / 64 for sample in samples if sample.image is not None]
 
 
 def make_policy(**settings: Any) -> DenoisingPolicy:
@@ -133,6 +133,17 @@ def test_gdpo_and_several_rewards(tmp_path: Path) -> None:
     trainer.train()
     assert lines(trainer)[0]["groups/zero_std_frac"] == 1.0  # opposite rewards of equal weight cancel
     assert lines(trainer)[0]["reward/mean"] == pytest.approx(0.0, abs=1e-4)
+
+
+def test_trackers_get_the_same_numbers(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer = run(tmp_path, tracking={"trackers": ["tensorboard"]})
+    written = next(trainer.folder.path.rglob("events.out.tfevents*"))
+    events = EventAccumulator(str(written.parent))
+    events.Reload()
+    last = {event.step: event.value for event in events.Scalars("reward/mean")}
+    assert last == {line["step"]: pytest.approx(line["reward/mean"], rel=1e-6) for line in lines(trainer)}
 
 
 class TestBadInput:
