@@ -101,13 +101,14 @@ class Recorder:
     def _note_overwritten(self, call: StepCall) -> None:
         """Marks the elements of the last state that the pipeline has overwritten since: no decision of the policy.
 
-        Where all have changed the pipeline has transformed the state, and every element still counts.
+        Where all have changed the pipeline has transformed the state, and every element still counts; likewise where
+        it has kept the state in half precision between steps.
         """
         last = self._last.get(call.stream)
         if last is None or last.iteration == self.branch_at or last.next_state.shape != call.sample.shape:
             return
         same = last.next_state == call.sample
-        if same.all() or not same.any():
+        if same.all() or not same.any() or _is_cast(last.next_state, call.sample):
             return
         last.keep = same if last.keep is None else same & last.keep
 
@@ -138,6 +139,11 @@ class Recorder:
             keep=None if drawn.keep is None else drawn.keep[row],
             mean=drawn.decision.moments.mean[row] if keeps_mean else None,
         )
+
+
+def _is_cast(state: Tensor, found: Tensor) -> bool:
+    """Whether a state differs from what became of it by rounding alone."""
+    return any(torch.equal(state.to(dtype).to(found.dtype), found) for dtype in (torch.bfloat16, torch.float16))
 
 
 def is_stochastic(moments: Moments) -> bool:

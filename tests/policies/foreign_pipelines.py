@@ -68,12 +68,16 @@ class FieldPipeline(DiffusionPipeline):
         for timestep in self.scheduler.timesteps:
             time = (timestep / 1000).expand(len(prompt))
             velocity = self.velocity(state, time, code, memory)
-            state = self.scheduler.step(velocity, timestep, state, return_dict=False)[0]
+            state = self.carried(self.scheduler.step(velocity, timestep, state, return_dict=False)[0])
         return Pictures(images=[_picture(row) for row in state.detach()])
 
     def velocity(self, state: Tensor, time: Tensor, code: Tensor, memory: dict[str, Any]) -> Tensor:
         """What the loop hands to ``step``; ``memory`` lives as long as the loop."""
         return self.net(state, time, code)
+
+    def carried(self, state: Tensor) -> Tensor:
+        """What goes from one step to the next."""
+        return state
 
 
 class MomentumPipeline(FieldPipeline):
@@ -101,6 +105,30 @@ class DetachedPipeline(FieldPipeline):
         """Cut off from the weights."""
         with torch.no_grad():
             return self.net(state, time, code)
+
+
+class CastingPipeline(FieldPipeline):
+    """Keeps its state in half precision between steps that are taken in float32."""
+
+    def carried(self, state: Tensor) -> Tensor:
+        """Rounded."""
+        return state.bfloat16().float()
+
+
+class ScalingPipeline(FieldPipeline):
+    """Transforms its state between steps."""
+
+    def carried(self, state: Tensor) -> Tensor:
+        """Halved."""
+        return 0.5 * state
+
+
+class PaintingPipeline(FieldPipeline):
+    """Overwrites one of the four numbers after each step."""
+
+    def carried(self, state: Tensor) -> Tensor:
+        """The last number is 0."""
+        return state * torch.tensor([1.0, 1.0, 1.0, 0.0])
 
 
 class GuidedPipeline(FieldPipeline):

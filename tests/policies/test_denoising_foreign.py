@@ -97,6 +97,23 @@ def test_noise_is_the_rows_own() -> None:
     assert not rollout.mask_BT.any()
 
 
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [("FieldPipeline", 4), ("CastingPipeline", 4), ("ScalingPipeline", 4), ("PaintingPipeline", 3)],
+)
+def test_elements_that_the_pipeline_overwrites_are_no_decisions(kind: str, kept: int) -> None:
+    policy = _policy(foreign_pipelines.build(getattr(foreign_pipelines, kind)))
+    rollout = policy.rollout(PROMPTS, group_size=2, seed=3, plan=Plan(keep_mean=True))
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+    assert rollout.noise is not None
+    for row, transitions in enumerate(rollout.trace.transitions):
+        for t, transition in enumerate(transitions[:3]):
+            std = rollout.noise.std_BT[row, t]
+            error = (transition.next_state - transition.mean)[0, :kept]
+            expected = (-(error**2) / (2 * std**2) - std.log() - 0.5 * math.log(2 * math.pi)).mean()
+            assert float(rollout.old_logprob_BT[row, t]) == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_a_pipeline_with_momentum_is_replayed_in_full() -> None:
     policy = _policy(foreign_pipelines.build(foreign_pipelines.MomentumPipeline))
     rollout = policy.rollout(PROMPTS, group_size=2, seed=3)
