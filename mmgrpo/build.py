@@ -91,7 +91,7 @@ def build_plan(config: RunConfig, policy: Policy, step: int, prompt_ids: Sequenc
     )
 
 
-def window_at(config: RunConfig, policy: Policy, step: int) -> tuple[int, ...] | None:
+def window_at(config: RunConfig, policy: Policy | Scheduled, step: int) -> tuple[int, ...] | None:
     """The stochastic decisions of a step; None for all of them."""
     window = config.rollout.window
     if window is None:

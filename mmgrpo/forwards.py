@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 from statistics import fmean
-from typing import cast, final
+from typing import final
 
 from mmgrpo.build import bound, build_objective, window_at
 from mmgrpo.config import Named, RunConfig
 from mmgrpo.maths.windows import WINDOWS
-from mmgrpo.policy import Policy, Scheduled
+from mmgrpo.policy import Scheduled
 
 MAX_WINDOWS = 1000  # steps of a run whose windows are looked at
 
@@ -127,6 +127,6 @@ def _mean_first(config: RunConfig, num_steps: int | None) -> float | None:
         end = num_steps - 1
     if end is None:
         return None
-    schedule = cast(Policy, _Schedule(end))
+    schedule = _Schedule(end)
     chosen = (window_at(config, schedule, step) for step in range(min(max(config.steps, 1), MAX_WINDOWS)))
     return fmean(steps[0] for steps in chosen if steps)

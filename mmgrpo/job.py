@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from torch import nn
+from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.aggregates import Totals
@@ -81,12 +81,12 @@ class Job:
         if self.size == 1:
             return
         present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
-        anywhere = self.accelerator.reduce(present.to(self.accelerator.device), "sum").bool().tolist()
+        anywhere = self._sum(present.to(self.accelerator.device)).bool().tolist()
         wanted = [p for p, used in zip(parameters, anywhere, strict=True) if used]
         for bucket in _buckets(wanted):
             flat = torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in bucket])
-            flat = self.accelerator.reduce(flat, "sum")
-            for parameter, piece in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+            pieces = self._sum(flat).split([p.numel() for p in bucket])
+            for parameter, piece in zip(bucket, pieces, strict=True):
                 parameter.grad = piece.view_as(parameter).clone()
 
     def broadcast_weights(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -104,6 +104,12 @@ class Job:
         """To the trackers."""
         if self.accelerator.trackers:
             self.accelerator.log(values, step=step)
+
+    def _sum(self, tensor: Tensor) -> Tensor:
+        """The tensors of all processes, added."""
+        total = self.accelerator.reduce(tensor, "sum")
+        assert isinstance(total, Tensor)
+        return total
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -8,7 +8,7 @@ Either way the gradient is the full graph's, and memory does not grow with T.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 
@@ -117,10 +117,10 @@ def _values_first(
     max_gap = 0.0
     with closing(_evaluations(policy, rollout, objective, rows)) as slices:
         for evaluation in slices:
-            terms = _at(whole, evaluation)
-            now = _with_values(terms, evaluation)
+            now = _with_values(_at(whole, evaluation), evaluation)
             parts = [(_cells(spread[name], evaluation), getattr(now, name)) for name in needed]
-            sum((coefficient.to(value) * value).sum() for coefficient, value in parts if value is not None).backward()
+            terms = [(coefficient.to(value) * value).sum() for coefficient, value in parts if value is not None]
+            sum(terms, start=torch.zeros_like(terms[0])).backward()
             max_gap = max(max_gap, _gap(now))
             num_forwards += evaluation.num_forwards
     return Gradient(loss.diagnostics, max_gap, num_forwards)
@@ -156,7 +156,9 @@ def _computed_values(
     return replace(whole, **found), num_forwards
 
 
-def _evaluations(policy: Policy, rollout: Rollout, objective: Objective, rows: Sequence[int]) -> Iterator[Evaluation]:
+def _evaluations(
+    policy: Policy, rollout: Rollout, objective: Objective, rows: Sequence[int]
+) -> Generator[Evaluation, None, None]:
     """The policy's slices; every kept decision of ``rows`` in exactly one."""
     divergence = objective.divergence if objective.needs_reference else None
     missing_BT = torch.zeros_like(rollout.mask_BT)
@@ -185,23 +187,17 @@ def _cells(matrix_BT: Tensor, evaluation: Evaluation) -> Tensor:
 def _at(whole: Decisions, evaluation: Evaluation) -> Decisions:
     """The slice's rows and columns, on its device."""
     device = evaluation.logprob_BT.device
-    return Decisions(
-        **{
-            field.name: None
-            if (matrix := getattr(whole, field.name)) is None
-            else _cells(matrix, evaluation).to(device)
-            for field in fields(Decisions)
-        }
-    )
+    return _each(whole, lambda matrix_BT: _cells(matrix_BT, evaluation).to(device))
 
 
 def _rows(whole: Decisions, index: Tensor) -> Decisions:
-    return Decisions(
-        **{
-            field.name: None if (matrix := getattr(whole, field.name)) is None else matrix[index]
-            for field in fields(Decisions)
-        }
-    )
+    return _each(whole, lambda matrix_BT: matrix_BT[index])
+
+
+def _each(whole: Decisions, change: Callable[[Tensor], Tensor]) -> Decisions:
+    """The decisions with each of their matrices changed."""
+    matrices = {field.name: getattr(whole, field.name) for field in fields(whole)}
+    return replace(whole, **{name: change(matrix) for name, matrix in matrices.items() if matrix is not None})
 
 
 def _with_values(decisions: Decisions, evaluation: Evaluation) -> Decisions:

@@ -6,7 +6,7 @@ import re
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -120,7 +120,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _mergeable(old: Any, value: Any) -> bool:
+def _mergeable(old: Any, value: Any) -> TypeGuard[dict[str, Any]]:
     if not (isinstance(old, dict) and isinstance(value, dict)):
         return False
     return "name" not in old or "name" not in value or old["name"] == value["name"]

@@ -81,7 +81,7 @@ class Warmup:
             loss.backward()
             self.job.sum_gradients(self.parameters)
             torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
-            lr = self.schedule.get_last_lr()[0]
+            lr = float(self.schedule.get_last_lr()[0])
             self.optimizer.step()
             self.schedule.step()
             yield WarmupStep(step + 1, float(loss.detach()) * self.job.size, lr)

@@ -6,6 +6,8 @@ autoencoder is a stock ``AutoencoderTiny`` without layers, set so that it change
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from diffusers import (
     AutoencoderTiny,
@@ -46,18 +48,18 @@ def digits_pipeline(seed: int = 0) -> StableDiffusion3Pipeline:
             qk_norm="rms_norm",
         )
         zero_modulation(transformer)
-        pipeline = StableDiffusion3Pipeline(
-            transformer=transformer,
-            scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
-            vae=pixel_autoencoder(),
-            text_encoder=_text_encoder(tokenizer),
-            tokenizer=tokenizer,
-            text_encoder_2=_text_encoder(tokenizer),
-            tokenizer_2=tokenizer,
-            text_encoder_3=None,
-            tokenizer_3=None,
-        )
-    return pipeline
+        components: dict[str, Any] = {  # the pipeline takes more than its annotations say
+            "transformer": transformer,
+            "scheduler": FlowMatchEulerDiscreteScheduler(shift=1.0),
+            "vae": pixel_autoencoder(),
+            "text_encoder": _text_encoder(tokenizer),
+            "tokenizer": tokenizer,
+            "text_encoder_2": _text_encoder(tokenizer),
+            "tokenizer_2": tokenizer,
+            "text_encoder_3": None,
+            "tokenizer_3": None,
+        }
+    return StableDiffusion3Pipeline(**components)
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
@@ -124,6 +126,7 @@ def _set_pointwise(convolution: nn.Conv2d, scale: float, offset: float) -> None:
 
 
 def _text_encoder(tokenizer: PreTrainedTokenizerFast) -> CLIPTextModelWithProjection:
+    vocabulary = tokenizer.get_vocab()
     encoder = CLIPTextModelWithProjection(
         CLIPTextConfig(
             vocab_size=len(tokenizer),
@@ -133,10 +136,12 @@ def _text_encoder(tokenizer: PreTrainedTokenizerFast) -> CLIPTextModelWithProjec
             num_hidden_layers=2,
             num_attention_heads=2,
             max_position_embeddings=tokenizer.model_max_length,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=vocabulary[START],
+            eos_token_id=vocabulary[END],
+            pad_token_id=vocabulary[END],
         )
     )
-    nn.init.normal_(encoder.get_input_embeddings().weight)  # never trained: two digits must already read differently
+    embeddings = encoder.get_input_embeddings()
+    assert isinstance(embeddings, nn.Embedding)
+    nn.init.normal_(embeddings.weight)  # never trained: two digits must already read differently
     return encoder

@@ -87,7 +87,7 @@ def assemble(chunks: Sequence[Chunk], plan: Plan, segments: Sequence[int] | None
         segments: lengths of the segments, in steps, adding up to T; None makes every step its own.
 
     Returns:
-        The rollout, on the CPU.
+        The rollout, its matrices on the CPU.
 
     Raises:
         ReplayError: runs took different numbers of steps.

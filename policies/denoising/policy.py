@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers import ModelMixin
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, PolicyError, ReplayError
@@ -81,8 +82,8 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         if settings.lora is None and dtype != torch.float32:
             self._stage.autocast(dtype)  # the trained weights are float32 masters, the arithmetic stays as loaded
         if settings.compile:
-            for module in denoisers.values():
-                module.compile_repeated_blocks()
+            for name, module in denoisers.items():
+                _diffusers_model(name, module, "compile").compile_repeated_blocks()
         self._latents = Latents(pipeline)
         alone = shows_media({**settings.call, **settings.evaluation_call})
         self._rollout_batch = 1 if alone else settings.rollout_batch
@@ -344,10 +345,19 @@ def _prepared_denoisers(pipeline: Any, settings: DenoisingSettings) -> dict[str,
         module.requires_grad_(False).eval()
     for name in names:
         if settings.gradient_checkpointing:
-            modules[name].enable_gradient_checkpointing()
+            _diffusers_model(name, modules[name], "gradient_checkpointing").enable_gradient_checkpointing()
         if settings.attention != "default":
-            modules[name].set_attention_backend(settings.attention)
+            _diffusers_model(name, modules[name], "attention").set_attention_backend(settings.attention)
     return {name: modules[name] for name in names}
+
+
+def _diffusers_model(name: str, module: nn.Module, setting: str) -> ModelMixin:
+    """The denoiser, as what takes diffusers' switches."""
+    if not isinstance(module, ModelMixin):
+        raise ConfigError(
+            f"policy.{setting} is a switch of diffusers' models, and {name} is a {type(module).__name__}; leave it out"
+        )
+    return module
 
 
 def _require_denoisers(denoisers: Sequence[str], session: Session) -> None:
