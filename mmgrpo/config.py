@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -35,7 +35,7 @@ class RewardConfig(Named):
     """A reward: its registered name (or ``python:module:attribute``), its weight, and what it is built with."""
 
     weight: float = 1.0
-    label: str | None = Field(None, description="name it is logged under; the registered name if not given")
+    label: str | None = Field(default=None, description="name it is logged under; the registered name if not given")
 
 
 class PromptsConfig(Section):
@@ -46,7 +46,7 @@ class PromptsConfig(Section):
     )
     split: str | None = None
     text_column: str = "prompt"
-    limit: int | None = Field(None, ge=1)
+    limit: int | None = Field(default=None, ge=1)
     shuffle: bool = True
 
 
@@ -57,36 +57,48 @@ class WarmupConfig(Section):
         description="name: python:module:function, with its arguments; returns mmgrpo.types.Example rows"
     )
     steps: int = Field(ge=1)
-    batch_size: int = Field(64, ge=1)
-    lr: float = Field(1e-3, gt=0)
+    batch_size: int = Field(default=64, ge=1)
+    lr: float = Field(default=1e-3, gt=0)
     betas: tuple[float, float] = (0.9, 0.99)
-    weight_decay: float = Field(0.0, ge=0)
-    lr_warmup_steps: int = Field(50, ge=0)
-    lr_floor: float = Field(0.05, ge=0, le=1, description="the cosine schedule ends at this fraction of lr")
-    max_grad_norm: float = Field(1.0, gt=0)
-    log_every: int = Field(50, ge=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    lr_warmup_steps: int = Field(default=50, ge=0)
+    lr_floor: float = Field(default=0.05, ge=0, le=1, description="the cosine schedule ends at this fraction of lr")
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    log_every: int = Field(default=50, ge=1)
 
 
 class RolloutConfig(Section):
     """What is drawn at a step, over the whole job."""
 
-    prompts_per_step: int = Field(8, ge=1)
-    group_size: int = Field(8, ge=2, description="members per prompt; advantages are relative to the group")
-    share_noise: bool = Field(False, description="a group starts from one noise; shared states are computed once")
-    window: Named | None = Field(None, description="which denoising steps are stochastic: see mmgrpo.maths.windows")
+    prompts_per_step: int = Field(default=8, ge=1)
+    group_size: int = Field(default=8, ge=2, description="members per prompt; advantages are relative to the group")
+    share_noise: bool = Field(
+        default=False, description="a group starts from one noise; shared states are computed once"
+    )
+    window: Named | None = Field(
+        default=None, description="which denoising steps are stochastic: see mmgrpo.maths.windows"
+    )
+
+
+class SpreadNumbers(TypedDict, total=False):
+    """How a standard deviation is taken; a number that is not set is the function's own."""
+
+    eps: float
+    correction: int
 
 
 class AdvantageConfig(Section):
     """Rewards into advantages: see mmgrpo.maths.advantages."""
 
     scale: Literal["group", "batch", "none", "leave_one_out", "gdpo"] = Field(
-        "group", description="gdpo normalises each reward in its group before the weighted sum; the others sum first"
+        default="group",
+        description="gdpo normalises each reward in its group before the weighted sum; the others sum first",
     )
-    eps: float | None = Field(None, ge=0, description="added to the standard deviation; None: 1e-4")
+    eps: float | None = Field(default=None, ge=0, description="added to the standard deviation; None: 1e-4")
     correction: Literal[0, 1] | None = Field(
-        None, description="1: sample standard deviation; 0: population; None: 1, and 0 for gdpo"
+        default=None, description="1: sample standard deviation; 0: population; None: 1, and 0 for gdpo"
     )
-    clamp: float | None = Field(None, gt=0)
+    clamp: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
     def _used(self) -> AdvantageConfig:
@@ -95,45 +107,49 @@ class AdvantageConfig(Section):
         return self
 
     @property
-    def numbers(self) -> dict[str, float]:
+    def numbers(self) -> SpreadNumbers:
         """What was set of eps and correction."""
-        given = {"eps": self.eps, "correction": self.correction}
-        return {name: value for name, value in given.items() if value is not None}
+        given = SpreadNumbers()
+        if self.eps is not None:
+            given["eps"] = self.eps
+        if self.correction is not None:
+            given["correction"] = self.correction
+        return given
 
 
 class ObjectiveConfig(Section):
     """The loss: see mmgrpo.maths.objectives."""
 
-    surrogate: Named = Field(default_factory=lambda: Named(name="clipped", low=0.2, high=0.2))
+    surrogate: Named = Field(default_factory=lambda: Named.model_validate({"name": "clipped", "low": 0.2, "high": 0.2}))
     ratio_level: Literal["decision", "segment", "sequence"] = "decision"
     recentre: bool = False
     aggregate: Named = Field(default_factory=lambda: Named(name="sample_mean"))
     step_weight: str | None = None
     divergence: str | None = None
-    kl_beta: float = Field(0.0, ge=0)
+    kl_beta: float = Field(default=0.0, ge=0)
     entropy_bonus: float = 0.0
 
 
 class EmaConfig(Section):
     """Exponential moving average of the trained weights; evaluations and exports use it."""
 
-    decay: float = Field(0.9, gt=0, lt=1)
-    every: int = Field(1, ge=1, description="optimiser updates between averages")
+    decay: float = Field(default=0.9, gt=0, lt=1)
+    every: int = Field(default=1, ge=1, description="optimiser updates between averages")
 
 
 class UpdateConfig(Section):
     """How a rollout becomes optimiser updates: ``epochs`` passes over it, each in ``minibatches`` of whole groups."""
 
-    epochs: int = Field(1, ge=1)
-    minibatches: int = Field(1, ge=1)
-    lr: float = Field(1e-4, gt=0)
+    epochs: int = Field(default=1, ge=1)
+    minibatches: int = Field(default=1, ge=1)
+    lr: float = Field(default=1e-4, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = Field(0.0, ge=0)
-    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    eps: float = Field(default=1e-8, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    lr_warmup_steps: int = Field(0, ge=0, description="optimiser updates")
-    lr_floor: float = Field(0.0, ge=0, le=1, description="linear and cosine end at this fraction of lr")
-    max_grad_norm: float | None = Field(1.0, gt=0)
+    lr_warmup_steps: int = Field(default=0, ge=0, description="optimiser updates")
+    lr_floor: float = Field(default=0.0, ge=0, le=1, description="linear and cosine end at this fraction of lr")
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
     ema: EmaConfig | None = None
 
 
@@ -141,18 +157,20 @@ class EvaluationConfig(Section):
     """Held-out prompts with fixed seeds, drawn without noise and judged by rewards that are not trained on."""
 
     prompts: PromptsConfig
-    rewards: tuple[RewardConfig, ...] = Field((), description="empty: the training rewards")
-    every: int = Field(10, ge=1, description="steps between evaluations; the first and the last are always evaluated")
-    samples_per_prompt: int = Field(1, ge=1)
+    rewards: tuple[RewardConfig, ...] = Field(default=(), description="empty: the training rewards")
+    every: int = Field(
+        default=10, ge=1, description="steps between evaluations; the first and the last are always evaluated"
+    )
+    samples_per_prompt: int = Field(default=1, ge=1)
     seed: int = 1234
-    pictures: int = Field(100, ge=0, description="samples kept in samples/ per evaluation")
+    pictures: int = Field(default=100, ge=0, description="samples kept in samples/ per evaluation")
 
 
 class CheckpointConfig(Section):
     """Checkpoints hold everything a run needs to go on as if never stopped."""
 
-    every: int | None = Field(None, ge=1, description="steps; None: only at the end and on Ctrl-C")
-    keep: int | None = Field(None, ge=1, description="how many of the newest to keep; None keeps all")
+    every: int | None = Field(default=None, ge=1, description="steps; None: only at the end and on Ctrl-C")
+    keep: int | None = Field(default=None, ge=1, description="how many of the newest to keep; None keeps all")
 
 
 class TrackingConfig(Section):
@@ -165,8 +183,8 @@ class TrackingConfig(Section):
 class RuntimeConfig(Section):
     """The machine."""
 
-    device: str | None = Field(None, description="None: what accelerate finds")
-    threads: int | None = Field(None, ge=1, description="CPU threads of torch; None leaves its default")
+    device: str | None = Field(default=None, description="None: what accelerate finds")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; None leaves its default")
 
 
 class MethodConfig(Section):
@@ -186,14 +204,14 @@ class RunConfig(Section):
     note: str | None = None
     seed: int = 0
     output: str = "runs"
-    steps: int = Field(100, ge=0)
+    steps: int = Field(default=100, ge=0)
     method: MethodConfig | None = None
     policy: Named | None = Field(
-        None, description="a registered adapter with its settings; not needed for a live policy"
+        default=None, description="a registered adapter with its settings; not needed for a live policy"
     )
     prompts: PromptsConfig | None = None
     rewards: tuple[RewardConfig, ...] = ()
-    max_reward_failure_frac: float = Field(0.25, ge=0, le=1)
+    max_reward_failure_frac: float = Field(default=0.25, ge=0, le=1)
     warmup: WarmupConfig | None = None
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     advantage: AdvantageConfig = Field(default_factory=AdvantageConfig)
