@@ -21,8 +21,9 @@ def _subject(name: str, *, guided: bool) -> Subject:
     def make(batch: int) -> DenoisingPolicy:
         return policy_of(name, guided=guided, batch=batch)
 
-    # With these schedules a state of size 6 meets a std of 0.03: 6 * 6e-8 / 0.03 = 1e-5 for the rounding of an element.
-    rounding = 1e-5 if name in (*VARIANCE_PRESERVING, *NATIVE) else 1e-6
+    # With these schedules a state of size 6 meets a std of 0.03: 6 * 6e-8 / 0.03 = 1e-5 for the rounding of an element,
+    # times how many standard deviations off the mean it lies.
+    rounding = 1e-4 if name in (*VARIANCE_PRESERVING, *NATIVE) else 1e-6
     return Subject(
         make=make, parameters=parameters_of, prompts=prompts_of(name), rounding=rounding, min_trained_frac=0.9
     )
