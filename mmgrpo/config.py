@@ -34,7 +34,7 @@ class Named(BaseModel):
 class RewardConfig(Named):
     """A reward: its registered name (or ``python:module:attribute``), its weight, and what it is built with."""
 
-    weight: float = 1.0
+    weight: float = Field(default=1.0, description="factor in the weighted sum; negative punishes, 0 only reports")
     label: str | None = Field(default=None, description="name it is logged under; the registered name if not given")
 
 
@@ -44,10 +44,10 @@ class PromptsConfig(Section):
     source: str = Field(
         description=".txt, .jsonl, .json, .parquet, a datasets folder or hub id, or python:module:function"
     )
-    split: str | None = None
-    text_column: str = "prompt"
-    limit: int | None = Field(default=None, ge=1)
-    shuffle: bool = True
+    split: str | None = Field(default=None, description="of a folder or dataset; needed where there are several")
+    text_column: str = Field(default="prompt", description="column that holds the prompt, as text or chat messages")
+    limit: int | None = Field(default=None, ge=1, description="keep the first so many")
+    shuffle: bool = Field(default=True, description="a new permutation every epoch; false: in the order of the source")
 
 
 class WarmupConfig(Section):
@@ -56,27 +56,27 @@ class WarmupConfig(Section):
     examples: Named = Field(
         description="name: python:module:function, with its arguments; returns mmgrpo.types.Example rows"
     )
-    steps: int = Field(ge=1)
-    batch_size: int = Field(default=64, ge=1)
+    steps: int = Field(ge=1, description="optimiser updates")
+    batch_size: int = Field(default=64, ge=1, description="examples per update, over the whole job")
     lr: float = Field(default=1e-3, gt=0)
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = Field(default=0.0, ge=0)
-    lr_warmup_steps: int = Field(default=50, ge=0)
+    lr_warmup_steps: int = Field(default=50, ge=0, description="updates of the linear ramp")
     lr_floor: float = Field(default=0.05, ge=0, le=1, description="the cosine schedule ends at this fraction of lr")
     max_grad_norm: float = Field(default=1.0, gt=0)
-    log_every: int = Field(default=50, ge=1)
+    log_every: int = Field(default=50, ge=1, description="updates between lines of warmup.jsonl")
 
 
 class RolloutConfig(Section):
     """What is drawn at a step, over the whole job."""
 
-    prompts_per_step: int = Field(default=8, ge=1)
+    prompts_per_step: int = Field(default=8, ge=1, description="groups; a multiple of the number of processes")
     group_size: int = Field(default=8, ge=2, description="members per prompt; advantages are relative to the group")
     share_noise: bool = Field(
         default=False, description="a group starts from one noise; shared states are computed once"
     )
     window: Named | None = Field(
-        default=None, description="which denoising steps are stochastic: see mmgrpo.maths.windows"
+        default=None, description="which denoising steps are stochastic; null: all but the last"
     )
 
 
@@ -94,11 +94,11 @@ class AdvantageConfig(Section):
         default="group",
         description="gdpo normalises each reward in its group before the weighted sum; the others sum first",
     )
-    eps: float | None = Field(default=None, ge=0, description="added to the standard deviation; None: 1e-4")
+    eps: float | None = Field(default=None, ge=0, description="added to the standard deviation; null: 1e-4")
     correction: Literal[0, 1] | None = Field(
-        default=None, description="1: sample standard deviation; 0: population; None: 1, and 0 for gdpo"
+        default=None, description="1: sample standard deviation; 0: population; null: 1, and 0 for gdpo"
     )
-    clamp: float | None = Field(default=None, gt=0)
+    clamp: float | None = Field(default=None, gt=0, description="advantages are held within plus and minus this")
 
     @model_validator(mode="after")
     def _used(self) -> AdvantageConfig:
@@ -120,18 +120,27 @@ class AdvantageConfig(Section):
 class ObjectiveConfig(Section):
     """The loss: see mmgrpo.maths.objectives."""
 
-    surrogate: Named = Field(default_factory=lambda: Named.model_validate({"name": "clipped", "low": 0.2, "high": 0.2}))
-    ratio_level: Literal["decision", "segment", "sequence"] = "decision"
-    recentre: bool = False
-    aggregate: Named = Field(default_factory=lambda: Named(name="sample_mean"))
-    step_weight: str | None = None
-    divergence: str | None = None
-    kl_beta: float = Field(default=0.0, ge=0)
-    entropy_bonus: float = 0.0
+    surrogate: Named = Field(
+        default_factory=lambda: Named.model_validate({"name": "clipped", "low": 0.2, "high": 0.2}),
+        description="loss of a decision, as a function of its ratio and advantage",
+    )
+    ratio_level: Literal["decision", "segment", "sequence"] = Field(
+        default="decision", description="what a ratio is taken over; the levels above decision take geometric means"
+    )
+    recentre: bool = Field(
+        default=False, description="Gaussian log-ratios lose their mean and their scale first (GRPO-Guard)"
+    )
+    aggregate: Named = Field(
+        default_factory=lambda: Named(name="sample_mean"), description="weight of a decision in the loss of an update"
+    )
+    step_weight: str | None = Field(default=None, description="further weight of a denoising step's surrogate")
+    divergence: str | None = Field(default=None, description="divergence from the reference; computed if kl_beta > 0")
+    kl_beta: float = Field(default=0.0, ge=0, description="weight of the divergence in the loss; 0: no reference pass")
+    entropy_bonus: float = Field(default=0.0, description="weight of the entropy; not for denoising policies")
 
 
 class EmaConfig(Section):
-    """Exponential moving average of the trained weights; evaluations and exports use it."""
+    """Exponential moving average of the trained weights; evaluations use it."""
 
     decay: float = Field(default=0.9, gt=0, lt=1)
     every: int = Field(default=1, ge=1, description="optimiser updates between averages")
@@ -140,37 +149,39 @@ class EmaConfig(Section):
 class UpdateConfig(Section):
     """How a rollout becomes optimiser updates: ``epochs`` passes over it, each in ``minibatches`` of whole groups."""
 
-    epochs: int = Field(default=1, ge=1)
-    minibatches: int = Field(default=1, ge=1)
+    epochs: int = Field(default=1, ge=1, description="passes over a rollout")
+    minibatches: int = Field(default=1, ge=1, description="updates per pass; at most prompts_per_step")
     lr: float = Field(default=1e-4, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(default=0.0, ge=0)
     eps: float = Field(default=1e-8, gt=0)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    lr_warmup_steps: int = Field(default=0, ge=0, description="optimiser updates")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="of the learning rate, after the ramp"
+    )
+    lr_warmup_steps: int = Field(default=0, ge=0, description="updates of the linear ramp")
     lr_floor: float = Field(default=0.0, ge=0, le=1, description="linear and cosine end at this fraction of lr")
-    max_grad_norm: float | None = Field(default=1.0, gt=0)
+    max_grad_norm: float | None = Field(default=1.0, gt=0, description="null: not clipped")
     ema: EmaConfig | None = None
 
 
 class EvaluationConfig(Section):
     """Held-out prompts with fixed seeds, drawn without noise and judged by rewards that are not trained on."""
 
-    prompts: PromptsConfig
+    prompts: PromptsConfig = Field(description="as the section prompts; shuffle has no effect")
     rewards: tuple[RewardConfig, ...] = Field(default=(), description="empty: the training rewards")
     every: int = Field(
         default=10, ge=1, description="steps between evaluations; the first and the last are always evaluated"
     )
     samples_per_prompt: int = Field(default=1, ge=1)
-    seed: int = 1234
+    seed: int = Field(default=1234, description="the same noise in every evaluation, apart from the run's seed")
     pictures: int = Field(default=100, ge=0, description="samples kept in samples/ per evaluation")
 
 
 class CheckpointConfig(Section):
     """Checkpoints hold everything a run needs to go on as if never stopped."""
 
-    every: int | None = Field(default=None, ge=1, description="steps; None: only at the end and on Ctrl-C")
-    keep: int | None = Field(default=None, ge=1, description="how many of the newest to keep; None keeps all")
+    every: int | None = Field(default=None, ge=1, description="steps; null: only at the end and on Ctrl-C")
+    keep: int | None = Field(default=None, ge=1, description="how many of the newest to keep; null keeps all")
 
 
 class TrackingConfig(Section):
@@ -183,8 +194,8 @@ class TrackingConfig(Section):
 class RuntimeConfig(Section):
     """The machine."""
 
-    device: str | None = Field(default=None, description="None: what accelerate finds")
-    threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; None leaves its default")
+    device: str | None = Field(default=None, description="null: what accelerate finds")
+    threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; null leaves its default")
 
 
 class MethodConfig(Section):
@@ -200,18 +211,20 @@ class MethodConfig(Section):
 class RunConfig(Section):
     """A whole run."""
 
-    name: str = "run"
-    note: str | None = None
-    seed: int = 0
-    output: str = "runs"
-    steps: int = Field(default=100, ge=0)
+    name: str = Field(default="run", description="of the run folder")
+    note: str | None = Field(default=None, description="what a reader of the report should know")
+    seed: int = Field(default=0, description="of the order of prompts, samples, windows and the warm-up")
+    output: str = Field(default="runs", description="folder of the run folders")
+    steps: int = Field(default=100, ge=0, description="rollouts, each with its updates; 0: warm-up and evaluation")
     method: MethodConfig | None = None
     policy: Named | None = Field(
         default=None, description="a registered adapter with its settings; not needed for a live policy"
     )
     prompts: PromptsConfig | None = None
     rewards: tuple[RewardConfig, ...] = ()
-    max_reward_failure_frac: float = Field(default=0.25, ge=0, le=1)
+    max_reward_failure_frac: float = Field(
+        default=0.25, ge=0, le=1, description="share of a call's samples a reward may fail on before the run stops"
+    )
     warmup: WarmupConfig | None = None
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     advantage: AdvantageConfig = Field(default_factory=AdvantageConfig)

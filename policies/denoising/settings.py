@@ -12,11 +12,16 @@ class LoraSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    rank: int = Field(32, ge=1)
-    alpha: float = Field(64.0, gt=0)
-    targets: str | tuple[str, ...] = ("to_q", "to_k", "to_v", "to_out.0")
-    init: Literal["gaussian", "kaiming"] = Field("gaussian", description="of the first factor; the second starts at 0")
-    dora: bool = False
+    rank: int = Field(default=32, ge=1)
+    alpha: float = Field(default=64.0, gt=0, description="what the adapters add is scaled by alpha / rank")
+    targets: str | tuple[str, ...] = Field(
+        default=("to_q", "to_k", "to_v", "to_out.0"),
+        description="endings of module names, or one text that peft reads: a regular expression or all-linear",
+    )
+    init: Literal["gaussian", "kaiming"] = Field(
+        default="gaussian", description="of the first factor; the second starts at 0"
+    )
+    dora: bool = Field(default=False, description="weight-decomposed adapters")
 
 
 class DenoisingSettings(BaseModel):
@@ -29,28 +34,42 @@ class DenoisingSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str | None = Field(
-        None, description="path or hub id of the pipeline, or python:module:function that builds it"
+        default=None, description="path or hub id of the pipeline, or python:module:function that builds it"
     )
-    revision: str | None = None
-    variant: str | None = None
+    revision: str | None = Field(default=None, description="of the hub repository")
+    variant: str | None = Field(default=None, description="of the weight files, for example fp16")
     dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of the loaded weights; float16 would need a scaler"
+        default="float32", description="of the loaded weights; float16 would need a scaler"
     )
     scheduler: dict[str, Any] = Field(
         default_factory=dict, description="laid over the scheduler's own configuration, for example {shift: 3.0}"
     )
-    sampler: Literal["flow_sde", "cps", "dance_sde", "wan_sde", "ddim", "native"] = "flow_sde"
-    strength: float = Field(0.7, ge=0, description="noise level of flow_sde and cps, eta of ddim and dance_sde")
-    density: Literal["gaussian", "squared_error"] = "gaussian"
-    reduction: Literal["mean", "sum_sqrt"] = "mean"
-    call: dict[str, Any] = Field(default_factory=dict)
-    evaluation_call: dict[str, Any] = Field(default_factory=dict)
-    lora: LoraSettings | None = None
-    rollout_batch: int = Field(8, ge=1, description="rows per pipeline run in rollouts")
-    update_batch: int = Field(8, ge=1, description="states per pipeline run in updates")
-    segments: tuple[int, ...] | None = Field(None, description="sizes of consecutive chunks of steps; None: one a step")
-    denoisers: tuple[str, ...] | None = Field(None, description="component names; None finds them")
-    gradient_checkpointing: bool = False
-    attention: Literal["default", "native", "xformers", "flash"] = "default"
-    compile: bool = Field(False, description="torch.compile of the denoiser's repeated blocks")
-    memo_bytes: int = Field(2 * 1024**3, ge=0, description="memory for encoded prompts and condition images")
+    sampler: Literal["flow_sde", "cps", "dance_sde", "wan_sde", "ddim", "native"] = Field(
+        default="flow_sde", description="how a stochastic step is drawn; native: the noise the scheduler itself draws"
+    )
+    strength: float = Field(
+        default=0.7, ge=0, description="how much of a step is random: see the samplers; native does not use it"
+    )
+    density: Literal["gaussian", "squared_error"] = Field(
+        default="gaussian", description="log-density of a step's elements"
+    )
+    reduction: Literal["mean", "sum_sqrt"] = Field(
+        default="mean", description="of the elements: their mean, or their sum over the square root of their number"
+    )
+    call: dict[str, Any] = Field(default_factory=dict, description="arguments of the pipeline's call")
+    evaluation_call: dict[str, Any] = Field(
+        default_factory=dict, description="laid over call where samples are drawn without noise"
+    )
+    lora: LoraSettings | None = Field(default=None, description="null: every weight of the denoisers is trained")
+    rollout_batch: int = Field(default=8, ge=1, description="rows per pipeline run in rollouts")
+    update_batch: int = Field(default=8, ge=1, description="states per pipeline run in updates")
+    segments: tuple[int, ...] | None = Field(
+        default=None, description="sizes of consecutive chunks of steps; null: one a step"
+    )
+    denoisers: tuple[str, ...] | None = Field(default=None, description="component names; null finds them")
+    gradient_checkpointing: bool = Field(default=False, description="of the denoisers: memory for time")
+    attention: Literal["default", "native", "xformers", "flash"] = Field(
+        default="default", description="attention back end of diffusers; default leaves the model's own"
+    )
+    compile: bool = Field(default=False, description="torch.compile of the denoiser's repeated blocks")
+    memo_bytes: int = Field(default=2 * 1024**3, ge=0, description="memory for encoded prompts and condition images")

@@ -1,0 +1,92 @@
+"""What the documentation shows works: its policy keeps the contract, its rewards score, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import mmgrpo
+from mmgrpo.loading import CONFIGS
+from mmgrpo.scoring import NamedReward, score
+from mmgrpo.types import Plan, Prompt, Sample
+from tests.policies import contract
+from tests.policies.contract import Subject
+
+DOCS = CONFIGS.resolve().parent / "docs"
+PROMPTS = [Prompt("one"), Prompt("two")]
+
+
+def shown(page: str) -> dict[str, Any]:
+    """The names that a page's Python defines."""
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL):
+        exec(block, names)
+    return names
+
+
+@pytest.fixture
+def make() -> Any:
+    """LetterPolicy of the page."""
+    return shown("design.md")["LetterPolicy"]
+
+
+def test_own_policy_keeps_the_contract(make: Any, tmp_path: Path) -> None:
+    def parameters_of(policy: Any) -> list[nn.Parameter]:
+        return [policy.logits]
+
+    subject = Subject(make=lambda batch: make(), parameters=parameters_of, prompts=PROMPTS)
+    contract.check_on_policy_gap(subject)
+    contract.check_every_decision_once(subject)
+    contract.check_rows_and_batches(subject)
+    contract.check_seeds(subject)
+    contract.check_prompt_ids(subject)
+    contract.check_reference(subject)
+    contract.check_save_and_load(subject, tmp_path)
+    contract.check_gradients(subject)
+
+
+def test_own_policy_without_noise_repeats_itself(make: Any) -> None:
+    rollout = make().rollout(PROMPTS, group_size=2, seed=0, plan=Plan(stochastic=()))
+    assert {sample.text for sample in rollout.samples} == {"aaaa"}
+    assert not rollout.mask_BT.any()
+
+
+def test_own_policy_learns_to_write_a(make: Any, tmp_path: Path) -> None:
+    policy, config = make(), {
+        "output": str(tmp_path),
+        "steps": 20,
+        "rollout": {"prompts_per_step": 2, "group_size": 16},
+        "objective": {"ratio_level": "sequence", "divergence": "k3", "kl_beta": 0.01},
+        "update": {"lr": 0.3},
+    }  # fmt: skip
+    mmgrpo.Trainer(policy, {"a": lambda samples: [s.text.count("a") / 4 for s in samples]}, PROMPTS, config).train()
+    assert float(policy.logits.detach().softmax(1)[:, 0].mean()) > 0.3  # 1 / 26 at the start
+    assert torch.equal(policy.frozen, torch.zeros(4, 26))
+
+
+def test_rewards_of_the_page() -> None:
+    names = shown("rewards.md")
+    stripes = Image.fromarray(np.array([[0, 255], [0, 255]], dtype=np.uint8))
+    samples = [
+        Sample(Prompt("x", columns={"answer": "7"}), 0, 0, text="a 7"),
+        Sample(Prompt("x", columns={"answer": "7"}), 0, 1, text="eight"),
+        Sample(Prompt("x"), 1, 0, text="7", image=stripes),
+    ]
+    scores = score(samples, [NamedReward(name, names[name]) for name in ("sharpness", "mentions", "rank")])
+    assert scores.valid_BR.tolist() == [[False, True, True], [False, True, True], [True, False, True]]
+    # grey levels 0 and 255 side by side differ by 255 along the rows and by 0 down the columns
+    assert scores.value_BR.tolist() == [[0, 1, 0], [0, 0, 1], [255, 0, 1]]
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in DOCS.glob("*.md"):
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for target in re.findall(r"\]\(((?!https?:|#)[^)#]+)", text):
+            assert (page.parent / target).is_file(), f"{page.name} links to {target}"

@@ -1,0 +1,42 @@
+"""The page of all keys: that it is current, and that it reads the models rightly."""
+
+from __future__ import annotations
+
+from mmgrpo.config import RunConfig
+from mmgrpo.loading import CONFIGS
+from mmgrpo.reference import configuration_page
+
+PAGE = CONFIGS.resolve().parent / "docs" / "configuration.md"
+
+
+def row_of(key: str) -> list[str]:
+    """Type, default and description of a key of the page."""
+    (line,) = [line for line in configuration_page().splitlines() if line.startswith(f"| `{key}` |")]
+    return [cell.strip() for cell in line.strip("|").split(" | ")[1:]]
+
+
+def test_page_is_current() -> None:
+    assert PAGE.read_text() == configuration_page(), "regenerate it: python -m mmgrpo.reference > docs/configuration.md"
+
+
+def test_every_top_level_key_is_there() -> None:
+    for name in RunConfig.model_fields:
+        assert len(row_of(name)) == 3
+
+
+def test_types_limits_and_defaults_are_the_models() -> None:
+    assert row_of("rollout.group_size")[:2] == ["int, >= 2", "`8`"]
+    assert row_of("update.betas")[:2] == ["[float, float]", "`[0.9, 0.999]`"]
+    assert row_of("update.ema.decay")[:2] == ["float, > 0, < 1", "`0.9`"]
+    assert row_of("objective.surrogate")[:2] == ["named", "`{name: clipped, low: 0.2, high: 0.2}`"]
+    assert row_of("prompts.source")[:2] == ["text", "required"]
+    assert row_of("rewards[].weight")[:2] == ["float", "`1.0`"]
+    assert row_of("evaluation.prompts")[:2] == ["as [`prompts`](#prompts)", "required"]
+    assert row_of("policy.lora.init")[:2] == ["`gaussian` or `kaiming`", "`gaussian`"]
+    assert row_of("policy.lora")[:2] == ["section or null", "`null`"]
+
+
+def test_names_come_with_their_numbers() -> None:
+    assert row_of("random_subset")[0] == "size, low (0), high (null)"
+    assert row_of("progressive")[0] == "size, stride (1), interval, low (0), high (null)"
+    assert row_of("flow_sde")[0] == ""
