@@ -41,7 +41,9 @@ def build_policy(config: RunConfig, device: str | torch.device) -> Policy:
         )
     adapter = resolve("policies", config.policy.name)
     try:
-        return adapter.from_config(config.policy.numbers, device=device)
+        with torch.random.fork_rng():
+            torch.manual_seed(config.seed)  # fresh adapters are a function of the run's seed
+            return adapter.from_config(config.policy.numbers, device=device)
     except ValidationError as error:
         said = explain_validation(error, adapter.settings_type)
         raise ConfigError(f"policy ({config.policy.name}): {said}") from None

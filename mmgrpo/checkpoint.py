@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,15 @@ class Place:
     warmup_step: int
 
 
-def save_checkpoint(folder: Path, place: Place, policy: Policy, state: Mapping[str, Any], *, keep: int | None) -> Path:
+def save_checkpoint(
+    folder: Path,
+    place: Place,
+    policy: Policy,
+    state: Mapping[str, Any],
+    *,
+    keep: int | None,
+    averaged: AbstractContextManager[None] | None = None,
+) -> Path:
     """Writes ``folder/checkpoints/step-NNNNNN`` (``warmup-NNNNNN`` before the first step) and drops old ones.
 
     Args:
@@ -41,6 +50,7 @@ def save_checkpoint(folder: Path, place: Place, policy: Policy, state: Mapping[s
         policy: whose weights are saved, in ``policy/``.
         state: state dicts of everything else, by name.
         keep: how many of the newest to keep; None keeps all.
+        averaged: within it the policy holds its averaged weights, which are then saved in ``average/`` too.
 
     Returns:
         The checkpoint.
@@ -51,6 +61,10 @@ def save_checkpoint(folder: Path, place: Place, policy: Policy, state: Mapping[s
     shutil.rmtree(partial, ignore_errors=True)
     (partial / "policy").mkdir(parents=True)
     policy.save(partial / "policy")
+    if averaged is not None:
+        (partial / "average").mkdir()
+        with averaged:
+            policy.save(partial / "average")
     torch.save(dict(state), partial / "training.pt")
     (partial / "state.json").write_text(json.dumps(asdict(place)))
     shutil.rmtree(final, ignore_errors=True)
@@ -71,6 +85,13 @@ def newest_checkpoint(path: Path) -> Path:
             f"{path} is no checkpoint and holds none; give a run folder or RUN/checkpoints/step-NNNNNN"
         )
     return max(found, key=lambda entry: (read_place(entry).step, read_place(entry).warmup_step))
+
+
+def weights_of(path: Path) -> Path:
+    """The weights to use of a run folder or checkpoint: the averaged ones, as its evaluations do, if it has them."""
+    checkpoint = newest_checkpoint(path)
+    average = checkpoint / "average"
+    return average if average.is_dir() else checkpoint / "policy"
 
 
 def read_place(checkpoint: Path) -> Place:

@@ -157,6 +157,8 @@ def methods() -> None:
 def _settings(config: str, overrides: list[str] | None) -> Any:
     from mmgrpo.loading import load_config
 
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # python:my_rewards:sharpness is looked for where the command is given
     settings = load_config(config, overrides or [])
     _set_threads(settings.runtime.threads)
     return settings
@@ -198,11 +200,11 @@ def _policy(settings: Any, checkpoint: Path | None) -> Any:
     import torch
 
     from mmgrpo.build import build_policy
-    from mmgrpo.checkpoint import newest_checkpoint
+    from mmgrpo.checkpoint import weights_of
 
     policy = build_policy(settings, settings.runtime.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if checkpoint is not None:
-        policy.load(newest_checkpoint(checkpoint) / "policy")
+        policy.load(weights_of(checkpoint))
     return policy
 
 

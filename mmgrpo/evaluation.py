@@ -32,6 +32,8 @@ class Judged:
             values = self.scores.value_BR[self.scores.valid_BR[:, column], column]
             if len(values):
                 found[f"eval/{name}/mean"] = float(values.mean())
+            if self.scores.failures.get(name):
+                found[f"eval/{name}/failed_frac"] = self.scores.failures[name] / len(self.samples)
         return found
 
     def shown(self, limit: int) -> tuple[list[Sample], Scores]:

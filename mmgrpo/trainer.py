@@ -134,6 +134,8 @@ class Trainer:
             seed=derive_seed(self.config.seed, ROLLOUT_SEED, self.step),
             plan=build_plan(self.config, self.policy, self.step, [index for index, _ in prompts]),
         )
+        if not bool(rollout.mask_BT.any()):
+            raise ConfigError("no decision of the rollout is random, so nothing can be learnt: raise policy.strength")
         drawn = time.perf_counter()
         scores = self._score(rollout)
         credit = form_credit(scores, self.config.rollout.group_size, self.config.advantage)
@@ -253,7 +255,9 @@ class Trainer:
             if self.warmup and not self.step:
                 state["warmup"] = self.warmup.state_dict()
             place = Place(step=self.step, warmup_step=self.warmup_step)
-            save_checkpoint(self.folder.path, place, self.policy, state, keep=self.config.checkpoint.keep)
+            averaged = self.average.applied() if self.average else None
+            keep = self.config.checkpoint.keep
+            save_checkpoint(self.folder.path, place, self.policy, state, keep=keep, averaged=averaged)
         self.job.wait()
 
     def _open(self, resume: Path | None) -> RunFolder:

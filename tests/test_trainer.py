@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mmgrpo.checkpoint import weights_of
 from mmgrpo.config import RunConfig
 from mmgrpo.errors import ConfigError, DataError, RewardError
 from mmgrpo.loading import load_config
@@ -146,7 +147,25 @@ def test_trackers_get_the_same_numbers(tmp_path: Path) -> None:
     assert last == {line["step"]: pytest.approx(line["reward/mean"], rel=1e-6) for line in lines(trainer)}
 
 
+def test_averaged_weights_are_saved_and_used(tmp_path: Path) -> None:
+    trainer = run(tmp_path)
+    checkpoint = trainer.folder.path / "checkpoints" / "step-000004"
+    assert weights_of(trainer.folder.path) == checkpoint / "average"
+    trained, averaged = make_policy(), make_policy()
+    trained.load(checkpoint / "policy")
+    averaged.load(checkpoint / "average")
+    assert trainer.average is not None
+    with trainer.average.applied():
+        assert all(torch.equal(a, b) for a, b in zip(averaged.trainable, trainer.policy.trainable, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(trained.trainable, trainer.policy.trainable, strict=True))
+    assert not torch.equal(trained.trainable[0], averaged.trainable[0])
+
+
 class TestBadInput:
+    def test_a_policy_without_noise(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=r"raise policy\.strength"):
+            run(tmp_path, make_policy(strength=0.0), rollout={"prompts_per_step": 4, "group_size": 2})
+
     def test_group_of_one(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="group_size"):
             run(tmp_path, rollout={"group_size": 1})

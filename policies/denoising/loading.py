@@ -40,6 +40,8 @@ def load_pipeline(settings: DenoisingSettings) -> Any:
 
 def configured_scheduler(scheduler: Any, changes: Mapping[str, Any]) -> Any:
     """The scheduler with some of its configuration changed. Raises ConfigError if it has no such key."""
+    if not changes:
+        return scheduler
     if unknown := sorted(set(changes) - set(scheduler.config)):
         known = ", ".join(sorted(key for key in scheduler.config if not key.startswith("_")))
         raise ConfigError(f"policy.scheduler: {type(scheduler).__name__} has no {', '.join(unknown)}; it has {known}")
