@@ -1,0 +1,228 @@
+"""The rooms of the code and what may pass between them, read off the source."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+ROOMS = (
+    ("errors",),
+    ("types",),
+    ("maths",),
+    ("policy", "reward"),
+    ("registry", "config"),
+    ("loading",),
+    ("job", "learner", "scoring", "prompt_rows", "checkpoint", "credit", "ema", "tracking", "methods"),
+    ("build", "prompts", "evaluation", "checks"),
+    ("forwards", "warmup"),
+    ("explain", "progress"),
+    ("trainer",),
+    ("doctor", "report", "reference", "__init__"),
+    ("cli",),
+)
+"""The engine. A room imports from the rows before its own and from itself, from nothing beside or after it."""
+
+CONTRACTS = {"errors", "types", "maths", "policy", "reward"}
+"""What adapters may import of the engine."""
+
+MAX_LINES = 400
+MAX_ABSTRACT_METHODS = 6
+
+EXTENSIBLE = {"mmgrpo.config.Section", "mmgrpo.config.Named"}
+"""Data, not behaviour: a section of the configuration adds its keys. Exceptions are the other hierarchy there is."""
+
+
+def module_name(path: Path) -> str:
+    """``policies/x.py`` is ``mmgrpo.policies.x``; a package goes by its own name."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts if parts[0] == "mmgrpo" else ("mmgrpo", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def linked(path: Path) -> bool:
+    return path.relative_to(ROOT).parts[:2] in (("mmgrpo", "policies"), ("mmgrpo", "rewards"))
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Every module of the three rooms, by the name it is imported under."""
+    paths = [path for room in ("mmgrpo", "policies", "rewards") for path in sorted((ROOT / room).rglob("*.py"))]
+    return {module_name(path): ast.parse(path.read_text()) for path in paths if not linked(path)}
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of everything imported anywhere in a module, under ``TYPE_CHECKING`` and in functions as well."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{'.' * node.level}{node.module}.{alias.name}" for alias in node.names)
+
+
+def imported_modules(tree: ast.AST) -> set[str]:
+    """The modules of ours that a module imports, whether named themselves or by something in them."""
+    return {found for name in imported(tree) if (found := nearest_module(name)) is not None}
+
+
+def nearest_module(name: str) -> str | None:
+    while name and name not in modules():
+        name = name.rpartition(".")[0]
+    return name or None
+
+
+def room(module: str) -> str:
+    """``mmgrpo.maths.ratios`` lies in ``maths``, ``mmgrpo`` itself in ``__init__``."""
+    return module.partition(".")[2].partition(".")[0] or "__init__"
+
+
+def test_every_room_of_the_engine_has_its_row() -> None:
+    listed = [name for row in ROOMS for name in row]
+    assert sorted(listed) == sorted({room(module) for module in modules()} - {"policies", "rewards"})
+
+
+def test_imports_are_written_in_full() -> None:
+    assert not [module for module, tree in modules().items() for name in imported(tree) if name.startswith(".")]
+
+
+def test_imports_of_the_engine_go_one_way() -> None:
+    row_of = {name: number for number, row in enumerate(ROOMS) for name in row}
+    wrong = [
+        f"{module} imports {other}"
+        for module, tree in modules().items()
+        if room(module) in row_of
+        for other in imported_modules(tree)
+        if room(other) != room(module) and row_of.get(room(other), len(ROOMS)) >= row_of[room(module)]
+    ]
+    assert not wrong
+
+
+def test_the_engine_imports_no_adapter() -> None:
+    engine = {module: tree for module, tree in modules().items() if room(module) not in ("policies", "rewards")}
+    wrong = [
+        f"{module} imports {name}"
+        for module, tree in engine.items()
+        for name in imported(tree)
+        if name.removeprefix("mmgrpo.").split(".")[0] in ("policies", "rewards")
+    ]
+    assert not wrong
+
+
+def test_adapters_import_contracts_and_never_each_other() -> None:
+    wrong = [
+        f"{module} imports {other}"
+        for module, tree in modules().items()
+        if room(module) in ("policies", "rewards")
+        for other in imported_modules(tree)
+        if room(other) not in CONTRACTS | {room(module)}
+    ]
+    assert not wrong
+
+
+def test_adapters_are_imported_by_one_name() -> None:
+    """``policies.x`` beside ``mmgrpo.policies.x`` would be a second copy of every class."""
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in python_files()
+        for name in imported(ast.parse(path.read_text()))
+        if name.split(".")[0] in ("policies", "rewards")
+    ]
+    assert not wrong
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = {module: imported_modules(tree) - {module} for module, tree in modules().items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
+
+
+def test_no_module_is_long() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in python_files()}
+    assert not {name: length for name, length in lengths.items() if length > MAX_LINES}
+
+
+def python_files() -> list[Path]:
+    folders = ("mmgrpo", "policies", "rewards", "tests", "benchmarks")
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")) if not linked(path)]
+
+
+@cache
+def classes() -> dict[str, ast.ClassDef]:
+    """Our classes by dotted name."""
+    return {
+        f"{module}.{node.name}": node
+        for module, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def names_in(module: str) -> dict[str, str]:
+    """What the imported names of a module stand for, by the name they have there."""
+    found = {}
+    for node in ast.walk(modules()[module]):
+        if isinstance(node, ast.Import):
+            found |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def our_bases(module: str, node: ast.ClassDef) -> Iterator[str]:
+    """Dotted names of the bases that are classes of ours."""
+    for base in node.bases:
+        head, dot, rest = ast.unparse(base).partition("[")[0].partition(".")
+        written = names_in(module).get(head, head if dot else f"{module}.{head}") + dot + rest
+        found = defined_at(written)
+        if found is not None:
+            yield found
+
+
+def defined_at(name: str) -> str | None:
+    """Where a class of ours is defined, followed from where it is imported; None if it is not ours."""
+    module, _, attribute = name.rpartition(".")
+    if name in classes() or module not in modules():
+        return name if name in classes() else None
+    passed_on = names_in(module).get(attribute)
+    return None if passed_on is None else defined_at(passed_on)
+
+
+def is_abstract(node: ast.ClassDef) -> bool:
+    return any(ast.unparse(base).partition("[")[0] in ("ABC", "Protocol") for base in node.bases)
+
+
+def methods(node: ast.ClassDef) -> list[ast.FunctionDef]:
+    return [item for item in node.body if isinstance(item, ast.FunctionDef)]
+
+
+def test_nothing_inherits_from_a_concrete_class() -> None:
+    wrong = [
+        f"{name} inherits from {base}"
+        for name, node in classes().items()
+        for base in our_bases(name.rpartition(".")[0], node)
+        if not is_abstract(classes()[base]) and base not in EXTENSIBLE and not base.startswith("mmgrpo.errors.")
+    ]
+    assert not wrong
+
+
+def test_bases_are_found_where_they_are_defined() -> None:
+    name = "mmgrpo.policies.denoising.policy"
+    bases = list(our_bases(name, classes()[f"{name}.DenoisingPolicy"]))
+    assert bases == ["mmgrpo.policy.Policy", "mmgrpo.policy.Supervised", "mmgrpo.policy.Scheduled"]
+    assert defined_at("mmgrpo.policies.denoising.DenoisingPolicy") == f"{name}.DenoisingPolicy"
+
+
+def test_abstract_classes_are_small_and_nothing_but_abstract() -> None:
+    abstract = {name: methods(node) for name, node in classes().items() if is_abstract(node)}
+    assert "mmgrpo.policy.Policy" in abstract
+    assert not {name: len(found) for name, found in abstract.items() if len(found) > MAX_ABSTRACT_METHODS}
+    concrete = [f"{name}.{m.name}" for name, found in abstract.items() for m in found if not is_declaration(m)]
+    assert not concrete
+
+
+def is_declaration(method: ast.FunctionDef) -> bool:
+    """Whether a method says what it does and does nothing: a docstring or dots are its whole body."""
+    return all(isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) for line in method.body)
