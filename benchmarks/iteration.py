@@ -1,0 +1,73 @@
+"""A training iteration, part by part, as the trainer runs it."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.model import mid_size_pipeline
+from benchmarks.settings import Setting
+from mmgrpo.build import build_objective, build_optimizer
+from mmgrpo.credit import Credit, form_credit
+from mmgrpo.learner import Gradient, accumulate_gradient
+from mmgrpo.loading import validated
+from mmgrpo.maths.aggregates import count
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.rewards.pixels import Brightness
+from mmgrpo.scoring import NamedReward, score
+from mmgrpo.types import Plan, Prompt, Rollout
+
+RUN = validated({})  # everything as the engine has it by default
+PROMPTS = (Prompt("a red cat on two blue dogs"),)
+MAX_GRAD_NORM = 1.0
+
+
+class Learner:
+    """A policy with its optimiser, reward and objective.
+
+    Attributes:
+        pipeline: the model.
+        policy: the same, as the engine sees it.
+    """
+
+    def __init__(self, setting: Setting, *, hollow: bool = False) -> None:
+        """Builds the model and wraps it.
+
+        Args:
+            setting: what will be run; noise may be shared or not.
+            hollow: with a denoiser that costs nothing.
+        """
+        self.pipeline = mid_size_pipeline(hollow=hollow).to(setting.device, setting.torch_dtype)
+        self.policy = DenoisingPolicy(self.pipeline, setting.policy)
+        self._parameters = self.policy.trainable
+        self._optimizer = build_optimizer(self._parameters, lr=1e-6, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+        self._objective = build_objective(RUN.objective)
+        self._rewards = [NamedReward("brightness", Brightness())]
+
+    def draw(self, setting: Setting) -> Rollout:
+        """The rollout, with the same random numbers each time."""
+        plan = Plan(share_noise=setting.share_noise)
+        return self.policy.rollout(PROMPTS, group_size=setting.group, seed=0, plan=plan)
+
+    def judge(self, rollout: Rollout) -> Credit:
+        """The reward, a mean over pixels, and the advantages."""
+        return form_credit(score(rollout.samples, self._rewards), len(rollout.samples), RUN.advantage)
+
+    def learn(self, rollout: Rollout, credit: Credit) -> Gradient:
+        """The gradient of the clipped objective, and the optimiser's step."""
+        gradient = accumulate_gradient(
+            self.policy,
+            rollout,
+            credit.advantage_B,
+            self._objective,
+            rows=range(len(rollout.samples)),
+            totals=count(rollout.mask_BT),
+            on_policy=True,
+        )
+        self.apply_gradient()
+        return gradient
+
+    def apply_gradient(self) -> None:
+        """Clips, steps and clears."""
+        torch.nn.utils.clip_grad_norm_(self._parameters, MAX_GRAD_NORM)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)

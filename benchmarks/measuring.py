@@ -1,0 +1,143 @@
+"""Iterations, floors and hollow iterations by turns, and what follows from their times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from benchmarks.floor import Floor
+from benchmarks.iteration import Learner
+from benchmarks.settings import Setting, passes_of
+from benchmarks.timing import Parts, Spent, Spread, spread, timed
+
+HOLLOW_TURNS = 3  # hollow iterations a repeat; they are cheap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One repeat of one setting, its parts measured one right after the other.
+
+    Attributes:
+        ours: the iteration.
+        floor: the passes it needs; each part measured right after ours.
+        decode: the autoencoder's part of the floor's rollout, measured once more.
+        hollow: iterations with a denoiser that costs nothing.
+        num_forwards: denoiser rows of the rollout, as the policy counts them.
+        num_backwards: denoiser rows of the update, as the learner counts them.
+    """
+
+    ours: Parts
+    floor: Parts
+    decode: Spent
+    hollow: Sequence[Parts]
+    num_forwards: int
+    num_backwards: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One part of an iteration against its floor.
+
+    Attributes:
+        part: rollout, update or iteration, which is both and the reward.
+        calls: pipeline calls.
+        rows: denoiser rows the engine counts.
+        floor_rows: denoiser rows of the floor.
+        wall: ours / floor by the clock, over the turns.
+        cpu: ours / floor by processor time.
+        best: the fastest of ours / the fastest of the floor, by processor time.
+        decode_frac: the autoencoder's share of the floor.
+        hollow_frac: what the part takes beside the denoiser and the autoencoder, as a share of the floor.
+        hollow_ms: the same, in milliseconds of a pipeline call.
+    """
+
+    part: str
+    calls: int
+    rows: int
+    floor_rows: int
+    wall: Spread
+    cpu: Spread
+    best: float
+    decode_frac: float
+    hollow_frac: float
+    hollow_ms: float
+
+
+def measure(setting: Setting, *, repeat: int) -> dict[bool, list[Turn]]:
+    """Turns without (False) and with (True) shared noise, interleaved, on one model, after one unmeasured."""
+    learner, hollow = Learner(setting), Learner(replace(setting, lora=0), hollow=True)
+    settings = [setting.sharing(share) for share in (False, True)]
+    floors = [Floor(learner, each) for each in settings]
+    turns: dict[bool, list[Turn]] = {False: [], True: []}
+    for number in range(repeat + 1):
+        for each, floor in zip(settings, floors, strict=True):
+            turn = _turn(learner, floor, hollow, each)
+            if number > 0:  # the first allocates, checks the replay and fills the memo
+                turns[each.share_noise].append(turn)
+    return turns
+
+
+def lines_of(setting: Setting, turns: Sequence[Turn]) -> list[Line]:
+    """The table's lines of one setting."""
+    passes, first = passes_of(setting), turns[0]
+    calls = passes.rollout_calls, len(passes.backward)
+    rows = first.num_forwards, first.num_backwards
+    needed = setting.branches * sum(passes.forward), setting.branches * sum(passes.backward)
+    return [
+        _line(setting, turns, "rollout", calls[0], rows[0], needed[0]),
+        _line(setting, turns, "update", calls[1], rows[1], needed[1]),
+        _line(setting, turns, "iteration", sum(calls), sum(rows), sum(needed)),
+    ]
+
+
+def _turn(learner: Learner, floor: Floor, hollow: Learner, setting: Setting) -> Turn:
+    device = setting.device
+    drawn = timed(device, lambda: learner.draw(setting))
+    drawn_bare = timed(device, floor.draw)
+    judged = timed(device, lambda: learner.judge(drawn.value))
+    learnt = timed(device, lambda: learner.learn(drawn.value, judged.value))
+    learnt_bare = timed(device, floor.learn)
+    return Turn(
+        ours=Parts(rollout=drawn.spent, credit=judged.spent, update=learnt.spent),
+        floor=Parts(rollout=drawn_bare.spent, update=learnt_bare.spent),
+        decode=timed(device, floor.decode).spent,
+        hollow=[_iterated(hollow, setting) for _ in range(HOLLOW_TURNS)],
+        num_forwards=drawn.value.num_forwards,
+        num_backwards=learnt.value.num_forwards,
+    )
+
+
+def _iterated(learner: Learner, setting: Setting) -> Parts:
+    drawn = timed(setting.device, lambda: learner.draw(setting))
+    judged = timed(setting.device, lambda: learner.judge(drawn.value))
+    learnt = timed(setting.device, lambda: learner.learn(drawn.value, judged.value))
+    return Parts(rollout=drawn.spent, credit=judged.spent, update=learnt.spent)
+
+
+def _line(setting: Setting, turns: Sequence[Turn], part: str, calls: int, rows: int, floor_rows: int) -> Line:
+    pairs = [(_of(turn.ours, part), _of(turn.floor, part)) for turn in turns]
+    floor_s = _median_s(setting, [floor for _, floor in pairs])
+    decode_s = 0.0 if part == "update" else _median_s(setting, [turn.decode for turn in turns])
+    hollow_s = _median_s(setting, [_of(run, part) for turn in turns for run in turn.hollow]) - decode_s
+    return Line(
+        part=part,
+        calls=calls,
+        rows=rows,
+        floor_rows=floor_rows,
+        wall=spread([ours.wall_s / floor.wall_s for ours, floor in pairs]),
+        cpu=spread([ours.cpu_s / floor.cpu_s for ours, floor in pairs]),
+        best=min(ours.cpu_s for ours, _ in pairs) / min(floor.cpu_s for _, floor in pairs),
+        decode_frac=decode_s / floor_s,
+        hollow_frac=hollow_s / floor_s,
+        hollow_ms=1000 * hollow_s / calls,
+    )
+
+
+def _of(parts: Parts, name: str) -> Spent:
+    return {"rollout": parts.rollout, "update": parts.update, "iteration": parts.iteration}[name]
+
+
+def _median_s(setting: Setting, times: Sequence[Spent]) -> float:
+    """Of processor time, which contention hardly touches; on a GPU by the clock."""
+    return median(spent.cpu_s if setting.device == "cpu" else spent.wall_s for spent in times)

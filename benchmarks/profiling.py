@@ -1,0 +1,147 @@
+"""Where the overhead goes: a profile of iterations whose denoiser costs nothing, by group of modules.
+
+Time belongs to the code of the engine, the adapters, diffusers and transformers. What they call (torch, Python's own
+library) is charged to the callers, in proportion where there are several. The profiler slows Python down more than
+torch, so shares are to be read, and milliseconds come from runs without it.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import pstats
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from benchmarks.iteration import Learner
+from benchmarks.settings import Setting, passes_of
+from benchmarks.timing import timed
+
+Code = tuple[str, int, str]  # file, line, function: how pstats names what it timed
+Found = Mapping[Code, tuple[int, int, float, float, Mapping[Code, tuple[int, int, float, float]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Code whose path holds ``path`` and whose name begins with one of ``functions`` (any name if empty)."""
+
+    group: str
+    path: str
+    functions: tuple[str, ...] = ()
+
+
+RUNS = 8
+NEEDED = ("autoencoder", "hollow denoiser")  # part of the floor
+OTHER = "other"
+SD3 = "diffusers/pipelines/stable_diffusion_3/"
+DENOISING = "mmgrpo/policies/denoising/"
+RULES = (  # the first that fits
+    Rule("hollow denoiser", "benchmarks/model"),
+    Rule("learner and objective", "benchmarks/iteration"),
+    Rule("preamble: pipeline", "diffusers/models/modeling_utils"),
+    Rule("autoencoder", "diffusers/models/"),
+    Rule("pictures", "diffusers/image_processor"),
+    Rule("preamble: prompt", SD3, ("encode_prompt", "_get_")),
+    Rule("preamble: prompt", "transformers/"),
+    Rule("pipeline's loop", SD3, ("__call__",)),
+    Rule("pipeline's loop", "diffusers/schedulers/"),
+    Rule("preamble: logging", "diffusers/utils/logging"),
+    Rule("preamble: logging", "transformers/utils/logging"),
+    Rule("preamble: pipeline", "diffusers/"),
+    Rule("memo", DENOISING + "memo"),
+    Rule("ghosts", DENOISING + "proxies"),
+    Rule("ghosts", DENOISING + "session", ("_denoise", "_answer", "enter_denoiser", "forward", "note_call")),
+    Rule("watched steps", DENOISING + "session", ("step", "close_step", "leave_step", "stock_step")),
+    Rule("preamble: session", DENOISING + "session"),
+    Rule("transition maths", DENOISING + "sampling"),
+    Rule("transition maths", DENOISING + "schedules"),
+    Rule("transition maths", "mmgrpo/maths/transitions"),
+    Rule("transition maths", "mmgrpo/maths/gaussian"),
+    Rule("transition maths", "mmgrpo/maths/divergences"),
+    Rule("records and stacking", DENOISING),
+    Rule("records and stacking", "mmgrpo/maths/seeds"),
+    Rule("learner and objective", "mmgrpo/"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The overhead of a part of the iteration.
+
+    Attributes:
+        part: rollout or update.
+        ms: milliseconds of a pipeline call, measured without the profiler.
+        shares: of each group of modules.
+    """
+
+    part: str
+    ms: float
+    shares: Mapping[str, float]
+
+
+def profiles(setting: Setting) -> list[Profile]:
+    """Rollout and update of a setting, whatever the model's size."""
+    learner, passes = Learner(setting, hollow=True), passes_of(setting)
+    rollout = learner.draw(setting)  # the first fills the memo and checks the replay
+    credit = learner.judge(rollout)
+    learner.learn(rollout, credit)
+    return [
+        _profile("rollout", lambda: learner.draw(setting), passes.rollout_calls, setting),
+        _profile("update", lambda: learner.learn(rollout, credit), len(passes.backward), setting),
+    ]
+
+
+def _profile(part: str, work: Callable[[], Any], calls: int, setting: Setting) -> Profile:
+    runs = [timed(setting.device, work).spent for _ in range(RUNS)]
+    ms = 1000 * median(run.cpu_s if setting.device == "cpu" else run.wall_s for run in runs) / calls
+    found = shares(lambda: [work() for _ in range(RUNS)])
+    needed = sum(found.get(group, 0.0) for group in NEEDED)
+    overhead = {group: share / (1 - needed) for group, share in found.items() if group not in NEEDED}
+    return Profile(part, ms * (1 - needed), overhead)
+
+
+def shares(work: Callable[[], Any]) -> dict[str, float]:
+    """Each group's share of the time of ``work``; they add up to 1."""
+    profile = cProfile.Profile()
+    profile.runcall(work)
+    found: Found = pstats.Stats(profile).stats  # pyright: ignore[reportAttributeAccessIssue]
+    owners: dict[Code, Mapping[str, float]] = {}
+    seconds: dict[str, float] = {}
+    for code, (_, _, own_s, _, callers) in found.items():
+        parts = [(timing[2], _owners(caller, found, owners)) for caller, timing in callers.items()]
+        if group_of(code) is not None or not parts:
+            parts = [(own_s, _owners(code, found, owners))]
+        for spent_s, charged in parts:
+            for group, fraction in charged.items():
+                seconds[group] = seconds.get(group, 0.0) + spent_s * fraction
+    total_s = sum(seconds.values())
+    return {group: value / total_s for group, value in sorted(seconds.items(), key=lambda item: -item[1])}
+
+
+def group_of(code: Code) -> str | None:
+    """The group that owns a function; None for one whose callers pay."""
+    file, _, name = code
+    for rule in RULES:
+        if rule.path in file and (not rule.functions or name.startswith(rule.functions)):
+            return rule.group
+    return None
+
+
+def _owners(code: Code, found: Found, known: dict[Code, Mapping[str, float]]) -> Mapping[str, float]:
+    """Who pays for a function: its group, or the groups of its callers by the time they spent in it."""
+    if code in known:
+        return known[code]
+    own = group_of(code)
+    known[code] = {OTHER: 1.0} if own is None else {own: 1.0}  # also the answer to a cycle
+    callers = found[code][4] if code in found else {}
+    weights = {caller: timing[3] for caller, timing in callers.items() if caller != code}
+    total = sum(weights.values())
+    if own is not None or total == 0:
+        return known[code]
+    charged: dict[str, float] = {}
+    for caller, weight in weights.items():
+        for group, fraction in _owners(caller, found, known).items():
+            charged[group] = charged.get(group, 0.0) + fraction * weight / total
+    known[code] = charged
+    return charged

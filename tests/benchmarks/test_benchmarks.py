@@ -1,0 +1,113 @@
+"""The benchmarks run, and what they count is what can be counted by hand; never what they time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import forwards, overhead
+from benchmarks.forwards import count_method
+from benchmarks.measuring import lines_of, measure
+from benchmarks.peers import PEERS
+from benchmarks.profiling import group_of, shares
+from benchmarks.settings import Passes, Setting, passes_of
+from mmgrpo.loading import shipped
+from mmgrpo.policies.denoising.memo import Memo
+
+FIXED = {"group_size": 2, "window": {"name": "fixed", "start": 2, "size": 1}}
+
+
+def test_passes_without_sharing() -> None:
+    # 6 samples in batches of 4 and 2, at each of 4 steps; 3 of the steps are trained
+    setting = Setting(steps=4, group=6, batch=4)
+    assert passes_of(setting) == Passes((4, 2) * 4, (4, 2) * 3, (4, 2), rollout_calls=2)
+
+
+def test_passes_with_shared_noise() -> None:
+    # the first step is one row for all; it is a pipeline call of its own
+    setting = Setting(steps=4, group=6, batch=4, share_noise=True)
+    assert passes_of(setting) == Passes((1, 4, 2, 4, 2, 4, 2), (1, 4, 2, 4, 2), (4, 2), rollout_calls=3)
+
+
+def test_overhead_spends_the_floors_rows() -> None:
+    setting = Setting(steps=2, group=2)
+    found = {
+        share_noise: [
+            (line.part, line.calls, line.rows, line.floor_rows)
+            for line in lines_of(setting.sharing(share_noise), turns)
+        ]
+        for share_noise, turns in measure(setting, repeat=1).items()
+    }
+    # 2 samples x 2 steps drawn, 2 x 1 trained; shared, the first step is one row in both
+    assert found == {
+        False: [("rollout", 1, 4, 4), ("update", 1, 2, 2), ("iteration", 2, 6, 6)],
+        True: [("rollout", 2, 3, 3), ("update", 1, 1, 1), ("iteration", 3, 4, 4)],
+    }
+
+
+def test_overhead_profile_prints_both_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    overhead.main(["--steps", "2", "--group", "2", "--profile"])
+    printed = capsys.readouterr().out
+    assert "2 steps, one group of 2, batches of 8, guidance 1, all weights, float32 on cpu" in printed
+    assert [line.split(":")[0] for line in printed.splitlines() if "a pipeline call beside" in line] == [
+        "rollout",
+        "update",
+    ]
+    assert "preamble: prompt" in printed
+
+
+def test_time_is_charged_to_the_first_owner() -> None:
+    denoising = "/site/mmgrpo/policies/denoising/"
+    assert group_of((denoising + "memo.py", 1, "_keys")) == "memo"
+    assert group_of((denoising + "session.py", 1, "_denoise")) == "ghosts"
+    assert group_of((denoising + "session.py", 1, "_installed")) == "preamble: session"
+    assert group_of(("/site/torch/_tensor.py", 1, "backward")) is None
+    # the memo's hashing and the sine are charged to the memo, what calls the memo to nobody
+    memo, x = Memo(1024), torch.ones(4)
+    found = shares(lambda: [memo(None, torch.sin, (x,), {}) for _ in range(10)])
+    assert set(found) == {"memo", "other"}
+    assert sum(found.values()) == pytest.approx(1.0)
+
+
+def test_forwards_of_an_unguided_window() -> None:
+    own, shared = count_method("flow-grpo-fast", FIXED)
+    # 10 steps drawn, 1 trained; shared, steps 0 to 2 are drawn once for 2 samples, and step 2 is trained once
+    assert (own.spent.sample, own.spent.trained, own.spent.reference, own.spent.reported) == (10, 1, 0, 11)
+    assert (shared.spent.sample, shared.spent.trained, shared.spent.reference, shared.spent.reported) == (
+        8.5,
+        0.5,
+        0,
+        9,
+    )
+    assert (own.spent.cost(2), shared.spent.cost(2)) == (12, 9.5)
+    assert own.mean == own.spent
+    assert shared.mean == shared.spent
+    assert (own.as_written, shared.as_written, own.guided) == (True, False, False)
+
+
+def test_forwards_of_guidance_and_a_reference(capsys: pytest.CaptureFixture[str]) -> None:
+    own, shared = count_method("flow-grpo", {"group_size": 2})
+    # every pass twice: 10 steps drawn, 9 trained, 9 of the reference; shared, half a pass less of each
+    assert (own.spent.sample, own.spent.trained, own.spent.reference, own.spent.reported) == (20, 18, 18, 56)
+    assert (shared.spent.sample, shared.spent.trained, shared.spent.reference, shared.spent.reported) == (
+        19,
+        17,
+        17,
+        53,
+    )
+    assert own.peer is not None
+    assert own.spent.cost(2) == own.peer.total == 74
+    forwards.main(["--method", "flow-grpo-fast", "--group", "2", "--window", "2", "1"])
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("flow-grpo-fast   shared"))
+    assert line.split()[2:11] == ["no", "2", "10", "2", "8.50", "1.00", "0.00", "9.50", "9.50"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [include.removeprefix("methods/") for include in shipped("methods")])
+def test_every_method_costs_its_peer_without_sharing(name: str) -> None:
+    own, shared = count_method(name, {"group_size": 2})
+    assert own.spent.reported == own.spent.sample + own.spent.trained + own.spent.reference
+    assert shared.spent.reported < own.spent.reported
+    assert own.spent == own.mean
+    if name in PEERS:
+        assert own.spent.cost(own.weight) == PEERS[name].total
