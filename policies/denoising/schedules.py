@@ -41,13 +41,11 @@ class Family:
         name: for messages.
         step: (scheduler, index, timestep) -> the noise levels at and after the step.
         predict: (scheduler, model output, sample, level) -> clean sample and noise, float32.
-        is_flow: whether alpha = 1 - sigma, as flow_sde, dance_sde and wan_sde need.
     """
 
     name: str
     step: Callable[[Any, int, Any], Step]
     predict: Callable[[Any, Tensor, Tensor, Level], Prediction]
-    is_flow: bool
 
 
 def require_decisions(scheduler: Any) -> None:
@@ -275,10 +273,10 @@ def _flow_match(scheduler: Any) -> Family:
     return FLOW
 
 
-FLOW = Family("flow", _step_from(_flow_level), _velocity, True)
-INVERTED_FLOW = Family("inverted flow", _step_from(_inverted_flow_level), _inverted_velocity, True)
-EXPLODING_FLOW = Family("variance-exploding flow", _step_from(_exploding_level), _exploding_velocity, False)
-EDM = Family("EDM", _step_from(_exploding_level), _preconditioned, False)
-VARIANCE_EXPLODING = Family("variance exploding", _step_from(_exploding_level), _exploding, False)
-VARIANCE_PRESERVING = Family("variance preserving", _step_from(_preserving_level), _preserving, False)
-DISCRETE = Family("discrete variance preserving", _discrete_step, _preserving, False)
+FLOW = Family("flow", _step_from(_flow_level), _velocity)
+INVERTED_FLOW = Family("inverted flow", _step_from(_inverted_flow_level), _inverted_velocity)
+EXPLODING_FLOW = Family("variance-exploding flow", _step_from(_exploding_level), _exploding_velocity)
+EDM = Family("EDM", _step_from(_exploding_level), _preconditioned)
+VARIANCE_EXPLODING = Family("variance exploding", _step_from(_exploding_level), _exploding)
+VARIANCE_PRESERVING = Family("variance preserving", _step_from(_preserving_level), _preserving)
+DISCRETE = Family("discrete variance preserving", _discrete_step, _preserving)
