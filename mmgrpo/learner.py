@@ -131,7 +131,7 @@ DIFFERENTIATED = ("logprob_BT", "kl_BT", "entropy_BT", "drift_BT")
 
 def _on_policy_values(whole: Decisions, objective: Objective) -> Decisions | None:
     """The values at the weights that sampled, where the rollout alone tells them; None if the objective asks more."""
-    if objective.needs_reference or objective.entropy_bonus:
+    if objective.needs_reference or objective.needs_entropy:
         return None
     drift_BT = torch.zeros_like(whole.logprob_BT) if objective.needs_drift else None
     return replace(whole, drift_BT=drift_BT)
@@ -163,7 +163,7 @@ def _evaluations(
     divergence = objective.divergence if objective.needs_reference else None
     missing_BT = torch.zeros_like(rollout.mask_BT)
     missing_BT[list(rows)] = rollout.mask_BT[list(rows)]
-    for evaluation in policy.evaluate(rollout, rows, divergence=divergence):
+    for evaluation in policy.evaluate(rollout, rows, divergence=divergence, entropy=objective.needs_entropy):
         if evaluation.rows is None:
             evaluation = replace(evaluation, rows=torch.as_tensor(rows))
         index = _index(evaluation)

@@ -31,7 +31,12 @@ class Policy(ABC):
 
     @abstractmethod
     def evaluate(
-        self, rollout: Rollout, rows: Sequence[int] | Tensor | None = None, *, divergence: str | None = None
+        self,
+        rollout: Rollout,
+        rows: Sequence[int] | Tensor | None = None,
+        *,
+        divergence: str | None = None,
+        entropy: bool = False,
     ) -> Iterator[Evaluation]:
         """Streams the log-probabilities of the rollout's unmasked decisions under the weights of now.
 
@@ -43,6 +48,7 @@ class Policy(ABC):
             rollout: what to score, as this policy drew it.
             rows: indices along B; None means all.
             divergence: name of the divergence from the reference to fill ``kl_BT`` with; None skips the reference.
+            entropy: whether to fill ``entropy_BT``, for policies that have one to give.
 
         Returns:
             An iterator over slices.

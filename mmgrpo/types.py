@@ -72,6 +72,7 @@ class Sample:
         image: generated image, if the policy draws.
         video: generated video as a list of frames.
         tokens: generated token ids, if the policy speaks in tokens.
+        finished: False where the generation was cut off by its length limit.
     """
 
     prompt: Prompt
@@ -81,6 +82,7 @@ class Sample:
     image: Image.Image | None = None
     video: Sequence[Image.Image] | None = None
     tokens: Sequence[int] | None = None
+    finished: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,6 +143,11 @@ class Objective:
         """Whether decisions must carry their divergence from the reference."""
         return self.kl_beta > 0
 
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether decisions must carry their entropy."""
+        return self.entropy_bonus != 0
+
     def kl_weights(self, mask_BT: Tensor, totals: Totals) -> Tensor:
         """Weight of each decision's divergence and entropy: the aggregate's, 0 where the mask is False.
 

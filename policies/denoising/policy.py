@@ -151,11 +151,17 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         return self._verified(rollout, min(len(chunks[0].rows), self._update_batch))
 
     def evaluate(
-        self, rollout: Rollout, rows: Sequence[int] | Tensor | None = None, *, divergence: str | None = None
+        self,
+        rollout: Rollout,
+        rows: Sequence[int] | Tensor | None = None,
+        *,
+        divergence: str | None = None,
+        entropy: bool = False,
     ) -> Iterator[Evaluation]:
         """Streams one slice per decision and batch of distinct states; ``divergence`` is a name of maths.divergences.
 
-        Rows that share a state share its forward and its backward.
+        Rows that share a state share its forward and its backward. The entropy of a Gaussian step is a constant of the
+        schedule, so none is given.
         """
         chosen = list(range(len(rollout.samples))) if rows is None else [int(row) for row in rows]
         for column in range(rollout.shape[1]):

@@ -71,7 +71,7 @@ class Recorder:
             self.sampling.check_family(call)
         position = len(self.drawn)
         if position < len(self.known):
-            self.sampling.decide(call, stochastic=False)  # moves the scheduler on
+            self.sampling.skip(call)
             drawn = self.known[position]
         else:
             drawn = self._draw(call)

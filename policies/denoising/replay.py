@@ -42,12 +42,12 @@ class Replayer:
         """The stored next state, or, at the wanted iteration, the Gaussian is noted and the run ends."""
         position, self._position = self._position, self._position + 1
         stored = self.states[0][position]
-        wanted = stored.iteration == self.iteration
-        decision = self.sampling.decide(call, stochastic=wanted)
-        if wanted:
-            self.moments.append(decision.moments)
-            if position + 1 == len(self.states[0]) or self.states[0][position + 1].iteration != self.iteration:
-                raise Stop
+        if stored.iteration != self.iteration:
+            self.sampling.skip(call)
+            return joined(self.states, position)
+        self.moments.append(self.sampling.decide(call, stochastic=True).moments)
+        if position + 1 == len(self.states[0]) or self.states[0][position + 1].iteration != self.iteration:
+            raise Stop
         return joined(self.states, position)
 
     def logprob_N(self) -> Tensor:

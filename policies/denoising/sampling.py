@@ -69,6 +69,14 @@ class Sampling:
         moments = Moments(mean=mean, velocity=output, std=kernel.std, step=step.length)
         return Decision(moments=moments, level=step.level.sigma)
 
+    def skip(self, call: StepCall) -> None:
+        """Advances the scheduler past a step whose outcome is known."""
+        if self.sampler == NATIVE:
+            self._native(call, stochastic=False)  # such a scheduler moves on by its own step alone
+            return
+        schedule_index(call.scheduler, call.timestep)
+        advance(call.scheduler)
+
     def logdensity(self, next_state: Tensor, moments: Moments) -> Tensor:
         """Elementwise log-density of a stored next state, float32."""
         return DENSITIES[self.density](next_state.float(), moments.mean, moments.std)
