@@ -1,50 +1,55 @@
-"""One row of data as a prompt: which column is what, and where the pictures are."""
+"""One row of data as a prompt: which column is what, in the forms that people already have."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any, final
 
-from PIL import Image
-
 from mmgrpo.errors import DataError
+from mmgrpo.prompt_media import COLUMNS, Place, held
+from mmgrpo.prompt_turns import TAG, Conversation, conversation
 from mmgrpo.types import Prompt
 
-_MEDIA = ("image", "images", "video", "videos")
-
-
-def holds_images(feature: Any) -> bool:
-    from datasets import Image as ImageFeature
-
-    inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", feature)
-    return isinstance(inner, ImageFeature)
+MEDIA_COLUMNS = tuple(name for names in COLUMNS.values() for name in names)
+REFERENCE, BOX = "<ref-object>", "<bbox>"
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredImages(Sequence[Image.Image]):
-    """The images of one row of a dataset, decoded whenever they are looked at and never kept."""
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How rows are laid out.
 
-    dataset: Any
-    row: int
+    Attributes:
+        column: holds the prompt, as a text or as chat messages.
+        always_tagged: ``<image>`` and ``<video>`` in the text are placeholders even in a row without such columns.
+        ends_in_reference: a last assistant turn is the reference answer, not part of the prompt.
+    """
+
     column: str
+    always_tagged: bool = False
+    ends_in_reference: bool = False
 
-    def _decoded(self) -> list[Image.Image]:
-        value = self.dataset.select_columns([self.column])[self.row][self.column]
-        return [] if value is None else value if isinstance(value, list) else [value]
 
-    def __len__(self) -> int:
-        return len(self._decoded())
+FORMS = (
+    Form("prompt"),  # TRL, verl
+    Form("messages", always_tagged=True, ends_in_reference=True),  # ms-swift
+    Form("problem"),  # EasyR1
+)
+"""Known layouts; a row has the first whose column it holds."""
 
-    def __getitem__(self, index: Any) -> Any:
-        return self._decoded()[index]
 
-    def __iter__(self) -> Iterator[Image.Image]:
-        return iter(self._decoded())
+def form_of(columns: Iterable[str], text_column: str) -> Form | None:
+    """The layout of rows with these columns; None if no column holds a prompt.
+
+    A ``text_column`` other than the first form's is taken at its word.
+    """
+    columns = set(columns)
+    named = next((form for form in FORMS if form.column == text_column), Form(text_column))
+    candidates = FORMS if named is FORMS[0] else (named,)
+    return next((form for form in candidates if form.column in columns), None)
 
 
 def prompt_of_row(row: Any, text_column: str, *, where: str, folder: Path | None) -> Prompt:
@@ -60,72 +65,83 @@ def prompt_of_row(row: Any, text_column: str, *, where: str, folder: Path | None
         The prompt.
 
     Raises:
-        DataError: for a row without a prompt, malformed chat messages, or a path that does not exist.
+        DataError: for a row without a prompt, malformed chat messages, more or fewer placeholders than media, or an
+            image that does not exist or cannot be opened.
     """
     if not isinstance(row, Mapping):
         raise DataError(f"{where} must be an object with a '{text_column}', got {type(row).__name__}")
-    asked = row.get(text_column)
-    if not asked or not isinstance(asked, str | list):
+    form = form_of(row, text_column)
+    asked = row[form.column] if form else None
+    if form is None or not asked or not isinstance(asked, str | list):
         raise DataError(
             f"{where} has no prompt: '{text_column}' must be a text or a list of chat messages, got {asked!r:.60}; its "
             f"columns are {', '.join(map(str, row))}; text_column names the one that holds the prompt"
         )
+    place = Place(where, folder)
+    beside = {kind: place.media(row, kind) for kind in COLUMNS}
+    tags = form.always_tagged or any(name in row for name in MEDIA_COLUMNS)
+    messages, offered = _messages(asked, row, form, place), _ground_truth(row)
+    if messages and form.ends_in_reference and _is_turn(messages[-1], "assistant"):
+        offered["solution"] = _text(messages.pop()["content"])
+    has_options = any(medium.options for media in beside.values() for medium in media)
+    if isinstance(asked, str) and ((tags and TAG.search(asked)) or has_options):
+        messages = [{"role": "user", "content": asked}]
+    used = (form.column, "negative_prompt", *MEDIA_COLUMNS)
+    columns = {name: value for name, value in row.items() if name not in used}
+    columns |= {name: value for name, value in offered.items() if columns.get(name) is None}
+    if messages is None:
+        found = Conversation(None, {kind: [m.item for m in media] for kind, media in beside.items()}, str(asked))
+    else:
+        found = conversation(messages, beside, tags=tags, place=place)
     return Prompt(
-        asked if isinstance(asked, str) else _last_user_text(asked, where),
-        images=_pictures(row, where, folder),
-        videos=tuple(_medium(video, where, folder) for video in [*_listed(row, "video"), *(row.get("videos") or ())]),
-        messages=None if isinstance(asked, str) else asked,
+        found.text,
+        images=held(found.media["image"]),
+        videos=held(found.media["video"]),
+        messages=found.messages,
         negative=row.get("negative_prompt"),
-        columns={name: value for name, value in row.items() if name not in (text_column, "negative_prompt", *_MEDIA)},
+        columns=columns,
     )
 
 
-def _pictures(row: Mapping[str, Any], where: str, folder: Path | None) -> Sequence[Any]:
-    for name in ("image", "images"):
-        if isinstance(row.get(name), StoredImages):
-            return row[name]
-    return tuple(_medium(item, where, folder) for item in [*_listed(row, "image"), *(row.get("images") or ())])
+def _messages(asked: str | list[Any], row: Mapping[str, Any], form: Form, place: Place) -> list[Any] | None:
+    if isinstance(asked, str):
+        return None
+    objects = row.get("objects")
+    names = objects.get("ref") if form.ends_in_reference and isinstance(objects, Mapping) else None
+    return list(asked) if names is None else _with_names(asked, names, place)
 
 
-def _listed(row: Mapping[str, Any], name: str) -> list[Any]:
-    return [] if row.get(name) is None else [row[name]]
+def _with_names(messages: Sequence[Any], names: Sequence[str], place: Place) -> list[Any]:
+    """ms-swift's ``<ref-object>`` tags replaced, in order, by the names that ``objects`` holds."""
+    texts = [message["content"] if _is_turn(message) else None for message in messages]
+    num_tags = sum(text.count(REFERENCE) for text in texts if isinstance(text, str))
+    asked = [text for message, text in zip(messages, texts, strict=True) if not _is_turn(message, "assistant")]
+    if num_tags > len(names):
+        raise DataError(
+            f"{place.where}: the messages hold {num_tags} {REFERENCE} tags and objects.ref {len(names)} names; give "
+            f"each tag its name"
+        )
+    if any(BOX in text for text in asked if isinstance(text, str)):
+        raise DataError(
+            f"{place.where}: the prompt holds a {BOX} tag, and each model reads boxes in its own form; write the "
+            f"coordinates out as yours does"
+        )
+    following = iter(names)
+    named = [re.sub(REFERENCE, lambda _: str(next(following)), t) if isinstance(t, str) else None for t in texts]
+    pairs = zip(messages, named, strict=True)
+    return [message if text is None else {**message, "content": text} for message, text in pairs]
 
 
-def _medium(item: Any, where: str, folder: Path | None) -> Any:
-    """An image or a video as it may be handed to a policy: paths counted from the folder, stored bytes opened."""
-    if isinstance(item, list | tuple):  # a video as a list of frames
-        return tuple(_medium(frame, where, folder) for frame in item)
-    if isinstance(item, Mapping) and item.get("bytes") is not None:
-        return Image.open(BytesIO(item["bytes"]))
-    if isinstance(item, Mapping) and item.get("path") is not None:
-        item = item["path"]
-    if not isinstance(item, str) or folder is None or "://" in item or item.startswith("data:"):
-        return item
-    path = folder / item
-    if not path.exists():
-        raise DataError(f"{where}: {missing(path)}; paths count from {folder}")
-    return str(path)
+def _is_turn(message: Any, role: str | None = None) -> bool:
+    return isinstance(message, Mapping) and "content" in message and role in (None, message.get("role"))
 
 
-def _last_user_text(messages: list[Any], where: str) -> str:
-    for message in reversed(messages):
-        if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
-            raise DataError(f"{where}: a chat message needs 'role' and 'content', got {message!r:.80}")
-    for message in reversed(messages):
-        content = message["content"]
-        parts = [part.get("text") for part in content] if isinstance(content, list) else [content]
-        text = "\n".join(part for part in parts if part)
-        if message["role"] == "user" and text:
-            return text
-    raise DataError(f"{where}: the chat messages hold no user turn with text; one is needed as the prompt's text")
+def _ground_truth(row: Mapping[str, Any]) -> dict[str, Any]:
+    """verl's nested answer, under the names that rewards look for."""
+    nested = row.get("reward_model")
+    truth = nested.get("ground_truth") if isinstance(nested, Mapping) else None
+    return {} if truth is None else {"ground_truth": truth, "answer": truth}
 
 
-def missing(path: Path) -> str:
-    """Says that a path does not exist and what is nearest to it in its folder."""
-    if not path.parent.is_dir():
-        return f"{path} does not exist, nor does its folder"
-    names = sorted(entry.name for entry in path.parent.iterdir())
-    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.4)
-    return f"{path} does not exist; " + (
-        f"nearest there: {', '.join(near)}" if near else "nothing there has a like name"
-    )
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content if part.get("text"))

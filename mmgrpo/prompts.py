@@ -7,21 +7,29 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 
 from mmgrpo.errors import DataError
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.prompt_rows import StoredImages, holds_images, missing, prompt_of_row
+from mmgrpo.prompt_media import StoredImage, holds_media, missing, stored_items
+from mmgrpo.prompt_rows import MEDIA_COLUMNS, form_of, prompt_of_row
 from mmgrpo.registry import import_attribute
 from mmgrpo.types import Prompt
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
 
 _SPLIT_FILES = ("{}_metadata.jsonl", "{}.jsonl", "{}.json", "{}.parquet", "{}.txt")
 
 
 def load_prompts(
-    source: str | Path, *, split: str | None = None, text_column: str = "prompt", limit: int | None = None
+    source: str | Path | Dataset | DatasetDict,
+    *,
+    split: str | None = None,
+    text_column: str = "prompt",
+    limit: int | None = None,
 ) -> list[Prompt]:
     """The prompts of a file, a folder, a dataset of the Hub or a Python function.
 
@@ -35,12 +43,14 @@ def load_prompts(
     a folder of ``Dataset.save_to_disk``      that dataset
     another folder, or ``owner/name``         ``datasets.load_dataset``; ``owner/name:subset`` names a configuration
     ``python:module:attribute``               a function without arguments that returns prompts, or a list of them
+    a live ``datasets.Dataset``               itself
     ========================================  =========================================================================
 
-    In a row, ``text_column`` is a text or a list of chat messages (the prompt's text is then that of the last user
-    turn), ``negative_prompt`` the negative prompt, ``image``/``images``/``video``/``videos`` what the model is shown
-    (paths count from the file's folder and stay paths; ``video`` may be a list of frames), and every other column is
-    for the rewards. Images stored in a dataset are decoded each time they are looked at, so they cost no memory.
+    A row may have the form that TRL, verl, EasyR1 or ms-swift ask for; see ``docs/data.md``. ``text_column`` (or, in
+    rows without it, ``messages`` or ``problem``) is a text or a list of chat messages, ``negative_prompt`` the negative
+    prompt, ``image``/``images``/``video``/``videos`` what the model is shown (paths count from the file's folder and
+    stay paths; ``video`` may be a list of frames), and every other column is for the rewards. Images stored in a
+    dataset are decoded each time they are looked at, so they cost no memory.
 
     Args:
         source: where the prompts are.
@@ -58,9 +68,14 @@ def load_prompts(
     """
     if limit is not None and limit < 1:
         raise DataError(f"limit must be at least 1 or absent, got {limit}")
-    prompts = list(islice(_read(str(source), split, text_column), limit))
+    read = (
+        _read(str(source), split, text_column) if isinstance(source, str | Path) else _live(source, split, text_column)
+    )
+    prompts = list(islice(read, limit))
     if not prompts:
-        raise DataError(f"{source} holds no prompts; it needs at least one")
+        raise DataError(
+            f"{source if isinstance(source, str | Path) else 'the dataset'} holds no prompts; it needs at least one"
+        )
     return prompts
 
 
@@ -116,6 +131,10 @@ def _read(source: str, split: str | None, text_column: str) -> Iterable[Prompt]:
     if path.suffix in _READERS or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
         raise DataError(missing(path))
     return _from_hub(source, split, text_column)
+
+
+def _live(dataset: Dataset | DatasetDict, split: str | None, text_column: str) -> Iterator[Prompt]:
+    return _from_dataset(_one_split(dataset, "the dataset", split), text_column, "the dataset", None)
 
 
 def _from_python(source: str) -> list[Prompt]:
@@ -223,12 +242,23 @@ def _one_split(loaded: Any, source: str, split: str | None) -> Any:
 
 
 def _from_dataset(dataset: Any, text_column: str, where: str, folder: Path | None) -> Iterator[Prompt]:
-    if text_column not in dataset.column_names:
+    form = form_of(dataset.column_names, text_column)
+    if form is None:
         raise DataError(f"{where} has no column '{text_column}'; set text_column to one of {dataset.column_names}")
-    stored = [name for name in ("image", "images") if holds_images(dataset.features.get(name))]
-    for number, row in enumerate(dataset.remove_columns(stored)):
-        pictures = {name: StoredImages(dataset, number, name) for name in stored}
-        yield prompt_of_row({**row, **pictures}, text_column, where=f"{where}, row {number}", folder=folder)
+    shown = [name for name in (form.column, *MEDIA_COLUMNS) if holds_media(dataset.features.get(name))]
+    encoded, plain = dataset.select_columns(shown).with_format("arrow"), dataset.remove_columns(shown)
+    for number in range(len(dataset)):
+        row = plain[number] if plain.column_names else {}
+        stored = {name: _stored(encoded, number, name) for name in shown}
+        yield prompt_of_row({**row, **stored}, text_column, where=f"{where}, row {number}", folder=folder)
+
+
+def _stored(table: Any, row: int, name: str) -> Any:
+    """A row's media as they are stored; images beside the prompt stay where they lie until they are looked at."""
+    if name not in ("image", "images"):
+        return table[row].column(name)[0].as_py()
+    images = [StoredImage(table, row, name, index) for index in range(len(stored_items(table, row, name)))]
+    return [image.path or image for image in images]
 
 
 def _text_of(path: Path) -> str:

@@ -12,12 +12,14 @@ ROOT = Path(__file__).parents[1]
 
 ROOMS = (
     ("errors",),
-    ("types",),
+    ("types", "media"),
     ("maths",),
     ("policy", "reward"),
     ("registry", "config"),
     ("loading",),
-    ("job", "learner", "scoring", "prompt_rows", "checkpoint", "credit", "ema", "tracking", "methods"),
+    ("job", "learner", "scoring", "prompt_media", "checkpoint", "credit", "ema", "tracking", "methods"),
+    ("prompt_turns",),
+    ("prompt_rows",),
     ("build", "prompts", "evaluation", "checks"),
     ("forwards", "warmup"),
     ("explain", "progress"),
@@ -27,7 +29,7 @@ ROOMS = (
 )
 """The engine. A room imports from the rows before its own and from itself, from nothing beside or after it."""
 
-CONTRACTS = {"errors", "types", "maths", "policy", "reward"}
+CONTRACTS = {"errors", "types", "media", "maths", "policy", "reward"}
 """What adapters may import of the engine."""
 
 MAX_LINES = 400

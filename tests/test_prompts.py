@@ -70,12 +70,15 @@ class TestFiles:
             {"role": "user", "content": question},
             {"role": "assistant", "content": "<answer>"},
         ]
-        (prompt,) = load_prompts(write(tmp_path / "rows.jsonl", {"prompt": turns, "solution": "3"}))
+        Image.new("L", (2, 2)).save(tmp_path / "a.png")
+        row = {"prompt": turns, "image": "a.png", "solution": "3"}
+        (prompt,) = load_prompts(write(tmp_path / "rows.jsonl", row))
         assert (prompt.text, prompt.messages, prompt.columns) == ("how many?", turns, {"solution": "3"})
 
     def test_media_paths_count_from_the_file(self, tmp_path: Path):
-        for name in ("a.png", "b.png", "clip.mp4"):
-            (tmp_path / name).touch()
+        for name in ("a.png", "b.png"):
+            Image.new("L", (2, 2)).save(tmp_path / name)
+        (tmp_path / "clip.mp4").touch()
         rows = [
             {"prompt": "p", "image": "a.png", "video": "clip.mp4"},
             {"prompt": "p", "images": [str(tmp_path / "a.png"), "b.png"], "videos": ["clip.mp4", ["a.png", "b.png"]]},

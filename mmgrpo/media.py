@@ -1,0 +1,128 @@
+"""Images from wherever a prompt has them: a PIL image, a path, bytes, base64 or what a dataset stores."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from urllib.parse import unquote, unquote_to_bytes, urlparse
+
+from PIL import Image, ImageOps
+
+from mmgrpo.errors import DataError
+
+UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+"""What Pillow raises for a file that is missing, cut off, too large or no image."""
+
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
+
+
+def opened(image: object) -> Image.Image:
+    """The whole image, upright and in RGB.
+
+    The EXIF orientation is applied; what is transparent becomes white.
+
+    Args:
+        image: a PIL image; a path (``file://`` too); the bytes of a file; its base64 text or ``data:`` URL; or a
+            mapping that holds ``bytes`` or ``path``, as datasets store images.
+
+    Returns:
+        An image of its own: the one given is left as it is.
+
+    Raises:
+        DataError: the image cannot be opened, with its path where it has one; a URL, for nothing is fetched.
+    """
+    source = _source(image)
+    if isinstance(source, Image.Image):
+        return _in_rgb(upright(source))
+    try:
+        with Image.open(BytesIO(source) if isinstance(source, bytes) else source) as picture:
+            return _in_rgb(upright(picture))
+    except UNREADABLE as error:
+        raise DataError(unreadable(image, error)) from error
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The image turned as its EXIF orientation says, in its own mode."""
+    return ImageOps.exif_transpose(image)
+
+
+def embedded(text: str) -> bytes | None:
+    """The file that a ``data:`` URL or a base64 text of an image holds; None for any other text.
+
+    Raises: DataError for a ``data:`` URL that is cut off.
+    """
+    if text.startswith("data:"):
+        head, comma, data = text.partition(",")
+        try:
+            found = base64.b64decode(data, validate=True) if head.endswith(";base64") else unquote_to_bytes(data)
+        except binascii.Error as error:
+            raise DataError(f"the image {text[:40]}... is not base64 as it says: {error}") from error
+        if not comma or not found:
+            raise DataError(f"the image {text[:40]} is a data: URL that holds no data; is it cut off?")
+        return found
+    if not _BASE64.fullmatch(text):
+        return None
+    try:
+        data = base64.b64decode(text)
+        Image.open(BytesIO(data)).close()
+    except (*UNREADABLE, binascii.Error):
+        return None
+    return data
+
+
+def path_of(text: str) -> str:
+    """The path that a text names, with or without ``file://`` before it."""
+    return unquote(urlparse(text).path) if text.startswith("file://") else text
+
+
+def is_url(text: str) -> bool:
+    """Whether a text names something on the network or inside an archive."""
+    return "://" in text and not text.startswith(("data:", "file://"))
+
+
+def unreadable(image: object, error: Exception) -> str:
+    """Says that an image cannot be opened, and which."""
+    name = str(image)[:200] if isinstance(image, str | Path) else f"the image ({_described(image)})"
+    reason = f"{type(error).__name__}: {error}"[:200]
+    return f"{name} cannot be opened as an image ({reason}); replace it or leave its row out"
+
+
+def _source(image: object) -> Image.Image | bytes | Path:
+    if isinstance(image, Image.Image | Path):
+        return image
+    if isinstance(image, bytes | bytearray | memoryview):
+        return bytes(image)
+    if isinstance(image, Mapping):
+        held = image.get("bytes") or image.get("path")
+        if held is not None:
+            return _source(held)
+    if isinstance(image, str):
+        path = Path(path_of(image))
+        data = None if os.path.exists(path) else embedded(image)
+        if data is None and is_url(image):
+            raise DataError(f"{image[:200]} is a URL and nothing is fetched; download it and give its path")
+        return path if data is None else data
+    raise DataError(
+        f"an image must be a PIL image, a path, bytes, base64 or a mapping with 'bytes' or 'path', got "
+        f"{_described(image)}"
+    )
+
+
+def _in_rgb(image: Image.Image) -> Image.Image:
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    layer = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+
+
+def _described(image: object) -> str:
+    if isinstance(image, bytes | bytearray | memoryview):
+        return f"{len(image)} bytes"
+    if isinstance(image, Mapping):
+        return f"a mapping of {', '.join(map(str, image)) or 'nothing'}"
+    return f"a {type(image).__name__}"

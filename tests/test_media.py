@@ -1,0 +1,97 @@
+"""Images, opened from every form they come in."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmgrpo.errors import DataError
+from mmgrpo.media import embedded, opened
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)
+
+
+def png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    Image.fromarray(PIXELS).save(tmp_path / "a picture.png")
+    return tmp_path / "a picture.png"
+
+
+def test_every_form_gives_the_same_picture(path: Path):
+    data = path.read_bytes()
+    text = base64.b64encode(data).decode()
+    forms = [
+        Image.fromarray(PIXELS),
+        path,
+        str(path),
+        path.as_uri(),
+        data,
+        bytearray(data),
+        {"bytes": data, "path": None},
+        {"bytes": None, "path": str(path)},
+        text,
+        f"data:image/png;base64,{text}",
+    ]
+    for form in forms:
+        image = opened(form)
+        assert image.mode == "RGB"
+        assert np.array_equal(np.asarray(image), PIXELS), form
+
+
+def test_orientation_is_applied_once(tmp_path: Path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned 90 degrees clockwise
+    Image.fromarray(PIXELS).save(tmp_path / "turned.png", exif=exif)
+    once = opened(tmp_path / "turned.png")
+    assert np.array_equal(np.asarray(once), np.rot90(PIXELS, -1))
+    assert np.array_equal(np.asarray(opened(once)), np.rot90(PIXELS, -1))
+
+
+def test_every_mode_becomes_rgb_and_transparency_white():
+    grey = opened(Image.fromarray(PIXELS[..., 0]))
+    assert np.array_equal(np.asarray(grey), np.repeat(PIXELS[..., :1], 3, axis=2))
+    layer = Image.new("RGBA", (3, 1), (200, 0, 0, 255))
+    layer.putpixel((1, 0), (200, 0, 0, 0))
+    layer.putpixel((2, 0), (255, 0, 0, 51))  # 51 / 255 = 0.2 of red over 0.8 of white
+    assert np.asarray(opened(layer)).tolist() == [[[200, 0, 0], [255, 255, 255], [255, 204, 204]]]
+
+
+def test_the_given_image_is_left_as_it_is():
+    image = Image.fromarray(PIXELS)
+    opened(image).putpixel((0, 0), (0, 0, 0))
+    assert np.array_equal(np.asarray(image), PIXELS)
+
+
+def test_what_cannot_be_opened_is_named(path: Path, tmp_path: Path):
+    (tmp_path / "cut.png").write_bytes(png(Image.effect_noise((64, 64), 50))[:1000])
+    (tmp_path / "text.png").write_text("not a picture")
+    cases = [
+        (tmp_path / "absent.png", r"absent.png cannot be opened as an image \(FileNotFoundError"),
+        (str(tmp_path / "cut.png"), r"cut.png cannot be opened as an image \(OSError: .*truncated"),
+        (str(tmp_path / "text.png"), r"text.png cannot be opened as an image \(UnidentifiedImageError"),
+        ({"bytes": b"12345", "path": None}, "a mapping of bytes, path.* cannot be opened"),
+        ("https://example.org/a.png", "is a URL and nothing is fetched; download it"),
+        ("data:image/png;base64,AAA", "is not base64 as it says"),
+        ("data:image/png;base64", "holds no data"),
+        ({"bytes": None, "path": None}, "must be a PIL image, a path, .* got a mapping of bytes, path"),
+        (7, "must be a PIL image, a path, .* got a int"),
+    ]
+    for image, said in cases:
+        with pytest.raises(DataError, match=said):
+            opened(image)
+
+
+def test_only_images_count_as_base64():
+    assert embedded("a/folder/of/words" * 10) is None
+    assert embedded(base64.b64encode(b"some text that is long enough to be taken for an image").decode()) is None
