@@ -1,7 +1,7 @@
 """Tiny tokenizers of language models: the families' special tokens and chat templates over a few hundred pieces.
 
 Byte-level, so that any text survives encoding and decoding: a word of ``WORDS`` is one token, with or without the space
-before it, and anything else falls apart into bytes. Nothing is trained, so the ids are the same in every process.
+before it, and anything else falls apart into bytes. The ids are the same in every process.
 """
 
 # The bindings of `tokenizers` carry wrong annotations.
@@ -10,10 +10,13 @@ before it, and anything else falls apart into bytes. Nothing is trained, so the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import pairwise
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from . import chat_templates
 from .tokenizers import QWEN_WORDS, SPACE
 
 WORDS = """
@@ -30,59 +33,26 @@ QWEN_VISION_TOKENS = (
     "<|video_pad|>",
 )
 
-QWEN_TEMPLATE = (
-    "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are a helpful assistant<|im_end|>\n{% endif %}"
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-QWEN_VISION_TEMPLATE = (
-    "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are a helpful assistant<|im_end|>\n{% endif %}"
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
-    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
-    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
-    "{% elif part.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
-    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-LLAMA_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n{{ message.content | trim }}<|eot_id|>"
-    "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
-
-GEMMA_TEMPLATE = (
-    "{{ bos_token }}{% if messages[0].role == 'system' %}"
-    "{% set first = (messages[0].content if messages[0].content is string else messages[0].content[0].text) + '\n\n' %}"
-    "{% set turns = messages[1:] %}{% else %}{% set first = '' %}{% set turns = messages %}{% endif %}"
-    "{% for message in turns %}"
-    "<start_of_turn>{{ 'model' if message.role == 'assistant' else message.role }}\n{{ first if loop.first else '' }}"
-    "{% if message.content is string %}{{ message.content | trim }}{% else %}{% for part in message.content %}"
-    "{{ '<start_of_image>' if part.type == 'image' else part.text | trim }}{% endfor %}{% endif %}<end_of_turn>\n"
-    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
-)
+GEMMA = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>")
+GEMMA_NAMES = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
+MISTRAL = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]")
+CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHATML_ENDS = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
 
 
 def qwen() -> PreTrainedTokenizerFast:
-    """Qwen2's and Qwen3's: ChatML with a system turn of its own, no beginning-of-sequence token."""
-    return build(
-        ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-        QWEN_TEMPLATE,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-    )
+    """Qwen2's: ChatML with a system turn of its own, no beginning-of-sequence token."""
+    return build(CHATML, chat_templates.QWEN, **CHATML_ENDS)
+
+
+def qwen3() -> PreTrainedTokenizerFast:
+    """Qwen3's: a template that can skip the thinking."""
+    return build([*CHATML, "<think>", "</think>"], chat_templates.QWEN3, **CHATML_ENDS)
 
 
 def qwen_vision() -> PreTrainedTokenizerFast:
     """Qwen-VL's: ChatML with marks around each picture and video."""
-    return build(
-        ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *QWEN_VISION_TOKENS],
-        QWEN_VISION_TEMPLATE,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-    )
+    return build([*CHATML, *QWEN_VISION_TOKENS], chat_templates.QWEN_VISION, **CHATML_ENDS)
 
 
 def llama() -> PreTrainedTokenizerFast:
@@ -90,25 +60,87 @@ def llama() -> PreTrainedTokenizerFast:
     marks = ["<|eom_id|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|finetune_right_pad_id|>"]
     return build(
         ["<|begin_of_text|>", "<|end_of_text|>", *marks],
-        LLAMA_TEMPLATE,
+        chat_templates.LLAMA,
         bos_token="<|begin_of_text|>",
         eos_token="<|eot_id|>",
         pad_token="<|finetune_right_pad_id|>",
     )
 
 
-def gemma() -> PreTrainedTokenizerFast:
-    """Gemma's: the system turn joins the first user turn, turns end with a token that is not the tokenizer's end."""
+def gemma2() -> PreTrainedTokenizerFast:
+    """Gemma 2's: no system turn; turns end with a token that is not the tokenizer's end."""
+    return build(GEMMA, chat_templates.GEMMA2, **GEMMA_NAMES)
+
+
+def gemma3() -> PreTrainedTokenizerFast:
+    """Gemma 3's: the system turn joins the first user turn, marks around each picture."""
     names = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+    return build([*GEMMA, *names.values()], chat_templates.GEMMA3, extra_special_tokens=names, **GEMMA_NAMES)
+
+
+def paligemma() -> PreTrainedTokenizerFast:
+    """PaliGemma's: Gemma's without turns; its processor adds the beginning, after the picture."""
+    names = {"image_token": "<image>"}
+    return build([*GEMMA, "<image>"], chat_templates.PALIGEMMA, extra_special_tokens=names, **GEMMA_NAMES)
+
+
+def mistral() -> PreTrainedTokenizerFast:
+    """Mistral's: instruction marks, no system turn, no padding token."""
+    return build(MISTRAL, chat_templates.MISTRAL, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+def cohere() -> PreTrainedTokenizerFast:
+    """Command R's: a mark for the turn and one for who speaks."""
+    names = ["USER_TOKEN", "CHATBOT_TOKEN", "SYSTEM_TOKEN", "START_OF_TURN_TOKEN", "END_OF_TURN_TOKEN"]
     return build(
-        ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>", *names.values()],
-        GEMMA_TEMPLATE,
-        bos_token="<bos>",
-        eos_token="<eos>",
-        pad_token="<pad>",
-        unk_token="<unk>",
-        extra_special_tokens=names,
+        ["<PAD>", "<BOS_TOKEN>", *(f"<|{name}|>" for name in names)],
+        chat_templates.COHERE,
+        bos_token="<BOS_TOKEN>",
+        eos_token="<|END_OF_TURN_TOKEN|>",
+        pad_token="<PAD>",
     )
+
+
+def idefics3() -> PreTrainedTokenizerFast:
+    """Idefics 3's and SmolVLM's: a mark for each tile of a picture, turns without ChatML's marks."""
+    tiles = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    marks = ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>"]
+    return build(
+        [*CHATML, *marks, *tiles],
+        chat_templates.IDEFICS,
+        bos_token="<|im_start|>",
+        eos_token="<end_of_utterance>",
+        pad_token="<|im_end|>",
+        adds_bos=False,
+    )
+
+
+def llava_next() -> PreTrainedTokenizerFast:
+    """LLaVA-NeXT's over Mistral: instruction marks, one image token."""
+    return build(
+        [*MISTRAL, "<image>", "<pad>"],
+        chat_templates.LLAVA_NEXT,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+    )
+
+
+def llava_onevision() -> PreTrainedTokenizerFast:
+    """LLaVA-OneVision's over Qwen2: ChatML, one image and one video token."""
+    return build([*CHATML, "<image>", "<video>"], chat_templates.LLAVA_ONEVISION, **CHATML_ENDS)
+
+
+def internvl() -> PreTrainedTokenizerFast:
+    """InternVL's over Qwen2: ChatML, marks around each tile."""
+    names = {
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "context_image_token": "<IMG_CONTEXT>",
+        "video_token": "<video>",
+    }
+    return build([*CHATML, *names.values()], chat_templates.INTERNVL, extra_special_tokens=names, **CHATML_ENDS)
 
 
 def build(
@@ -117,24 +149,28 @@ def build(
     *,
     bos_token: str | None = None,
     extra_special_tokens: Mapping[str, str] | None = None,
+    adds_bos: bool = True,
     **tokens: str,
 ) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer, padded on the left; it begins each text with ``bos_token`` where there is one.
+    """A byte-level tokenizer, padded on the left; a text begins with ``bos_token`` where there is one.
 
     Args:
         specials: the special tokens, which get the first ids.
         chat_template: the family's template.
         bos_token: the token that begins a text.
         extra_special_tokens: attributes of the tokenizer that name further special tokens.
+        adds_bos: the tokenizer itself adds ``bos_token``.
         **tokens: the end, the padding and the unknown token by their usual names.
 
     Returns:
         The tokenizer.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pieces = [*specials, *alphabet, *WORDS, *(SPACE + word for word in WORDS)]
+    merges = merges_of(tuple(form for word in WORDS for form in (word, SPACE + word)))
+    pieces = [*specials, *alphabet, *(first + second for first, second in merges)]
     vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
-    tokenizer = Tokenizer(models.BPE(vocabulary, [], ignore_merges=True))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(QWEN_WORDS), behavior="isolated"),
@@ -143,7 +179,7 @@ def build(
     )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(specials))
-    if bos_token is not None:
+    if bos_token is not None and adds_bos:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=[bos_token, "$A"], special_tokens=[(bos_token, vocabulary[bos_token])]
         )
@@ -156,3 +192,22 @@ def build(
         model_max_length=1024,
         **tokens,
     )
+
+
+@cache
+def merges_of(words: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Merges, the most urgent first, under which each of the words becomes one token.
+
+    A word that the merges so far leave in pieces adds one for its first two. Later merges are less urgent, so they
+    leave the words before as they are.
+    """
+    merges: dict[tuple[str, str], None] = {}
+    for word in words:
+        pieces = list(word)
+        while len(pieces) > 1:
+            pairs = list(pairwise(pieces))
+            chosen = next((pair for pair in merges if pair in pairs), pairs[0])
+            merges[chosen] = None
+            at = pairs.index(chosen)
+            pieces[at : at + 2] = ["".join(chosen)]
+    return list(merges)

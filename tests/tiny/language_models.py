@@ -6,37 +6,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    ProcessorMixin,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
-from . import chat_tokenizers, processors
+from . import causal_models, chat_tokenizers, processors, vision_language_models
 
 Processor = PreTrainedTokenizerBase | ProcessorMixin
 
-LOGIT_STD = 2.5  # of a model's logits: probabilities of 1e-6 to 0.5, so that a change of a token or a pixel shows
+LOGIT_STD = 2.5  # over the vocabulary: the likeliest token gets about one half, so a changed token or pixel shows
 EMBEDDING_STD = 0.5
-
-TEXT: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 1024,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +30,7 @@ class Tiny:
         images: the model takes pictures.
         several: it takes several pictures in one prompt.
         videos: it takes videos.
+        needs_image: it takes no prompt without a picture.
     """
 
     processor: Callable[[], Processor]
@@ -58,6 +39,7 @@ class Tiny:
     images: bool = False
     several: bool = False
     videos: bool = False
+    needs_image: bool = False
 
 
 def make(name: str, seed: int = 0) -> tuple[PreTrainedModel, Processor]:
@@ -71,7 +53,7 @@ def make(name: str, seed: int = 0) -> tuple[PreTrainedModel, Processor]:
         _draw(model)
     generation = model.generation_config
     assert generation is not None
-    ends = [_id(tokenizer, end) for end in tiny.ends]
+    ends = [vision_language_models.token_id(tokenizer, end) for end in tiny.ends]
     generation.eos_token_id = ends[0] if len(ends) == 1 else ends
     generation.pad_token_id = tokenizer.pad_token_id
     generation.bos_token_id = tokenizer.bos_token_id
@@ -109,90 +91,83 @@ def _draw(model: PreTrainedModel) -> None:
     head.weight.normal_(std=LOGIT_STD / math.sqrt(head.in_features))
 
 
-def _ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    return {
-        "vocab_size": len(tokenizer),
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-
-
-def _id(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
-    return tokenizer.get_vocab()[token]
-
-
-def _llama(tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
-    return LlamaForCausalLM(LlamaConfig(**TEXT, **_ids(tokenizer), tie_word_embeddings=True))
-
-
-def _qwen2_5_vl(tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLForConditionalGeneration:
-    vision = {
-        "depth": 2,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_heads": 2,
-        "patch_size": processors.PATCH,
-        "spatial_merge_size": processors.MERGE,
-        "out_hidden_size": TEXT["hidden_size"],
-        "window_size": 16,
-        "fullatt_block_indexes": [1],
-    }
-    rope = {"rope_type": "default", "mrope_section": [2, 3, 3]}
-    return Qwen2_5_VLForConditionalGeneration(
-        Qwen2_5_VLConfig(
-            text_config=TEXT | _ids(tokenizer) | {"rope_parameters": rope},
-            vision_config=vision,
-            **_qwen_vision_ids(tokenizer),
-        )
-    )
-
-
-def _qwen_vision_ids(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    names = {"image_token": "image_pad", "video_token": "video_pad"} | {
-        f"vision_{end}_token": f"vision_{end}" for end in ("start", "end")
-    }
-    return {f"{key}_id": _id(tokenizer, f"<|{token}|>") for key, token in names.items()}
-
-
-def _gemma3(tokenizer: PreTrainedTokenizerBase) -> Gemma3ForConditionalGeneration:
-    return Gemma3ForConditionalGeneration(
-        Gemma3Config(
-            text_config=TEXT
-            | _ids(tokenizer)
-            | {
-                "head_dim": 16,
-                "query_pre_attn_scalar": 16,
-                "sliding_window": 8,
-                "layer_types": ["sliding_attention", "full_attention"],
-            },
-            vision_config={
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "image_size": processors.GEMMA_SIDE,
-                "patch_size": processors.PATCH,
-            },
-            mm_tokens_per_image=processors.GEMMA_TOKENS,
-            boi_token_index=_id(tokenizer, "<start_of_image>"),
-            eoi_token_index=_id(tokenizer, "<end_of_image>"),
-            image_token_index=_id(tokenizer, "<image_soft_token>"),
-            tie_word_embeddings=True,
-        )
-    )
-
-
-LLAMA_ENDS = ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
 QWEN_ENDS = ("<|im_end|>", "<|endoftext|>")
 GEMMA_ENDS = ("<eos>", "<end_of_turn>")
+LLAMA_ENDS = ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
 
 TINY: dict[str, Tiny] = {
-    "llama": Tiny(processor=chat_tokenizers.llama, model=_llama, ends=LLAMA_ENDS),
-    "qwen2.5-vl": Tiny(
-        processor=processors.qwen2_5_vl, model=_qwen2_5_vl, ends=QWEN_ENDS, images=True, several=True, videos=True
+    "llama": Tiny(processor=chat_tokenizers.llama, model=causal_models.llama, ends=LLAMA_ENDS),
+    "qwen2": Tiny(processor=chat_tokenizers.qwen, model=causal_models.qwen2, ends=QWEN_ENDS),
+    "qwen3": Tiny(processor=chat_tokenizers.qwen3, model=causal_models.qwen3, ends=QWEN_ENDS),
+    "qwen3.5": Tiny(processor=chat_tokenizers.qwen3, model=causal_models.qwen3_5, ends=QWEN_ENDS),
+    "gemma2": Tiny(processor=chat_tokenizers.gemma2, model=causal_models.gemma2, ends=GEMMA_ENDS),
+    "mistral": Tiny(processor=chat_tokenizers.mistral, model=causal_models.mistral, ends=("</s>",)),
+    "cohere": Tiny(processor=chat_tokenizers.cohere, model=causal_models.cohere, ends=("<|END_OF_TURN_TOKEN|>",)),
+    "qwen2-vl": Tiny(
+        processor=processors.qwen2_vl,
+        model=vision_language_models.qwen2_vl,
+        ends=QWEN_ENDS,
+        images=True,
+        several=True,
+        videos=True,
     ),
-    "gemma3": Tiny(processor=processors.gemma3, model=_gemma3, ends=GEMMA_ENDS, images=True, several=True),
+    "qwen2.5-vl": Tiny(
+        processor=processors.qwen2_5_vl,
+        model=vision_language_models.qwen2_5_vl,
+        ends=QWEN_ENDS,
+        images=True,
+        several=True,
+        videos=True,
+    ),
+    "qwen3-vl": Tiny(
+        processor=processors.qwen3_vl,
+        model=vision_language_models.qwen3_vl,
+        ends=QWEN_ENDS,
+        images=True,
+        several=True,
+        videos=True,
+    ),
+    "idefics3": Tiny(
+        processor=processors.idefics3,
+        model=vision_language_models.idefics3,
+        ends=("<end_of_utterance>", "<|im_end|>"),
+        images=True,
+        several=True,
+    ),
+    "llava-next": Tiny(
+        processor=processors.llava_next,
+        model=vision_language_models.llava_next,
+        ends=("</s>",),
+        images=True,
+        several=True,
+    ),
+    "llava-onevision": Tiny(
+        processor=processors.llava_onevision,
+        model=vision_language_models.llava_onevision,
+        ends=("<|im_end|>",),
+        images=True,
+        several=True,
+        videos=True,
+    ),
+    "internvl": Tiny(
+        processor=processors.internvl,
+        model=vision_language_models.internvl,
+        ends=("<|im_end|>",),
+        images=True,
+        several=True,
+        videos=True,
+    ),
+    "gemma3": Tiny(
+        processor=processors.gemma3, model=vision_language_models.gemma3, ends=GEMMA_ENDS, images=True, several=True
+    ),
+    "paligemma": Tiny(
+        processor=processors.paligemma,
+        model=vision_language_models.paligemma,
+        ends=("<eos>",),
+        images=True,
+        several=True,
+        needs_image=True,
+    ),
 }
 
 NAMES = tuple(TINY)

@@ -22,7 +22,31 @@ from transformers import (
 from .language_models import IMAGES, NAMES, SEVERAL_IMAGES, TINY, VIDEOS, Processor, make, save, tokenizer_of
 
 WORDS = "what is the colour of the picture"
+OTHER_WORDS = "how many cat"
 VISIBLE = 0.05  # a difference of logits, whose standard deviation over the vocabulary is about 2.5
+
+# Of a picture 20 pixels wide and 12 high, and of one 32 wide. Patches are 4 pixels, tiles 16.
+IMAGE_TOKENS = [
+    # 12 rounds to 16 and 20 to 16 (20 / 8 = 2.5, to even); a token is 8 x 8: 4, and 2 x 4
+    *((name, 4, 8) for name in ("qwen2-vl", "qwen2.5-vl", "qwen3-vl")),
+    # 32 x 20 fills 2 x 2 tiles, 32 x 12 fills 1 x 2; 4 tokens a tile and 4 for the whole
+    ("idefics3", 20, 12),
+    # 1 x 2 tiles, 4 x 8 patches. 20 : 12 is narrower than 2 : 1, so one patch goes on each side: 4 rows of 6.
+    # 32 : 12 is wider: the 3 rows it fills leave one, less than one on each side: 4 rows of 8.
+    # And a new line after each row, and 16 for the whole.
+    *((name, 24 + 4 + 16, 32 + 4 + 16) for name in ("llava-next", "llava-onevision")),
+    # two tiles, nearer than one to both shapes, and the whole: 4 tokens each
+    ("internvl", 12, 12),
+    ("gemma3", 4, 4),
+    ("paligemma", 16, 16),
+]
+# Of 4 frames of 16 x 16, which are 16 patches.
+VIDEO_TOKENS = [
+    # two frames are merged, and 2 x 2 patches: 16 * 4 / 8
+    *((name, 8) for name in ("qwen2-vl", "qwen2.5-vl", "qwen3-vl")),
+    ("llava-onevision", 4 * 4 + 1),  # 2 x 2 patches are pooled, one new line
+    ("internvl", 4 * 4),
+]
 
 every_model = pytest.mark.parametrize("name", NAMES)
 every_seeing_model = pytest.mark.parametrize("name", IMAGES)
@@ -44,17 +68,19 @@ def made(name: str) -> tuple[Any, Any]:
     return make(name)
 
 
+def render(processor: Any, name: str, text: str = WORDS, images: int = 0, videos: int = 0) -> str:
+    """One user turn: its media, then its text."""
+    media = [{"type": "image"}] * images + [{"type": "video"}] * videos
+    parts = [*media, {"type": "text", "text": text}]
+    turn = [{"role": "user", "content": parts if TINY[name].images else text}]
+    return processor.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+
+
 def encode(
     processor: Any, name: str, text: str = WORDS, images: Sequence[Any] = (), videos: Sequence[Any] = ()
 ) -> BatchFeature:
     """One user turn with its media, as the model takes it."""
-    if not TINY[name].images:
-        turn = [{"role": "user", "content": text}]
-        rendered = processor.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        return processor(rendered, add_special_tokens=False, return_tensors="pt")
-    media = [{"type": "image"}] * len(images) + [{"type": "video"}] * len(videos)
-    turn = [{"role": "user", "content": [*media, {"type": "text", "text": text}]}]
-    rendered = processor.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+    rendered = render(processor, name, text, len(images), len(videos))
     given = ({"images": list(images)} if images else {}) | ({"videos": list(videos)} if videos else {})
     return processor(text=[rendered], **given, add_special_tokens=False, return_tensors="pt")
 
@@ -72,7 +98,8 @@ def difference(first: Tensor, second: Tensor) -> float:
 @every_model
 def test_logits_spread_over_the_vocabulary_and_follow_the_text(name: str) -> None:
     model, processor = made(name)
-    first, second = (logits(model, encode(processor, name, text)) for text in (WORDS, "how many cat"))
+    images = [picture(0)] * TINY[name].needs_image
+    first, second = (logits(model, encode(processor, name, text, images)) for text in (WORDS, OTHER_WORDS))
     assert first.shape == (len(tokenizer_of(processor)),)
     assert 1 < first.std() < 5
     assert difference(first, second) > 10 * VISIBLE
@@ -103,6 +130,46 @@ def test_logits_depend_on_the_video_and_its_order(name: str) -> None:
     assert difference(first, third) > VISIBLE
 
 
+@pytest.mark.parametrize(("name", "small", "wide"), IMAGE_TOKENS)
+def test_a_picture_takes_the_tokens_of_its_size(name: str, small: int, wide: int) -> None:
+    model, processor = made(name)
+    for size, expected in (((20, 12), small), ((32, 12), wide)):
+        inputs = encode(processor, name, images=[picture(0, size)])
+        assert (inputs["input_ids"] == model.config.image_token_id).sum() == expected
+        assert logits(model, inputs).isfinite().all()  # the model refuses other features than image tokens
+
+
+@pytest.mark.parametrize(("name", "expected"), VIDEO_TOKENS)
+def test_a_video_takes_the_tokens_of_its_frames(name: str, expected: int) -> None:
+    model, processor = made(name)
+    token = model.config.image_token_id if name == "internvl" else model.config.video_token_id
+    assert (encode(processor, name, videos=[clip(0)])["input_ids"] == token).sum() == expected
+
+
+@every_model
+def test_a_padded_row_is_the_row_alone(name: str) -> None:
+    model, processor = make(name)
+    tokenizer = tokenizer_of(processor)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    seeing = TINY[name].images
+    texts = (OTHER_WORDS, f"{WORDS} and {OTHER_WORDS}")
+    pictures = [picture(0), picture(255, (32, 12))]
+    alone = torch.stack(
+        [
+            logits(model, encode(processor, name, text, [image] * seeing))
+            for text, image in zip(texts, pictures, strict=True)
+        ]
+    )
+    given = {"images": [[image] for image in pictures]} if seeing else {}
+    rendered = [render(processor, name, text, images=seeing) for text in texts]
+    one: Any = processor
+    together = one(text=rendered, **given, padding=True, add_special_tokens=False, return_tensors="pt")
+    assert together["attention_mask"].sum(1).unique().numel() == 2
+    with torch.no_grad():
+        rows = model(**together).logits[:, -1]
+    torch.testing.assert_close(rows, alone, atol=1e-4, rtol=0)
+
+
 @every_model
 def test_builds_are_equal_and_leave_the_random_state_alone(name: str) -> None:
     state = torch.get_rng_state()
@@ -127,6 +194,11 @@ def test_a_saved_model_loads_as_it_was(name: str, tmp_path: Path) -> None:
     assert all(torch.equal(torch.as_tensor(before[key]), torch.as_tensor(after[key])) for key in before)
     assert torch.equal(logits(made(name)[0], before), logits(model, after))
     assert model.generation_config.eos_token_id == made(name)[0].generation_config.eos_token_id
+
+
+def test_every_seeing_model_is_counted() -> None:
+    assert {name for name, *_ in IMAGE_TOKENS} == set(IMAGES)
+    assert {name for name, *_ in VIDEO_TOKENS} == set(VIDEOS)
 
 
 @every_model
