@@ -24,6 +24,9 @@ PAYLOADS = {
 }
 """The keys under which a mapping holds a medium."""
 
+HEAD_BYTES = 2**16
+"""How much of a stored image is looked at when it is loaded: enough for most to say what they are."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -190,25 +193,28 @@ class Place:
         if isinstance(item, StoredImage) and not item.is_here:
             return item
         try:
-            with Image.open(_readable(item)):
-                return item
+            _identify(item)
         except UNREADABLE as error:
             raise DataError(f"{self.where}: {unreadable(item, error)}") from error
+        return item
 
 
-def _readable(item: str | bytes | StoredImage) -> Any:
-    if isinstance(item, StoredImage):
-        import pyarrow
-
-        return pyarrow.BufferReader(item.data())
-    return BytesIO(item) if isinstance(item, bytes) else item
+def _identify(item: str | bytes | StoredImage) -> None:
+    if isinstance(item, str):
+        Image.open(item).close()
+        return
+    data = memoryview(item if isinstance(item, bytes) else item.data())
+    try:
+        Image.open(BytesIO(data[:HEAD_BYTES])).close()
+    except UNREADABLE:  # some formats are read whole
+        Image.open(BytesIO(data)).close()
 
 
 def _decoded(item: Any) -> Any:
     if not isinstance(item, bytes | StoredImage):
         return item
     try:
-        return upright(Image.open(_readable(item)))
+        return upright(Image.open(BytesIO(item if isinstance(item, bytes) else item.data())))
     except UNREADABLE as error:
         raise DataError(unreadable(item, error)) from error
 
