@@ -99,11 +99,23 @@ class AdvantageConfig(Section):
         default=None, description="1: sample standard deviation; 0: population; null: 1, and 0 for gdpo"
     )
     clamp: float | None = Field(default=None, gt=0, description="advantages are held within plus and minus this")
+    equal_groups: Literal["zero", "drop"] = Field(
+        default="zero",
+        description="groups without an advantage: zero counts their samples in the loss's means, drop nowhere",
+    )
+    kl_beta: float = Field(
+        default=0.0, ge=0, description="weight of the divergence from the reference taken off the reward, as in RLOO"
+    )
+    divergence: str | None = Field(
+        default=None, description="that divergence, summed over the sample's decisions; needed if kl_beta > 0"
+    )
 
     @model_validator(mode="after")
     def _used(self) -> AdvantageConfig:
         if self.scale in ("none", "leave_one_out") and self.numbers:
             raise ValueError(f"scale: {self.scale} divides by no standard deviation; leave out eps and correction")
+        if (self.kl_beta > 0) != (self.divergence is not None):
+            raise ValueError("kl_beta and divergence go together: name a divergence, for example k1, and a weight")
         return self
 
     @property
@@ -117,6 +129,9 @@ class AdvantageConfig(Section):
         return given
 
 
+Level = Literal["decision", "segment", "sequence", "trajectory"]
+
+
 class ObjectiveConfig(Section):
     """The loss: see mmgrpo.maths.objectives."""
 
@@ -124,8 +139,20 @@ class ObjectiveConfig(Section):
         default_factory=lambda: Named.model_validate({"name": "clipped", "low": 0.2, "high": 0.2}),
         description="loss of a decision, as a function of its ratio and advantage",
     )
-    ratio_level: Literal["decision", "segment", "sequence"] = Field(
-        default="decision", description="what a ratio is taken over; the levels above decision take geometric means"
+    ratio_level: Level = Field(
+        default="decision",
+        description="what a ratio is taken over: segment and sequence take geometric means, trajectory the product",
+    )
+    bound: Named | None = Field(
+        default=None, description="bound of each decision's log-ratio, before the level averages"
+    )
+    selections: tuple[Named, ...] = Field(
+        default=(), description="which decisions' surrogate counts; the others weigh 0, and no mean changes"
+    )
+    truncated: Literal["keep", "zero", "drop"] = Field(
+        default="keep",
+        description="samples cut off by their length limit: keep trains on them; zero leaves their decisions out, "
+        "and the means over samples count them as zeros (TRL); drop counts them nowhere",
     )
     recentre: bool = Field(
         default=False, description="Gaussian log-ratios lose their mean and their scale first (GRPO-Guard)"
@@ -136,6 +163,11 @@ class ObjectiveConfig(Section):
     step_weight: str | None = Field(default=None, description="further weight of a denoising step's surrogate")
     divergence: str | None = Field(default=None, description="divergence from the reference; computed if kl_beta > 0")
     kl_beta: float = Field(default=0.0, ge=0, description="weight of the divergence in the loss; 0: no reference pass")
+    kl_ratio_level: Level | None = Field(
+        default=None,
+        description="level of the ratio that multiplies the divergence, with gradient; decision makes k1, k2 and k3 "
+        "unbiased off policy",
+    )
     entropy_bonus: float = Field(default=0.0, description="weight of the entropy; not for denoising policies")
 
 
@@ -189,6 +221,11 @@ class TrackingConfig(Section):
 
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
     project: str = "mmgrpo"
+    rollouts: int = Field(
+        default=2,
+        ge=0,
+        description="groups kept in samples/ with their advantages, at the first step and with every evaluation",
+    )
 
 
 class RuntimeConfig(Section):
