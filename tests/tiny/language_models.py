@@ -16,6 +16,7 @@ from . import causal_models, chat_tokenizers, processors, vision_language_models
 Processor = PreTrainedTokenizerBase | ProcessorMixin
 
 LOGIT_STD = 2.5  # over the vocabulary: the likeliest token gets about one half, so a changed token or pixel shows
+GEMMA_LOGIT_STD = 1.3  # the head is the embedding, which Gemma enlarges: more, and a token can only repeat itself
 EMBEDDING_STD = 0.5
 
 
@@ -31,6 +32,7 @@ class Tiny:
         several: it takes several pictures in one prompt.
         videos: it takes videos.
         needs_image: it takes no prompt without a picture.
+        logit_std: standard deviation of a position's logits over the vocabulary, before scales and caps.
     """
 
     processor: Callable[[], Processor]
@@ -40,6 +42,7 @@ class Tiny:
     several: bool = False
     videos: bool = False
     needs_image: bool = False
+    logit_std: float = LOGIT_STD
 
 
 def make(name: str, seed: int = 0) -> tuple[PreTrainedModel, Processor]:
@@ -50,7 +53,7 @@ def make(name: str, seed: int = 0) -> tuple[PreTrainedModel, Processor]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = tiny.model(tokenizer)
-        _draw(model)
+        _draw(model, tiny.logit_std)
     generation = model.generation_config
     assert generation is not None
     ends = [vision_language_models.token_id(tokenizer, end) for end in tiny.ends]
@@ -72,7 +75,7 @@ def tokenizer_of(processor: Processor) -> PreTrainedTokenizerBase:
 
 
 @torch.no_grad()
-def _draw(model: PreTrainedModel) -> None:
+def _draw(model: PreTrainedModel, logit_std: float) -> None:
     """Weights that keep a signal's size, whatever a class's own scale and zeros; norms stay as they are."""
     for module in model.modules():
         match module:
@@ -88,7 +91,7 @@ def _draw(model: PreTrainedModel) -> None:
             parameter.normal_(std=1 / math.sqrt(parameter.shape[0]))
     head = model.get_output_embeddings()
     assert isinstance(head, nn.Linear)
-    head.weight.normal_(std=LOGIT_STD / math.sqrt(head.in_features))
+    head.weight.normal_(std=logit_std / math.sqrt(head.in_features))
 
 
 QWEN_ENDS = ("<|im_end|>", "<|endoftext|>")
@@ -158,7 +161,12 @@ TINY: dict[str, Tiny] = {
         videos=True,
     ),
     "gemma3": Tiny(
-        processor=processors.gemma3, model=vision_language_models.gemma3, ends=GEMMA_ENDS, images=True, several=True
+        processor=processors.gemma3,
+        model=vision_language_models.gemma3,
+        ends=GEMMA_ENDS,
+        images=True,
+        several=True,
+        logit_std=GEMMA_LOGIT_STD,
     ),
     "paligemma": Tiny(
         processor=processors.paligemma,
@@ -167,6 +175,7 @@ TINY: dict[str, Tiny] = {
         images=True,
         several=True,
         needs_image=True,
+        logit_std=GEMMA_LOGIT_STD,
     ),
 }
 

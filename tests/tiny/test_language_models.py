@@ -102,6 +102,7 @@ def test_logits_spread_over_the_vocabulary_and_follow_the_text(name: str) -> Non
     first, second = (logits(model, encode(processor, name, text, images)) for text in (WORDS, OTHER_WORDS))
     assert first.shape == (len(tokenizer_of(processor)),)
     assert 1 < first.std() < 5
+    assert first.softmax(-1).max() < 0.9
     assert difference(first, second) > 10 * VISIBLE
 
 
