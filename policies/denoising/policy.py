@@ -34,10 +34,11 @@ from mmgrpo.policies.denoising.session import Session, Stage, find_denoisers
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.denoising.supervised import Latents, supervised_loss
 from mmgrpo.policies.denoising.trace import Row, Trace, row_arguments, shows_media
-from mmgrpo.policies.denoising.weights import Weights
+from mmgrpo.policies.weights import DiffusersFiles, Weights
 from mmgrpo.policy import Policy, Scheduled, Supervised
 from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, Sample
 
+ATTENTION_PROJECTIONS = ("to_q", "to_k", "to_v", "to_out.0")
 EXACTNESS = {torch.float32: 1e-5, torch.bfloat16: 1e-3}
 
 
@@ -77,7 +78,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         )
         scheduler = configured_scheduler(pipeline.scheduler, settings.scheduler)
         self._sampling.check_scheduler(scheduler)
-        self._weights = Weights(denoisers, settings.lora)
+        self._weights = Weights(denoisers, settings.lora, ATTENTION_PROJECTIONS, DiffusersFiles())
         self._stage = Stage(pipeline, scheduler, tuple(denoisers), Memo(settings.memo_bytes))
         if settings.lora is None and dtype != torch.float32:
             self._stage.autocast(dtype)  # the trained weights are float32 masters, the arithmetic stays as loaded

@@ -6,22 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-
-class LoraSettings(BaseModel):
-    """Low-rank adapters on the denoiser (peft)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    rank: int = Field(default=32, ge=1)
-    alpha: float = Field(default=64.0, gt=0, description="what the adapters add is scaled by alpha / rank")
-    targets: str | tuple[str, ...] = Field(
-        default=("to_q", "to_k", "to_v", "to_out.0"),
-        description="endings of module names, or one text that peft reads: a regular expression or all-linear",
-    )
-    init: Literal["gaussian", "kaiming"] = Field(
-        default="gaussian", description="of the first factor; the second starts at 0"
-    )
-    dora: bool = Field(default=False, description="weight-decomposed adapters")
+from mmgrpo.policies.weights import LoraSettings
 
 
 class DenoisingSettings(BaseModel):

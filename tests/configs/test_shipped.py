@@ -19,8 +19,9 @@ from mmgrpo.loading import CONFIGS, dump_config, load_config, read_layers, shipp
 from mmgrpo.maths.surrogates import clipped
 from mmgrpo.methods import at
 from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.denoising.policy import ATTENTION_PROJECTIONS
 from mmgrpo.policies.denoising.settings import DenoisingSettings
-from mmgrpo.policies.denoising.weights import Weights
+from mmgrpo.policies.weights import DiffusersFiles, Weights
 from tests.tiny.pipelines import PIPELINES
 
 METHODS = shipped("methods")
@@ -154,9 +155,11 @@ def test_lora_targets_exist_in_the_class(name: str) -> None:
     pipeline = PIPELINES[TINY[name.removeprefix("models/")]].build()
     assert settings.lora is not None
     linear = [path for path, module in pipeline.transformer.named_modules() if isinstance(module, nn.Linear)]
-    matched = {t: [p for p in linear if p == t or p.endswith(f".{t}")] for t in settings.lora.targets}
+    matched = {
+        t: [p for p in linear if p == t or p.endswith(f".{t}")] for t in settings.lora.targets or ATTENTION_PROJECTIONS
+    }
     assert [target for target, paths in matched.items() if not paths] == []
-    Weights({"transformer": pipeline.transformer}, settings.lora)
+    Weights({"transformer": pipeline.transformer}, settings.lora, ATTENTION_PROJECTIONS, DiffusersFiles())
     adapted = {
         path.removesuffix(".lora_A.default.weight")
         for path, _ in pipeline.transformer.named_parameters()
@@ -177,7 +180,7 @@ def test_second_attention_of_sd35_is_left_alone() -> None:
     settings = settings_of(load_config("models/sd3.5-medium"))
     plain = PIPELINES["sd3"].build().transformer
     transformer = plain.from_config({**plain.config, "dual_attention_layers": (0,)})
-    Weights({"transformer": transformer}, settings.lora)
+    Weights({"transformer": transformer}, settings.lora, ATTENTION_PROJECTIONS, DiffusersFiles())
     paths = [path for path, _ in transformer.named_parameters() if ".lora_" in path]
     assert any(".attn.to_q." in path for path in paths)
     assert not any(".attn2." in path for path in paths)

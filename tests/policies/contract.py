@@ -64,7 +64,7 @@ def check_on_policy_gap(subject: Subject, plan: Plan | None = None) -> None:
 
 
 def check_every_decision_once(subject: Subject) -> None:
-    """Each unmasked decision appears in exactly one slice, each masked one in none, also for some of the rows."""
+    """Each unmasked decision of the asked-for rows appears in exactly one slice."""
     policy = subject.make(2)
     rollout = subject.rollout(policy)
     B, T = rollout.shape
@@ -187,14 +187,14 @@ def values(policy: Policy, rollout: Rollout, rows: Sequence[int] | Tensor | None
 
 
 def counts(policy: Policy, rollout: Rollout, rows: Sequence[int] | Tensor | None = None) -> Tensor:
-    """(B, T) how often each decision was streamed."""
+    """(B, T) how often each unmasked decision was streamed."""
     found_BT = torch.zeros(rollout.shape, dtype=torch.int32)
     with torch.no_grad():
         for evaluation in policy.evaluate(rollout, rows):
             index = _rows_of(evaluation.rows, rollout, rows)
             cells = index[:, None], torch.as_tensor(evaluation.columns)
             found_BT[cells] += torch.isfinite(evaluation.logprob_BT.cpu()).int()
-    return found_BT
+    return found_BT * rollout.mask_BT
 
 
 def gradients(policy: Policy, rollout: Rollout, rows: Sequence[int] | Tensor | None = None) -> list[Tensor]:

@@ -1,0 +1,207 @@
+"""From a prompt to the tensors of a model: the processor runs once per prompt, alone.
+
+Because every prompt is processed by itself, its tensors are whole: visual features of whatever layout are never cut out
+of a batch by their names. Prompts are put together only where all of that is alike.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.media import opened
+from mmgrpo.policies.language.settings import LanguageSettings
+from mmgrpo.types import Prompt
+
+MASK = "attention_mask"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """A prompt as the model takes it.
+
+    Attributes:
+        prompt: what was encoded; kept, so that its identity stays its own.
+        ids_P: its token ids, media placeholders expanded.
+        per_token: further tensors of shape (1, P), one entry per token.
+        media: all other tensors, as the processor gave them for this prompt alone.
+    """
+
+    prompt: Prompt
+    ids_P: Tensor
+    per_token: Mapping[str, Tensor]
+    media: Mapping[str, Tensor]
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt, P."""
+        return len(self.ids_P)
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Prompts of one kind may run in one batch; without media their lengths may differ."""
+        shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in sorted(self.media.items()))
+        return (self.length, tuple(self.per_token), *shapes) if shapes else tuple(self.per_token)
+
+    @property
+    def num_bytes(self) -> int:
+        """What keeping it costs."""
+        return sum(
+            tensor.numel() * tensor.element_size() for tensor in (*self.per_token.values(), *self.media.values())
+        )
+
+
+class Encoder:
+    """Renders prompts with the model's own chat template and processor."""
+
+    def __init__(self, processor: Any, settings: LanguageSettings, *, context: int | None) -> None:
+        """Reads what the processor can do.
+
+        Args:
+            processor: an ``AutoProcessor`` or ``AutoTokenizer`` of transformers.
+            settings: how prompts are rendered.
+            context: the longest sequence the model knows positions for; None if it names none.
+        """
+        self.processor = processor
+        self.tokenizer = getattr(processor, "tokenizer", processor)
+        self.settings = settings
+        self._context = context
+        self._takes_media = self.tokenizer is not processor
+        self._uses_template = self._has_template() if settings.chat is None else settings.chat
+        if self._uses_template and not self._has_template():
+            raise ConfigError(
+                f"policy.chat is true, but {type(processor).__name__} has no chat template; use an instruct "
+                "checkpoint, or set policy.chat: false to feed the prompt's text as it is"
+            )
+        self._known: OrderedDict[int, Encoded] = OrderedDict()
+        self._bytes = 0
+
+    def __call__(self, prompt: Prompt) -> Encoded:
+        """The prompt's tensors, on the CPU.
+
+        Raises: DataError for media that cannot be opened or have no place in the prompt, and for a prompt that leaves
+        no room for a completion; nothing is ever truncated.
+        """
+        if id(prompt) in self._known:
+            self._known.move_to_end(id(prompt))
+            return self._known[id(prompt)]
+        encoded = self._encoded(prompt)
+        self._known[id(prompt)] = encoded
+        self._bytes += encoded.num_bytes
+        while self._bytes > self.settings.memo_bytes and len(self._known) > 1:
+            self._bytes -= self._known.popitem(last=False)[1].num_bytes
+        return encoded
+
+    def target(self, text: str) -> Tensor:
+        """Token ids of a completion that a warm-up teaches, without an end token."""
+        return torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
+
+    def _has_template(self) -> bool:
+        return bool(getattr(self.processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None))
+
+    def _encoded(self, prompt: Prompt) -> Encoded:
+        tensors = self._tensors(prompt)
+        ids = tensors.pop("input_ids")
+        tensors.pop(MASK, None)
+        per_token = {name: tensor for name, tensor in tensors.items() if tensor.shape == ids.shape}
+        media = {name: tensor for name, tensor in tensors.items() if name not in per_token}
+        encoded = Encoded(prompt, ids[0], per_token, media)
+        if self._context is not None and encoded.length + self.settings.max_new_tokens > self._context:
+            raise DataError(
+                f"the prompt {prompt.text!r:.60} takes {encoded.length} tokens, which with max_new_tokens="
+                f"{self.settings.max_new_tokens} is more than the model's context of {self._context}; shorten it, show "
+                "smaller pictures (policy.processor: {max_pixels: ...}) or lower policy.max_new_tokens"
+            )
+        return encoded
+
+    def _tensors(self, prompt: Prompt) -> dict[str, Tensor]:
+        images = [opened(image) for image in prompt.images]
+        videos = [self._video(video) for video in prompt.videos]
+        if (images or videos) and not self._takes_media:
+            raise DataError(
+                f"the prompt {prompt.text!r:.60} shows pictures, and {type(self.processor).__name__} reads text alone; "
+                "use a vision-language checkpoint, or remove the images"
+            )
+        if (images or videos) and not self._uses_template:
+            raise DataError(
+                f"the prompt {prompt.text!r:.60} shows pictures, whose place only a chat template knows; use a "
+                "checkpoint with a chat template and leave policy.chat unset"
+            )
+        text = self._rendered(prompt)
+        arguments: dict[str, Any] = {"return_tensors": "pt", "add_special_tokens": not self._uses_template}
+        if images:
+            arguments["images"] = [images]
+        if videos:
+            arguments["videos"] = [[frames for frames, _ in videos]]
+            arguments |= {"video_metadata": [[facts for _, facts in videos]], "do_sample_frames": False}
+        try:
+            found = self.processor(text=[text], **arguments)
+        except (ValueError, IndexError, StopIteration, TypeError) as error:
+            raise DataError(
+                f"{type(self.processor).__name__} cannot process the prompt {prompt.text!r:.60} with {len(images)} "
+                f"images and {len(videos)} videos: {error}; its messages must hold as many image and video parts"
+            ) from error
+        return {name: torch.as_tensor(value) for name, value in found.items()}
+
+    def _rendered(self, prompt: Prompt) -> str:
+        if not self._uses_template:
+            return prompt.text
+        messages = [self._turn(turn) for turn in prompt.messages or [{"role": "user", "content": _parts(prompt)}]]
+        if self.settings.system is not None and messages[0]["role"] != "system":
+            messages.insert(0, self._turn({"role": "system", "content": self.settings.system}))
+        goes_on = messages[-1]["role"] == "assistant"
+        return self.processor.apply_chat_template(
+            messages,
+            tokenize=False,
+            add_generation_prompt=not goes_on,
+            continue_final_message=goes_on,
+            **self.settings.template,
+        )
+
+    def _turn(self, turn: Mapping[str, Any]) -> dict[str, Any]:
+        """A turn with its content as the template expects it: parts for processors, text for tokenizers."""
+        content = turn["content"]
+        if self._takes_media and isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        if not self._takes_media and not isinstance(content, str):
+            content = "".join(part["text"] for part in content if part.get("type") == "text")
+        return {**turn, "content": content}
+
+    def _video(self, video: Any) -> tuple[Any, Any]:
+        """A video's frames, sampled by qwen-vl-utils, and what the processor wants to know of them."""
+        from qwen_vl_utils.vision_process import fetch_video
+
+        source: Any = video if isinstance(video, str) else [opened(frame) for frame in video]
+        patch = getattr(getattr(self.processor, "video_processor", None), "patch_size", None)
+        options: dict[str, Any] = {"image_patch_size": patch} if isinstance(patch, int) else {}
+        try:
+            frames, facts = fetch_video({"video": source, **self.settings.video}, return_video_metadata=True, **options)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise DataError(f"the video {video!r:.80} cannot be read: {error}") from error
+        return frames, facts
+
+
+def _parts(prompt: Prompt) -> list[dict[str, Any]]:
+    """One user turn: all pictures, all videos, the text."""
+    media = [{"type": "image"}] * len(prompt.images) + [{"type": "video"}] * len(prompt.videos)
+    return [*media, {"type": "text", "text": prompt.text}]
+
+
+def batches_of(prompts: Sequence[Encoded], max_tokens: int) -> list[list[int]]:
+    """Positions of prompts that may run together, in order; at most ``max_tokens`` tokens a batch, padding included."""
+    found: list[list[int]] = []
+    open_batch: dict[Any, list[int]] = {}
+    for position in sorted(range(len(prompts)), key=lambda k: prompts[k].length):
+        kind = prompts[position].kind
+        batch = open_batch.get(kind)
+        if batch is None or (len(batch) + 1) * prompts[position].length > max_tokens:
+            batch = open_batch[kind] = []
+            found.append(batch)
+        batch.append(position)
+    return found

@@ -1,0 +1,111 @@
+"""Models and processors from paths, hub ids and Python builders, and what of a model's vocabulary is special."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.policies.language.settings import LanguageSettings
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+MEDIA_WORDS = ("image", "video", "vision", "audio", "img")
+
+
+def load_model(settings: LanguageSettings) -> tuple[PreTrainedModel, Any]:
+    """The model and the processor (or tokenizer) a run's settings name.
+
+    ``model`` is a folder written by ``save_pretrained``, a hub id, or ``python:module:function`` for a function of no
+    arguments that returns both.
+
+    Raises: ConfigError if nothing is named or what is named cannot be loaded.
+    """
+    if not settings.model:
+        raise ConfigError("policy.model is not set: give a path, a hub id or python:module:function")
+    if settings.model.startswith("python:"):
+        model, processor = _built(settings.model)
+        return model.to(DTYPES[settings.dtype]), processor
+    source = {"pretrained_model_name_or_path": settings.model, "revision": settings.revision or "main"}
+    try:
+        config = AutoConfig.from_pretrained(**source)
+        shows = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        model_class = AutoModelForImageTextToText if shows else AutoModelForCausalLM
+        processor_class = AutoProcessor if shows else AutoTokenizer
+        chosen = {} if settings.attention is None else {"attn_implementation": settings.attention}
+        model = model_class.from_pretrained(**source, dtype=DTYPES[settings.dtype], **chosen)
+        return model, processor_class.from_pretrained(**source, **settings.processor)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"policy.model {settings.model!r} cannot be loaded as a language model: {error}") from error
+
+
+def end_ids(model: PreTrainedModel, tokenizer: Any) -> list[int]:
+    """Every token that ends a completion. Raises ConfigError if there is none."""
+    found: set[int] = set()
+    for source in (model.generation_config, model.config, model.config.get_text_config(decoder=True), tokenizer):
+        value = getattr(source, "eos_token_id", None)
+        found |= set(value) if isinstance(value, (list, tuple)) else {value} if value is not None else set()
+    if not found:
+        raise ConfigError(
+            f"{type(model).__name__} and its tokenizer name no end-of-sequence token; set eos_token_id in its "
+            "generation_config"
+        )
+    return sorted(found)
+
+
+def media_ids(model: PreTrainedModel, processor: Any, tokenizer: Any) -> list[int]:
+    """Tokens that stand for pictures, videos and sounds: writing one would promise features that are not there."""
+    found: set[int] = set()
+    configs = (model.config, model.config.get_text_config(decoder=True), processor)
+    for source in configs:
+        for name in dir(source):
+            if name.endswith(("_token_id", "_token_index", "_token_ids")) and any(w in name for w in MEDIA_WORDS):
+                value = getattr(source, name, None)
+                found |= (
+                    set(value) if isinstance(value, (list, tuple)) else {value} if isinstance(value, int) else set()
+                )
+    special = {*tokenizer.all_special_tokens, *(str(token) for token in tokenizer.added_tokens_decoder.values())}
+    for token in special:
+        if any(word in token.lower() for word in MEDIA_WORDS):
+            found.add(tokenizer.convert_tokens_to_ids(token))
+    return sorted(value for value in found if isinstance(value, int) and value >= 0)
+
+
+def language_parameters(model: PreTrainedModel) -> set[nn.Parameter]:
+    """The parameters of the language model alone: its decoder and its embeddings."""
+    parts = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
+    return {parameter for part in parts if part is not None for parameter in part.parameters()}
+
+
+def language_linears(model: PreTrainedModel) -> list[str]:
+    """Paths of the language model's linear layers, the output embeddings left out."""
+    decoder = {id(module) for module in model.get_decoder().modules()}
+    head = model.get_output_embeddings()
+    return [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Linear) and id(module) in decoder and module is not head
+    ]
+
+
+def _built(source: str) -> tuple[Any, Any]:
+    try:
+        _, module, attribute = source.split(":")
+        builder = getattr(importlib.import_module(module), attribute)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise ConfigError(f"policy.model {source!r} must be python:module:function; {error}") from error
+    found = builder()
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise ConfigError(f"policy.model {source!r} must return a model and its processor, got {type(found).__name__}")
+    return found

@@ -1,0 +1,161 @@
+"""Prompts that have gone through the model: their key-value cache, ready to be expanded to the members of a group.
+
+Rows of different lengths are aligned at their right end, so that whatever follows stands at one place for all of them.
+Everything here is differentiable: the update runs a prompt once under grad and expands its cache to the group.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+
+GROWTH = 1.25
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefix:
+    """The state of N rows after their first L tokens.
+
+    Attributes:
+        cache: keys and values of all layers.
+        mask_NL: bool, False at the padding on the left; None if there is none.
+        next_position: (N,) position of the next token, or (axes, N) for models with several position axes.
+        hidden_ND: the last hidden state, from which the next token is predicted.
+        length: L.
+    """
+
+    cache: Cache
+    mask_NL: Tensor | None
+    next_position: Tensor
+    hidden_ND: Tensor
+    length: int
+
+    def rows(self, index: Tensor) -> Prefix:
+        """Some rows, in any order and number; row i of the result continues row ``index[i]``."""
+        if mergeable(self.cache):
+            cache = _with_layers(self.cache, [_rows(layer, index) for layer in self.cache.layers])
+        else:
+            cache = self.cache
+            cache.reorder_cache(torch.LongTensor(index))  # in place: other kinds of layers know no other public way
+        return replace(
+            self,
+            cache=cache,
+            mask_NL=None if self.mask_NL is None else self.mask_NL[index],
+            next_position=self.next_position[..., index],
+            hidden_ND=self.hidden_ND[index],
+        )
+
+
+def mergeable(cache: Cache) -> bool:
+    """Whether rows of several prompts can be put into one cache: every layer keeps plain keys and values."""
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, GrowingLayer) for layer in cache.layers)
+
+
+def joined(prefixes: Sequence[Prefix]) -> Prefix:
+    """All rows of several prefixes in one, the shorter ones padded on the left.
+
+    Shapes: N_1 .. N_k rows of lengths L_1 .. L_k -> (sum N_k, max L_k).
+    """
+    if len(prefixes) == 1:
+        return prefixes[0]
+    length = max(prefix.length for prefix in prefixes)
+    layers: list[Any] = []
+    every: Any = (prefix.cache.layers for prefix in prefixes)
+    for parts in zip(*every, strict=True):
+        longest = max(part.keys.shape[-2] for part in parts)
+        layer = copy.copy(max(parts, key=lambda part: part.get_seq_length()))
+        layer.keys = torch.cat([_padded(part.keys, longest) for part in parts])
+        layer.values = torch.cat([_padded(part.values, longest) for part in parts])
+        layers.append(layer)
+    return Prefix(
+        cache=_with_layers(prefixes[0].cache, layers),
+        mask_NL=_joined_mask(prefixes, length),
+        next_position=torch.cat([prefix.next_position for prefix in prefixes], dim=-1),
+        hidden_ND=torch.cat([prefix.hidden_ND for prefix in prefixes]),
+        length=length,
+    )
+
+
+class GrowingLayer(DynamicLayer):
+    """A layer that writes new keys and values into room it already has, instead of copying all of them every time.
+
+    For decoding, where nothing is differentiated.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.dtype, self.device, self.is_initialized = layer.dtype, layer.device, True
+        self.keys, self.values = layer.keys, layer.values
+        self._room: tuple[Tensor, Tensor] | None = None
+
+    def forget_room(self) -> None:
+        """Leaves the room to whoever else writes into it."""
+        self._room = None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Appends the new states; returns all of them as views."""
+        held, length = self.keys.shape[-2], self.keys.shape[-2] + key_states.shape[-2]
+        if self._room is None or self._room[0].shape[-2] < length or self._room[0].shape[0] != len(key_states):
+            self._room = (_with_room(self.keys, length), _with_room(self.values, length))
+        for room, new in zip(self._room, (key_states, value_states), strict=True):
+            room[..., held:length, :] = new
+        self.keys, self.values = (room[..., :length, :] for room in self._room)
+        return self.keys, self.values
+
+
+def growing(prefix: Prefix) -> Prefix:
+    """The same prefix, its full-attention layers ready to grow in place."""
+    if not mergeable(prefix.cache):
+        return prefix
+    layers = [GrowingLayer(layer) if type(layer) is DynamicLayer else layer for layer in prefix.cache.layers]
+    return replace(prefix, cache=_with_layers(prefix.cache, layers))
+
+
+def _with_room(states: Tensor, length: int) -> Tensor:
+    room = states.new_empty(*states.shape[:-2], int(length * GROWTH), states.shape[-1])
+    room[..., : states.shape[-2], :] = states
+    return room
+
+
+def _rows(layer: Any, index: Tensor) -> Any:
+    """A copy of a layer that holds some of its rows."""
+    chosen = copy.copy(layer)
+    chosen.keys, chosen.values = layer.keys[index], layer.values[index]
+    if isinstance(chosen, GrowingLayer):
+        chosen.forget_room()
+    return chosen
+
+
+def _with_layers(cache: Cache, layers: Sequence[Any]) -> Cache:
+    """A copy of a cache with other layers; the given one stays as it is."""
+    changed = copy.copy(cache)
+    changed.layers = list(layers)
+    return changed
+
+
+def _padded(states: Tensor, length: int) -> Tensor:
+    return pad(states, (0, 0, length - states.shape[-2], 0))
+
+
+def _joined_mask(prefixes: Sequence[Prefix], length: int) -> Tensor | None:
+    if all(prefix.mask_NL is None and prefix.length == length for prefix in prefixes):
+        return None
+    masks = [
+        torch.ones(len(p.hidden_ND), p.length, dtype=torch.bool, device=p.hidden_ND.device)
+        if p.mask_NL is None
+        else p.mask_NL
+        for p in prefixes
+    ]
+    return torch.cat([pad(mask, (length - mask.shape[1], 0)) for mask in masks])

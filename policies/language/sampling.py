@@ -1,0 +1,163 @@
+"""The distribution a token is drawn from, the same in sampling and in scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+MIN_CHUNK = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Logits into the distribution sampled from.
+
+    Attributes:
+        temperature: divides the logits.
+        top_k: keeps the k likeliest tokens, ties included.
+        top_p: keeps the fewest likeliest tokens that hold this much probability.
+        min_p: keeps tokens of at least this share of the likeliest one's probability.
+        suppressed: (K,) token ids that have no probability.
+    """
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    suppressed: Tensor
+
+    @property
+    def truncates(self) -> bool:
+        """Whether the support depends on the logits."""
+        return self.top_k is not None or self.top_p is not None or self.min_p is not None
+
+    def tempered(self, logits_MV: Tensor) -> Tensor:
+        """Logits over the temperature, the suppressed tokens at minus infinity."""
+        scaled_MV = logits_MV / self.temperature
+        if len(self.suppressed) == 0:
+            return scaled_MV
+        return scaled_MV.index_fill(-1, self.suppressed.to(scaled_MV.device), -torch.inf)
+
+    def support(self, logits_MV: Tensor) -> Tensor:
+        """Which tokens of tempered logits can be drawn: top-k first, then the nucleus, then the floor.
+
+        Shapes: (M, V) -> bool (M, V).
+        """
+        keep_MV = logits_MV > -torch.inf
+        if self.top_k is not None and self.top_k < logits_MV.shape[-1]:
+            keep_MV = keep_MV & (logits_MV >= logits_MV.topk(self.top_k).values[..., -1:])
+        if self.top_p is not None and self.top_p < 1:
+            sorted_MV, order_MV = logits_MV.where(keep_MV, -torch.inf).sort(descending=True)
+            probability_MV = sorted_MV.softmax(-1)
+            inside_MV = probability_MV.cumsum(-1) - probability_MV < self.top_p
+            keep_MV = keep_MV & torch.zeros_like(keep_MV).scatter(-1, order_MV, inside_MV)
+        if self.min_p is not None:
+            floor = logits_MV.where(keep_MV, -torch.inf).amax(-1, keepdim=True) + torch.tensor(self.min_p).log()
+            keep_MV = keep_MV & (logits_MV >= floor.to(logits_MV))
+        return keep_MV
+
+
+def drawn(logits_NV: Tensor, uniform_N: Tensor) -> Tensor:
+    """Tokens by inverting the distribution function at one uniform number per row, so that a row's token is its own.
+
+    Shapes: tempered logits (N, V), numbers in [0, 1) (N,) -> (N,).
+    """
+    cumulative_NV = logits_NV.softmax(-1).double().cumsum(-1)
+    target_N1 = uniform_N[:, None].double() * cumulative_NV[:, -1:]
+    return torch.searchsorted(cumulative_NV, target_N1, right=True)[:, 0].clamp(max=logits_NV.shape[-1] - 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Support:
+    """The tokens that could be drawn at each of M decisions, as lists of ids.
+
+    Attributes:
+        ids: all lists, one after the other; int32.
+        counts: length of each list.
+    """
+
+    ids: Tensor
+    counts: tuple[int, ...]
+
+    def mask(self, vocabulary: int, device: torch.device) -> Tensor:
+        """Bool (M, V)."""
+        row = torch.arange(len(self.counts)).repeat_interleave(torch.tensor(self.counts))
+        mask_MV = torch.zeros(len(self.counts), vocabulary, dtype=torch.bool, device=device)
+        mask_MV[row.to(device), self.ids.long().to(device)] = True
+        return mask_MV
+
+    def part(self, start: int, stop: int) -> Support:
+        """Some consecutive decisions."""
+        before, within = sum(self.counts[:start]), sum(self.counts[start:stop])
+        return Support(self.ids[before : before + within], self.counts[start:stop])
+
+    def at(self, keep_T: Tensor) -> Support:
+        """The decisions that a mask keeps; decisions beyond its end are dropped."""
+        return Support.chained([self.part(t, t + 1) for t in keep_T.nonzero()[:, 0].tolist()])
+
+    @classmethod
+    def of(cls, keep_MV: Tensor) -> list[Support]:
+        """One support per row of a mask."""
+        found = keep_MV.nonzero().cpu()
+        counts = keep_MV.sum(-1).tolist()
+        return [cls(ids, (len(ids),)) for ids in found[:, 1].int().split(counts)]
+
+    @classmethod
+    def chained(cls, parts: Sequence[Support]) -> Support:
+        """The decisions of several, in order."""
+        return cls(torch.cat([part.ids for part in parts]), tuple(n for part in parts for n in part.counts))
+
+
+def token_logprobs(
+    hidden_MD: Tensor,
+    token_M: Tensor,
+    logits_of: Callable[[Tensor], Tensor],
+    sampling: Sampling,
+    *,
+    chunk: int,
+    support: Support | None = None,
+    entropy: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities of M tokens from the hidden states before them; at most ``chunk`` rows of logits exist at once.
+
+    Args:
+        hidden_MD: hidden states.
+        token_M: the tokens drawn from them.
+        logits_of: (m, D) -> (m, V) float32.
+        sampling: the distribution drawn from.
+        chunk: rows of logits at a time; the backward makes them again.
+        support: what could be drawn, if sampling truncates.
+        entropy: whether the distribution's entropy is wanted too.
+
+    Returns:
+        logprob_M, and entropy_M in nats or None; float32.
+    """
+
+    def scored(hidden_mD: Tensor, token_m: Tensor, start: int) -> tuple[Tensor, Tensor | None]:
+        logits_mV = sampling.tempered(logits_of(hidden_mD))
+        if support is not None:
+            keep_mV = support.part(start, start + len(token_m)).mask(logits_mV.shape[-1], logits_mV.device)
+            logits_mV = logits_mV.masked_fill(~keep_mV, -torch.inf)
+        total_m = logits_mV.logsumexp(-1)
+        logprob_m = logits_mV.gather(-1, token_m[:, None])[:, 0] - total_m
+        if not entropy:
+            return logprob_m, None
+        finite_mV = logits_mV.masked_fill(logits_mV == -torch.inf, 0.0)
+        return logprob_m, total_m - (logits_mV.softmax(-1) * finite_mV).sum(-1)
+
+    chunk = max(chunk, MIN_CHUNK)
+    if len(token_M) <= chunk:
+        return scored(hidden_MD, token_M, 0)
+    parts = []
+    for start in range(0, len(token_M), chunk):
+        rows = slice(start, start + chunk)
+        if torch.is_grad_enabled():
+            parts.append(checkpoint(scored, hidden_MD[rows], token_M[rows], start, use_reentrant=False))
+        else:
+            parts.append(scored(hidden_MD[rows], token_M[rows], start))
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies) if entropy else None

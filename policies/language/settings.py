@@ -1,0 +1,78 @@
+"""The configuration of a language policy, as a run's ``policy:`` section holds it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from mmgrpo.policies.weights import LoraSettings
+
+
+class LanguageSettings(BaseModel):
+    """How a transformers model writes, what of it is trained, and in what batches it runs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str | None = Field(
+        default=None,
+        description="path or hub id, or python:module:function that returns a model and its processor or tokenizer",
+    )
+    revision: str | None = Field(default=None, description="of the hub repository")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="of the arithmetic; weights that are trained in full are kept in float32 beside it",
+    )
+    attention: str | None = Field(
+        default=None,
+        description="attn_implementation of transformers: sdpa, eager, flash_attention_2, ...; null: it chooses",
+    )
+    processor: dict[str, Any] = Field(
+        default_factory=dict, description="arguments of AutoProcessor.from_pretrained, for example {max_pixels: 401408}"
+    )
+    chat: bool | None = Field(
+        default=None,
+        description="put prompts into the chat template; null: if there is one; false: the prompt's text as it is",
+    )
+    system: str | None = Field(default=None, description="system turn for prompts that have none")
+    template: dict[str, Any] = Field(
+        default_factory=dict, description="further variables of the chat template, for example {enable_thinking: false}"
+    )
+    video: dict[str, Any] = Field(
+        default_factory=dict,
+        description="how videos are read, for qwen-vl-utils: fps, nframes, max_pixels, ...",
+    )
+    max_new_tokens: int = Field(default=256, ge=1, description="longest completion")
+    temperature: float = Field(default=1.0, gt=0, description="divides the logits, in sampling and in scoring")
+    top_k: int | None = Field(default=None, ge=1, description="sample among the k likeliest; scored on the same tokens")
+    top_p: float | None = Field(default=None, gt=0, le=1, description="sample in the nucleus; scored on the same")
+    min_p: float | None = Field(
+        default=None, ge=0, le=1, description="drop tokens below this share of the likeliest; scored on the same"
+    )
+    suppress: tuple[int, ...] = Field(
+        default=(), description="token ids that are never sampled, beside the model's image, video and audio tokens"
+    )
+    segment_end: str | None = Field(
+        default=None,
+        description="regular expression; a segment of a completion ends with a token in which it is found, for example "
+        "[.!?\\n]; null: a completion is one segment",
+    )
+    lora: LoraSettings | None = Field(default=None, description="null: every weight is trained")
+    freeze_vision: bool = Field(
+        default=False, description="train nothing outside the language model; LoRA is on the language model anyway"
+    )
+    share_prefix: bool | None = Field(
+        default=None,
+        description="in updates, run a prompt once for all rows that share it; null: where the model's cache allows",
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="memory for time; switches share_prefix off, as transformers drops the cache"
+    )
+    rollout_batch: int = Field(default=64, ge=1, description="rows that are decoded together")
+    update_tokens: int = Field(
+        default=16384, ge=1, description="tokens per forward in updates, prompts counted once where they are shared"
+    )
+    head_bytes: int = Field(
+        default=256 * 1024**2, ge=1, description="float32 logits held at a time; longer batches go through in chunks"
+    )
+    memo_bytes: int = Field(default=1024**3, ge=0, description="memory for processed prompts, oldest dropped first")

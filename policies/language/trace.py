@@ -1,0 +1,115 @@
+"""What a rollout of text remembers of itself, row by row, so that any rows can be scored in any batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from re import Pattern
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from mmgrpo.policies.language.decoding import Completion
+from mmgrpo.policies.language.encoding import Encoded
+from mmgrpo.types import Prompt, Rollout, Sample
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """Prompts and completions.
+
+    Attributes:
+        prompts: one per group.
+        prompt_of_B: which of them each row continues.
+        completions: one per row.
+    """
+
+    prompts: Sequence[Encoded]
+    prompt_of_B: Sequence[int]
+    completions: Sequence[Completion]
+
+    def batches(self, rows: Sequence[int], *, max_tokens: int, shared: bool) -> list[list[int]]:
+        """Rows that are scored together: whole prompts first, their own tokens counted once where they are shared."""
+        by_prompt: dict[int, list[int]] = {}
+        for row in rows:
+            by_prompt.setdefault(self.prompt_of_B[row], []).append(row)
+        order = sorted(by_prompt, key=lambda k: (repr(self.prompts[k].kind), self.prompts[k].length))
+        found: list[list[int]] = []
+        for prompt in order:
+            for row in sorted(by_prompt[prompt], key=lambda r: len(self.completions[r].token_T)):
+                if found and self._fits([*found[-1], row], max_tokens, shared):
+                    found[-1].append(row)
+                else:
+                    found.append([row])
+        return found
+
+    def _fits(self, rows: Sequence[int], max_tokens: int, shared: bool) -> bool:
+        prompts = [self.prompts[self.prompt_of_B[row]] for row in rows]
+        if not shared and prompts[0].kind != prompts[-1].kind:
+            return False
+        longest = max(len(self.completions[row].token_T) for row in rows)
+        widest = max(prompt.length for prompt in prompts)
+        num_prompts = len({id(prompt) for prompt in prompts}) if shared else len(rows)
+        return num_prompts * widest + len(rows) * longest <= max_tokens
+
+
+def assembled(
+    trace: Trace,
+    identities: Sequence[tuple[Prompt, int, int]],
+    tokenizer: Any,
+    *,
+    segment_end: Pattern[str] | None,
+    trained: bool,
+) -> Rollout:
+    """The rollout of a trace.
+
+    Args:
+        trace: what was written.
+        identities: prompt, group and member of each row.
+        tokenizer: turns ids into text.
+        segment_end: what ends a segment.
+        trained: whether the decisions were drawn at random, and so can be trained on.
+
+    Returns:
+        B rows, padded to the longest completion.
+    """
+    completions = trace.completions
+    lengths_B = torch.tensor([len(completion.token_T) for completion in completions])
+    B, T = len(completions), int(lengths_B.max())
+    exists_BT = torch.arange(T)[None] < lengths_B[:, None]
+    state_BT = B + torch.arange(B * T).reshape(B, T)
+    state_BT[:, 0] = torch.tensor(trace.prompt_of_B)
+    samples = [
+        Sample(
+            prompt=prompt,
+            group=group,
+            member=member,
+            text=tokenizer.decode(completion.token_T, skip_special_tokens=True),
+            tokens=completion.token_T.tolist(),
+            finished=completion.finished,
+        )
+        for (prompt, group, member), completion in zip(identities, completions, strict=True)
+    ]
+    return Rollout(
+        samples=samples,
+        prompt_index_B=torch.tensor([sample.group for sample in samples]),
+        old_logprob_BT=pad_sequence([completion.logprob_T for completion in completions], batch_first=True),
+        mask_BT=exists_BT & trained,
+        state_BT=state_BT,
+        segment_BT=_segments(completions, tokenizer, segment_end, T),
+        trace=trace,
+        num_forwards=B,
+    )
+
+
+def _segments(completions: Sequence[Completion], tokenizer: Any, end: Pattern[str] | None, T: int) -> Tensor:
+    segment_BT = torch.zeros(len(completions), T, dtype=torch.long)
+    if end is None:
+        return segment_BT
+    for row, completion in enumerate(completions):
+        pieces = tokenizer.batch_decode(completion.token_T[:, None])
+        ends_T = torch.tensor([end.search(piece) is not None for piece in pieces])
+        segment_BT[row, 1 : len(pieces)] = ends_T.long().cumsum(0)[:-1]
+    return segment_BT

@@ -1,0 +1,290 @@
+"""What is trained of a model, and where its frozen reference and its files are."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
+from pydantic import BaseModel, ConfigDict, Field
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from mmgrpo.errors import CheckpointError, ConfigError
+
+ADAPTER = "default"
+CONFIG_FILE, PEFT_FILE, DIFFUSERS_FILE = (
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "pytorch_lora_weights.safetensors",
+)
+PEFT_PREFIX = "base_model.model."
+
+
+class LoraSettings(BaseModel):
+    """Low-rank adapters on the trained model (peft)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rank: int = Field(default=32, ge=1)
+    alpha: float = Field(default=64.0, gt=0, description="what the adapters add is scaled by alpha / rank")
+    targets: str | tuple[str, ...] | None = Field(
+        default=None,
+        description="endings of module names, or one text that peft reads: a regular expression or all-linear; null: "
+        "the attention projections of a denoiser, every linear layer of a language model",
+    )
+    init: Literal["gaussian", "kaiming"] = Field(
+        default="gaussian", description="of the first factor; the second starts at 0"
+    )
+    dora: bool = Field(default=False, description="weight-decomposed adapters")
+
+
+class AdapterFiles(Protocol):
+    """The form in which a library keeps adapters on disk.
+
+    Attributes:
+        merge: the library's own code to make adapters part of the weights.
+    """
+
+    merge: str
+
+    def save(self, modules: Mapping[str, nn.Module], lora: LoraSettings, directory: Path) -> None:
+        """Writes the adapters of the modules into an existing directory."""
+        ...
+
+    def load(self, modules: Mapping[str, nn.Module], directory: Path) -> None:
+        """Restores them. Raises CheckpointError for files that are missing or of other adapters."""
+        ...
+
+
+class Weights:
+    """The trained modules of a policy, frozen but for what is trained.
+
+    Attributes:
+        modules: the modules by component name.
+        lora: the adapters' settings, if adapters are trained.
+        reference: frozen copies, made at the first use; empty with LoRA, whose reference is the adapter switched off.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        lora: LoraSettings | None,
+        targets: str | Sequence[str],
+        files: AdapterFiles,
+    ) -> None:
+        """Freezes what is not trained, in place, and adds the adapters.
+
+        Args:
+            modules: the modules by component name.
+            lora: the adapters' settings; None trains every weight.
+            targets: what carries adapters where the settings do not say.
+            files: how adapters are kept on disk.
+        """
+        self.modules = dict(modules)
+        self.lora = lora if lora is None or lora.targets else lora.model_copy(update={"targets": targets})
+        self._files = files
+        self.reference: dict[str, nn.Module] = {}
+        for name, module in self.modules.items():
+            _require_bare(name, module, files.merge)
+            module.eval()  # no dropout: the rollout and the update must see the same policy
+            if self.lora is not None:
+                module.requires_grad_(False)
+                _inject(name, module, self.lora)
+            else:
+                module.float().requires_grad_(True)
+
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        """Float32 master weights, in a fixed order."""
+        return [p for module in self.modules.values() for p in module.parameters() if p.requires_grad]
+
+    @contextmanager
+    def adapters_off(self) -> Iterator[None]:
+        """Within it the adapters add nothing."""
+        layers = [m for module in self.modules.values() for m in module.modules() if isinstance(m, BaseTunerLayer)]
+        for layer in layers:
+            layer.enable_adapters(enabled=False)
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.enable_adapters(enabled=True)
+            for parameter in self._adapter_parameters():
+                parameter.requires_grad_(True)
+
+    def frozen_copies(self) -> Mapping[str, nn.Module]:
+        """The reference of a full fine-tune: copies of the weights as they were at the first call."""
+        if not self.reference:
+            self.reference = {name: _frozen(module) for name, module in self.modules.items()}
+        return self.reference
+
+    def save(self, directory: Path) -> None:
+        """Adapters in the form of ``files``; full weights as ``save_pretrained`` folders, the reference beside."""
+        if self.lora is not None:
+            self._files.save(self.modules, self.lora, directory)
+            return
+        for folder, modules in ((directory, self.modules), (directory / "reference", self.reference)):
+            for name, module in modules.items():
+                _save_module(module, folder / name)
+
+    def load(self, directory: Path) -> None:
+        """Restores what ``save`` wrote. Raises CheckpointError if files are missing or are of another model."""
+        if self.lora is not None:
+            self._files.load(self.modules, directory)
+            return
+        for name, module in self.modules.items():
+            _load_module(module, directory / name)
+        if (directory / "reference").is_dir():
+            for name, module in self.frozen_copies().items():
+                _load_module(module, directory / "reference" / name)
+
+    def _adapter_parameters(self) -> list[nn.Parameter]:
+        return [p for module in self.modules.values() for name, p in module.named_parameters() if ".lora_" in name]
+
+
+def _require_bare(name: str, module: nn.Module, merge: str) -> None:
+    if any(isinstance(layer, BaseTunerLayer) for layer in module.modules()):
+        raise ConfigError(
+            f"{name} already carries adapters, which the reference would lose; make them part of its weights first: "
+            f"{merge}"
+        )
+
+
+def _inject(name: str, module: nn.Module, lora: LoraSettings) -> None:
+    config = _lora_config(lora)
+    try:
+        inject_adapter_in_model(config, module, adapter_name=ADAPTER)
+    except ValueError as error:
+        linear = sorted({path.rsplit(".", 1)[-1] for path, m in module.named_modules() if isinstance(m, nn.Linear)})
+        raise ConfigError(
+            f"LoRA targets {lora.targets} match no module of {name} ({type(module).__name__}); "
+            f"its linear layers end in: {', '.join(linear)}"
+        ) from error
+    if getattr(module, "peft_config", None) is None:
+        object.__setattr__(module, "peft_config", {ADAPTER: config})
+    for path, parameter in module.named_parameters():
+        if ".lora_" in path:
+            parameter.data = parameter.data.float()  # small steps are lost in bfloat16
+            parameter.requires_grad_(True)
+
+
+def _lora_config(lora: LoraSettings) -> LoraConfig:
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType] (a float works as well)
+        target_modules=_targets(lora.targets),
+        init_lora_weights="gaussian" if lora.init == "gaussian" else True,
+        use_dora=lora.dora,
+        lora_dropout=0.0,
+    )
+
+
+def _targets(targets: str | Sequence[str] | None) -> str | list[str] | None:
+    return list(targets) if isinstance(targets, Sequence) and not isinstance(targets, str) else targets
+
+
+def _frozen(module: nn.Module) -> nn.Module:
+    return copy.deepcopy(module).requires_grad_(False).eval()
+
+
+class DiffusersFiles:
+    """One LoRA file for all components, as ``pipe.load_lora_weights`` reads it."""
+
+    merge = "pipe.fuse_lora(); pipe.unload_lora_weights()"
+
+    def save(self, modules: Mapping[str, nn.Module], lora: LoraSettings, directory: Path) -> None:
+        """Writes the file, the adapters' settings in its header."""
+        tensors: dict[str, torch.Tensor] = {}
+        metadata: dict[str, Any] = {}
+        for name, module in modules.items():
+            tensors |= {f"{name}.{key}": value for key, value in _adapter_state(module).items()}
+            metadata |= {
+                f"{name}.r": lora.rank,
+                f"{name}.lora_alpha": lora.alpha,
+                f"{name}.target_modules": _targets(lora.targets),
+                f"{name}.use_dora": lora.dora,
+            }
+        header = {"format": "pt", "lora_adapter_metadata": json.dumps(metadata)}
+        save_file(tensors, directory / DIFFUSERS_FILE, header)
+
+    def load(self, modules: Mapping[str, nn.Module], directory: Path) -> None:
+        """Restores the adapters of every component."""
+        path = _existing(directory / DIFFUSERS_FILE)
+        tensors = load_file(path)
+        for name, module in modules.items():
+            own = {key[len(name) + 1 :]: value for key, value in tensors.items() if key.startswith(f"{name}.")}
+            _set_adapter_state(module, own, path)
+
+
+class PeftFiles:
+    """The folder of one model's adapters, as ``PeftModel.from_pretrained`` reads it."""
+
+    merge = "model = model.merge_and_unload()"
+
+    def save(self, modules: Mapping[str, nn.Module], lora: LoraSettings, directory: Path) -> None:
+        """Writes weights and settings."""
+        (module,) = modules.values()
+        tensors = {f"{PEFT_PREFIX}{key}": value for key, value in _adapter_state(module).items()}
+        save_file(tensors, directory / PEFT_FILE, {"format": "pt"})
+        _lora_config(lora).save_pretrained(str(directory))
+
+    def load(self, modules: Mapping[str, nn.Module], directory: Path) -> None:
+        """Restores the adapters."""
+        (module,) = modules.values()
+        path = _existing(directory / PEFT_FILE)
+        _set_adapter_state(module, {k.removeprefix(PEFT_PREFIX): v for k, v in load_file(path).items()}, path)
+
+
+def _adapter_state(module: nn.Module) -> dict[str, torch.Tensor]:
+    state = get_peft_model_state_dict(module, adapter_name=ADAPTER)
+    return {key: value.detach().cpu().contiguous() for key, value in state.items()}
+
+
+def _set_adapter_state(module: nn.Module, tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    expected = get_peft_model_state_dict(module, adapter_name=ADAPTER)
+    _require_same({k: v.shape for k, v in expected.items()}, {k: v.shape for k, v in tensors.items()}, path)
+    set_peft_model_state_dict(module, dict(tensors), adapter_name=ADAPTER)
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing: the checkpoint holds no adapters; was it a full fine-tune?")
+    return path
+
+
+def _save_module(module: nn.Module, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_pretrained = getattr(module, "save_pretrained", None)
+    if callable(save_pretrained):
+        save_pretrained(folder)
+    else:
+        save_file(
+            {k: v.detach().cpu().contiguous() for k, v in module.state_dict().items()}, folder / "model.safetensors"
+        )
+
+
+def _load_module(module: nn.Module, folder: Path) -> None:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise CheckpointError(f"{folder} holds no .safetensors file; was the checkpoint made with LoRA?")
+    if isinstance(module, PreTrainedModel):  # whose files have names of their own, and leave out what is tied
+        tensors = type(module).from_pretrained(folder, dtype=module.dtype).state_dict()
+    else:
+        tensors = {key: value for file in files for key, value in load_file(file).items()}
+    state = module.state_dict()
+    _require_same({k: v.shape for k, v in state.items()}, {k: v.shape for k, v in tensors.items()}, folder)
+    module.load_state_dict(dict(tensors))
+
+
+def _require_same(expected: Mapping[str, Any], found: Mapping[str, Any], where: Path) -> None:
+    if dict(expected) != dict(found):
+        odd = sorted(set(expected.items()) ^ set(found.items()))[:3]
+        raise CheckpointError(f"{where} is of another model or other LoRA settings; it differs at {odd}")

@@ -1,0 +1,53 @@
+"""Policies on the tiny language models: prompts of mixed lengths and pictures, a fresh model for every test."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch import nn
+
+from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policy import Policy
+from mmgrpo.types import Prompt
+from tests.tiny.language_models import TINY, make
+
+TEXTS = ("what number is this", "how many red squares do you see in the picture on the left")
+TEMPERATURE = 4.0  # logits of a few units, as of a trained model; a float32 rounds in proportion to its size
+
+
+@cache
+def _made(name: str) -> tuple[Any, Any]:
+    return make(name)
+
+
+def policy_of(name: str, *, batch: int = 8, **settings: Any) -> LanguagePolicy:
+    """A policy of one's own; all those of a name have the same weights."""
+    model, processor = _made(name)
+    given = {"max_new_tokens": 7, "temperature": TEMPERATURE, "rollout_batch": batch, **settings}
+    if batch == 1:
+        given["update_tokens"] = 1
+    return LanguagePolicy(copy.deepcopy(model), processor, given)
+
+
+def picture(width: int = 16, height: int = 16, seed: int = 0) -> Image.Image:
+    """Noise, the same for a seed."""
+    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def prompts_of(name: str) -> list[Prompt]:
+    """Two prompts of different lengths: the first with a picture, the second with several where the model takes them."""
+    tiny = TINY[name]
+    first = [picture()] if tiny.images else []
+    second = [picture(24, 16, seed=1), picture(seed=2)] if tiny.several else [picture(24, 16, seed=1)] * len(first)
+    return [Prompt(TEXTS[0], images=first), Prompt(TEXTS[1], images=second)]
+
+
+def parameters_of(policy: Policy) -> list[nn.Parameter]:
+    """Every parameter of the model, trained or not."""
+    assert isinstance(policy, LanguagePolicy)
+    return list(policy.model.parameters())
