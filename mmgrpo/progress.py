@@ -52,6 +52,9 @@ class Progress:
             f"reward {line['reward/mean']:.3f} ± {line['reward/std']:.3f}  "
             f"clip {line['policy/clip_low_frac']:.2f}/{line['policy/clip_high_frac']:.2f}"
         )
+        if "completions/mean_length" in line:
+            says += f"  tokens {line['completions/mean_length']:.0f}"
+            says += f" ({line['completions/clipped_frac']:.0%} cut off)" if line["completions/clipped_frac"] else ""
         if "policy/kl_mean" in line:
             says += f"  kl {line['policy/kl_mean']:.2e}"
         self._bars.update(self._train, completed=line["step"], says=says)

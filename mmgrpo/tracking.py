@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from PIL import Image
+from torch import Tensor
 
 from mmgrpo.config import RunConfig
 from mmgrpo.loading import dump_config
+from mmgrpo.samples import write_samples
 from mmgrpo.types import Sample, Scores
 
 PACKAGES = ("mmgrpo", "torch", "diffusers", "transformers", "accelerate", "peft")
-FRAME_MS = 125
 
 
 class RunFolder:
@@ -78,25 +78,12 @@ class RunFolder:
 
     def save_samples(self, step: int, samples: Sequence[Sample], scores: Scores) -> Path:
         """Writes the samples of an evaluation, with what the rewards said of each; returns their folder."""
-        folder = self.path / "samples" / f"step-{step:06d}"
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "samples.jsonl").open("w") as lines:
-            for row, sample in enumerate(samples):
-                said = {
-                    name: float(scores.value_BR[row, r])
-                    for r, name in enumerate(scores.names)
-                    if bool(scores.valid_BR[row, r])
-                }
-                line = {
-                    "file": _save_media(folder, row, sample),
-                    "prompt": sample.prompt.text,
-                    "group": sample.group,
-                    "member": sample.member,
-                    "text": sample.text,
-                    "rewards": said,
-                }
-                lines.write(json.dumps(line) + "\n")
-        return folder
+        return write_samples(self.path / "samples" / f"step-{step:06d}", samples, scores)
+
+    def save_rollout(self, step: int, samples: Sequence[Sample], scores: Scores, advantage_B: Tensor) -> Path:
+        """Writes groups that were trained on, with the advantage of each sample; returns their folder."""
+        folder = self.path / "samples" / f"train-{step:06d}"
+        return write_samples(folder, samples, scores, advantage_B=advantage_B)
 
     def _update_header(self, **values: Any) -> None:
         (self.path / "run.json").write_text(json.dumps(self._header() | values, indent=2))
@@ -126,24 +113,6 @@ def start_trackers(accelerator: Accelerator, config: RunConfig) -> None:
     """Begins the run in every tracker, under the run's name and with its resolved configuration."""
     flat = {key: str(value) for key, value in config.model_dump(mode="json").items()}
     accelerator.init_trackers(config.tracking.project, flat, {"wandb": {"name": config.name}})
-
-
-def _save_media(folder: Path, row: int, sample: Sample) -> str | None:
-    if sample.image is not None:
-        sample.image.save(folder / f"{row:04d}.png")
-        return f"{row:04d}.png"
-    if sample.video:
-        frames: list[Image.Image] = list(sample.video)
-        frames[0].save(
-            folder / f"{row:04d}.webp",
-            save_all=True,
-            append_images=frames[1:],
-            duration=FRAME_MS,
-            loop=0,
-            lossless=True,
-        )
-        return f"{row:04d}.webp"
-    return None
 
 
 def _version(package: str) -> str | None:

@@ -29,9 +29,10 @@ from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy
 from mmgrpo.progress import Progress
 from mmgrpo.prompts import PromptStream, load_prompts
+from mmgrpo.samples import completion_metrics
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.tracking import RunFolder, fresh_folder, make_accelerator, start_trackers
-from mmgrpo.types import Prompt, Rollout, Scores
+from mmgrpo.types import Prompt, Rollout, Sample, Scores
 from mmgrpo.warmup import Warmup
 
 ROLLOUT_SEED = 0  # keeps the rollouts' random numbers apart from the windows' and the warm-up's
@@ -139,15 +140,17 @@ class Trainer:
         drawn = time.perf_counter()
         scores = self._score(rollout)
         credit = form_credit(scores, self.config.rollout.group_size, self.config.advantage)
-        metrics = reward_metrics(scores) | {
+        metrics = reward_metrics(scores) | self._completions(rollout.samples)
+        metrics |= {
             "groups/zero_std_frac": credit.zero_std_frac,
             "time/rollout_s": drawn - clock,
             "time/reward_s": time.perf_counter() - drawn,
         }
         self.step += 1
+        self._keep(rollout.samples, scores, credit)
         self._update(rollout, credit, metrics, progress)
-        evaluation, every = self.config.evaluation, self.config.checkpoint.every
-        if evaluation and (self.step % evaluation.every == 0 or self.step == self.config.steps):
+        every = self.config.checkpoint.every
+        if self._evaluation_is_due():
             self._evaluate(progress)
         if every and self.step % every == 0 and self.step < self.config.steps:
             self._save()
@@ -211,6 +214,23 @@ class Trainer:
             if isinstance(part, RewardError):
                 raise part
         return merged_scores([part for part in parts if isinstance(part, Scores)])
+
+    def _completions(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """Lengths and ends of the whole job's completions, for policies that speak in tokens."""
+        mine = [(len(sample.tokens), sample.finished) for sample in samples if sample.tokens is not None]
+        everyones = [one for part in self.job.gather(mine) for one in part]
+        return completion_metrics([length for length, _ in everyones], [finished for _, finished in everyones])
+
+    def _keep(self, samples: Sequence[Sample], scores: Scores, credit: Credit) -> None:
+        """Keeps the step's first groups of texts, at the first step and whenever an evaluation is due."""
+        num_kept = self.config.tracking.rollouts * self.config.rollout.group_size
+        is_due = self.step in (1, self.config.steps) or self._evaluation_is_due()
+        if num_kept and is_due and self.job.is_main and samples[0].text is not None:
+            self.folder.save_rollout(self.step, samples[:num_kept], scores, credit.advantage_B)
+
+    def _evaluation_is_due(self) -> bool:
+        evaluation = self.config.evaluation
+        return evaluation is not None and (self.step % evaluation.every == 0 or self.step == self.config.steps)
 
     def _warm_up(self, progress: Progress) -> None:
         if self.warmup is None or self.step:

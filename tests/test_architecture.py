@@ -16,7 +16,7 @@ ROOMS = (
     ("maths",),
     ("policy", "reward"),
     ("registry", "config"),
-    ("loading",),
+    ("loading", "samples"),
     ("job", "learner", "scoring", "prompt_media", "checkpoint", "credit", "ema", "tracking", "methods"),
     ("prompt_turns",),
     ("prompt_rows",),

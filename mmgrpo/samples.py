@@ -1,0 +1,130 @@
+"""Samples as files: what a run keeps of them for people and for the report."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from torch import Tensor
+
+from mmgrpo.errors import DataError
+from mmgrpo.media import opened
+from mmgrpo.types import Prompt, Sample, Scores
+
+FRAME_MS = 125
+MAX_SIDE = 448  # of a prompt's picture, in pixels
+EXACT_SIDE = 96  # up to here every pixel is kept
+REFERENCES = ("solution", "answer", "ground_truth")
+
+
+def write_samples(
+    folder: Path, samples: Sequence[Sample], scores: Scores, *, advantage_B: Tensor | None = None
+) -> Path:
+    """Writes ``samples.jsonl``, a line per sample, with its picture or video beside it.
+
+    Texts come with what they answer: the prompt's pictures lie in ``images/`` next to the folder, each once, named by
+    the hash of its content.
+
+    Args:
+        folder: where to; made if it is not there.
+        samples: the samples.
+        scores: what the rewards said of each.
+        advantage_B: what each was worth in training.
+
+    Returns:
+        The folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    shown: dict[int, dict[str, Any]] = {}
+    with (folder / "samples.jsonl").open("w") as lines:
+        for row, sample in enumerate(samples):
+            line: dict[str, Any] = {
+                "file": _save_media(folder, row, sample),
+                "prompt": sample.prompt.text,
+                "group": sample.group,
+                "member": sample.member,
+                "text": sample.text,
+                "rewards": {
+                    name: float(scores.value_BR[row, r])
+                    for r, name in enumerate(scores.names)
+                    if bool(scores.valid_BR[row, r])
+                },
+            }
+            if sample.text is not None:
+                if id(sample.prompt) not in shown:
+                    shown[id(sample.prompt)] = _about(sample.prompt, folder)
+                line |= shown[id(sample.prompt)] | {"finished": sample.finished}
+                line |= {} if sample.tokens is None else {"num_tokens": len(sample.tokens)}
+            if advantage_B is not None:
+                line["advantage"] = float(advantage_B[row])
+            lines.write(json.dumps(line) + "\n")
+    return folder
+
+
+def completion_metrics(lengths: Sequence[int], finished: Sequence[bool]) -> dict[str, float]:
+    """What a run logs of its completions, by TRL's names; ``clipped_frac`` is the share cut off by the length limit.
+
+    Args:
+        lengths: in tokens, the end token included.
+        finished: whether each came to an end of its own.
+
+    Returns:
+        The metrics; none for no completions.
+    """
+    if not lengths:
+        return {}
+    return {
+        "completions/mean_length": sum(lengths) / len(lengths),
+        "completions/max_length": float(max(lengths)),
+        "completions/clipped_frac": 1 - sum(finished) / len(finished),
+    }
+
+
+def _about(prompt: Prompt, folder: Path) -> dict[str, Any]:
+    references: Mapping[str, Any] = {name: prompt.columns.get(name) for name in REFERENCES}
+    reference = next((value for value in references.values() if isinstance(value, str | int | float)), None)
+    return {
+        "images": [_save_shown(folder.parent / "images", image) for image in prompt.images],
+        "num_videos": len(prompt.videos),
+        "reference": None if reference is None else str(reference),
+    }
+
+
+def _save_shown(folder: Path, image: Any) -> str | None:
+    """A prompt's picture, reduced; None if it is of a form that only the policy can open."""
+    try:
+        small = opened(image)
+    except DataError:
+        return None
+    small.thumbnail((MAX_SIDE, MAX_SIDE))
+    exact = max(small.size) <= EXACT_SIDE
+    buffer = io.BytesIO()
+    small.save(buffer, "PNG" if exact else "JPEG", quality=85)
+    name = f"{hashlib.sha256(buffer.getvalue()).hexdigest()[:16]}.{'png' if exact else 'jpg'}"
+    folder.mkdir(exist_ok=True)
+    if not (folder / name).exists():
+        (folder / name).write_bytes(buffer.getvalue())
+    return f"../{folder.name}/{name}"
+
+
+def _save_media(folder: Path, row: int, sample: Sample) -> str | None:
+    if sample.image is not None:
+        sample.image.save(folder / f"{row:04d}.png")
+        return f"{row:04d}.png"
+    if sample.video:
+        frames: list[Image.Image] = list(sample.video)
+        frames[0].save(
+            folder / f"{row:04d}.webp",
+            save_all=True,
+            append_images=frames[1:],
+            duration=FRAME_MS,
+            loop=0,
+            lossless=True,
+        )
+        return f"{row:04d}.webp"
+    return None
