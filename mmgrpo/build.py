@@ -17,8 +17,10 @@ from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.loading import explain_validation
 from mmgrpo.maths.aggregates import AGGREGATES
 from mmgrpo.maths.objectives import Objective
+from mmgrpo.maths.ratios import BOUNDS
 from mmgrpo.maths.schedules import SCHEDULES
 from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.maths.windows import WINDOWS
@@ -60,12 +62,15 @@ def build_objective(config: ObjectiveConfig) -> Objective:
         surrogate=bound("objective.surrogate", SURROGATES, config.surrogate),
         aggregate=bound("objective.aggregate", AGGREGATES, config.aggregate),
         ratio_level=config.ratio_level,
+        bound=None if config.bound is None else bound("objective.bound", BOUNDS, config.bound),
+        selections=tuple(bound("objective.selections", SELECTIONS, named)() for named in config.selections),
         recentre=config.recentre,
         step_weight=None
         if config.step_weight is None
         else _named("objective.step_weight", STEP_WEIGHTS, config.step_weight),
         divergence=config.divergence,
         kl_beta=config.kl_beta,
+        kl_ratio_level=config.kl_ratio_level,
         entropy_bonus=config.entropy_bonus,
     )
 

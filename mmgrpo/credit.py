@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from mmgrpo.config import AdvantageConfig
 from mmgrpo.maths.advantages import ADVANTAGES, clamp_advantage, gdpo_advantage
-from mmgrpo.types import Scores
+from mmgrpo.types import Rollout, Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,8 @@ class Credit:
 
     Attributes:
         advantage_B: float32; 0 where the sample is not trained on.
-        keep_B: bool, whether any reward applied to the sample.
+        keep_B: bool, whether the sample is trained on and counts: whether any reward applied to it, and with
+            ``equal_groups: drop``, whether its group teaches anything.
         zero_std_frac: share of the groups that teach nothing, all their advantages being 0.
     """
 
@@ -39,6 +40,45 @@ def merged_scores(parts: Sequence[Scores]) -> Scores:
     )
 
 
+def penalised(scores: Scores, divergence_B: Tensor, kl_beta: float) -> Scores:
+    """The scores with a further column ``kl``: the divergence of each scored sample, at the weight -kl_beta.
+
+    Shapes: (B,) divergences summed over the samples' decisions.   Source: RLOO, arXiv:2402.14740, eq. 1.
+    """
+    return replace(
+        scores,
+        names=(*scores.names, "kl"),
+        weight_R=torch.cat([scores.weight_R, torch.tensor([-kl_beta])]),
+        value_BR=torch.cat([scores.value_BR, divergence_B[:, None].to(scores.value_BR)], dim=1),
+        valid_BR=torch.cat([scores.valid_BR, scores.scored_B[:, None]], dim=1),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A rollout without what is not trained on, and what still counts in means over samples.
+
+    Attributes:
+        rollout: its mask keeps what is trained on.
+        zero_B: bool, samples that count as zeros although nothing of them is trained on.
+        truncated_B: bool, samples cut off by their length limit.
+    """
+
+    rollout: Rollout
+    zero_B: Tensor
+    truncated_B: Tensor
+
+
+def counted(rollout: Rollout, keep_B: Tensor, truncated: str) -> Counted:
+    """Leaves out samples that are not kept, and truncated ones as ``objective.truncated`` says: keep, zero or drop."""
+    rollout = rollout.keep(keep_B[:, None])
+    truncated_B = torch.tensor([not sample.finished for sample in rollout.samples])
+    if truncated == "keep":
+        return Counted(rollout, torch.zeros_like(truncated_B), truncated_B)
+    zero_B = truncated_B & rollout.mask_BT.any(1) if truncated == "zero" else torch.zeros_like(truncated_B)
+    return Counted(rollout.keep(~truncated_B[:, None]), zero_B, truncated_B)
+
+
 def form_credit(scores: Scores, group_size: int, config: AdvantageConfig) -> Credit:
     """Group-relative advantages of whole groups, prompt-major."""
     if config.scale == "gdpo":
@@ -51,7 +91,10 @@ def form_credit(scores: Scores, group_size: int, config: AdvantageConfig) -> Cre
     if config.clamp is not None:
         advantage_PG = clamp_advantage(advantage_PG, limit=config.clamp)
     dead_P = (advantage_PG == 0).all(1)
-    return Credit(advantage_PG.flatten(), scores.scored_B, float(dead_P.float().mean()))
+    keep_B = scores.scored_B
+    if config.equal_groups == "drop":
+        keep_B = keep_B & ~dead_P.repeat_interleave(group_size)
+    return Credit(advantage_PG.flatten(), keep_B, float(dead_P.float().mean()))
 
 
 def reward_metrics(scores: Scores) -> dict[str, float]:

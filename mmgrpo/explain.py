@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mmgrpo.build import build_objective
-from mmgrpo.config import AdvantageConfig, Named, ObjectiveConfig, RewardConfig, RunConfig
+from mmgrpo.config import AdvantageConfig, Named, ObjectiveConfig, RunConfig
 from mmgrpo.errors import ConfigError
 from mmgrpo.forwards import Count, forwards_per_sample
 from mmgrpo.loading import explain_validation
@@ -23,7 +23,8 @@ from mmgrpo.maths.advantages import ADVANTAGES, clamp_advantage, gdpo_advantage
 from mmgrpo.maths.aggregates import AGGREGATES
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
-from mmgrpo.maths.ratios import RATIO_LEVELS, recentred_log_ratio
+from mmgrpo.maths.ratios import BOUNDS, RATIO_LEVELS, recentred_log_ratio
+from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.maths.transitions import SAMPLERS
@@ -33,6 +34,10 @@ from mmgrpo.registry import resolve
 
 WIDTH = 118
 LABEL = 14
+TRUNCATED = {
+    "zero": "samples cut off by their length limit: decisions left out, counted as zeros in means over samples",
+    "drop": "samples cut off by their length limit: left out, counted nowhere",
+}
 FORMULA = re.compile(r"(?:log )?\w+ = ")
 
 
@@ -119,7 +124,7 @@ def _sampler_line(settings: Mapping[str, Any]) -> str:
 def _formula(config: RunConfig) -> Iterator[tuple[str, str]]:
     objective = config.objective
     yield "loss", formula_of(objectives.__doc__ or "")
-    yield "reward", _reward_line(config.rewards)
+    yield "reward", _reward_line(config)
     yield "advantage A", _advantage_line(config.advantage)
     yield "log-ratio", _ratio_line(objective)
     surrogate, aggregate = objective.surrogate, objective.aggregate
@@ -129,21 +134,31 @@ def _formula(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "weight w", "v: no step weight"
     else:
         yield "weight w", f"v times {objective.step_weight}: {_summary(STEP_WEIGHTS[objective.step_weight])}"
+    for selection in objective.selections:
+        numbers = _numbers(selection.numbers)
+        yield "selection", f"{selection.name}: {formula_of(SELECTIONS[selection.name])}{numbers}; w = 0 elsewhere"
+    if objective.truncated != "keep":
+        yield "truncated", TRUNCATED[objective.truncated]
     yield "KL", _kl_line(objective)
     if objective.entropy_bonus:
         yield "entropy H", f"entropy_bonus = {objective.entropy_bonus:g}"
 
 
-def _reward_line(rewards: tuple[RewardConfig, ...]) -> str:
-    if not rewards:
-        return "live functions"
-    return " + ".join(f"{reward.weight:g} {reward.label or reward.name}" for reward in rewards)
+def _reward_line(config: RunConfig) -> str:
+    terms = [f"{reward.weight:g} {reward.label or reward.name}" for reward in config.rewards] or ["live functions"]
+    line, advantage = " + ".join(terms), config.advantage
+    if advantage.divergence is None:
+        return line
+    divergence = _divergence_line(advantage.divergence)
+    return f"{line} - {advantage.kl_beta:g} kl, the sum over the sample's decisions of {divergence}"
 
 
 def _advantage_line(config: AdvantageConfig) -> str:
     function = gdpo_advantage if config.scale == "gdpo" else ADVANTAGES[config.scale]
     line = f"{config.scale}: {formula_of(function)}{_numbers(with_defaults(function, config.numbers))}"
-    return line if config.clamp is None else f"{line}. {_summary(clamp_advantage)}, limit = {config.clamp:g}"
+    if config.clamp is not None:
+        line += f". {_summary(clamp_advantage)}, limit = {config.clamp:g}"
+    return line if config.equal_groups == "zero" else f"{line}. Groups without an advantage count nowhere"
 
 
 def _ratio_line(objective: ObjectiveConfig) -> str:
@@ -151,15 +166,23 @@ def _ratio_line(objective: ObjectiveConfig) -> str:
     line = f"{objective.ratio_level}: log r = logprob - old_logprob"
     if objective.recentre:
         line += f", recentred to {formula_of(recentred_log_ratio)}"
+    if objective.bound is not None:
+        formula = formula_of(BOUNDS[objective.bound.name])
+        line += f", held by {objective.bound.name}: {formula}{_numbers(objective.bound.numbers)}"
     return line if objective.ratio_level == "decision" else f"{line}; then {formula_of(level)}"
 
 
 def _kl_line(objective: ObjectiveConfig) -> str:
     if not objective.kl_beta or objective.divergence is None:
         return "none: kl_beta is 0"
+    level = objective.kl_ratio_level
+    times = "" if level is None else f", times the ratio at the level {level}, with gradient"
+    return f"kl_beta = {objective.kl_beta:g}{times}, {_divergence_line(objective.divergence)}"
+
+
+def _divergence_line(name: str) -> str:
     known = {**GAUSSIAN_DIVERGENCES, **LOGPROB_DIVERGENCES}
-    line = f"kl_beta = {objective.kl_beta:g}, {objective.divergence}"
-    return f"{line}: {_summary(known[objective.divergence])}" if objective.divergence in known else line
+    return f"{name}: {_summary(known[name])}" if name in known else name
 
 
 def _geometry(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -188,22 +211,33 @@ def _geometry(config: RunConfig) -> Iterator[tuple[str, str]]:
 def _passes(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     yield "old policy", "no pass: the log-probabilities stored at the rollout serve every update"
     yield "values", _values_line(config)
-    has_reference = config.objective.kl_beta > 0
-    yield "reference", "a pass beside each of the policy's: kl_beta > 0" if has_reference else "no pass: kl_beta is 0"
+    yield "reference", _reference_line(config)
+    objective = build_objective(config.objective)
+    if not objective.needs_reference and not objective.needs_entropy:
+        yield "skipped", "decisions without an advantage or a weight take no forward in the update"
     yield "evaluation", _evaluation_line(config, settings)
+
+
+def _reference_line(config: RunConfig) -> str:
+    if config.objective.kl_beta > 0:
+        return "a pass beside each of the policy's: kl_beta > 0"
+    if config.advantage.kl_beta > 0:
+        return "a pass after the rollout, beside one of the policy's: advantage.kl_beta > 0"
+    return "no pass: kl_beta is 0"
 
 
 def _values_line(config: RunConfig) -> str:
     objective = build_objective(config.objective)
     num_updates = config.update.epochs * config.update.minibatches
-    couples = f"the {objective.ratio_level} ratio couples decisions"
-    if objective.separable:
+    if not objective.needs_values:
         return "no pass: each decision is differentiated by itself"
-    if objective.needs_reference or objective.entropy_bonus:
-        return f"a pass before every update: {couples}, and the rollout does not know its KL or entropy"
+    level = objective.kl_ratio_level if objective.ratio_level == "decision" else objective.ratio_level
+    reason = "selections look at values first" if objective.separable else f"the {level} ratio couples decisions"
+    if not objective.rollout_knows_values:
+        return f"a pass before every update: {reason}, and the rollout does not know its KL or entropy"
     if num_updates == 1:
-        return f"no pass: {couples}, and the rollout's own values serve the only update"
-    return f"a pass before every update of a rollout but the first, which takes the rollout's own: {couples}"
+        return f"no pass: {reason}, and the rollout's own values serve the only update"
+    return f"a pass before every update of a rollout but the first, which takes the rollout's own: {reason}"
 
 
 def _evaluation_line(config: RunConfig, settings: Mapping[str, Any] | None) -> str:

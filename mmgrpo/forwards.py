@@ -12,6 +12,7 @@ from typing import final
 
 from mmgrpo.build import bound, build_objective, window_at
 from mmgrpo.config import Named, RunConfig
+from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.windows import WINDOWS
 from mmgrpo.policy import Scheduled
 
@@ -48,7 +49,8 @@ class Forwards:
 
     Attributes:
         rollout: to draw the sample; None where it depends on both N and where the windows lie.
-        values: without grad, for the values that a coupled objective is differentiated at.
+        values: without grad, for the values that a coupled objective is differentiated at, that selections look at,
+            and beside the reference of a divergence in the reward.
         reference: of the frozen reference.
         update: with grad, each followed by its backward.
     """
@@ -82,16 +84,21 @@ def forwards_per_sample(config: RunConfig, num_steps: int | None) -> Forwards:
     first = _mean_first(config, num_steps)
     passes = float(update.epochs)
     values = 0.0
-    if not objective.separable:
+    if objective.needs_values:
         first_minibatch = ceil(rollout.prompts_per_step / update.minibatches) / rollout.prompts_per_step
-        known = not objective.needs_reference and not objective.entropy_bonus
-        values = passes - first_minibatch if known else passes
+        values = passes - first_minibatch if objective.rollout_knows_values else passes
     return Forwards(
         rollout=Count(1, -(first + 1) * saved) if first is not None else Count(1, 0) if not saved else None,
-        values=one_pass.times(values),
-        reference=one_pass.times(passes + values if objective.needs_reference else 0.0),
+        values=one_pass.times(values + (1.0 if config.advantage.kl_beta else 0.0)),
+        reference=one_pass.times(_reference_passes(config, objective, passes, values)),
         update=one_pass.times(passes),
     )
+
+
+def _reference_passes(config: RunConfig, objective: Objective, passes: float, values: float) -> float:
+    """Beside the passes of the update, those of the values that a coupled objective takes, and that of the rewards."""
+    in_loss = passes + (0.0 if objective.separable else values) if objective.needs_reference else 0.0
+    return in_loss + (1.0 if config.advantage.kl_beta else 0.0)
 
 
 @final

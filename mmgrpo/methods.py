@@ -145,21 +145,29 @@ def _rollout(rollout: RolloutConfig) -> Iterator[str]:
 
 
 def _advantage(advantage: AdvantageConfig) -> str:
-    return f"advantage {advantage.scale}" + (f" within {advantage.clamp:g}" if advantage.clamp else "")
+    line = f"advantage {advantage.scale}" + (f" within {advantage.clamp:g}" if advantage.clamp else "")
+    if advantage.kl_beta:
+        line += f" of the reward less {advantage.kl_beta:g} {advantage.divergence} KL"
+    return line if advantage.equal_groups == "zero" else f"{line}, equal groups dropped"
 
 
 def _objective(objective: ObjectiveConfig) -> Iterator[str]:
     level = "" if objective.ratio_level == "decision" else f" by {objective.ratio_level}"
     recentred = " of the recentred ratio" if objective.recentre else ""
-    yield f"{_function(objective.surrogate)}{recentred}{level}"
+    bounded = "" if objective.bound is None else f" of {_function(objective.bound)} log-ratios"
+    yield f"{_function(objective.surrogate)}{recentred}{bounded}{level}"
+    yield from (_function(selection) for selection in objective.selections)
     if objective.step_weight is not None:
         yield f"weight {objective.step_weight}"
     if objective.kl_beta:
-        yield f"{objective.kl_beta:g} {objective.divergence} KL"
+        times = "" if objective.kl_ratio_level is None else f" times the {objective.kl_ratio_level} ratio"
+        yield f"{objective.kl_beta:g} {objective.divergence} KL{times}"
     if objective.entropy_bonus:
         yield f"entropy bonus {objective.entropy_bonus:g}"
     if objective.aggregate.name != "sample_mean":
         yield _function(objective.aggregate)
+    if objective.truncated != "keep":
+        yield f"truncated samples: {objective.truncated}"
 
 
 def _updates(update: UpdateConfig) -> str:

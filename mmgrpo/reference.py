@@ -17,6 +17,8 @@ from mmgrpo.config import Named, RunConfig
 from mmgrpo.maths.aggregates import AGGREGATES
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
+from mmgrpo.maths.ratios import BOUNDS
+from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.maths.transitions import SAMPLERS
@@ -38,6 +40,8 @@ none; the names are listed [below](#names). The value that a run used stands in 
 FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "rollout.window": WINDOWS,
     "objective.surrogate": SURROGATES,
+    "objective.bound": BOUNDS,
+    "objective.selections": SELECTIONS,
     "objective.aggregate": AGGREGATES,
     "objective.step_weight": STEP_WEIGHTS,
     "objective.divergence": {**GAUSSIAN_DIVERGENCES, **LOGPROB_DIVERGENCES},

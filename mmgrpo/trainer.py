@@ -12,17 +12,18 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from torch import Tensor
 
 from mmgrpo.build import build_objective, build_optimizer, build_plan, build_rewards, build_schedule
 from mmgrpo.checkpoint import Place, load_checkpoint, newest_checkpoint, save_checkpoint
 from mmgrpo.config import RunConfig
-from mmgrpo.credit import Credit, form_credit, merged_scores, reward_metrics
+from mmgrpo.credit import Credit, counted, form_credit, merged_scores, penalised, reward_metrics
 from mmgrpo.ema import Average
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.evaluation import judge
 from mmgrpo.explain import explanation
 from mmgrpo.job import Job
-from mmgrpo.learner import accumulate_gradient
+from mmgrpo.learner import accumulate_gradient, measured
 from mmgrpo.loading import validated
 from mmgrpo.maths.aggregates import count
 from mmgrpo.maths.seeds import derive_seed
@@ -138,7 +139,11 @@ class Trainer:
         if not bool(rollout.mask_BT.any()):
             raise ConfigError("no decision of the rollout is random, so nothing can be learnt: raise policy.strength")
         drawn = time.perf_counter()
-        scores = self._score(rollout)
+        divergence_B = None
+        if self.config.advantage.divergence is not None:
+            known = measured(self.policy, rollout, self.config.advantage.divergence)
+            rollout, divergence_B = known.rollout, known.divergence_B
+        scores = self._score(rollout, divergence_B)
         credit = form_credit(scores, self.config.rollout.group_size, self.config.advantage)
         metrics = reward_metrics(scores) | self._completions(rollout.samples)
         metrics |= {
@@ -159,30 +164,37 @@ class Trainer:
         """All optimiser updates that this step's rollout is good for."""
         update, B = self.config.update, len(rollout.samples)
         mine = slice(self.job.rank * B, (self.job.rank + 1) * B)
-        rollout = rollout.keep(credit.keep_B[mine, None])
+        part_of_job = counted(rollout, credit.keep_B[mine], self.config.objective.truncated)
+        rollout, zero_B = part_of_job.rollout, part_of_job.zero_B
+        num_truncated = sum(self.job.gather(int(part_of_job.truncated_B.sum())))
+        metrics = metrics | {"samples/truncated_frac": num_truncated / (B * self.job.size)}
         advantage_B, num_forwards, gap = credit.advantage_B[mine], rollout.num_forwards, 0.0
         for number in range(update.epochs * update.minibatches):
             clock = time.perf_counter()
             epoch, part = divmod(number, update.minibatches)
             rows = ((rollout.prompt_index_B + epoch) % update.minibatches == part).nonzero().flatten().tolist()
+            totals = self.job.total(count(rollout.mask_BT[rows], zero_B[rows]))
             gradient = accumulate_gradient(
                 self.policy,
                 rollout,
                 advantage_B,
                 self.objective,
                 rows=rows,
-                totals=self.job.total(count(rollout.mask_BT[rows])),
+                totals=totals,
                 on_policy=number == 0,
+                gather=self.job.gather,
             )
             grad_norm, lr = self._apply_gradient(), self.schedule.get_last_lr()[0]
             self.schedule.step()
             num_forwards += gradient.num_forwards
             gap = max(self.job.gather(gradient.max_gap)) if number == 0 else gap
+            diagnostics = self.job.merged(gradient.diagnostics)
             line = {
                 "step": self.step,
                 "update": number,
                 **metrics,
-                **self.job.merged(gradient.diagnostics).as_metrics(),
+                **diagnostics.as_metrics(),
+                "policy/weighed_frac": float(diagnostics.num_weighed) / max(totals.num_decisions, 1),
                 "policy/on_policy_gap": gap,
                 "optimizer/lr": lr,
                 "optimizer/grad_norm": grad_norm,
@@ -194,6 +206,9 @@ class Trainer:
 
     def _apply_gradient(self) -> float:
         self.job.sum_gradients(self.parameters)
+        if all(parameter.grad is None for parameter in self.parameters):
+            for parameter in self.parameters:  # nothing was learnt: the optimiser still takes its step, with zeros
+                parameter.grad = torch.zeros_like(parameter)
         limit = self.config.update.max_grad_norm
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, float("inf") if limit is None else limit)
         self.optimizer.step()
@@ -202,11 +217,13 @@ class Trainer:
             self.average.update()
         return float(norm)
 
-    def _score(self, rollout: Rollout) -> Scores:
+    def _score(self, rollout: Rollout, divergence_B: Tensor | None) -> Scores:
         """The scores of the whole job; a reward that fails too often on one process stops all of them."""
         mine: Scores | RewardError
         try:
             mine = score(rollout.samples, self.rewards, max_failure_frac=self.config.max_reward_failure_frac)
+            if divergence_B is not None:
+                mine = penalised(mine, divergence_B, self.config.advantage.kl_beta)
         except RewardError as error:
             mine = error
         parts = self.job.gather(mine)

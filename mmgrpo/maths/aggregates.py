@@ -24,7 +24,7 @@ class Totals:
     """What an update averages over, counted over the whole job.
 
     Attributes:
-        num_samples: samples with at least one kept decision.
+        num_samples: samples with at least one kept decision, and those that count as zeros.
         num_decisions: kept decisions.
     """
 
@@ -32,12 +32,15 @@ class Totals:
     num_decisions: int | float
 
 
-def count(mask_BT: Tensor) -> Totals:
+def count(mask_BT: Tensor, zero_B: Tensor | None = None) -> Totals:
     """The totals of one mask; those of a job are the sums over its ranks and micro-batches.
 
-    Shapes: bool (B, T) -> two integers.
+    Samples that are True in ``zero_B`` count although the mask keeps none of their decisions.
+
+    Shapes: bool (B, T), bool (B,) -> two integers.
     """
-    return Totals(num_samples=int(mask_BT.any(1).sum()), num_decisions=int(mask_BT.sum()))
+    counts_B = mask_BT.any(1) if zero_B is None else mask_BT.any(1) | zero_B
+    return Totals(num_samples=int(counts_B.sum()), num_decisions=int(mask_BT.sum()))
 
 
 def decision_mean(mask_BT: Tensor, totals: Totals) -> Tensor:

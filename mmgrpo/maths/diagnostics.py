@@ -21,6 +21,7 @@ class Diagnostics:
 
     Attributes:
         num_decisions: kept decisions.
+        num_weighed: those whose surrogate has a weight and an advantage.
         ratio_excess_sum: sum of r - 1.
         ratio_excess_square_sum: sum of (r - 1)^2.
         clip_low_count: decisions on which the lower bound acted.
@@ -36,6 +37,7 @@ class Diagnostics:
     """
 
     num_decisions: Tensor
+    num_weighed: Tensor
     ratio_excess_sum: Tensor
     ratio_excess_square_sum: Tensor
     clip_low_count: Tensor

@@ -9,6 +9,7 @@ Axes: B samples, T decisions (tokens or denoising steps).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
@@ -56,6 +57,19 @@ def sequence_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Ten
     return (sum_B1 / mask_BT.sum(1, keepdim=True).clamp(min=1)).expand_as(log_ratio_BT)
 
 
+def trajectory_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor) -> Tensor:
+    """Sum of the log-ratios of the kept decisions of each sample, given to all its decisions.
+
+    log r_i = sum_t log r_it: the ratio of the probabilities of the whole sample, whose spread grows with its length.
+    A row without kept decisions gives 0.
+
+    Shapes: (B, T) x 3 -> (B, T).   Units: nats.
+    Source: RLOO, arXiv:2402.14740, which takes a whole sample as one action; VESPO, arXiv:2602.10693.
+    """
+    del segment_BT
+    return log_ratio_BT.where(mask_BT, 0.0).sum(1, keepdim=True).expand_as(log_ratio_BT)
+
+
 def recentred_log_ratio(log_ratio: Tensor, drift: Tensor, std: Tensor) -> Tensor:
     """Gaussian log-ratio with its mean moved to 0 and its scale freed of the step's noise (RatioNorm).
 
@@ -69,9 +83,49 @@ def recentred_log_ratio(log_ratio: Tensor, drift: Tensor, std: Tensor) -> Tensor
 
 
 RATIO_LEVELS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = MappingProxyType(
-    {"decision": decision_log_ratio_BT, "segment": segment_log_ratio_BT, "sequence": sequence_log_ratio_BT}
+    {
+        "decision": decision_log_ratio_BT,
+        "segment": segment_log_ratio_BT,
+        "sequence": sequence_log_ratio_BT,
+        "trajectory": trajectory_log_ratio_BT,
+    }
 )
 """Levels by the name that a method's configuration uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """Log-ratios held within a bound, and where it acted.
+
+    Attributes:
+        log_ratio_BT: log-ratio, with grad where the bound did not act.
+        low_BT: bool, where the lower bound acted.
+        high_BT: bool, where the upper bound acted.
+    """
+
+    log_ratio_BT: Tensor
+    low_BT: Tensor
+    high_BT: Tensor
+
+
+def pessimistic_bound(log_ratio_BT: Tensor, advantage_BT: Tensor, *, low: float, high: float) -> Bounded:
+    """Each decision's log-ratio held on the side where the objective would gain, before a level averages it.
+
+    b = min(log r, high) where A > 0, max(log r, -low) elsewhere.
+
+    Shapes: (B, T) x 2 -> (B, T).   Units: nats, low and high too (0.4).
+    Source: GMPO, arXiv:2507.20673, eq. 4, which clips the decisions of a geometric mean.
+    """
+    gains_BT = advantage_BT > 0
+    return Bounded(
+        log_ratio_BT.clamp(max=high).where(gains_BT, log_ratio_BT.clamp(min=-low)),
+        (log_ratio_BT < -low) & (advantage_BT < 0),
+        (log_ratio_BT > high) & gains_BT,
+    )
+
+
+BOUNDS: Mapping[str, Callable[..., Bounded]] = MappingProxyType({"pessimistic": pessimistic_bound})
+"""Bounds of single log-ratios by the name that a method's configuration uses; bind their numbers."""
 
 
 def _rank_in_row_BT(segment_BT: Tensor) -> Tensor:

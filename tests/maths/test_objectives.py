@@ -15,6 +15,7 @@ from torch import Tensor
 from mmgrpo.errors import ConfigError, ShapeError, UnknownNameError
 from mmgrpo.maths.aggregates import count, decision_mean, sample_mean, sample_sum
 from mmgrpo.maths.objectives import LOG_RATIO_LIMIT, Decisions, Diagnostics, Loss, Objective
+from mmgrpo.maths.ratios import RATIO_LEVELS
 from mmgrpo.maths.surrogates import SURROGATES, cispo, clipped, sapo, unclipped
 from mmgrpo.types import Noise
 
@@ -27,6 +28,9 @@ BOUND = {
     "policy_gradient": SURROGATES["policy_gradient"],
     "cispo": functools.partial(cispo, low=0.2, high=0.2),
     "sapo": functools.partial(sapo, positive_temperature=1.0, negative_temperature=1.05),
+    "vespo": functools.partial(
+        SURROGATES["vespo"], positive_power=2.0, positive_decay=3.0, negative_power=3.0, negative_decay=2.0
+    ),
     "unclipped": unclipped,
 }
 
@@ -170,7 +174,7 @@ def test_on_policy_gradient_is_the_policy_gradient():
 
 
 @pytest.mark.parametrize("name", SURROGATES)
-@pytest.mark.parametrize("ratio_level", ["decision", "segment", "sequence"])
+@pytest.mark.parametrize("ratio_level", RATIO_LEVELS)
 def test_zero_advantage_is_exactly_zero(name: str, ratio_level: str):
     decisions = draw()
     advantage_BT = decisions.advantage_BT.clone()
@@ -199,7 +203,7 @@ def test_huge_log_ratios_give_finite_gradients(sign: float):
 
 @pytest.mark.parametrize("name", SURROGATES)
 @pytest.mark.parametrize("junk", [NAN, INF, -INF, 1e30])
-@pytest.mark.parametrize("ratio_level", ["decision", "segment", "sequence"])
+@pytest.mark.parametrize("ratio_level", RATIO_LEVELS)
 def test_masked_values_never_leak(name: str, junk: float, ratio_level: str):
     decisions = draw()
     keep_BT = decisions.mask_BT
@@ -248,7 +252,7 @@ def test_slices_of_a_separable_objective_add_up(name: str):
     torch.testing.assert_close(diagnostics.to_tensor(), whole.diagnostics.to_tensor())
 
 
-@pytest.mark.parametrize("ratio_level", ["decision", "segment", "sequence"])
+@pytest.mark.parametrize("ratio_level", RATIO_LEVELS)
 def test_permuted_micro_batches_give_the_same_update(ratio_level: str):
     decisions, objective = draw(), full_objective(ratio_level=ratio_level)
     assert objective.separable == (ratio_level == "decision")
@@ -273,8 +277,8 @@ def test_padding_changes_nothing(ratio_level: str):
     assert (padded_grad_BT[:, 5:] == 0).all()
 
 
-@pytest.mark.parametrize("name", [name for name in SURROGATES if name != "cispo"])
-@pytest.mark.parametrize("ratio_level", ["decision", "segment", "sequence"])
+@pytest.mark.parametrize("name", [name for name in SURROGATES if name not in ("cispo", "vespo")])
+@pytest.mark.parametrize("ratio_level", RATIO_LEVELS)
 def test_gradients_match_finite_differences(name: str, ratio_level: str):
     decisions, objective = draw(seed=5), full_objective(name, ratio_level=ratio_level)
 
@@ -368,7 +372,7 @@ def test_a_step_weight_without_noise_is_refused():
 
 
 def test_impossible_settings_are_refused():
-    with pytest.raises(UnknownNameError, match="choose from decision, segment, sequence"):
+    with pytest.raises(UnknownNameError, match="choose from decision, segment, sequence, trajectory"):
         Objective(surrogate=PPO, aggregate=sample_mean, ratio_level="token")
     with pytest.raises(ConfigError, match="needs a divergence"):
         Objective(surrogate=PPO, aggregate=sample_mean, kl_beta=0.1)

@@ -6,6 +6,7 @@ The expected numbers come from calling ``GRPOTrainer._compute_loss`` of that ver
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,9 @@ from torch import Tensor
 
 from mmgrpo.maths.aggregates import Totals, constant_length, count, decision_mean, sample_mean, sample_sum
 from mmgrpo.maths.objectives import Decisions, Objective
-from mmgrpo.maths.surrogates import cispo, clipped, sapo, two_sided_clipped
+from mmgrpo.maths.ratios import pessimistic_bound
+from mmgrpo.maths.selections import near_policy, top_entropy
+from mmgrpo.maths.surrogates import cispo, clipped, sapo, two_sided_clipped, unclipped, vespo
 
 ROW_B1, COLUMN_T = torch.arange(4, dtype=torch.float64)[:, None], torch.arange(5, dtype=torch.float64)
 LOGPROB_BT = -(0.5 + 0.3 * ROW_B1 + 0.2 * COLUMN_T)
@@ -31,12 +34,9 @@ ADVANTAGE_BT = torch.tensor([[1], [-0.5], [0.25], [-1.25]], dtype=torch.float64)
 PPO = functools.partial(clipped, low=0.2, high=0.2)
 GSPO = functools.partial(clipped, low=0.03, high=0.04)
 DR_GRPO = functools.partial(constant_length, length=8)
-# TRL's top_entropy_quantile=0.2 keeps the fifth of the decisions with the highest entropy
-ENTROPY_KEEP_BT = torch.quantile(ENTROPY_BT[MASK_BT], 0.8) <= ENTROPY_BT
-# its off_policy_mask_threshold=-0.3 keeps rows with A >= 0 or a mean engine-to-policy log-ratio below that
-OFF_POLICY_B1 = ((ENGINE_LOGPROB_BT - LOGPROB_BT) * MASK_BT).sum(1, keepdim=True) / MASK_BT.sum(1, keepdim=True)
-OFF_POLICY_KEEP_BT = (ADVANTAGE_BT >= 0) | (OFF_POLICY_B1 <= -0.3)
-# its correction for sampling with another engine
+VESPO = functools.partial(vespo, positive_power=2.0, positive_decay=3.0, negative_power=3.0, negative_decay=2.0)
+GMPO = {"surrogate": unclipped, "bound": functools.partial(pessimistic_bound, low=0.4, high=0.4)}
+# TRL's correction for sampling with another engine: a weight of each decision, and for vespo part of the ratio
 ENGINE_RATIO_BT = (OLD_LOGPROB_BT - ENGINE_LOGPROB_BT).exp()
 ENGINE_SEQUENCE_RATIO_BT = (
     ((OLD_LOGPROB_BT - ENGINE_LOGPROB_BT) * MASK_BT).sum(1, keepdim=True).exp().expand(4, 5).clone()
@@ -51,10 +51,6 @@ def k3(logprob_BT: Tensor) -> Tensor:
     return torch.expm1(REF_LOGPROB_BT - logprob_BT) - (REF_LOGPROB_BT - logprob_BT)
 
 
-def ratio_weighted_k3(logprob_BT: Tensor) -> Tensor:
-    return k3(logprob_BT) * (logprob_BT - OLD_LOGPROB_BT).exp()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Case:
     name: str
@@ -64,7 +60,7 @@ class Case:
     parts: dict[str, Any] = field(default_factory=dict)
     kl: Callable[[Tensor], Tensor | None] = no_kl
     totals: Totals = TOTALS
-    keep_BT: Tensor | None = None
+    old_BT: Tensor = OLD_LOGPROB_BT
     engine_BT: Tensor | None = None
 
 
@@ -97,8 +93,8 @@ CASES = [
         loss=0.215944,
         norm=0.199884,
         grad=(-0.000791, 0.033663, 0.064275),
-        parts={"kl_beta": 0.04, "divergence": "k3"},
-        kl=ratio_weighted_k3,
+        parts={"kl_beta": 0.04, "divergence": "k3", "kl_ratio_level": "decision"},
+        kl=k3,
     ),
     Case(
         name="grpo, plain k3",
@@ -151,20 +147,48 @@ CASES = [
         parts={"surrogate": functools.partial(sapo, positive_temperature=1.0, negative_temperature=1.05)},
     ),
     Case(
+        name="vespo",
+        loss=-0.700689,
+        norm=0.248924,
+        grad=(-0.036039, 0.044797, 0.110651),
+        parts={"surrogate": VESPO, "ratio_level": "trajectory", "aggregate": decision_mean},
+    ),
+    Case(
+        name="vespo, engine correction truncated",
+        loss=-0.542148,
+        norm=0.241787,
+        grad=(-0.052009, 0.044520, 0.098101),
+        parts={"surrogate": VESPO, "ratio_level": "trajectory", "aggregate": decision_mean},
+        old_BT=OLD_LOGPROB_BT - (OLD_LOGPROB_BT - ENGINE_LOGPROB_BT).clamp(max=math.log(1.05)),
+    ),
+    Case(
+        name="gmpo",
+        loss=0.168161,
+        norm=0.203990,
+        grad=(0, 0.044416, 0.081551),
+        parts={**GMPO, "ratio_level": "sequence"},
+    ),
+    Case(
+        name="gmpo, plain k3",
+        loss=0.168818,
+        norm=0.203941,
+        grad=(-0.000491, 0.043598, 0.082004),
+        parts={**GMPO, "ratio_level": "sequence", "kl_beta": 0.04, "divergence": "k3"},
+        kl=k3,
+    ),
+    Case(
         name="dapo, high-entropy decisions",
         loss=-0.050813,
         norm=0.052256,
         grad=(0, 0, 0),
-        parts={"aggregate": decision_mean},
-        keep_BT=ENTROPY_KEEP_BT,
+        parts={"aggregate": decision_mean, "selections": (top_entropy(share=0.2),)},
     ),
     Case(
         name="dapo, off-policy rows left out",
         loss=-0.384601,
         norm=0.070074,
         grad=(0, 0, 0),
-        parts={"aggregate": decision_mean},
-        keep_BT=OFF_POLICY_KEEP_BT,
+        parts={"aggregate": decision_mean, "selections": (near_policy(limit=-0.3),)},
     ),
     Case(
         # four micro-batches of an update out of eight of a generation batch with 104 decisions: 52 in the update
@@ -221,26 +245,25 @@ def test_composition_equals_trl(case: Case):
     objective = Objective(**{"surrogate": PPO, "aggregate": sample_mean, **case.parts})
     weight_BT = objective.weights(MASK_BT, case.totals)
     logprob_BT = LOGPROB_BT.clone().requires_grad_()
-    loss = objective(
-        Decisions(
-            logprob_BT=logprob_BT,
-            old_logprob_BT=OLD_LOGPROB_BT,
-            advantage_BT=ADVANTAGE_BT,
-            mask_BT=MASK_BT if case.keep_BT is None else MASK_BT & case.keep_BT,
-            weight_BT=weight_BT if case.engine_BT is None else weight_BT * case.engine_BT,
-            segment_BT=torch.zeros(4, 5, dtype=torch.int64),
-            kl_BT=case.kl(logprob_BT),
-            entropy_BT=ENTROPY_BT,
-        )
+    decisions = Decisions(
+        logprob_BT=logprob_BT,
+        old_logprob_BT=case.old_BT,
+        advantage_BT=ADVANTAGE_BT,
+        mask_BT=MASK_BT,
+        weight_BT=weight_BT if case.engine_BT is None else weight_BT * case.engine_BT,
+        segment_BT=torch.zeros(4, 5, dtype=torch.int64),
+        kl_weight_BT=objective.kl_weights(MASK_BT, case.totals),
+        kl_BT=case.kl(logprob_BT),
+        entropy_BT=ENTROPY_BT,
     )
+    loss = objective(objective.selected(decisions, ENTROPY_BT[MASK_BT]))
     (grad_BT,) = torch.autograd.grad(loss.value, logprob_BT)
     assert loss.value.item() == pytest.approx(case.loss, abs=1e-6)
     assert grad_BT.norm().item() == pytest.approx(case.norm, abs=1e-6)
     assert [grad_BT[0, 0].item(), grad_BT[1, 1].item(), grad_BT[3, 3].item()] == pytest.approx(case.grad, abs=1e-6)
 
 
-@pytest.mark.parametrize(("kl", "expected"), [(ratio_weighted_k3, 0.019248), (k3, 0.015839)])
-def test_metrics_equal_trls(kl: Callable[[Tensor], Tensor], expected: float):
+def test_metrics_equal_trls():
     objective = Objective(surrogate=PPO, aggregate=sample_mean)
     loss = objective(
         Decisions(
@@ -250,7 +273,7 @@ def test_metrics_equal_trls(kl: Callable[[Tensor], Tensor], expected: float):
             mask_BT=MASK_BT,
             weight_BT=objective.weights(MASK_BT, count(MASK_BT)),
             segment_BT=torch.zeros(4, 5, dtype=torch.int64),
-            kl_BT=kl(LOGPROB_BT),
+            kl_BT=k3(LOGPROB_BT),
             entropy_BT=ENTROPY_BT,
         )
     )
@@ -262,7 +285,7 @@ def test_metrics_equal_trls(kl: Callable[[Tensor], Tensor], expected: float):
             "policy/ratio_std": ratio.std(correction=0).item(),
             "policy/clip_low_frac": 1 / 13,
             "policy/clip_high_frac": 3 / 13,
-            "policy/kl_mean": expected,
+            "policy/kl_mean": 0.015839,
             "policy/entropy_mean": 0.515385,
         },
         abs=1e-6,

@@ -19,6 +19,9 @@ BOUND = {
     "policy_gradient": surrogates.policy_gradient,
     "cispo": functools.partial(surrogates.cispo, low=0.2, high=0.3),
     "sapo": functools.partial(surrogates.sapo, positive_temperature=1.0, negative_temperature=1.05),
+    "vespo": functools.partial(
+        surrogates.vespo, positive_power=2.0, positive_decay=3.0, negative_power=3.0, negative_decay=2.0
+    ),
     "unclipped": surrogates.unclipped,
 }
 # ratios below, within, above the bounds, and above the cap; each with A = 2, -2 and 0
@@ -68,6 +71,20 @@ def sigmoid(x: float) -> float:
             [
                 [-8 * sigmoid(x) for x in (-0.5, 0.1, 0.5, 2.0)],
                 [8 / 1.05 * sigmoid(1.05 * x) for x in (-0.5, 0.1, 0.5, 2.0)],
+                [0, 0, 0, 0],
+            ],
+            NEVER,
+            NEVER,
+        ),
+        # -A logprob times r^2 exp(3 (1 - r)) where A >= 0, times r^3 exp(2 (1 - r)) elsewhere
+        (
+            "vespo",
+            [
+                [
+                    -2 * logprob * r**2 * math.exp(3 - 3 * r)
+                    for r, logprob in ((0.5, -1), (1.1, -2), (1.5, -3), (3, -4))
+                ],
+                [2 * logprob * r**3 * math.exp(2 - 2 * r) for r, logprob in ((0.5, -1), (1.1, -2), (1.5, -3), (3, -4))],
                 [0, 0, 0, 0],
             ],
             NEVER,
@@ -140,8 +157,8 @@ def test_gradients_match_finite_differences(name: str):
     ratio_BT = log_ratio_BT.exp()
 
     def loss_BT(logprob_BT: Tensor) -> Tensor:
-        # the weight of cispo is a constant to its gradient, so it is held fixed here
-        live_BT = ratio_BT if name == "cispo" else (logprob_BT - old_BT).exp()
+        # the weights of cispo and vespo are constants to their gradients, so they are held fixed here
+        live_BT = ratio_BT if name in ("cispo", "vespo") else (logprob_BT - old_BT).exp()
         return BOUND[name](live_BT, logprob_BT, advantage_BT).loss_BT
 
     assert torch.autograd.gradcheck(loss_BT, (old_BT + log_ratio_BT).requires_grad_())
@@ -151,6 +168,21 @@ def test_cispo_weight_has_no_gradient():
     # d/dlogprob of -A sg(w) logprob is -A w: 1.3 at ratio 1.5 with A = -1, although the ratio depends on logprob
     _, grad_BT = slopes("cispo", torch.tensor([[1.5]]).log(), torch.zeros(1, 1), torch.tensor([[-1.0]]))
     torch.testing.assert_close(grad_BT, torch.tensor([[1.3]]))
+
+
+def test_vespo_weighs_most_where_power_and_decay_balance_and_bears_any_ratio():
+    # r^2 exp(3 - 3 r) is largest at r = 2 / 3
+    weight_BT = -surrogate_of("vespo", [0.6, 2 / 3, 0.7]).loss_BT
+    assert weight_BT.argmax() == 1
+    assert weight_BT[0, 1].item() == pytest.approx(4 / 9 * math.e)
+    far = surrogate_of("vespo", [math.exp(-20), math.exp(20)])
+    assert far.loss_BT.abs().max().item() < 1e-15
+
+
+def surrogate_of(name: str, ratios: list[float]) -> Surrogate:
+    """With advantage and log-probability 1."""
+    ratio_BT = torch.tensor([ratios])
+    return BOUND[name](ratio_BT, torch.ones_like(ratio_BT), torch.ones_like(ratio_BT))
 
 
 def test_sapo_gradient_fades_and_stays():

@@ -1,0 +1,95 @@
+"""Selections: which decisions' surrogate counts in an update, told from values at the weights of now, without grad.
+
+A selection changes no normaliser: a decision it leaves out weighs 0, the others weigh what they did. Divergence and
+entropy terms keep every decision. Selections combine: a decision counts where all of them keep it.
+
+Axes: B samples, T decisions (tokens or denoising steps), N kept decisions of the whole job's update.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+
+from torch import Tensor
+
+from mmgrpo.errors import ConfigError, ShapeError
+from mmgrpo.maths.decisions import Decisions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """One selection, its numbers bound.
+
+    Attributes:
+        keep: (decisions, job_entropy_N) -> bool keep_BT, over whole rows; job_entropy_N is empty unless it is needed.
+        needs_entropy: whether the decisions must carry their entropy, and job_entropy_N that of the whole job.
+    """
+
+    keep: Callable[[Decisions, Tensor], Tensor]
+    needs_entropy: bool = False
+
+
+def top_entropy(*, share: float) -> Selection:
+    """The decisions of the highest entropy: of an update's decisions, this share, and any that tie with its last.
+
+    keep = H >= quantile(H over the update's decisions on all processes, 1 - share), interpolated linearly.
+
+    Units: share is dimensionless, above 0 and at most 1 (0.2).   Raises: ConfigError for another share.
+    Source: Wang et al., Beyond the 80/20 Rule, arXiv:2506.01939; TRL's ``top_entropy_quantile``. Deviation from TRL:
+    the quantile is that of the update, where TRL takes one for each micro-batch.
+    """
+    if not 0 < share <= 1:
+        raise ConfigError(f"top_entropy keeps a share above 0 and at most 1, got {share}")
+    return Selection(keep=partial(_high_entropy_BT, share=share), needs_entropy=True)
+
+
+def near_policy(*, limit: float) -> Selection:
+    """Whole samples that did no worse than their group, or that are still likely: bad and unlikely ones are left out.
+
+    keep = A >= 0 or mean_t (old_logprob - logprob) <= limit, the mean over the kept decisions of the row.
+
+    Units: limit in nats per decision.
+    Source: DeepSeek-V3.2, arXiv:2512.02556, off-policy sequence masking; TRL's ``off_policy_mask_threshold``.
+    """
+    return Selection(keep=partial(_near_policy_BT, limit=limit))
+
+
+def quantile(value_N: Tensor, fraction: float) -> Tensor:
+    """The quantile, interpolated linearly between the two nearest values.
+
+    Shapes: (N,) -> scalar.   Units: those of the values.   Raises: ShapeError if there are none.
+    """
+    if value_N.ndim != 1 or len(value_N) == 0:
+        raise ShapeError(f"a quantile needs a vector of at least one value, got {tuple(value_N.shape)}")
+    sorted_N = value_N.sort().values
+    position = round(fraction * (len(value_N) - 1), 6)  # torch.quantile stops at 2^24 values and rounds in their dtype
+    return sorted_N[math.floor(position)].lerp(sorted_N[math.ceil(position)], position % 1)
+
+
+SELECTIONS: Mapping[str, Callable[..., Selection]] = MappingProxyType(
+    {"top_entropy": top_entropy, "near_policy": near_policy}
+)
+"""Selections by the name that a method's configuration uses; called with their numbers."""
+
+
+def _high_entropy_BT(decisions: Decisions, job_entropy_N: Tensor, *, share: float) -> Tensor:
+    if not bool(decisions.mask_BT.any()):
+        return decisions.mask_BT
+    if decisions.entropy_BT is None:
+        raise ConfigError(
+            "top_entropy needs entropy_BT, and this policy has no entropy to give: leave the selection out"
+        )
+    threshold = quantile(job_entropy_N.to(decisions.entropy_BT), 1 - share)
+    return decisions.mask_BT & (decisions.entropy_BT.detach() >= threshold)
+
+
+def _near_policy_BT(decisions: Decisions, job_entropy_N: Tensor, *, limit: float) -> Tensor:
+    del job_entropy_N
+    keep_BT = decisions.mask_BT
+    fall_BT = (decisions.old_logprob_BT - decisions.logprob_BT).detach().where(keep_BT, 0.0)
+    mean_fall_B1 = fall_BT.sum(1, keepdim=True) / keep_BT.sum(1, keepdim=True).clamp(min=1)
+    return keep_BT & ((decisions.advantage_BT >= 0) | (mean_fall_B1 <= limit))

@@ -1,0 +1,159 @@
+"""TRL itself as the oracle: a seeded random grid of its options, each as a configuration of ours."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from mmgrpo.build import build_objective
+from mmgrpo.config import ObjectiveConfig
+from tests.maths.trl_oracle import Batch, our_outcome, totals_as_trl, trl_outcome
+
+pytest.importorskip("trl")
+
+NUM_COMBINATIONS = 400
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo", "gmpo", "rloo")
+AGGREGATES: dict[str, Any] = {
+    "bnpo": "decision_mean",
+    "dapo": "decision_mean",
+    "cispo": "decision_mean",
+    "vespo": "decision_mean",
+    "dr_grpo": {"name": "constant_length", "length": 8},
+    "luspo": "sample_sum",
+}
+LEVELS = {"token": "decision", "sequence": "sequence"}
+
+
+def draw_options(random: Random) -> dict[str, Any]:
+    """One combination of TRL's options, of those that its losses read."""
+    loss_type = random.choice(LOSS_TYPES)
+    options: dict[str, Any] = {"epsilon": random.choice([0.05, 0.2, 0.4])}
+    if loss_type == "cispo":  # there the absolute cap
+        options["epsilon_high"] = random.choice([1.1, 1.5, 5.0])
+    elif random.random() < 0.5:
+        options["epsilon_high"] = random.choice([0.1, 0.28, 0.5])
+    if loss_type in ("gmpo", "rloo"):
+        options["trainer"] = loss_type
+    else:
+        options["loss_type"] = loss_type
+        options["importance_sampling_level"] = random.choice(list(LEVELS))
+        options["use_bias_correction_kl"] = random.random() < 0.5
+        if random.random() < 0.4:
+            options["top_entropy_quantile"] = random.choice([0.1, 0.23, 0.5, 0.9])
+        if random.random() < 0.4:
+            options["off_policy_mask_threshold"] = random.choice([-0.2, 0.0, 0.1, 0.3])
+    if loss_type != "rloo" and random.random() < 0.5:
+        options["beta"] = random.choice([0.001, 0.04, 0.5])
+    if loss_type in ("grpo", "bnpo", "dr_grpo", "dapo", "luspo") and random.random() < 0.4:
+        options["delta"] = random.choice([1.02, 1.3, 1.8, 4.0])
+    if loss_type == "sapo":
+        options |= {"sapo_temperature_pos": random.uniform(0.5, 2), "sapo_temperature_neg": random.uniform(0.5, 2)}
+    if loss_type == "vespo":
+        options |= {f"vespo_{name}": random.uniform(1, 4) for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")}
+    if loss_type != "rloo" and random.random() < 0.3:
+        options["gradient_accumulation_steps"] = random.choice([2, 4])
+        options["steps_per_generation"] = random.choice([2, 8])
+    # TRL's bonus is a mean over the decisions that the entropy mask keeps, whatever the loss; ours is over all of them
+    plain = "top_entropy_quantile" not in options and "gradient_accumulation_steps" not in options
+    if AGGREGATES.get(loss_type) == "decision_mean" and plain and random.random() < 0.5:
+        options["entropy_coef"] = random.choice([0.01, -0.1])
+    return options
+
+
+def ours(options: dict[str, Any]) -> ObjectiveConfig:
+    """The same as a configuration of ours."""
+    loss_type = options.get("trainer") or options["loss_type"]
+    low, high = options["epsilon"], options.get("epsilon_high", options["epsilon"])
+    level = LEVELS[options.get("importance_sampling_level", "token")]
+    clipped = {"name": "clipped", "low": low, "high": high}
+    if "delta" in options:
+        clipped = {"name": "two_sided_clipped", "low": low, "high": high, "delta": options["delta"]}
+    surrogate: Any = {
+        "cispo": {"name": "cispo", "low": None, "high": high - 1},
+        "sapo": {
+            "name": "sapo",
+            "positive_temperature": options.get("sapo_temperature_pos"),
+            "negative_temperature": options.get("sapo_temperature_neg"),
+        },
+        "vespo": {
+            "name": "vespo",
+            "positive_power": options.get("vespo_k_pos"),
+            "positive_decay": options.get("vespo_lambda_pos"),
+            "negative_power": options.get("vespo_k_neg"),
+            "negative_decay": options.get("vespo_lambda_neg"),
+        },
+        "gmpo": "unclipped",
+    }.get(loss_type, clipped)
+    beta, corrected = options.get("beta", 0.0), options.get("use_bias_correction_kl", False)
+    selections: list[Any] = []
+    if "top_entropy_quantile" in options:
+        selections.append({"name": "top_entropy", "share": options["top_entropy_quantile"]})
+    if "off_policy_mask_threshold" in options:
+        selections.append({"name": "near_policy", "limit": options["off_policy_mask_threshold"]})
+    return ObjectiveConfig.model_validate(
+        {
+            "surrogate": surrogate,
+            "aggregate": AGGREGATES.get(loss_type, "sample_mean"),
+            "ratio_level": {"vespo": "trajectory", "rloo": "trajectory", "gmpo": "sequence"}.get(loss_type, level),
+            "bound": {"name": "pessimistic", "low": low, "high": high} if loss_type == "gmpo" else None,
+            "selections": selections,
+            "divergence": "k3" if beta else None,
+            "kl_beta": beta,
+            "kl_ratio_level": level if beta and corrected else None,
+            "entropy_bonus": options.get("entropy_coef", 0.0),
+        }
+    )
+
+
+def draw_batch(random: Random, options: dict[str, Any]) -> Batch:
+    """Random matrices of random size; rows of every length, and empty ones where TRL counts those as zeros."""
+    generator = torch.Generator().manual_seed(random.randrange(2**31))
+    B, T = random.randint(1, 6), random.randint(1, 9)
+    trainer = options.get("trainer")
+    length_B1 = torch.randint(1 if trainer else 0, T + 1, (B, 1), generator=generator)
+    mask_BT = torch.arange(T).expand(B, T) < length_B1
+    if random.random() < 0.3:  # holes, as those of tool outputs
+        holes_BT = torch.rand(B, T, generator=generator) < 0.3
+        mask_BT = mask_BT & ~holes_BT if not trainer else mask_BT
+    old_BT, gap_BT, ref_BT, engine_BT = torch.randn(4, B, T, generator=generator, dtype=torch.float64)
+    advantage_B = torch.randn(B, generator=generator, dtype=torch.float64)
+    advantage_B[torch.rand(B, generator=generator) < 0.2] = 0
+    logprob_BT = -2 + 0.5 * old_BT
+    ratio_BT = None
+    # TRL's vespo has that weight within its ratio, but not in its other ones
+    other = "off_policy_mask_threshold" in options or (options.get("beta") and options.get("use_bias_correction_kl"))
+    if trainer is None and random.random() < 0.3 and not (options["loss_type"] == "vespo" and other):
+        ratio_BT = (0.3 * engine_BT).exp().clamp(max=1.2).where(mask_BT, 1.0)
+    return Batch(
+        logprob_BT=logprob_BT,
+        old_logprob_BT=logprob_BT - random.choice([0.0, 0.1, 0.4]) * gap_BT,
+        ref_logprob_BT=logprob_BT + 0.3 * ref_BT,
+        entropy_BT=torch.rand(B, T, generator=generator).double(),
+        mask_BT=mask_BT,
+        advantage_B=advantage_B,
+        engine_BT=ratio_BT,
+        num_items=int(mask_BT.sum()) * random.choice([8, 24]) if "entropy_coef" not in options else None,
+    )
+
+
+def test_every_combination_equals_trl():
+    random = Random(20260)
+    worst, moved, seen = 0.0, 0, Counter()
+    for _ in range(NUM_COMBINATIONS):
+        options = draw_options(random)
+        batch = draw_batch(random, options)
+        expected = trl_outcome(batch, options)
+        found = our_outcome(batch, build_objective(ours(options)), totals_as_trl(batch, options))
+        worst = max(worst, found.distance(expected))
+        moved += bool(expected.logprob_grad_BT.norm() > 1e-3)
+        seen.update([options.get("trainer") or options["loss_type"], *options])
+        seen.update(["engine"] if batch.engine_BT is not None else [])
+    assert worst <= 1e-6
+    assert moved > 0.7 * NUM_COMBINATIONS  # the comparison is not one of zeros
+    assert {name: seen[name] for name in LOSS_TYPES if seen[name] < 30} == {}
+    rarest = ("delta", "top_entropy_quantile", "off_policy_mask_threshold", "entropy_coef", "engine", "beta")
+    assert {name: seen[name] for name in rarest if seen[name] < 30} == {}
