@@ -13,17 +13,38 @@ from mmgrpo.report.reading import Log, is_number, mean_or_none, read_log
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shot:
-    """One recorded sample."""
+    """One recorded sample.
+
+    Attributes:
+        prompt: what was asked.
+        path: the picture or video that was made.
+        text: the text that was written.
+        rewards: what the rewards that applied gave.
+        group: number of the group within the step.
+        images: the pictures that were shown; None for one that was not kept.
+        num_videos: videos that were shown, which are not kept.
+        reference: the right answer, where the data has one.
+        finished: False where the text was cut off by its length limit.
+        num_tokens: length of the text.
+        advantage: what it was worth in training.
+    """
 
     prompt: str
     path: Path | None
     text: str | None
     rewards: Mapping[str, float]
+    group: int = 0
+    images: tuple[Path | None, ...] = ()
+    num_videos: int = 0
+    reference: str | None = None
+    finished: bool = True
+    num_tokens: int | None = None
+    advantage: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Album:
-    """The samples of one evaluated step; line i of two albums answers the same request."""
+    """The samples of one step; line i of two albums of evaluations answers the same request."""
 
     step: int
     log: Log
@@ -39,15 +60,15 @@ class Change:
     after: float | None
 
 
-def read_albums(run: Path) -> list[Album]:
-    """Every step that has samples, in order."""
-    folders = [path.parent for path in run.glob("samples/step-*/samples.jsonl") if path.parent.name[5:].isdigit()]
+def read_albums(run: Path, kind: str = "step") -> list[Album]:
+    """Every step that has samples of the kind (``step``: evaluations; ``train``: groups of training), in order."""
     albums = []
-    for folder in folders:
+    for folder in (path.parent for path in run.glob(f"samples/{kind}-*/samples.jsonl")):
+        number = folder.name.removeprefix(f"{kind}-")
         log = read_log(run, f"samples/{folder.name}/samples.jsonl")
-        if log.rows:
+        if number.isdigit() and log.rows:
             shots = tuple(_shot(row, folder) for row in log.rows)
-            albums.append(Album(step=int(folder.name[5:]), log=log, shots=shots))
+            albums.append(Album(step=int(number), log=log, shots=shots))
     return sorted(albums, key=lambda album: album.step)
 
 
@@ -61,7 +82,8 @@ def shared_requests(ends: Sequence[Album]) -> list[int]:
     if not ends:
         return []
     num_lines = min(len(album.shots) for album in ends)
-    return [index for index in range(num_lines) if ends[0].shots[index].prompt == ends[-1].shots[index].prompt]
+    asked = [[(shot.prompt, shot.images) for shot in album.shots] for album in (ends[0], ends[-1])]
+    return [index for index in range(num_lines) if _same(*asked[0][index], *asked[1][index])]
 
 
 def reward_changes(ends: Sequence[Album], requests: Sequence[int]) -> tuple[Change, ...]:
@@ -77,12 +99,37 @@ def reward_changes(ends: Sequence[Album], requests: Sequence[int]) -> tuple[Chan
     return tuple(Change(name=name, before=mean[0], after=mean[-1]) for name, mean in means.items())
 
 
+def _same(prompt: str, images: Sequence[Path | None], other: str, others: Sequence[Path | None]) -> bool:
+    names = [[path and path.name for path in paths] for paths in (images, others)]
+    return prompt == other and names[0] == names[1]
+
+
 def _shot(row: Mapping[str, Any], folder: Path) -> Shot:
-    rewards = row.get("rewards")
+    rewards, images = row.get("rewards"), row.get("images")
     numbers = rewards.items() if isinstance(rewards, dict) else ()
+    shown = images if isinstance(images, list) else []
     return Shot(
         prompt=str(row.get("prompt", "")),
         path=folder / row["file"] if isinstance(row.get("file"), str) else None,
-        text=row["text"] if isinstance(row.get("text"), str) else None,
-        rewards={name: value for name, value in numbers if is_number(value) and math.isfinite(value)},
+        text=_text(row, "text"),
+        rewards={name: value for name, value in numbers if _is_finite(value)},
+        group=_whole(row, "group") or 0,
+        images=tuple(folder / name if isinstance(name, str) else None for name in shown),
+        num_videos=_whole(row, "num_videos") or 0,
+        reference=_text(row, "reference"),
+        finished=row.get("finished") is not False,
+        num_tokens=_whole(row, "num_tokens"),
+        advantage=row["advantage"] if _is_finite(row.get("advantage")) else None,
     )
+
+
+def _is_finite(value: object) -> bool:
+    return is_number(value) and math.isfinite(value)
+
+
+def _text(row: Mapping[str, Any], key: str) -> str | None:
+    return row[key] if isinstance(row.get(key), str) else None
+
+
+def _whole(row: Mapping[str, Any], key: str) -> int | None:
+    return row[key] if isinstance(row.get(key), int) else None

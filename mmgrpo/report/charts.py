@@ -22,7 +22,8 @@ EXPLAINED = {
     "groups/zero_std_frac": "fraction of groups that teach nothing",
 }
 PAIRED = ("policy/clip_low_frac", "policy/clip_high_frac", "policy/ratio_mean", "policy/ratio_std")
-ELSEWHERE = ("step", "update", "reward/mean", "reward/std", "count/forwards_per_sample", *PAIRED)
+OF_TEXTS = ("completions/mean_length", "completions/max_length", "completions/clipped_frac", "policy/entropy_mean")
+ELSEWHERE = ("step", "update", "reward/mean", "reward/std", "count/forwards_per_sample", *PAIRED, *OF_TEXTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,19 @@ def each_reward_charts(metrics: Log) -> list[Chart]:
         charts.append(
             draw_chart(match[1], [read_curve(metrics, key, "mean", spread=f"reward/{match[1]}/std")], note=note)
         )
+    return [chart for chart in charts if chart]
+
+
+def completion_charts(metrics: Log) -> list[Chart]:
+    """Length, ends and entropy of what was written."""
+    mean, longest, clipped, entropy = OF_TEXTS
+    lengths = [read_curve(metrics, mean, "mean"), read_curve(metrics, longest, "longest")]
+    cut_off = [read_curve(metrics, clipped, "cut off")]
+    charts = [
+        draw_chart("Completion length", lengths, note="in tokens", within=(0.0,)),
+        draw_chart("Cut off by the length limit", cut_off, note="fraction of a step's completions", within=(0.0, 1.0)),
+        draw_chart("Entropy", [read_curve(metrics, entropy, "entropy")], note="of a decision, in nats", within=(0.0,)),
+    ]
     return [chart for chart in charts if chart]
 
 

@@ -20,6 +20,11 @@ def number(value: float | None) -> str:
     return f"{value:,.{max(0, (3 if exponent >= 0 else 2) - exponent)}f}".replace("-", MINUS)
 
 
+def signed(value: float) -> str:
+    """A number with its sign, two decimals; zero has none."""
+    return f"{value:+.2f}".replace("-", MINUS) if round(value, 2) else "0.00"
+
+
 def duration(seconds: float | None) -> str:
     """Seconds as hours, minutes and seconds, the two largest that matter."""
     if seconds is None:
@@ -36,6 +41,14 @@ def duration(seconds: float | None) -> str:
 def clip(text: str, most: int = MAX_CHARACTERS) -> str:
     """The text, cut where it is longer than a page should show; the cut is counted."""
     return text if len(text) <= most else f"{text[:most].rstrip()} … ({len(text) - most} more characters)"
+
+
+def abridged(text: str, most: int = MAX_CHARACTERS) -> str:
+    """The text without its middle, where it is longer than a page should show: how it ends matters most."""
+    if len(text) <= most:
+        return text
+    start, end = text[: 2 * most // 3].rstrip(), text[len(text) - most // 3 :].lstrip()
+    return f"{start}\n… ({len(text) - len(start) - len(end)} characters left out) …\n{end}"
 
 
 def power_of_ten(exponent: int) -> str:

@@ -9,8 +9,9 @@ import jinja2
 
 from mmgrpo.errors import DataError
 from mmgrpo.report.about import facts, parse_note
-from mmgrpo.report.albums import first_and_last, read_albums
+from mmgrpo.report.albums import read_albums
 from mmgrpo.report.charts import (
+    completion_charts,
     each_reward_charts,
     evaluation_charts,
     headlines,
@@ -20,14 +21,11 @@ from mmgrpo.report.charts import (
     reward_chart,
     unrecorded_titles,
 )
-from mmgrpo.report.choosing import evenly
-from mmgrpo.report.numbers import clip, duration, number
+from mmgrpo.report.numbers import abridged, clip, duration, number, signed
 from mmgrpo.report.phases import phases
 from mmgrpo.report.pictures import pictures_of
 from mmgrpo.report.reading import by_step, mean_or_none, parse_mapping, read_log, read_text
-from mmgrpo.report.texts import text_rows, written_requests
-
-MAX_TEXTS = 20
+from mmgrpo.report.texts import MEDIA_BYTES, texts_of
 
 
 def write_report(run: Path) -> Path:
@@ -53,7 +51,9 @@ def write_report(run: Path) -> Path:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(number=number, duration=duration, clip=clip, plain="{:.3g}".format)
+    environment.filters.update(
+        number=number, duration=duration, clip=clip, abridged=abridged, signed=signed, plain="{:.3g}".format
+    )
     html = environment.get_template("template.html.jinja").render(_page(run))
     path = run / "report.html"
     path.write_text(html, encoding="utf-8", errors="replace")
@@ -63,8 +63,9 @@ def write_report(run: Path) -> Path:
 def _page(run: Path) -> dict[str, Any]:
     about, config_text = parse_mapping(read_text(run / "run.json") or "") or {}, read_text(run / "config.yaml")
     metrics, warmup, evaluation = (read_log(run, f"{name}.jsonl") for name in ("metrics", "warmup", "evaluation"))
-    albums = read_albums(run)
-    pictures, written = pictures_of(albums), written_requests(first_and_last(albums))
+    albums, trained = read_albums(run), read_albums(run, "train")
+    pictures = pictures_of(albums)
+    texts = texts_of(albums, trained, media_bytes=MEDIA_BYTES // 4 if pictures else MEDIA_BYTES)
     versions = about.get("versions")
     return {
         "about": about,
@@ -78,9 +79,8 @@ def _page(run: Path) -> dict[str, Any]:
         "evaluation_charts": evaluation_charts(evaluation),
         "pictures": pictures,
         "num_reduced": sum(1 for cell in pictures.cells if cell.picture and not cell.picture.exact) if pictures else 0,
-        "texts": text_rows(first_and_last(albums), evenly(written, MAX_TEXTS)),
-        "num_texts": len(written),
-        "text_steps": [album.step for album in first_and_last(albums)],
+        "texts": texts,
+        "completion_charts": completion_charts(metrics),
         "reward_chart": reward_chart(metrics),
         "reward_charts": each_reward_charts(metrics),
         "policy_charts": policy_charts(metrics, warmup),
@@ -91,5 +91,7 @@ def _page(run: Path) -> dict[str, Any]:
         "config_text": config_text,
         "versions": versions if isinstance(versions, dict) else {},
         "checkpoints": sorted(path.name for path in (run / "checkpoints").glob("step-*")),
-        "unreadable": [log for log in (metrics, warmup, evaluation, *(a.log for a in albums)) if log.num_unreadable],
+        "unreadable": [
+            log for log in (metrics, warmup, evaluation, *(a.log for a in (*albums, *trained))) if log.num_unreadable
+        ],
     }

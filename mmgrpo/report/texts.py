@@ -1,34 +1,155 @@
-"""The texts of a run, before and after."""
+"""The texts of a run: the same requests before and after, and groups of training with what each text was worth."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-from mmgrpo.report.albums import Album, Change, reward_changes, shared_requests
+from mmgrpo.report.albums import Album, Shot, first_and_last, shared_requests
+from mmgrpo.report.choosing import evenly
+from mmgrpo.report.media import Picture, load_picture
+from mmgrpo.report.numbers import clip
+
+MAX_TEXTS = 20
+MAX_TRAINED_STEPS = 4
+MAX_GROUPS = 4
+MAX_MEMBERS = 16
+MAX_IMAGES = 6
+MEDIA_BYTES = 4_800_000  # base64 makes 6.4 MB of it; the page stays under 8 MB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What was asked.
+
+    Attributes:
+        prompt: the text.
+        pictures: what was shown; None where it was not kept or cannot be read.
+        num_more: pictures beyond those.
+        num_videos: videos that were shown.
+        reference: the right answer, where the data has one.
+        alt: the pictures in words.
+    """
+
+    prompt: str
+    pictures: tuple[Picture | None, ...]
+    num_more: int
+    num_videos: int
+    reference: str | None
+    alt: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRow:
-    """One request's answers, a text per step, and their rewards."""
+    """One request's answers, one per step; None where a step has none."""
 
-    prompt: str
-    answers: tuple[str | None, ...]
-    changes: tuple[Change, ...]
-
-
-def written_requests(ends: Sequence[Album]) -> list[int]:
-    """Requests that were answered with a text at the first step or the last."""
-    return [index for index in shared_requests(ends) if any(album.shots[index].text is not None for album in ends)]
+    request: Request
+    answers: tuple[Shot | None, ...]
 
 
-def text_rows(ends: Sequence[Album], requests: Sequence[int]) -> list[TextRow]:
-    """A row per request."""
-    return [
-        TextRow(
-            prompt=ends[0].shots[index].prompt,
-            answers=tuple(album.shots[index].text for album in ends),
-            changes=reward_changes(ends, [index]),
-        )
-        for index in requests
-    ]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedGroup:
+    """The answers that a request got in a training step, from the most to the least advantageous.
+
+    Attributes:
+        step: the training step.
+        request: what was asked.
+        members: the answers.
+        num_members: how many there were.
+        is_dead: all advantages are 0, so that the group taught nothing.
+    """
+
+    step: int
+    request: Request
+    members: tuple[Shot, ...]
+    num_members: int
+    is_dead: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts:
+    """What the page shows of the texts.
+
+    Attributes:
+        steps: the first evaluated step and the last, or the only one.
+        rows: requests with their answers at those steps.
+        num_requests: how many there are to choose from.
+        groups: groups of a few training steps, step by step.
+        num_kept_steps: training steps of which groups were kept.
+    """
+
+    steps: tuple[int, ...]
+    rows: tuple[TextRow, ...]
+    num_requests: int
+    groups: tuple[TrainedGroup, ...]
+    num_kept_steps: int
+
+    @property
+    def pictures(self) -> list[Picture]:
+        """Every picture that is shown."""
+        requests = [row.request for row in self.rows] + [group.request for group in self.groups]
+        return [picture for request in requests for picture in request.pictures if picture]
+
+    @property
+    def is_brief(self) -> bool:
+        """Whether every text is short, so that many fit beside each other."""
+        said = [shot for row in self.rows for shot in row.answers] + [s for group in self.groups for s in group.members]
+        return all(len(shot.text or "") <= 60 for shot in said if shot)
+
+
+def texts_of(albums: Sequence[Album], trained: Sequence[Album], *, media_bytes: int = MEDIA_BYTES) -> Texts | None:
+    """What the page shows of the evaluations' texts and of the training's; None if nothing was written.
+
+    Requests and steps are chosen by their position, never by what was written or what it earned.
+    """
+    ends = first_and_last(albums)
+    written = [index for index in shared_requests(ends) if any(album.shots[index].text is not None for album in ends)]
+    chosen = evenly(written, MAX_TEXTS)
+    groups = [group for album in evenly(trained, MAX_TRAINED_STEPS) for group in _groups(album)]
+    if not chosen and not groups:
+        return None
+    asking = [ends[0].shots[index] for index in chosen] + [shots[0] for _, shots in groups]
+    num_pictures = sum(min(len(shot.images), MAX_IMAGES) for shot in asking)
+    share = media_bytes // max(num_pictures, 1)
+    return Texts(
+        steps=tuple(album.step for album in ends),
+        rows=tuple(
+            TextRow(
+                request=_request(ends[0].shots[index], share),
+                answers=tuple(a.shots[index] if a.shots[index].text is not None else None for a in ends),
+            )
+            for index in chosen
+        ),
+        num_requests=len(written),
+        groups=tuple(_trained_group(step, shots, share) for step, shots in groups),
+        num_kept_steps=len(trained),
+    )
+
+
+def _groups(album: Album) -> list[tuple[int, list[Shot]]]:
+    groups = [list(shots) for _, shots in groupby(album.shots, key=lambda shot: shot.group)]
+    return [(album.step, shots) for shots in groups[:MAX_GROUPS]]
+
+
+def _trained_group(step: int, shots: Sequence[Shot], share: int) -> TrainedGroup:
+    ranked = sorted(shots, key=lambda shot: -(shot.advantage or 0.0))
+    return TrainedGroup(
+        step=step,
+        request=_request(shots[0], share),
+        members=tuple(evenly(ranked, MAX_MEMBERS)),
+        num_members=len(shots),
+        is_dead=all(shot.advantage == 0 for shot in shots),
+    )
+
+
+def _request(shot: Shot, share: int) -> Request:
+    shown = shot.images[:MAX_IMAGES]
+    return Request(
+        prompt=shot.prompt,
+        pictures=tuple(load_picture(path, share) if path else None for path in shown),
+        num_more=len(shot.images) - len(shown),
+        num_videos=shot.num_videos,
+        reference=shot.reference,
+        alt=f"shown with: {clip(shot.prompt, 200)}",
+    )

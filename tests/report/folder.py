@@ -75,6 +75,7 @@ def write_run(run: Path) -> None:
             "time/update_s": 1.0,
             "count/forwards_per_sample": 9.0 * (update + 1),
             "policy/entropy_mean": 0.3,
+            "samples/kept": 1.0,
         }
         for step in (1, 2, 3)
         for update in (0, 1)

@@ -20,7 +20,8 @@ def test_curves_are_drawn_to_scale(run: Path) -> None:
     assert band == "M0.0 37.5L50.0 25.0L100.0 12.5L100.0 62.5L50.0 75.0L0.0 87.5Z"
     assert "failed on up to 12.5% of a step's samples" in page.texts("p", "sub")
     assert "1 value not finite, left out" in page.texts("p", "sub")
-    assert "policy/entropy_mean" in page.texts("h3")
+    assert page.plot("Entropy") == ["M0.0 0.0L50.0 0.0L100.0 0.0"]  # 0.3 in every update, on an axis of 0..0.3
+    assert "samples/kept" in page.texts("h3")  # a number that no chart of its own holds
 
 
 def test_spikes_survive_thinning(run: Path) -> None:
@@ -31,3 +32,23 @@ def test_spikes_survive_thinning(run: Path) -> None:
     assert len(points) <= 500
     assert (points[0], points[-1]) == ([0, 1.0], [4999, 1.0])
     assert [3333, 90.0] in points
+
+
+def test_completions(run: Path) -> None:
+    # lengths 10, 20, 40 of at most 50 tokens; two updates of a step repeat its numbers
+    rows = [
+        {
+            "step": step,
+            "completions/mean_length": length,
+            "completions/max_length": 50,
+            "completions/clipped_frac": cut,
+        }
+        for step, length, cut in ((1, 10, 0.5), (2, 20, 0.25), (3, 40, 0.0))
+        for _ in range(2)
+    ]
+    write_lines(run / "metrics.jsonl", rows)
+    page = render(run)
+    # axis 0..60 in twenties: y = 100 (1 - value / 60)
+    assert page.plot("Completion length") == ["M0.0 83.33L50.0 66.67L100.0 33.33", "M0.0 16.67L50.0 16.67L100.0 16.67"]
+    assert page.plot("Cut off by the length limit") == ["M0.0 50.0L50.0 75.0L100.0 100.0"]
+    assert "completions/mean_length" not in page.texts("h3")

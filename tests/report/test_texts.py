@@ -1,21 +1,151 @@
-"""Texts before and after."""
+"""Texts before and after, and groups of training with what each text was worth."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from tests.report.folder import sample
-from tests.report.page import render
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmgrpo.samples import write_samples
+from mmgrpo.types import Prompt, Sample, Scores
+from tests.report.folder import sample, write_lines
+from tests.report.page import Page, decoded, render
+
+HOSTILE = "<img src=x onerror=alert(1)>&lt;b&gt;\u202e</p><script>alert(2)</script>"
+G = 4
 
 
-def test_texts_before_and_after(run: Path) -> None:
-    for step, text in ((0, "<b>4</b>\u20281"), (10, None), (20, "3" * 1600)):
-        rows = [sample(None, 0, step / 20, text), sample(None, 1, None, text)]
-        path = run / f"samples/step-{step:06d}/samples.jsonl"
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    page = render(run)
+def pixels(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+
+
+def write_texts(run: Path, name: str, texts: list[list[str]], advantages: list[list[float]] | None = None) -> None:
+    """Groups of texts; request i shows picture i, and a text is right if it holds a 7."""
+    prompts = [Prompt(f"which {i}? {HOSTILE}", images=(Image.fromarray(pixels(i)),), columns={"answer": 7})
+               for i in range(len(texts))]  # fmt: skip
+    samples = [
+        Sample(prompt, group, member, text=text, tokens=list(range(len(text))), finished=not text.endswith("..."))
+        for group, (prompt, members) in enumerate(zip(prompts, texts, strict=True))
+        for member, text in enumerate(members)
+    ]
+    right = torch.tensor([[float("7" in (s.text or "")), 0.5] for s in samples])
+    scores = Scores(names=("right", "form"), weight_R=torch.ones(2), value_BR=right, valid_BR=right >= 0)
+    advantage_B = None if advantages is None else torch.tensor(advantages).flatten()
+    write_samples(run / "samples" / name, samples, scores, advantage_B=advantage_B)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    """A run of three evaluated steps and of two training steps."""
+    run = tmp_path / "texts"
+    for step, said in ((0, "2"), (10, "3"), (20, "7")):
+        write_texts(run, f"step-{step:06d}", [[said], [HOSTILE if step else ""]])
+    write_texts(run, "train-000001", [["1", "7", "77", "9..."], ["a", "b", "c", "d"]], [[-1, 0.5, 1.5, -1], [0.0] * G])
+    write_texts(run, "train-000020", [["7"] * G, ["7", "1", "1", "1"]], [[0.0] * G, [1.5, -0.5, -0.5, -0.5]])
+    return run
+
+
+def by_class(page: Page, css: str) -> list[str]:
+    return page.texts("div", css)
+
+
+def test_before_and_after_with_what_was_shown(written: Path) -> None:
+    page = render(written)
+    answers = by_class(page, "answer")
+    worth = "form 0.500 1 token"
+    assert answers[1:4] == [
+        f"2 right 0.000 {worth}",
+        f"7 right 1.000 {worth}",
+        "nothing right 0.000 form 0.500 0 tokens",
+    ]
+    assert by_class(page, "row")[0] == f"which 0? {HOSTILE} reference: 7 {answers[1]} {answers[2]}"
+    labels = [attrs["data-label"] for attrs in page.attributes("div") if attrs.get("class") == "answer"]
+    assert labels == ["before, step 0", "after, step 20"] * 2
+    shown = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
+    # two requests before and after, then two groups in each of two steps: picture 0 and picture 1 each time
+    assert len(shown) == 6
+    for index, picture in enumerate(shown):
+        np.testing.assert_array_equal(picture, pixels(index % 2))
+
+
+def test_groups_are_ranked_with_their_advantages(written: Path) -> None:
+    page = render(written)
+    assert [text for text in page.texts("h3") if text.startswith("Step")] == ["Step 1", "Step 20"]
+    members = [
+        (attrs["class"].split()[1:], " ".join("".join(text).split()))
+        for tag, attrs, text in page.elements
+        if tag == "div" and attrs.get("class", "").split()[:1] == ["member"]
+    ]
+    assert members[:G] == [
+        (["up"], "+1.50 77 right 1.000 form 0.500 2 tokens"),
+        (["up"], "+0.50 7 right 1.000 form 0.500 1 token"),
+        (["down"], "\u22121.00 1 right 0.000 form 0.500 1 token"),
+        (["down"], "\u22121.00 9... right 0.000 form 0.500 4 tokens cut off"),
+    ]
+    assert [side for side, _ in members[G : 3 * G]] == [[]] * 2 * G
+    assert [text.split()[0] for _, text in members[3 * G :]] == ["+1.50"] + ["\u22120.50"] * 3
+    assert page.texts("p", "dead") == ["Every advantage is 0: this group taught nothing."] * 2
+
+
+def test_what_was_written_is_never_markup(written: Path) -> None:
+    page = render(written)
+    assert len(page.texts("script")) == 1
+    assert "alert(" not in page.texts("script")[0]
+    assert not [attrs for attrs in page.attributes("img") if "onerror" in attrs]
+    assert HOSTILE in page.texts("p", "wrote")
+    assert any(HOSTILE in text for text in page.texts("p", "prompt"))
+
+
+def test_requests_that_show_something_else_are_left_out(written: Path) -> None:
+    path = written / "samples/step-000020/samples.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[0]["images"] = rows[1]["images"]
+    write_lines(path, rows)
+    assert len(by_class(render(written), "row")) == 1
+
+
+def test_pictures_that_are_gone_leave_a_hole(written: Path) -> None:
+    for path in (written / "samples/images").iterdir():
+        path.unlink()
+    page = render(written)
     assert page.attributes("img") == []
-    assert page.texts("td", "said") == ["<b>4</b> 1", "3" * 1500 + " … (100 more characters)"] * 2
-    assert page.texts("span", "change") == ["judge 0.000 → 1.000"]
+    holes = [attrs for attrs in page.attributes("span") if attrs.get("class") == "hole"]
+    assert len(holes) == 6
+
+
+def test_steps_and_members_are_limited_by_position(tmp_path: Path) -> None:
+    for step in range(1, 12):
+        write_texts(tmp_path, f"train-{step:06d}", [[str(n) for n in range(31)]], [list(map(float, range(31)))])
+    page = render(tmp_path)
+    # of 11 steps the 4 nearest to 10 k / 3 = 0, 3.3, 6.7, 10; of 31 ranked answers every other one, 30 first
+    assert [text for text in page.texts("h3") if text.startswith("Step")] == [f"Step {n}" for n in (1, 4, 8, 11)]
+    assert "4 of 11 kept steps" in page.texts("p", "lead")[0]
+    assert page.texts("p", "wrote")[:16] == [str(n) for n in range(30, -1, -2)]
+    assert "16 of 31 answers, evenly spaced." in page.texts("p", "sub")
+
+
+def test_long_texts_keep_their_end(run: Path) -> None:
+    text = "start " + "x" * 1600 + " the end"
+    for step in (0, 10, 20):
+        rows = [sample(None, r, None, "short" if r else text) for r in range(2)]
+        path = run / f"samples/step-{step:06d}/samples.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    page = render(run)
+    # of 1614 characters the first 1000 and the last 500
+    cut = f"start {'x' * 994} … (114 characters left out) … {'x' * 492} the end"
+    assert page.texts("p", "wrote") == [cut, cut, "short", "short"]
     assert "unreadable" not in " ".join(page.texts("footer"))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"images": 3}, {"images": [3]}, {"advantage": "x"}, {"num_tokens": None}, {"reference": []}]
+)
+def test_lines_of_another_make_still_render(written: Path, wrong: dict[str, Any]) -> None:
+    for path in written.glob("samples/*/samples.jsonl"):
+        write_lines(path, [{**json.loads(line), **wrong} for line in path.read_text().splitlines()])
+    assert len(by_class(render(written), "row")) == 2
