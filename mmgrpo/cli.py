@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from mmgrpo.errors import MmgrpoError
+
+if TYPE_CHECKING:
+    from mmgrpo.types import Sample
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 console = Console()
@@ -53,14 +57,18 @@ def train(
 @app.command()
 def sample(
     config: Config,
-    prompt: Annotated[str, typer.Argument(help="what to draw")],
+    prompt: Annotated[str, typer.Argument(help="what to draw or to answer")],
     overrides: Overrides = None,
     checkpoint: CheckpointOption = None,
     out: Annotated[Path, typer.Option(help="folder for the results")] = Path("samples"),
     count: Annotated[int, typer.Option(min=1, help="how many")] = 4,
     seed: Annotated[int, typer.Option(help="seed of the draw")] = 0,
+    image: Annotated[list[Path] | None, typer.Option(help="what the model is shown; may be given again")] = None,
+    noise: Annotated[
+        bool, typer.Option("--noise", help="draw as training does; texts without it are the likeliest, all the same")
+    ] = False,
 ) -> None:
-    """Draws samples for one prompt, without noise, from the base model or a checkpoint."""
+    """Draws samples for one prompt from the base model or a checkpoint; texts are printed too."""
     with _plain_errors():
         import torch
 
@@ -68,10 +76,14 @@ def sample(
         from mmgrpo.types import Plan, Prompt, Scores
 
         policy = _policy(_settings(config, overrides), checkpoint)
-        rollout = policy.rollout([Prompt(prompt)], group_size=count, seed=seed, plan=Plan(stochastic=()))
+        asked = Prompt(prompt, images=tuple(map(str, image or ())))
+        plan = Plan(stochastic=None if noise else ())
+        rollout = policy.rollout([asked], group_size=count, seed=seed, plan=plan)
         nothing = torch.zeros(count, 0)
         scores = Scores(names=(), weight_R=torch.zeros(0), value_BR=nothing, valid_BR=nothing.bool())
         folder = RunFolder(out).save_samples(0, rollout.samples, scores)
+        for text, times in Counter(_written(sample) for sample in rollout.samples if sample.text is not None).items():
+            typer.echo(f"{text}\n{f'({times} times) ' if times > 1 else ''}{'-' * 40}")
         console.print(f"{count} samples in {folder}", highlight=False, soft_wrap=True)
 
 
@@ -206,6 +218,10 @@ def _policy(settings: Any, checkpoint: Path | None) -> Any:
     if checkpoint is not None:
         policy.load(weights_of(checkpoint))
     return policy
+
+
+def _written(sample: Sample) -> str:
+    return f"{sample.text}{'' if sample.finished else ' ... (cut off by the length limit)'}"
 
 
 def _list_names(kind: str) -> None:

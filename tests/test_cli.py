@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 from typer.testing import CliRunner, Result
 
 from mmgrpo.cli import app
+from tests.tiny.language_models import make
 
 SMALL = [
     "warmup.steps=2",
@@ -59,6 +62,38 @@ def test_sample_draws_pictures(run: Path, tmp_path: Path) -> None:
                   "--count", "3")  # fmt: skip
     assert result.exit_code == 0, result.output
     assert len(list(tmp_path.rglob("*.png"))) == 3
+
+
+def tiny_vision_language_model() -> tuple[Any, Any]:
+    return make("qwen2.5-vl")
+
+
+def test_sample_writes_texts_about_a_picture(tmp_path: Path) -> None:
+    Image.new("RGB", (16, 16), "red").save(tmp_path / "red.png")
+    config = tmp_path / "tiny.yaml"
+    model = f"python:{__name__}:tiny_vision_language_model"
+    config.write_text(f"policy: {{name: language, model: '{model}', max_new_tokens: 5}}\n")
+    common = ["sample", str(config), "which colour?", "--image", str(tmp_path / "red.png"), "--count", "3"]
+    result = call(*common, "--out", str(tmp_path / "likeliest"))
+    assert result.exit_code == 0, result.output
+    assert "(3 times)" in result.output
+    rows = samples(tmp_path / "likeliest")
+    assert len(rows) == 3
+    assert len({row["text"] for row in rows}) == 1
+    assert rows[0]["text"].splitlines()[0] in result.output
+    (shown,) = rows[0]["images"]
+    with Image.open(tmp_path / "likeliest/samples/step-000000" / shown) as kept:
+        assert kept.getpixel((0, 0)) == (255, 0, 0)
+    result = call(*common, "--noise", "--out", str(tmp_path / "noisy"))
+    assert len({row["text"] for row in samples(tmp_path / "noisy")}) == 3
+    assert "times)" not in result.output
+    result = call("sample", str(config), "which?", "--image", "absent.png", "--out", str(tmp_path))
+    assert result.exit_code == 2
+    assert "absent.png" in result.output
+
+
+def samples(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "samples/step-000000/samples.jsonl").read_text().splitlines()]
 
 
 def test_explain_and_lists() -> None:
