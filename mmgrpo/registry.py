@@ -26,6 +26,8 @@ REWARDS: Mapping[str, str] = {
 
 EXAMPLES: Mapping[str, str] = {
     "mislabelled_digits": "mmgrpo.rewards.digits:mislabelled_examples",
+    "misread_digits": "mmgrpo.rewards.digits:misread_digits",
+    "careless_sums": "mmgrpo.rewards.arithmetic:careless_sums",
 }
 
 _OWN = {"policies": POLICIES, "rewards": REWARDS, "examples": EXAMPLES}

@@ -27,6 +27,8 @@ from mmgrpo.errors import DataError
 from mmgrpo.types import Example, Prompt, Sample
 
 SIDE = 8
+QUESTION = "which digit is shown ?"
+PARTNER = (6, 7, 8, 5, 9, 3, 0, 1, 2, 4)  # what each digit is misread as; each is its partner's partner
 DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 Pixels = NDArray[np.float32]
@@ -102,6 +104,42 @@ def mislabelled_examples(fraction: float = 0.45, seed: int = 0) -> list[Example]
             image=to_image(pixels),
         )
         for pixels, digit, label in zip(split.train, said, split.train_labels, strict=True)
+    ]
+
+
+def digit_questions() -> list[Prompt]:
+    """Each training image with the question which digit it shows; the column ``answer`` is the digit as text."""
+    split = load_split()
+    return [_question(*item) for item in zip(split.train, split.train_labels, strict=True)]
+
+
+def held_out_digit_questions() -> list[Prompt]:
+    """The same question about the images that are never trained on."""
+    split = load_split()
+    return [_question(*item) for item in zip(split.held_out, split.held_out_labels, strict=True)]
+
+
+def misread_digits(fraction: float = 0.5, untagged: float = 0.3, seed: int = 0) -> list[Example]:
+    """The training images with answers of which some are wrong on purpose, to teach a reader to a low start.
+
+    ``round(fraction * N)`` answers are the digit's ``PARTNER``, so a reader that learns them well is torn between two
+    digits; ``round(untagged * N)``, drawn apart, lack the answer tags. The column ``answer`` stays the true digit.
+
+    Raises: DataError if a share is outside [0, 1].
+    """
+    if not (0 <= fraction <= 1 and 0 <= untagged <= 1):
+        raise DataError(f"fraction and untagged must lie in [0, 1], got {fraction} and {untagged}")
+    questions = digit_questions()
+    N = len(questions)
+    rng = np.random.RandomState(seed)  # the legacy generator: its stream is frozen across numpy versions
+    misread = set(rng.permutation(N)[: round(fraction * N)].tolist())
+    bare = set(rng.permutation(N)[: round(untagged * N)].tolist())
+    said = [
+        str(PARTNER[int(q.columns["answer"])] if i in misread else q.columns["answer"]) for i, q in enumerate(questions)
+    ]
+    return [
+        Example(prompt=question, text=digit if i in bare else f"<answer>{digit}</answer>")
+        for i, (question, digit) in enumerate(zip(questions, said, strict=True))
     ]
 
 
@@ -262,6 +300,10 @@ def _relative_spread(made: Pixels, digits: list[int | None]) -> float | None:
     made_K = [pdist(made[asked == k]).mean() for k in classes]
     real_K = [pdist(real[split.held_out_labels == k]).mean() for k in classes]
     return float(np.mean(made_K) / np.mean(real_K))
+
+
+def _question(pixels: Pixels, label: np.int64) -> Prompt:
+    return Prompt(QUESTION, images=[to_image(pixels)], columns={"answer": str(label)})
 
 
 def _asked_digit(sample: Sample) -> int | None:

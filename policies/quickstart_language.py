@@ -1,0 +1,146 @@
+"""The little models of the language quickstarts: stock classes, small enough to train on two CPU cores.
+
+``quickstart/digits-vlm`` shows 8 x 8 digits to a Qwen2.5-VL of 0.5 M weights, ``quickstart/arithmetic-text`` gives sums
+to a Llama of 0.3 M. Both tokenizers are built here; nothing is downloaded.
+"""
+
+# The bindings of `tokenizers` carry wrong annotations.
+# pyright: reportArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+    Qwen2VLImageProcessor,
+    Qwen2VLVideoProcessor,
+)
+
+END, PADDING, UNKNOWN = "<|im_end|>", "<|endoftext|>", "<|unknown|>"
+START = "<|im_start|>"
+IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
+VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
+DIGITS = tuple("0123456789")
+QUESTION_WORDS = ("user", "assistant", "which", "digit", "is", "shown", "?", "<answer>", "</answer>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif part.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+PATCH = 4
+MERGE = 2
+SHOWN_PIXELS = 256  # a digit of 8 x 8 is enlarged to 16 x 16: 4 x 4 patches, 4 tokens
+WIDTH = 96
+
+
+def digits_vlm(seed: int = 0) -> tuple[Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor]:
+    """An untrained vision-language model for 8 x 8 digits, and its processor; the seed fixes its weights."""
+    processor = _digits_processor()
+    ids = processor.tokenizer.get_vocab()
+    config = Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": len(ids),
+            "hidden_size": WIDTH,
+            "intermediate_size": 256,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 128,
+            "rope_parameters": {"rope_type": "default", "mrope_section": [4, 4, 4]},
+            "bos_token_id": None,
+            "eos_token_id": ids[END],
+            "pad_token_id": ids[PADDING],
+        },
+        vision_config={
+            "depth": 3,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_heads": 2,
+            "patch_size": PATCH,
+            "spatial_merge_size": MERGE,
+            "out_hidden_size": WIDTH,
+            "fullatt_block_indexes": [0, 1, 2],
+        },
+        image_token_id=ids[IMAGE],
+        video_token_id=ids[VIDEO],
+        vision_start_token_id=ids[VISION_START],
+        vision_end_token_id=ids[VISION_END],
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Qwen2_5_VLForConditionalGeneration(config), processor
+
+
+def arithmetic_lm(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """An untrained language model that reads and writes sums digit by digit; the seed fixes its weights."""
+    tokenizer = _tokenizer([END], [*DIGITS, "+", "="], split=".", eos_token=END, pad_token=END)
+    tokenizer.backend_tokenizer.decoder = Fuse()  # digits stand together
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=32,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config), tokenizer
+
+
+def _digits_processor() -> Qwen2_5_VLProcessor:
+    tokenizer = _tokenizer(
+        [PADDING, START, END, VISION_START, VISION_END, IMAGE, VIDEO],
+        [*QUESTION_WORDS, *DIGITS],
+        split=r"</?answer>|[0-9]|[A-Za-z]+|\?",
+        eos_token=END,
+        pad_token=PADDING,
+        unk_token=UNKNOWN,
+    )
+    size = {"shortest_edge": SHOWN_PIXELS, "longest_edge": SHOWN_PIXELS}
+    patches = {"patch_size": PATCH, "merge_size": MERGE, "temporal_patch_size": 2}
+    return Qwen2_5_VLProcessor(
+        Qwen2VLImageProcessor(size=size, **patches),
+        tokenizer,
+        Qwen2VLVideoProcessor(size=size, **patches),
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def _tokenizer(specials: Sequence[str], words: Sequence[str], *, split: str, **names: str) -> PreTrainedTokenizerFast:
+    """A tokenizer of whole words.
+
+    Args:
+        specials: special tokens.
+        words: all others.
+        split: regular expression of a word; what lies between words is dropped.
+        **names: which special token is which.
+
+    Returns:
+        The tokenizer, without a token for the beginning of a text.
+    """
+    unknown = names.get("unk_token")
+    pieces = [*specials, *([unknown] if unknown else []), *words]
+    tokenizer = Tokenizer(WordLevel({piece: index for index, piece in enumerate(pieces)}, unk_token=unknown or END))
+    tokenizer.add_special_tokens(list(specials))
+    tokenizer.pre_tokenizer = Split(Regex(split), behavior="removed", invert=True)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, padding_side="left", **names)
