@@ -12,6 +12,7 @@ from mmgrpo.errors import ConfigError, MissingPackageError, UnknownNameError
 
 POLICIES: Mapping[str, str] = {
     "denoising": "mmgrpo.policies.denoising:DenoisingPolicy",
+    "language": "mmgrpo.policies.language:LanguagePolicy",
 }
 
 REWARDS: Mapping[str, str] = {
@@ -22,6 +23,24 @@ REWARDS: Mapping[str, str] = {
     "digit_spread": "mmgrpo.rewards.digits:Spread",
     "jpeg_size": "mmgrpo.rewards.pixels:JpegSize",
     "brightness": "mmgrpo.rewards.pixels:Brightness",
+    "exact_match": "mmgrpo.rewards.answers:ExactMatch",
+    "multiple_choice": "mmgrpo.rewards.answers:MultipleChoice",
+    "yes_no": "mmgrpo.rewards.answers:YesNo",
+    "classification": "mmgrpo.rewards.answers:Classification",
+    "edit_distance": "mmgrpo.rewards.answers:EditDistance",
+    "number": "mmgrpo.rewards.quantities:Number",
+    "mean_relative_accuracy": "mmgrpo.rewards.quantities:MeanRelativeAccuracy",
+    "count": "mmgrpo.rewards.quantities:Count",
+    "math_verify": "mmgrpo.rewards.mathematics:MathVerify",
+    "box_iou": "mmgrpo.rewards.grounding:BoxIou",
+    "detection": "mmgrpo.rewards.grounding:Detection",
+    "point_in_box": "mmgrpo.rewards.grounding:PointInBox",
+    "temporal_iou": "mmgrpo.rewards.grounding:TemporalIou",
+    "format": "mmgrpo.rewards.structure:Format",
+    "json_schema": "mmgrpo.rewards.structure:JsonSchema",
+    "overlong": "mmgrpo.rewards.lengths:Overlong",
+    "repetition": "mmgrpo.rewards.lengths:Repetition",
+    "cosine_length": "mmgrpo.rewards.lengths:CosineLength",
 }
 
 EXAMPLES: Mapping[str, str] = {

@@ -1,0 +1,284 @@
+"""Rewards for where things are: one box, a set of boxes, a point, a span of time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, final
+
+import numpy as np
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.boxes import Layout, Point, SpaceName, Spaces, box_of, giou, iou
+from mmgrpo.rewards.coordinates import Stated, pair, points_in, spans_in, stated_boxes
+from mmgrpo.rewards.parsing import Extract, extracted, one_of
+from mmgrpo.rewards.references import graded, references
+from mmgrpo.types import Prompt, Sample
+
+BoxMode = Literal["iou", "giou", "threshold"]
+TimeUnit = Literal["seconds", "frames"]
+
+
+@final
+class BoxIou:
+    """Reward: overlap of the one box that the answer states with the reference's.
+
+    ``mode: iou`` is the intersection over union, ``giou`` the generalised one, which tells apart boxes that do not
+    touch, ``threshold`` 1 for an IoU of at least ``threshold``, else 0. No box, several, a swapped or empty one score
+    the least.
+
+    Read are JSON (``[x1, y1, x2, y2]``, ``{"bbox_2d": [..]}``), ``(x1,y1),(x2,y2)``, and four bare numbers. The model
+    writes in ``space``, the data in ``reference_space``: ``original`` or ``resized`` pixels, ``norm1000`` (0 to 1000)
+    or ``norm1``. Where they differ, sizes come from the columns ``original_size`` and ``resized_size``, [width,
+    height]; else the original's from the prompt's only image, and the resized one's from ``pixels: [least, most]`` and
+    ``factor`` as Qwen-VL's processor has them. ``layout`` is xyxy, xywh (COCO) or yxyx (Gemini).
+
+    Settings: ``extract`` as in ``exact_match``.
+    Range: 0 to 1; ``giou`` -1 to 1.   Units: as declared; edges are continuous, without the ``+1`` of pixel counts.
+    Source: Rezatofighi et al. 2019, arXiv:1902.09630 (GIoU). Spaces: Qwen2.5-VL writes resized pixels (factor 28);
+    Qwen2-VL, Qwen3-VL and InternVL 0 to 1000.
+    Traps: a wrong space is not seen, boxes merely seem bad: check a few by hand. Ask for one box: several score the
+    least, so that none can be picked.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        space: SpaceName = "resized",
+        reference_space: SpaceName = "original",
+        mode: BoxMode = "iou",
+        threshold: float = 0.5,
+        extract: Extract = "none",
+        layout: Layout = "xyxy",
+        reference_layout: Layout = "xyxy",
+        original_size: str = "original_size",
+        resized_size: str = "resized_size",
+        pixels: Sequence[int] | None = None,
+        factor: int = 28,
+    ) -> None:
+        self._column = column
+        self._spaces = _spaces("BoxIou", space, reference_space, original_size, resized_size, pixels, factor)
+        self._mode: BoxMode = one_of("BoxIou.mode", mode, BoxMode)
+        self._threshold = _share("BoxIou.threshold", threshold)
+        self._extract: Extract = one_of("BoxIou.extract", extract, Extract)
+        self._layout: Layout = one_of("BoxIou.layout", layout, Layout)
+        self._reference_layout: Layout = one_of("BoxIou.reference_layout", reference_layout, Layout)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        known = references("box_iou", samples, self._column, _one_box)
+        return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+
+    def _score(self, sample: Sample, reference: Stated) -> float:
+        stated = stated_boxes(extracted(sample.text or "", self._extract) or "")
+        wanted = box_of(reference.numbers, self._reference_layout, self._spaces.of_reference(sample.prompt))
+        if len(stated) != 1:
+            return -1.0 if self._mode == "giou" else 0.0
+        box = box_of(stated[0].numbers, self._layout, self._spaces.of_model(sample.prompt)).to(wanted.space)
+        if self._mode == "giou":
+            return giou(box, wanted)
+        return iou(box, wanted) if self._mode == "iou" else float(iou(box, wanted) >= self._threshold)
+
+
+@final
+class Detection:
+    """Reward: overlap of the set of boxes that the answer states with the reference's set, one to one.
+
+    sum over matched pairs of IoU / reference boxes * min(1, reference boxes / stated boxes) ** ``length_power``. The
+    pairs are the one-to-one assignment (Hungarian) of the highest sum; a pair counts from an IoU of ``threshold`` on
+    and, where the reference has labels and ``labels`` is true, with the same label; ``graded: false`` counts it as 1
+    instead of its IoU. Where the reference is empty: 1 for no box, else 0. The order of the boxes does not matter.
+
+    Boxes are read and converted as in ``box_iou``; an entry may be ``{"bbox_2d": [..], "label": ".."}``. The reference,
+    in ``column``, is a list of boxes or of such entries, or ``{"bbox": [[..], ..], "label": [..]}``.
+
+    Settings: those of ``box_iou``; ``max_boxes`` stated boxes at most, more score 0.
+    Range: 0 to 1.
+    Source: one-to-one matching: Liu et al. 2025 (VisionReasoner), arXiv:2505.12081; the length penalty against many
+    boxes: Shen et al. 2025 (VLM-R1), arXiv:2504.07615, odLength. Deviation: the penalty is a ratio.
+    Traps: with ``length_power: 0`` only misses cost, and a policy learns to list many boxes. Raw average precision
+    is hacked the same way and depends on the order of equal scores, which is why it is not offered.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        space: SpaceName = "resized",
+        reference_space: SpaceName = "original",
+        threshold: float = 0.5,
+        graded: bool = True,
+        labels: bool = True,
+        length_power: float = 1.0,
+        max_boxes: int = 200,
+        extract: Extract = "none",
+        layout: Layout = "xyxy",
+        reference_layout: Layout = "xyxy",
+        original_size: str = "original_size",
+        resized_size: str = "resized_size",
+        pixels: Sequence[int] | None = None,
+        factor: int = 28,
+    ) -> None:
+        if not length_power >= 0 or max_boxes < 1:
+            raise ConfigError(f"Detection needs length_power >= 0 and max_boxes >= 1, got {length_power}, {max_boxes}")
+        self._column = column
+        self._spaces = _spaces("Detection", space, reference_space, original_size, resized_size, pixels, factor)
+        self._threshold = _share("Detection.threshold", threshold)
+        self._graded = graded
+        self._labels = labels
+        self._length_power = length_power
+        self._max_boxes = max_boxes
+        self._extract: Extract = one_of("Detection.extract", extract, Extract)
+        self._layout: Layout = one_of("Detection.layout", layout, Layout)
+        self._reference_layout: Layout = one_of("Detection.reference_layout", reference_layout, Layout)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        known = references("detection", samples, self._column, _box_list)
+        return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+
+    def _score(self, sample: Sample, known: list[Stated]) -> float:
+        stated = stated_boxes(extracted(sample.text or "", self._extract) or "")
+        if not known or not stated or len(stated) > self._max_boxes:
+            return float(not known and not stated)
+        total = _best_total(self._gains(sample.prompt, stated, known))
+        return total / len(known) * min(1.0, len(known) / len(stated)) ** self._length_power
+
+    def _gains(self, prompt: Prompt, stated: list[Stated], known: list[Stated]) -> np.ndarray:
+        """(stated, known) what each pair would add."""
+        of_model, of_reference = self._spaces.of_model(prompt), self._spaces.of_reference(prompt)
+        made = [box_of(one.numbers, self._layout, of_model).to(of_reference) for one in stated]
+        real = [box_of(one.numbers, self._reference_layout, of_reference) for one in known]
+        return np.array(
+            [
+                [self._gain(iou(box, other), one.label, two.label) for other, two in zip(real, known, strict=True)]
+                for box, one in zip(made, stated, strict=True)
+            ]
+        )
+
+    def _gain(self, overlap: float, label: str | None, wanted: str | None) -> float:
+        if overlap == 0 or overlap < self._threshold or (self._labels and wanted is not None and label != wanted):
+            return 0.0
+        return overlap if self._graded else 1.0
+
+
+@final
+class PointInBox:
+    """Reward: 1 if the one point that the answer states lies in the reference's box, edges included; else 0.
+
+    For GUI grounding and pointing. Read are JSON (``[x, y]``, ``{"point_2d": [x, y]}``), ``(x, y)``, and two bare
+    numbers; no point, or several, are wrong. Spaces, sizes and the reference's box are as in ``box_iou``.
+
+    Settings: as in ``box_iou``.
+    Range: 0 or 1.
+    Source: Luo et al. 2025 (GUI-R1), arXiv:2504.10458, sec. 3. Deviation: the answer is parsed, never evaluated.
+    Traps: boxes of a few pixels give no signal at the start; a swapped or empty reference box is never hit.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        space: SpaceName = "resized",
+        reference_space: SpaceName = "original",
+        extract: Extract = "none",
+        reference_layout: Layout = "xyxy",
+        original_size: str = "original_size",
+        resized_size: str = "resized_size",
+        pixels: Sequence[int] | None = None,
+        factor: int = 28,
+    ) -> None:
+        self._column = column
+        self._spaces = _spaces("PointInBox", space, reference_space, original_size, resized_size, pixels, factor)
+        self._extract: Extract = one_of("PointInBox.extract", extract, Extract)
+        self._reference_layout: Layout = one_of("PointInBox.reference_layout", reference_layout, Layout)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        known = references("point_in_box", samples, self._column, _one_box)
+        return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+
+    def _score(self, sample: Sample, reference: Stated) -> float:
+        stated = points_in(extracted(sample.text or "", self._extract) or "")
+        wanted = box_of(reference.numbers, self._reference_layout, self._spaces.of_reference(sample.prompt))
+        if len(stated) != 1:
+            return 0.0
+        point = Point(*stated[0], self._spaces.of_model(sample.prompt))
+        return float(wanted.holds(point.to(wanted.space)))
+
+
+@final
+class TemporalIou:
+    """Reward: overlap of the stated span of time with the reference's, intersection over union.
+
+    Read are JSON (``[start, end]``, ``{"start": .., "end": ..}``), clock times (``0:12 to 1:05``) and numbers; exactly
+    two must be stated, the end after the start, else 0. ``unit: frames`` where the model writes frame numbers, ``fps``
+    a second. The reference, in ``column``, is [start, end] or a text of that form, in seconds.
+
+    Settings: ``extract`` as in ``exact_match``.
+    Range: 0 to 1.   Units: seconds; frames are divided by ``fps``.
+    Source: the temporal IoU of video grounding, as in Video-R1, arXiv:2503.21776.
+    Traps: ``fps`` is that of the frames the model was shown, not of the file.
+    """
+
+    def __init__(
+        self, column: str = "answer", unit: TimeUnit = "seconds", fps: float | None = None, extract: Extract = "none"
+    ) -> None:
+        self._column = column
+        self._extract: Extract = one_of("TemporalIou.extract", extract, Extract)
+        frames = one_of("TemporalIou.unit", unit, TimeUnit) == "frames"
+        if frames != (fps is not None) or (fps is not None and not fps > 0):
+            raise ConfigError(f"TemporalIou needs a positive fps for unit: frames and none for seconds, got {fps}")
+        self._fps = 1.0 if fps is None else fps
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        return graded("temporal_iou", samples, self._column, _span, self._score)
+
+    def _score(self, text: str, reference: tuple[float, float]) -> float:
+        stated = spans_in(extracted(text, self._extract) or "")
+        if len(stated) != 1 or stated[0][1] <= stated[0][0]:
+            return 0.0
+        (start, end), (from_, to) = stated[0], reference
+        start, end = start / self._fps, end / self._fps
+        shared = max(min(end, to) - max(start, from_), 0.0)
+        return shared / ((end - start) + (to - from_) - shared)
+
+
+def _spaces(
+    owner: str, space: str, reference: str, original: str, resized: str, pixels: Sequence[int] | None, factor: int
+) -> Spaces:
+    if pixels is not None and (len(pixels) != 2 or not 0 < pixels[0] <= pixels[1]):
+        raise ConfigError(f"{owner}.pixels must be [least, most], got {pixels!r}")
+    if factor < 1:
+        raise ConfigError(f"{owner}.factor must be at least 1, got {factor}")
+    return Spaces(
+        model=one_of(f"{owner}.space", space, SpaceName),
+        reference=one_of(f"{owner}.reference_space", reference, SpaceName),
+        original_column=original,
+        resized_column=resized,
+        pixels=None if pixels is None else (pixels[0], pixels[1]),
+        factor=factor,
+    )
+
+
+def _share(where: str, value: float) -> float:
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{where} must lie in [0, 1], got {value}")
+    return value
+
+
+def _one_box(value: Any) -> Stated | None:
+    found = stated_boxes(value)
+    return found[0] if len(found) == 1 else None
+
+
+def _box_list(value: Any) -> list[Stated] | None:
+    """The reference boxes; an empty list or text of one says that there are none."""
+    found = stated_boxes(value)
+    return found if found or value in ([], (), "[]") else None
+
+
+def _span(value: Any) -> tuple[float, float] | None:
+    span = pair(value) if not isinstance(value, str) else next(iter(spans_in(value)), None)
+    return span if span is not None and span[1] > span[0] else None
+
+
+def _best_total(gains: np.ndarray) -> float:
+    from scipy.optimize import linear_sum_assignment
+
+    rows, columns = linear_sum_assignment(gains, maximize=True)
+    return float(gains[rows, columns].sum())

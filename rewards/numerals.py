@@ -1,0 +1,126 @@
+"""Numbers as people write them, in digits and in English words, and times of day; linear in the text."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+
+MAX_DIGITS = 100
+"""Longer runs of digits are no number."""
+
+# fmt: off
+_SMALL = {
+    "zero": 0, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
+    "ten": 10, "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14, "fifteen": 15, "sixteen": 16,
+    "seventeen": 17, "eighteen": 18, "nineteen": 19, "twenty": 20, "thirty": 30, "forty": 40, "fifty": 50,
+    "sixty": 60, "seventy": 70, "eighty": 80, "ninety": 90,
+}
+# fmt: on
+_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
+_WORDS = {**_SMALL, **_SCALES}
+_DETERMINERS = frozenset(("no", "any", "some", "every", "each", "the", "this", "that", "which", "another"))
+_MINUS = frozenset(("minus", "negative"))
+
+_DECIMAL = r"(?:\d{1,3}(?:,\d{3}){1,6}+(?!\d)|\d++)(?:\.\d++)?+|\.\d++"
+_TOKEN = re.compile(
+    rf"(?<!\w)(?<!\d[./])(?P<sign>(?<![\w)\].])[-+\u2212])?(?P<number>{_DECIMAL})(?P<power>[eE][-+]?\d++)?"
+    r"(?:/(?P<below>\d++(?:\.\d++)?+)(?![/\d]))?(?P<ordinal>(?:st|nd|rd|th)\b)?|(?P<word>[^\W\d_]++)",
+    re.IGNORECASE,
+)
+_CLOCK = re.compile(
+    r"(?<![\d:.])(?:(?P<hours>\d{1,3}):)?(?P<minutes>\d{1,3}):(?P<seconds>\d{2}(?:\.\d{1,6})?)(?![\d:])"
+)
+
+
+def numbers(text: str, *, spoken: bool = True) -> list[float]:
+    """The numbers that a text states, in order.
+
+    Digits with a sign, thousands commas, decimals, an exponent or as a fraction ``3/4``, units after them ignored
+    (``5cm``, ``$5``, ``50%`` is 50); English cardinals if ``spoken`` ("minus two hundred and five", "3 million").
+    Not numbers: ordinals, digits inside a word (``x2``), a fraction over zero, "one" after a determiner ("no one").
+    Infinite and over-long numbers are left out. "1,234" is 1234; LaTeX fractions read as two numbers.
+    """
+    return list(_stated(text, spoken))
+
+
+def seconds(text: str) -> list[float]:
+    """The times that a text states, in seconds: clock times (``m:ss``, ``h:mm:ss``) if it has any, else its numbers."""
+    clock = [3600 * int(m["hours"] or 0) + 60 * int(m["minutes"]) + float(m["seconds"]) for m in _CLOCK.finditer(text)]
+    return clock or numbers(text)
+
+
+def _stated(text: str, spoken: bool) -> Iterator[float]:
+    """Digits at once; words gathered until a number cannot go on."""
+    run: list[str | float] = []
+    before, end = "", 0
+    for token in _TOKEN.finditer(text):
+        word = (token["word"] or "").lower()
+        near = token.start() == end or text[end : token.start()].strip(" \t\n-") == ""
+        if not near or not _continues(run, word):
+            yield from _values(run, before)
+            before = before if run == [] else ""
+            run = []
+        if token["number"] is not None:
+            value = _digits(token)
+            run = [] if value is None else [value]
+        elif spoken and (word in _SMALL or word in _SCALES or (word == "and" and run)):
+            run.append(word)
+        elif not run:
+            before = word if word else before
+        end = token.end()
+    yield from _values(run, before)
+
+
+def _continues(run: list[str | float], word: str) -> bool:
+    if not run:
+        return True
+    if isinstance(run[0], float) and len(run) == 1:
+        return word in _SCALES
+    return word in _SMALL or word in _SCALES or (word == "and" and run[-1] in _SCALES)
+
+
+def _digits(token: re.Match[str]) -> float | None:
+    if token["ordinal"] is not None or len(token[0]) > MAX_DIGITS:
+        return None
+    value = float(token["number"].replace(",", "") + (token["power"] or ""))
+    below = 1.0 if token["below"] is None else float(token["below"])
+    if below == 0 or not math.isfinite(value):
+        return None
+    return (-value if token["sign"] in ("-", "\u2212") else value) / below
+
+
+def _values(run: list[str | float], before: str) -> Iterator[float]:
+    """The numbers that adjacent words make: "twenty one" is one number, "two three" two."""
+    if run == ["one"] and before in _DETERMINERS:
+        return
+    found = list(_composed(run))
+    if found and before in _MINUS:
+        found[0] = -found[0]
+    yield from found
+
+
+def _composed(run: Iterable[str | float]) -> Iterator[float]:
+    total, part, last = 0.0, None, math.inf  # part: below the next thousand; last: what the next word must be under
+    for word in run:
+        if word == "and":
+            continue
+        value = float(_WORDS[word]) if isinstance(word, str) else word
+        if word == "hundred" and (part is None or part < 20):
+            part, last = 100 * (1 if part is None else part), 100.0
+        elif word in _SCALES and word != "hundred" and (part is not None or total == 0):
+            total, part, last = total + value * (1 if part is None else part), None, value
+        elif part is None and value < last:
+            part, last = value, _room(value)
+        elif part is not None and value < last and value > 0:
+            part, last = part + value, _room(value)
+        else:
+            yield total + (part or 0)
+            total, part, last = 0.0, value, _room(value)
+    if part is not None or total:
+        yield total + (part or 0)
+
+
+def _room(value: float) -> float:
+    """What may still be added: units after tens, nothing after units."""
+    return 10.0 if value >= 20 and value % 10 == 0 and value < 100 else 0.0

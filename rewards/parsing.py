@@ -1,0 +1,201 @@
+"""Reads answers out of model text: in linear time, within size limits, and without ever running any of it.
+
+Every function takes any string, however long, nested or malformed, and says "nothing found" instead of raising.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from mmgrpo.errors import ConfigError
+
+Extract = Literal["none", "tag", "boxed", "line"]
+
+MAX_TEXT_CHARS = 100_000
+"""Of a longer answer only its end is read."""
+
+MAX_ANSWER_CHARS = 10_000
+"""Longer answers are not normalised: Unicode normalisation is quadratic in runs of combining marks."""
+
+MAX_JSON_CHARS = 100_000
+MAX_JSON_DEPTH = 32
+MAX_NUMBER_CHARS = 300
+
+_OPENING = {")": "(", "]": "[", "}": "{"}
+
+
+def one_of(where: str, value: str, allowed: Any) -> Any:
+    """The value, if it is one of a Literal's; else a ConfigError that lists them."""
+    if value not in get_args(allowed):
+        raise ConfigError(f"{where} must be one of {', '.join(get_args(allowed))}, got {value!r}")
+    return value
+
+
+def extracted(text: str, how: Extract) -> str | None:
+    r"""The part of a text that is its answer, stripped of white space; None where there is none.
+
+    ``none`` is the whole text, ``tag`` what the last ``<answer>..</answer>`` holds, ``boxed`` what the last
+    ``\boxed{..}`` holds (its braces balanced), ``line`` the last line that is not blank. It ends where it ends, and
+    begins at most ``MAX_TEXT_CHARS`` characters before.
+    """
+    if how == "tag":
+        found = _last_tag(text)
+    elif how == "boxed":
+        found = _last_boxed(text)
+    else:
+        found = text.strip() if how == "none" else text.strip().rpartition("\n")[2].strip() or None
+    return None if found is None else found[-MAX_TEXT_CHARS:]
+
+
+def normalised(text: str, *, ignore_case: bool = True) -> str | None:
+    """NFKC, white space runs as one blank, stripped, case folded; None above ``MAX_ANSWER_CHARS`` characters."""
+    if len(text) > MAX_ANSWER_CHARS:
+        return None
+    plain = " ".join(unicodedata.normalize("NFKC", text).split())
+    return plain.casefold() if ignore_case else plain
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, normalised, without punctuation; underscores part words. Empty for a text too long."""
+    return re.findall(r"[^\W_]+(?:['\u2019][^\W_]+)*", normalised(text) or "")
+
+
+def json_values(text: str) -> list[Any]:
+    """The outermost JSON arrays and objects in a text, in order, whatever stands around them.
+
+    Python's notation is read where it takes in more of the text: single quotes, tuples, True, None, trailing commas.
+    What is longer than ``MAX_JSON_CHARS`` or nested deeper than ``MAX_JSON_DEPTH`` is passed over, as are NaN and
+    infinite numbers. Of repeated keys the last counts.
+    """
+    as_json = [(len(span), value) for span in _spans(text, "[]{}", '"') for value in _loaded(span)]
+    as_python = [(len(s), value) for s in _spans(text, "[](){}", "\"'") for value in _loaded(_as_json(s))]
+    return [value for _, value in max(as_json, as_python, key=lambda read: sum(size for size, _ in read))]
+
+
+def json_document(text: str) -> Any:
+    """The one JSON array or object that a text consists of, fenced as code or not; None if there is anything else."""
+    body = text.strip()
+    if body.startswith("```") and body.endswith("```") and len(body) >= 6:
+        body = body[3:-3].removeprefix("json").strip()
+    spans = list(_spans(body, "[]{}", '"'))
+    values = _loaded(spans[0]) if spans == [body] else []
+    return values[0] if values else None
+
+
+def finite(value: Any) -> float | None:
+    """A number as a float; None for what is no number, a bool, infinite or NaN."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _last_tag(text: str) -> str | None:
+    start = text.rfind("<answer>", 0, max(text.rfind("</answer>"), 0))
+    return None if start < 0 else text[start + len("<answer>") :].partition("</answer>")[0].strip()
+
+
+def _last_boxed(text: str) -> str | None:
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth, start = 0, start + len("\\boxed")
+    for mark in re.finditer(r"\\[\s\S]|[{}]", text[start:]):
+        depth += {"{": 1, "}": -1}.get(mark[0], 0)
+        if depth == 0 and mark[0] == "}":
+            return text[start + 1 : start + mark.start()].strip()
+    return None
+
+
+@dataclass(slots=True)
+class _Open:
+    """A bracket that has not closed yet, and how deep what it holds is nested."""
+
+    bracket: str
+    start: int
+    height: int = 1
+
+
+def _spans(text: str, brackets: str, quotes: str) -> Iterator[str]:
+    """The outermost balanced pieces between brackets, in order; quoted strings count only within brackets."""
+    stack: list[_Open] = []
+    spans: list[slice] = []
+    quote, escaped = "", -1
+    for mark in re.finditer("[" + re.escape(brackets + quotes) + r"\\]", text):
+        char, at = mark[0], mark.start()
+        if char == "\\":
+            escaped = at + 1 if at != escaped else -1
+        elif quote:
+            quote = "" if char == quote and at != escaped else quote
+        elif char in quotes:
+            quote = char if stack else ""
+        elif char not in _OPENING:
+            stack.append(_Open(char, at))
+        elif stack and stack[-1].bracket == _OPENING[char]:
+            _close(stack, spans, at + 1)
+        else:
+            stack.clear()
+    yield from (text[span] for span in spans)
+
+
+def _close(stack: list[_Open], spans: list[slice], end: int) -> None:
+    """Records the piece that the innermost bracket opened, in place of the pieces within it."""
+    piece = stack.pop()
+    while spans and spans[-1].start > piece.start:
+        spans.pop()
+    if stack:
+        stack[-1].height = max(stack[-1].height, piece.height + 1)
+    if piece.height <= MAX_JSON_DEPTH and end - piece.start <= MAX_JSON_CHARS:
+        spans.append(slice(piece.start, end))
+
+
+def _loaded(span: str) -> list[Any]:
+    """The value of a piece, in a list; an empty list if it is not valid."""
+    try:
+        return [json.loads(span, strict=False, parse_float=_float, parse_int=_int, parse_constant=_refused)]
+    except (ValueError, RecursionError):
+        return []
+
+
+def _float(digits: str) -> float:
+    value = float(digits) if len(digits) <= MAX_NUMBER_CHARS else math.inf
+    if not math.isfinite(value):
+        raise ValueError("not finite")
+    return value
+
+
+def _int(digits: str) -> int:
+    if len(digits) > MAX_NUMBER_CHARS:
+        raise ValueError("too long")
+    return int(digits)
+
+
+def _refused(constant: str) -> float:
+    raise ValueError(constant)
+
+
+_PYTHON = re.compile(
+    r""""(?:[^"\\]|\\[\s\S])*+"|'(?:[^'\\]|\\[\s\S])*+'|[()]|,(?=\s*+[\])}])|\b(?:True|False|None)\b"""
+)
+_AS_JSON = {"(": "[", ")": "]", ",": "", "True": "true", "False": "false", "None": "null"}
+
+
+def _as_json(span: str) -> str:
+    """A piece in Python's notation, written as JSON; what is neither stays as it is and is then not valid."""
+    return _PYTHON.sub(lambda token: _AS_JSON.get(token[0]) or _quoted(token[0]), span)
+
+
+def _quoted(token: str) -> str:
+    if not token.startswith("'"):
+        return "" if token == "," else token
+    inner = re.sub(r'\\[\s\S]|"', lambda mark: {"\\'": "'", '"': '\\"'}.get(mark[0], mark[0]), token[1:-1])
+    return f'"{inner}"'

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from mmgrpo.errors import DataError
+from mmgrpo.rewards.boxes import Box, Point, Space, SpaceName, Spaces, box_of, giou, iou, normalised_space
+from mmgrpo.types import Prompt
+
+PIXELS = Space("original", 640, 480)
+RESIZED = Space("resized", 308, 224)
+SPACES = (PIXELS, RESIZED, normalised_space("norm1000"), normalised_space("norm1"))
+
+
+def box(left: float, top: float, right: float, bottom: float, space: Space = PIXELS) -> Box:
+    return Box(left, top, right, bottom, space)
+
+
+def random_box(draw: random.Random) -> Box:
+    left, right = sorted(draw.uniform(0, 640) for _ in range(2))
+    top, bottom = sorted(draw.uniform(0, 480) for _ in range(2))
+    return box(left, top, right, bottom)
+
+
+def edges(one: Box) -> list[float]:
+    return [one.left, one.top, one.right, one.bottom]
+
+
+def test_conversion_by_hand():
+    half = box(320, 120, 640, 480)  # the right half from a quarter down
+    assert half.to(normalised_space("norm1000")) == Box(500, 250, 1000, 1000, normalised_space("norm1000"))
+    assert half.to(normalised_space("norm1")) == Box(0.5, 0.25, 1, 1, normalised_space("norm1"))
+    assert half.to(RESIZED) == Box(154, 56, 308, 224, RESIZED)
+    assert Point(64, 48, PIXELS).to(normalised_space("norm1000")) == Point(100, 100, normalised_space("norm1000"))
+
+
+def test_conversions_are_round_trips_and_keep_every_overlap():
+    draw = random.Random(0)
+    for _ in range(200):
+        one, other = random_box(draw), random_box(draw)
+        for space in SPACES:
+            there, too = one.to(space), other.to(space)
+            assert edges(there.to(PIXELS)) == pytest.approx(edges(one), rel=1e-12)
+            assert iou(there, too) == pytest.approx(iou(one, other), rel=1e-9, abs=1e-12)
+            assert giou(there, too) == pytest.approx(giou(one, other), rel=1e-9, abs=1e-12)
+        assert 0 <= iou(one, other) == iou(other, one) <= 1
+        assert -1 < giou(one, other) <= iou(one, other) + 1e-12
+        assert iou(one, one) == giou(one, one) == 1
+
+
+def test_overlap_by_hand():
+    # 10 x 10 at 0 and at (5, 5): 25 shared of 175; hull 15 x 15 = 225, of which 50 are neither's
+    one, other = box(0, 0, 10, 10), box(5, 5, 15, 15)
+    assert iou(one, other) == 25 / 175
+    assert giou(one, other) == pytest.approx(25 / 175 - 50 / 225)
+    # apart: hull 30 x 10, of which 100 are neither's
+    assert (iou(one, box(20, 0, 30, 10)), giou(one, box(20, 0, 30, 10))) == (0, pytest.approx(-1 / 3))
+    # a pixel wide is 1, not 2: no +1
+    assert iou(box(0, 0, 1, 1), box(0, 0, 2, 1)) == 0.5
+
+
+@pytest.mark.parametrize("bad", [box(10, 0, 0, 10), box(0, 10, 10, 0), box(5, 0, 5, 10)])
+def test_swapped_and_empty_boxes_hold_nothing(bad: Box):
+    assert bad.empty
+    assert iou(bad, bad) == iou(bad, box(0, 0, 10, 10)) == 0
+    assert giou(box(0, 0, 10, 10), bad) == -1
+    assert not bad.holds(Point(5, 5, PIXELS))
+
+
+def test_layouts():
+    assert box_of([1, 2, 3, 4], "xyxy", PIXELS) == box(1, 2, 3, 4)
+    assert box_of([1, 2, 3, 4], "xywh", PIXELS) == box(1, 2, 4, 6)
+    assert box_of([1, 2, 3, 4], "yxyx", PIXELS) == box(2, 1, 4, 3)
+
+
+def test_two_spaces_are_never_mixed():
+    with pytest.raises(DataError, match=r"two spaces cannot be compared.*convert one with to\(\)"):
+        iou(box(0, 0, 1, 1), box(0, 0, 1, 1, space=RESIZED))
+    with pytest.raises(DataError, match="from 'original' to 'resized' without the sizes"):
+        box(0, 0, 1, 1, space=Space("original")).to(Space("resized"))
+    with pytest.raises(DataError, match="must be positive"):
+        Space("original", 0, 10)
+
+
+def spaces(model: SpaceName, reference: SpaceName, pixels: tuple[int, int] | None = None) -> Spaces:
+    return Spaces(
+        model=model, reference=reference, original_column="original_size", resized_column="resized_size",
+        pixels=pixels, factor=28,
+    )  # fmt: skip
+
+
+def test_sizes_come_from_columns_or_the_picture(tmp_path: Path):
+    picture = Image.new("RGB", (640, 480))
+    picture.save(tmp_path / "a.png")
+    known = Prompt("q", columns={"original_size": [640, 480], "resized_size": (308, 224)})
+    assert spaces("resized", "original").of_model(known) == RESIZED
+    for prompt in (known, Prompt("q", images=[picture]), Prompt("q", images=[str(tmp_path / "a.png")])):
+        assert spaces("norm1000", "original").of_reference(prompt) == PIXELS
+    # as Qwen2.5-VL has it: 640 x 480 rounded to multiples of 28 is 644 x 476, 306544 pixels, more than 100000:
+    # both divided by sqrt(307200 / 100000) = 1.7527 and rounded down: 365.1 -> 364, 273.9 -> 252
+    assert spaces("resized", "original", (3136, 100_000)).of_model(known_size()) == Space("resized", 364, 252)
+    assert spaces("norm1", "norm1").of_model(Prompt("q")) == Space("norm1")  # nothing to convert, no size needed
+
+
+def known_size() -> Prompt:
+    return Prompt("q", columns={"original_size": [640, 480]})
+
+
+def test_what_is_missing_is_named():
+    with pytest.raises(DataError, match=r"'original_size' with \[width, height\]; the prompt has 0 images"):
+        spaces("norm1000", "original").of_reference(Prompt("q"))
+    with pytest.raises(DataError, match=r"'resized_size' with \[width, height\], or pixels"):
+        spaces("resized", "original").of_model(known_size())
+    with pytest.raises(DataError, match=r"'original_size' must be \[width, height\], both positive, got '640x480'"):
+        spaces("norm1", "original").of_reference(Prompt("q", columns={"original_size": "640x480"}))

@@ -1,0 +1,116 @@
+"""Whatever a model writes: every reward comes to an end, in a finite number within its range, and runs none of it."""
+
+from __future__ import annotations
+
+import ast
+import math
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmgrpo.rewards.answers import Classification, EditDistance, ExactMatch, MultipleChoice, YesNo
+from mmgrpo.rewards.grounding import BoxIou, Detection, PointInBox, TemporalIou
+from mmgrpo.rewards.lengths import Repetition
+from mmgrpo.rewards.quantities import Count, MeanRelativeAccuracy, Number
+from mmgrpo.rewards.structure import Format, JsonSchema
+from tests.rewards.written import wrote
+
+MILLION = 1_000_000
+SECONDS = 100  # a bound on termination, not on speed: one reward takes up to 2 s on an idle core; quadratic ones hours
+
+SPACE: dict[str, Any] = {"space": "norm1", "reference_space": "norm1"}
+REWARDS: dict[str, tuple[Callable[..., Any], Any]] = {
+    "exact_match": (ExactMatch(extract="boxed"), "a"),
+    "exact_match tag": (ExactMatch(extract="tag"), "a"),
+    "exact_match line": (ExactMatch(extract="line"), "a"),
+    "multiple_choice": (MultipleChoice(several="last"), "B"),
+    "yes_no": (YesNo(), "yes"),
+    "classification": (Classification(labels=["a b", "a b c d"]), "a b"),
+    "edit_distance": (EditDistance(), "a" * 9_999),
+    "edit_distance words": (EditDistance(unit="words"), "a " * 4_999),
+    "number": (Number(), 7),
+    "mean_relative_accuracy": (MeanRelativeAccuracy(), 7),
+    "count": (Count(mode="relative"), 7),
+    "box_iou": (BoxIou(**SPACE), [0, 0, 1, 1]),
+    "box_giou": (BoxIou(**SPACE, mode="giou"), [0, 0, 1, 1]),
+    "detection": (Detection(**SPACE), [[0, 0, 1, 1]]),
+    "point_in_box": (PointInBox(**SPACE), [0, 0, 1, 1]),
+    "temporal_iou": (TemporalIou(), [0, 1]),
+    "format": (Format(max_chars=2 * MILLION), None),
+    "json_schema": (JsonSchema({"a": {"b": "any"}}, anywhere=True), None),
+    "repetition": (Repetition(unit="words"), None),
+}
+# fmt: off
+PIECES = (
+    "[", "{", "(", "]", '"', "'", "\\", "\\boxed{", "<answer>", "</answer><answer>", "</think>", "<think>", "9", "1,",
+    "1.", "1,111", "1/", "-", "1e", "1:", ":", "one ", "hundred ", "one and ", "A ", "(a)", "yes ", "a b ", "a_", "\n",
+    "\u00a0", "\u0301\u0323", "\ufdfa", "\u0663", "\U0001f600", "\x00", "\ud800", '{"a":', "[[1,2],", "(1,2),(3,4)",
+    '\\"', "[1],", ",]",
+)
+# fmt: on
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_a_million_characters(name: str):
+    reward, reference = REWARDS[name]
+    started = time.monotonic()
+    for piece in (
+        "[",
+        '"',
+        '\\"',
+        "\\boxed{",
+        "</answer><answer>",
+        "1,111",
+        "one and ",
+        "A ",
+        "\u0301\u0323",
+        '{"a":',
+        "[1],",
+    ):
+        value = reward([wrote("[" + piece * (MILLION // len(piece)), reference)])[0]
+        assert -1 <= value <= 1
+    assert time.monotonic() - started < SECONDS
+
+
+def test_deep_nesting():
+    for opening, closing in (
+        ("[", "]"),
+        ("{", "}"),
+        ('{"a":', "}"),
+        ("(", ")"),
+        ("\\boxed{", "}"),
+        ("<answer>", "</answer>"),
+    ):
+        for depth in (10, 40_000):
+            text = opening * depth + "1" + closing * depth
+            for name, (reward, reference) in REWARDS.items():
+                value = reward([wrote(text, reference)])[0]
+                assert -1 <= value <= 1, (name, opening, depth)
+
+
+def test_fuzz():
+    """Seeded: random strings of pieces that parsers trip over, with numbers and letters between them."""
+    draw = random.Random(0)
+    alphabet = [*PIECES, "0", "0.5", "1", "7", " ", "B", "dog", ", ", "]", "}", ")", "null", "True", "label", "bbox_2d"]
+    for _ in range(1_000):
+        text = "".join(draw.choice(alphabet) for _ in range(draw.randrange(40)))
+        for name, (reward, reference) in REWARDS.items():
+            value = reward([wrote(text, reference)])[0]
+            assert math.isfinite(value), (name, text)
+            assert -1 <= value <= 1, (name, text)
+
+
+def test_nothing_is_evaluated_or_unpickled():
+    forbidden = {"eval", "exec", "compile", "literal_eval", "parse_expr", "sympify", "loads_pickle"}
+    for path in sorted((Path(__file__).parents[2] / "rewards").glob("*.py")):
+        tree = ast.parse(path.read_text())
+        called = {
+            node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        assert not called & forbidden, path.name
+        assert not imported & {"pickle", "marshal", "shelve", "dill"}, path.name

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+import pytest
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.mathematics import MathVerify
+from tests.rewards.written import wrote
+
+pytest.importorskip("math_verify")
+
+PAIRS = [
+    (r"so \boxed{\frac{1}{3}}", r"\frac{1}{3}"),
+    (r"\boxed{0.5}", "1/2"),
+    (r"\boxed{x^2+2x+1}", "$(x+1)^2$"),
+    (r"The final answer is $7$.", "7"),
+    (r"\boxed{\{1,2\}}", r"$\{2,1\}$"),
+    (r"\boxed{5 \text{ cm}}", "5"),
+    (r"\boxed{6}", "7"),
+    (r"\boxed{1} then \boxed{2}", "2"),
+    ("it is 1/2", "1/2"),
+    ("", "3"),
+    (r"\boxed{", "3"),
+    (r"\boxed{2}", "no idea"),
+]
+
+
+@pytest.fixture(scope="module")
+def reward() -> MathVerify:
+    return MathVerify(time_limit_s=2.0)
+
+
+def samples_of(*pairs: tuple[str, object]):
+    return [wrote(text, solution=gold) for text, gold in pairs]
+
+
+def test_by_hand(reward: MathVerify, caplog: pytest.LogCaptureFixture):
+    assert reward(samples_of(*PAIRS)) == [1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, None]
+    assert "math-verify cannot read 1 references, such as 'no idea'" in caplog.text
+    assert reward([wrote(r"\boxed{2}"), wrote(None, solution="2"), wrote(r"\boxed{2}", solution=2)]) == [None, None, 1]
+
+
+def test_as_trl_has_it(reward: MathVerify):
+    accuracy = pytest.importorskip("trl.rewards").accuracy_reward
+    chats = [[{"role": "assistant", "content": text}] for text, _ in PAIRS]
+    assert reward(samples_of(*PAIRS)) == accuracy(chats, [gold for _, gold in PAIRS])
+
+
+def test_on_another_thread_and_beside_itself(reward: MathVerify):
+    found: dict[int, list[float | None]] = {}
+
+    def judge(number: int) -> None:
+        found[number] = reward(samples_of(*PAIRS[:7]))
+
+    threads = [threading.Thread(target=judge, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {number: [1, 1, 1, 1, 1, 1, 0] for number in range(3)}
+
+
+def test_what_takes_too_long_fails_on_every_thread_and_harms_nothing():
+    reward = MathVerify(time_limit_s=1.0)
+    found: list[float | None] = []
+    samples = samples_of((r"\boxed{9^{9^{9^{9}}}}", "5"), (r"\boxed{2}", "2"))
+    started = time.monotonic()
+    thread = threading.Thread(target=lambda: found.extend(reward(samples)))
+    thread.start()
+    thread.join()
+    assert time.monotonic() - started < 60
+    assert found == pytest.approx([math.nan, 1], nan_ok=True)
+
+
+def test_a_process_that_does_not_stop_is_killed_and_another_started(monkeypatch: pytest.MonkeyPatch):
+    """The worker's own alarm is not heard within one long operation of an extension: here it sets itself none."""
+    monkeypatch.setattr("mmgrpo.rewards.mathematics.GRACE_S", -37.0)
+    reward = MathVerify(time_limit_s=40.0)  # killed 3 s after it is asked, long before its own limit
+    assert reward(samples_of((r"\boxed{2}", "2"))) == [1]
+    assert reward(samples_of((r"\boxed{9^{9^{9^{9}}}}", "5"))) == pytest.approx([math.nan], nan_ok=True)
+    assert reward(samples_of((r"\boxed{2}", "2"))) == [1]
+
+
+def test_plain_answers_are_read_if_asked():
+    samples = samples_of(("it is 1/2", "1/2"), ("The answer is 12.", 12), (r"\boxed{3}", 4))
+    assert MathVerify(plain=True)(samples) == [1, 1, 0]
+
+
+def test_settings_are_checked():
+    with pytest.raises(ConfigError, match="must be positive, got 0 and 20000"):
+        MathVerify(time_limit_s=0)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from mmgrpo.rewards import parsing
+from mmgrpo.rewards.parsing import Extract, extracted, json_document, json_values, normalised, words
+
+
+@pytest.mark.parametrize(
+    ("how", "text", "answer"),
+    [
+        ("none", " a\nb ", "a\nb"),
+        ("line", "so\n\n 12 \n \n", "12"),
+        ("line", " \n", None),
+        ("tag", "<answer>1</answer> no: <answer> 2\n</answer> done", "2"),
+        ("tag", "<answer>1</answer><answer>2", "1"),
+        ("tag", "<answer><answer>3</answer></answer>", "3"),
+        ("tag", "</answer> 3 <answer>", None),
+        ("tag", "3", None),
+        ("boxed", r"\boxed{1} or \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        ("boxed", r"\boxed{a \} b}", r"a \} b"),
+        ("boxed", r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        ("boxed", r"\boxed{1", None),
+        ("boxed", "12", None),
+    ],
+)
+def test_extraction(how: Extract, text: str, answer: str | None):
+    assert extracted(text, how) == answer
+
+
+def test_normalisation():
+    assert normalised("  \uff26ull\u00a0 width\n\u00b2  ") == "full width 2"
+    assert normalised("Straße") == "strasse"
+    assert normalised("Cafe\u0301", ignore_case=False) == "Caf\u00e9"
+    assert normalised("a" * parsing.MAX_ANSWER_CHARS) is not None
+    assert normalised("a" * (parsing.MAX_ANSWER_CHARS + 1)) is None
+
+
+def test_words():
+    assert words("It's a polar_bear -- or 2 Bears?") == ["it's", "a", "polar", "bear", "or", "2", "bears"]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ('Sure: ```json\n{"a": [1, 2.5]}\n``` done', [{"a": [1, 2.5]}]),
+        ("[1] and [2, [3]]", [[1], [2, [3]]]),
+        ("unclosed [ before [1, 2]", [[1, 2]]),
+        ("crossed [1, {2] } then [3]", [[3]]),
+        ('a 24" box [1], a "quote" [2]', [[1], [2]]),
+        ('["]", "\\"]", "[["]', [["]", '"]', "[["]]),
+        ("{'a': (1, 2), 'b': None, 'c': [True, False,],}", [{"a": [1, 2], "b": None, "c": [True, False]}]),
+        ("{'it\\'s': 'a \"b\"'}", [{"it's": 'a "b"'}]),
+        ("(3, 4)", [[3, 4]]),
+        ("{'True': 'None, (x,)'}", [{"True": "None, (x,)"}]),
+        ("[NaN]", []),
+        ("[Infinity, 1]", []),
+        ("[1e999]", []),
+        ("[" + "9" * 301 + "]", []),
+        ("[__import__('os').system('true')]", []),
+        ("no brackets", []),
+        ('{"a": 1, "a": 2}', [{"a": 2}]),
+    ],
+)
+def test_json_is_found_wherever_it_stands(text: str, values: list[object]):
+    assert json_values(text) == values
+
+
+def test_depth_and_size_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    depth = parsing.MAX_JSON_DEPTH
+    assert json_values("[" * depth + "]" * depth) == [json.loads("[" * depth + "]" * depth)]
+    assert json_values("[" * (depth + 1) + "]" * (depth + 1)) == []
+    monkeypatch.setattr(parsing, "MAX_JSON_CHARS", 9)
+    assert json_values("[1, 2, 3] [1, 2, 3, 4]") == [[1, 2, 3]]
+
+
+def test_a_document_is_alone():
+    assert json_document(' {"a": 1}\n') == {"a": 1}
+    assert json_document('```json\n{"a": 1}\n```') == {"a": 1}
+    assert json_document("```\n[1]\n```") == [1]
+    assert json_document('Here: {"a": 1}') is None
+    assert json_document("[1] [2]") is None
+    assert json_document("{'a': 1}") is None
+    assert json_document("``````") is None
+
+
+def test_any_json_comes_back_whole():
+    """Seeded: a random value, written as JSON or as Python prints it, between brackets and quotes that do not close."""
+    draw = random.Random(0)
+    for _ in range(300):
+        value = [random_value(draw, 3)]
+        assert json_values(f"a) ]' {json.dumps(value)} [ {{ (") == [value]
+        assert json_values(f'a) ]" {value!r} [ {{ (') == [value]
+
+
+def random_value(draw: random.Random, depth: int) -> object:
+    kind = draw.randrange(7 if depth else 5)
+    if kind == 5:
+        return [random_value(draw, depth - 1) for _ in range(draw.randrange(4))]
+    if kind == 6:
+        return {random_text(draw): random_value(draw, depth - 1) for _ in range(draw.randrange(1, 4))}
+    return [draw.randrange(-99, 99), draw.random(), random_text(draw), None, draw.random() < 0.5][kind]
+
+
+def random_text(draw: random.Random) -> str:
+    return "".join(draw.choice("ab é,.'[]{}()\"") for _ in range(draw.randrange(6)))
