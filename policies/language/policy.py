@@ -89,7 +89,7 @@ class LanguagePolicy(Policy, Supervised):
             for parameter in model.parameters():
                 parameter.requires_grad_(parameter in kept)
         if settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.activation_checkpointing_enable({"use_reentrant": False})
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
         self._transformer = Transformer(model, autocast=self._autocast)
         self._frozen: Transformer | None = None

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import nn
 
@@ -30,7 +31,9 @@ def policy_of(name: str, *, batch: int = 8, **settings: Any) -> LanguagePolicy:
     given = {"max_new_tokens": 7, "temperature": TEMPERATURE, "rollout_batch": batch, **settings}
     if batch == 1:
         given["update_tokens"] = 1
-    return LanguagePolicy(copy.deepcopy(model), processor, given)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # of fresh adapters
+        return LanguagePolicy(copy.deepcopy(model), processor, given)
 
 
 def picture(width: int = 16, height: int = 16, seed: int = 0) -> Image.Image:
@@ -40,7 +43,7 @@ def picture(width: int = 16, height: int = 16, seed: int = 0) -> Image.Image:
 
 
 def prompts_of(name: str) -> list[Prompt]:
-    """Two prompts of different lengths: the first with a picture, the second with several where the model takes them."""
+    """Two prompts of different lengths: one with a picture, one with several where the model takes them."""
     tiny = TINY[name]
     first = [picture()] if tiny.images else []
     second = [picture(24, 16, seed=1), picture(seed=2)] if tiny.several else [picture(24, 16, seed=1)] * len(first)

@@ -1,0 +1,369 @@
+"""The language policy against transformers itself, and where its promises could break."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+
+from mmgrpo.errors import ConfigError, DataError, PolicyError
+from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.language.sampling import Sampling, Support, drawn, token_logprobs
+from mmgrpo.types import Example, Plan, Prompt, Rollout
+from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
+from tests.policies.tiny_language import TEMPERATURE, picture, policy_of, prompts_of
+from tests.tiny.language_models import TINY, make
+
+GREEDY = Plan(stochastic=())
+FAMILIES = ("llama", "gemma2", "mistral", "qwen2.5-vl", "idefics3", "gemma3")
+SEED = 3
+
+
+def rollout_of(policy: LanguagePolicy, name: str, group_size: int = 3) -> Rollout:
+    return policy.rollout(prompts_of(name), group_size=group_size, seed=SEED)
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if name != "paligemma"])
+def test_greedy_completions_are_those_of_generate(name: str) -> None:
+    policy = policy_of(name)
+    prompts = prompts_of(name)
+    written = policy.rollout(prompts, group_size=2, seed=SEED, plan=GREEDY)
+    for number, prompt in enumerate(prompts):
+        encoded = policy._encoder(prompt)
+        inputs = {"input_ids": encoded.ids_P[None], **encoded.per_token, **encoded.media}
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        suppressed = policy._sampling.suppressed.tolist()
+        out: Any = policy.model.generate(
+            **inputs, max_new_tokens=7, do_sample=False, suppress_tokens=suppressed or None
+        )
+        theirs = out[0, encoded.length :].tolist()
+        for sample in written.samples[2 * number : 2 * number + 2]:
+            assert list(sample.tokens or ()) == theirs[: len(sample.tokens or ())]
+            assert len(sample.tokens or ()) == len(theirs)
+    assert not written.mask_BT.any()
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 2.0}], ids=["full", "lora"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_prompt_run_once_for_its_group_changes_nothing(name: str, lora: dict[str, Any] | None) -> None:
+    shared, plain = policy_of(name, lora=lora), policy_of(name, lora=lora, share_prefix=False)
+    rollout = rollout_of(shared, name)
+    assert shared.shares_prefix
+    assert not plain.shares_prefix
+    move(shared.trainable)
+    move(plain.trainable)
+    values_BT = values(plain, rollout)
+    assert largest_difference(values(shared, rollout), values_BT, rollout.mask_BT) < 1e-6
+    assert relative_difference(gradients(shared, rollout), gradients(plain, rollout)) < 1e-5
+
+
+def test_a_linear_attention_cache_is_not_shared() -> None:
+    policy = policy_of("qwen3.5")
+    assert not policy.shares_prefix
+    with pytest.raises(ConfigError, match="share_prefix is true, but its cache cannot"):
+        policy_of("qwen3.5", share_prefix=True)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
+def test_gradient_checkpointing_changes_no_gradient(name: str) -> None:
+    plain, checkpointed = policy_of(name), policy_of(name, gradient_checkpointing=True)
+    rollout = rollout_of(plain, name)
+    assert not checkpointed.shares_prefix
+    assert relative_difference(gradients(checkpointed, rollout), gradients(plain, rollout)) < 1e-5
+    assert not any(module.training for module in checkpointed.model.modules())
+
+
+def test_checkpointed_layers_run_twice_and_only_under_grad() -> None:
+    policy = policy_of("llama", gradient_checkpointing=True)
+    calls = 0
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+
+    rollout = rollout_of(policy, "llama")
+    policy.model.model.layers[0].self_attn.register_forward_hook(count)
+    values(policy, rollout)
+    once, calls = calls, 0
+    gradients(policy, rollout)
+    assert calls == 2 * once
+
+
+def test_logits_made_in_chunks_are_the_same() -> None:
+    whole, chunked = policy_of("llama"), policy_of("llama", head_bytes=1)
+    rollout = rollout_of(whole, "llama", group_size=8)
+    assert int(rollout.mask_BT.sum()) > 64  # several chunks of 16
+    move(whole.trainable)
+    move(chunked.trainable)
+    assert largest_difference(values(chunked, rollout), values(whole, rollout), rollout.mask_BT) < 1e-6
+    assert relative_difference(gradients(chunked, rollout), gradients(whole, rollout)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "truncation", [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.8, "min_p": 0.05}]
+)
+def test_truncated_sampling_is_scored_on_the_same_tokens(truncation: dict[str, Any]) -> None:
+    policy = policy_of("llama", **truncation)
+    rollout = rollout_of(policy, "llama", group_size=6)
+    assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
+    limit = truncation.get("top_k", 10**6)
+    for completion, sample in zip(rollout.trace.completions, rollout.samples, strict=True):
+        assert completion.support is not None
+        parts = completion.support.ids.split(completion.support.counts)
+        assert all(token in part for token, part in zip(sample.tokens or (), parts, strict=True))
+        assert all(1 <= len(part) <= limit for part in parts)
+    move(policy.trainable, scale=0.3)  # a token may leave today's support; its score stays finite
+    assert torch.isfinite(values(policy, rollout)).all()
+
+
+def test_supports_by_hand() -> None:
+    logits_MV = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.05, 0.15, 0.3, 0.5]]).log()
+
+    def support(**truncation: Any) -> list[list[bool]]:
+        options = {"top_k": None, "top_p": None, "min_p": None, **truncation}
+        sampling = Sampling(temperature=1.0, suppressed=torch.empty(0, dtype=torch.long), **options)
+        return sampling.support(logits_MV).tolist()
+
+    assert support(top_k=2) == [[True, True, False, False], [False, False, True, True]]
+    assert support(top_p=0.5)[0] == [True, False, False, False]
+    assert support(top_p=0.51)[0] == [True, True, False, False]
+    assert support(top_p=1.0)[0] == [True] * 4
+    assert support(min_p=0.3)[0] == [True, True, True, False]  # at least 0.15
+    assert support(top_k=3, top_p=0.6)[1] == [False, False, True, True]  # 0.5 of the 0.95 kept is below 0.6
+    assert support()[0] == [True] * 4
+
+
+def test_scores_and_entropies_by_hand() -> None:
+    probability_V = torch.tensor([0.5, 0.25, 0.125, 0.125])
+    sampling = Sampling(temperature=2.0, top_k=None, top_p=None, min_p=None, suppressed=torch.tensor([3]))
+    options: dict[str, Any] = {"chunk": 16, "entropy": True}
+    hidden_MD, token_M = (2 * probability_V.log())[None], torch.tensor([1])
+    logprob_M, entropy_M = token_logprobs(hidden_MD, token_M, lambda x: x, sampling, **options)
+    assert logprob_M.tolist() == pytest.approx([torch.tensor(0.25 / 0.875).log().item()])
+    left_V = probability_V[:3] / 0.875
+    assert entropy_M is not None
+    assert entropy_M.tolist() == pytest.approx([-(left_V * left_V.log()).sum().item()], rel=1e-5)
+    support = Support(torch.tensor([0, 1], dtype=torch.int32), (2,))
+    logprob_M, entropy_M = token_logprobs(hidden_MD, token_M, lambda x: x, sampling, support=support, **options)
+    assert logprob_M.tolist() == pytest.approx([torch.tensor(1 / 3).log().item()])
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits_V = torch.tensor([0.5, 0.0, 0.2, 0.3]).log()
+    number = 20_000
+    uniform_N = torch.rand(number, generator=torch.Generator().manual_seed(0))
+    token_N = drawn(logits_V.expand(number, -1), uniform_N)
+    share_V = token_N.bincount(minlength=4) / number
+    assert share_V[1] == 0
+    assert (share_V - logits_V.exp()).abs().max() < 0.015  # four standard errors
+    edges_N = drawn(logits_V.expand(3, -1), torch.tensor([0.0, 0.4999, 1 - 2**-24]))
+    assert edges_N.tolist() == [0, 0, 3]
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-vl", "internvl", "gemma3", "idefics3"])
+def test_tokens_of_pictures_are_never_written(name: str) -> None:
+    policy = policy_of(name, temperature=1e4, max_new_tokens=48)
+    tokenizer = policy._tokenizer
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values()}
+    pictures = {
+        token for token in special if any(word in token.lower() for word in ("image", "img", "vision", "video"))
+    }
+    forbidden = {tokenizer.convert_tokens_to_ids(token) for token in pictures}
+    assert len(forbidden) > 0
+    rollout = rollout_of(policy, name, group_size=24)  # near uniform over a few hundred tokens
+    written = {token for sample in rollout.samples for token in sample.tokens or ()}
+    assert len(written) > 200
+    assert not written & forbidden
+
+
+def test_every_end_token_ends_a_completion() -> None:
+    policy = policy_of("llama", temperature=50.0, max_new_tokens=200)
+    ends = set(policy._end_ids.tolist())
+    assert len(ends) > 1
+    rollout = rollout_of(policy, "llama", group_size=32)
+    last = [(sample.tokens or ())[-1] for sample in rollout.samples if sample.finished]
+    assert set(last) == ends
+    for sample, length in zip(rollout.samples, rollout.mask_BT.sum(1).tolist(), strict=True):
+        tokens = list(sample.tokens or ())
+        assert len(tokens) == length
+        assert not set(tokens[:-1]) & ends
+        assert sample.finished == (tokens[-1] in ends)
+        assert sample.finished or length == 200
+
+
+def test_groups_share_their_first_state_and_no_other() -> None:
+    rollout = rollout_of(policy_of("llama"), "llama")
+    assert rollout.state_BT[:, 0].tolist() == [0, 0, 0, 1, 1, 1]
+    later = rollout.state_BT[:, 1:]
+    assert later.unique().numel() == later.numel()
+    assert int(later.min()) > 1
+
+
+def test_segments_end_with_what_is_asked_for() -> None:
+    policy = policy_of("llama", segment_end="e")
+    rollout = rollout_of(policy, "llama")
+    for row, sample in enumerate(rollout.samples):
+        pieces = [policy._tokenizer.decode([token]) for token in sample.tokens or ()]
+        expected = [sum("e" in piece for piece in pieces[:t]) for t in range(len(pieces))]
+        assert rollout.segment_BT[row, : len(pieces)].tolist() == expected
+    assert int(rollout.segment_BT.max()) > 0
+
+
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl", "llava-onevision", "internvl"])
+def test_videos_are_read(name: str) -> None:
+    if not TINY[name].videos:
+        pytest.skip(f"tiny {name} has no video processor")
+    size = {"resized_height": 32, "resized_width": 32} if name.startswith("qwen") else {}
+    policy = policy_of(name, video=size)
+    frames = [picture(32, 32, seed) for seed in range(4)]
+    prompts = [Prompt("what is shown", videos=[frames]), Prompt("what is shown", videos=[frames[::-1]])]
+    rollout = policy.rollout(prompts, group_size=2, seed=SEED)
+    assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 2e-6
+    first, second = (policy._transformer.prefill([policy._encoder(p)], max_tokens=9999).hidden_ND for p in prompts)
+    assert (first - second).abs().max() > 1e-3  # the order of the frames is seen
+
+
+def test_the_supervised_loss_is_that_of_transformers() -> None:
+    policy = policy_of("qwen2.5-vl")
+    examples = [
+        Example(prompt, text) for prompt, text in zip(prompts_of("qwen2.5-vl"), ("one", "two red"), strict=True)
+    ]
+    loss = policy.supervised_loss(examples, seeds=[0, 1])
+    sums, count = [], 0
+    for example in examples:
+        encoded = policy._encoder(example.prompt)
+        target = torch.cat([policy._encoder.target(example.text or ""), policy._end_ids[:1]])
+        ids = torch.cat([encoded.ids_P, target])[None]
+        types = torch.cat(
+            [encoded.per_token["mm_token_type_ids"], torch.zeros(1, len(target), dtype=torch.long)], dim=1
+        )
+        labels = torch.cat([torch.full((encoded.length,), -100), target])[None]
+        out = policy.model(input_ids=ids, labels=labels, mm_token_type_ids=types, **encoded.media)
+        sums.append(out.loss.item() * len(target))
+        count += len(target)
+    assert loss.item() == pytest.approx(sum(sums) / count, rel=1e-5)
+    with pytest.raises(DataError, match="needs examples with a text"):
+        policy.supervised_loss([Example(Prompt("x"))], seeds=[0])
+
+
+def test_the_divergence_is_from_the_untrained_model() -> None:
+    policy = policy_of("llama")
+    rollout = rollout_of(policy, "llama")
+    with policy.reference():
+        pass
+    move(policy.trainable)
+    for evaluation in policy.evaluate(rollout, divergence="k1", entropy=True):
+        assert evaluation.rows is not None
+        index = evaluation.rows[:, None], torch.tensor(list(evaluation.columns))[None]
+        kept = rollout.mask_BT[index]
+        assert evaluation.kl_BT is not None
+        assert evaluation.entropy_BT is not None
+        expected = evaluation.logprob_BT - rollout.old_logprob_BT[index]
+        assert torch.allclose(evaluation.kl_BT[kept], expected[kept], atol=2e-5)
+        assert (evaluation.entropy_BT[kept] > 0).all()
+        assert (evaluation.entropy_BT[~kept] == 0).all()
+    with pytest.raises(ConfigError, match="unknown divergence 'gaussian' for tokens"):
+        next(iter(policy.evaluate(rollout, divergence="gaussian")))
+
+
+def test_adapters_are_read_by_peft(tmp_path: Path) -> None:
+    policy = policy_of("qwen2.5-vl", lora={"rank": 2, "alpha": 2.0})
+    move(policy.trainable)
+    policy.save(tmp_path)
+    bare, _ = make("qwen2.5-vl")
+    theirs = PeftModel.from_pretrained(copy.deepcopy(bare), tmp_path).eval()
+    ids = torch.arange(5, 15)[None] + 100
+    with torch.no_grad():
+        expected, own = policy.model(input_ids=ids).logits, theirs(input_ids=ids).logits
+        untrained = bare(input_ids=ids).logits
+    assert torch.allclose(own, expected, atol=1e-5)
+    assert not torch.allclose(untrained, expected, atol=1e-2)
+    assert all("visual" not in name for name, p in policy.model.named_parameters() if p.requires_grad)
+
+
+def test_weights_are_read_by_transformers(tmp_path: Path) -> None:
+    policy = policy_of("gemma3")
+    move(policy.trainable)
+    policy.save(tmp_path)
+    again = type(policy.model).from_pretrained(tmp_path / "model")
+    for (name, mine), theirs in zip(policy.model.state_dict().items(), again.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs), name
+
+
+def test_frozen_vision_is_not_trained() -> None:
+    policy = policy_of("qwen2.5-vl", freeze_vision=True)
+    outside = [p for name, p in policy.model.named_parameters() if "visual" in name]
+    assert outside
+    assert not any(p.requires_grad for p in outside)
+    assert len(policy.trainable) == len(list(policy.model.parameters())) - len(outside)
+
+
+def test_dropout_is_off_and_the_policy_exact() -> None:
+    model, processor = make("llama")
+    model = copy.deepcopy(model)
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+        layer.mlp.down_proj = nn.Sequential(layer.mlp.down_proj, nn.Dropout(0.5))
+    policy = LanguagePolicy(model.train(), processor, {"max_new_tokens": 5, "temperature": TEMPERATURE})
+    rollout = rollout_of(policy, "llama")
+    assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 2.0}], ids=["full", "lora"])
+def test_bfloat16_is_close_on_policy(lora: dict[str, Any] | None) -> None:
+    model, processor = make("qwen2.5-vl")
+    policy = LanguagePolicy(
+        copy.deepcopy(model).bfloat16(), processor, {"max_new_tokens": 7, "temperature": TEMPERATURE, "lora": lora}
+    )
+    assert all(parameter.dtype == torch.float32 for parameter in policy.trainable)
+    rollout = rollout_of(policy, "qwen2.5-vl")
+    gap_BT = (values(policy, rollout) - rollout.old_logprob_BT).abs()[rollout.mask_BT]
+    assert gap_BT.mean() < 0.02  # of log-probabilities near -5
+    assert all(torch.isfinite(gradient).all() for gradient in gradients(policy, rollout))
+
+
+def test_what_cannot_be_read_is_named() -> None:
+    policy = policy_of("qwen2.5-vl")
+
+    def read(*images: Any, text: str = "what", messages: Any = None) -> Tensor:
+        return policy._encoder(Prompt(text, images=images, messages=messages)).ids_P
+
+    with pytest.raises(DataError, match=r"missing\.png"):
+        read("/no/such/missing.png")
+    two = [{"role": "user", "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "what"}]}]
+    with pytest.raises(DataError, match="1 images and 0 videos"):
+        read(picture(), messages=two)
+    with pytest.raises(DataError, match="more than the model's context of"):
+        read(text="what " * 2000)
+    with pytest.raises(DataError, match="reads text alone"):
+        policy_of("llama")._encoder(Prompt("what", images=[picture()]))
+
+
+def test_a_processor_without_a_template_reads_text_alone() -> None:
+    model, processor = make("qwen2.5-vl")
+    bare: Any = copy.deepcopy(processor)
+    bare.chat_template = bare.tokenizer.chat_template = None
+    policy = LanguagePolicy(copy.deepcopy(model), bare, {"max_new_tokens": 3})
+    assert policy._encoder(Prompt("what red")).ids_P.tolist() == bare.tokenizer("what red")["input_ids"]
+    with pytest.raises(DataError, match="only a chat template knows"):
+        policy._encoder(Prompt("what", images=[picture()]))
+    with pytest.raises(ConfigError, match="has no chat template"):
+        LanguagePolicy(copy.deepcopy(model), bare, {"chat": True})
+
+
+def test_a_prefix_language_model_is_refused() -> None:
+    policy = policy_of("paligemma")
+    with pytest.raises(PolicyError, match="a prefix language model"):
+        rollout_of(policy, "paligemma", group_size=8)
+
+
+def test_windows_and_shared_noise_are_refused() -> None:
+    policy = policy_of("llama")
+    for plan in (Plan(stochastic=(0, 1)), Plan(share_noise=True), Plan(keep_mean=True)):
+        with pytest.raises(PolicyError, match="tokens have no windows"):
+            policy.rollout([Prompt("x")], group_size=2, seed=0, plan=plan)
