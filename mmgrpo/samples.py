@@ -81,7 +81,7 @@ def completion_metrics(lengths: Sequence[int], finished: Sequence[bool]) -> dict
     return {
         "completions/mean_length": sum(lengths) / len(lengths),
         "completions/max_length": float(max(lengths)),
-        "completions/clipped_frac": 1 - sum(finished) / len(finished),
+        "completions/clipped_frac": finished.count(False) / len(finished),
     }
 
 

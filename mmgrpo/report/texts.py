@@ -66,6 +66,11 @@ class TrainedGroup:
     num_members: int
     is_dead: bool
 
+    @property
+    def num_columns(self) -> int:
+        """Answers beside each other, so that the lines come out even where they can."""
+        return next((number for number in (4, 3) if len(self.members) % number == 0), 3)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
