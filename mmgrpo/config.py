@@ -243,6 +243,9 @@ class MethodConfig(Section):
     paper: str
     sources: dict[str, str] = Field(default_factory=dict, description="config key -> section, table or file it is from")
     deviations: tuple[str, ...] = ()
+    trl: dict[str, Any] = Field(
+        default_factory=dict, description="options of TRL's GRPOConfig with the same loss; trainer, if not GRPO's"
+    )
 
 
 class RunConfig(Section):

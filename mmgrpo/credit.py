@@ -43,7 +43,7 @@ def merged_scores(parts: Sequence[Scores]) -> Scores:
 def penalised(scores: Scores, divergence_B: Tensor, kl_beta: float) -> Scores:
     """The scores with a further column ``kl``: the divergence of each scored sample, at the weight -kl_beta.
 
-    Shapes: (B,) divergences summed over the samples' decisions.   Source: RLOO, arXiv:2402.14740, eq. 1.
+    Shapes: (B,) divergences summed over the samples' decisions.   Source: RLOO, arXiv:2402.14740; TRL's RLOOTrainer.
     """
     return replace(
         scores,

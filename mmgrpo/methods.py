@@ -33,6 +33,27 @@ rewards: [{name: jpeg_size}]
 """
 
 
+TRL_OPTIONS = (
+    ("`epsilon`, `epsilon_high`", "`objective.surrogate: {name: clipped, low: , high: }`; for cispo, high = cap - 1"),
+    ("`delta`", "`objective.surrogate: {name: two_sided_clipped, low: , high: , delta: }`"),
+    ("`importance_sampling_level`", "`objective.ratio_level`: token is decision, sequence is sequence"),
+    ("`loss_type`", "the table above; `objective.aggregate` alone for the mean that it takes"),
+    ("`scale_rewards`", "`advantage.scale`: group, batch, none"),
+    ("`multi_objective_aggregation: normalize_then_sum`", "`advantage: {scale: gdpo, correction: 1}`"),
+    ("`beta`", "`objective.kl_beta` with `objective.divergence: k3`"),
+    ("`use_bias_correction_kl`", "`objective.kl_ratio_level`: the value of `objective.ratio_level` in TRL's sense"),
+    ("`beta` of RLOO", "`advantage.kl_beta` with `advantage.divergence: k1`"),
+    ("`top_entropy_quantile`", "`objective.selections: [{name: top_entropy, share: }]`, over the whole update"),
+    ("`off_policy_mask_threshold`", "`objective.selections: [{name: near_policy, limit: }]`"),
+    ("`mask_truncated_completions`", "`objective.truncated: zero`"),
+    ("`entropy_coef`", "`objective.entropy_bonus`, averaged as `objective.aggregate` says"),
+    ("`num_generations`", "`rollout.group_size`"),
+    ("`num_iterations`, `steps_per_generation`", "`update.epochs`, `update.minibatches`"),
+    ("`vllm_importance_sampling_*`", "not needed: the policy that is trained is the one that samples"),
+)
+"""What TRL's options are called here."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodRow:
     """One method of the index.
@@ -45,6 +66,7 @@ class MethodRow:
         composition: what it is made of, in one line.
         sources: dotted configuration key, its value, and where the value comes from.
         deviations: where it differs from what was published.
+        trl: options of TRL with the same loss, in one line; empty if it has none.
     """
 
     include: str
@@ -54,6 +76,7 @@ class MethodRow:
     composition: str
     sources: tuple[tuple[str, str, str], ...]
     deviations: tuple[str, ...]
+    trl: str
 
 
 def method_index() -> list[MethodRow]:
@@ -73,7 +96,7 @@ def methods_page(rows: Iterable[MethodRow]) -> str:
     rows = list(rows)
     table = ["| include | method | paper | what it is made of |", "| --- | --- | --- | --- |"]
     table += [f"| `{row.include}` | {row.title} | {_link(row.paper)} | {row.composition} |" for row in rows]
-    return "\n".join([PREAMBLE, *table, *(line for row in rows for line in _section(row))]) + "\n"
+    return "\n".join([PREAMBLE, *table, *_from_trl(rows), *(line for row in rows for line in _section(row))]) + "\n"
 
 
 def at(values: Mapping[str, Any], key: str) -> Any:
@@ -111,6 +134,7 @@ def _row(include: str) -> MethodRow:
         composition="; ".join(_composition(values.get("policy") or {}, config)),
         sources=tuple(_sources(values, method)),
         deviations=method.deviations,
+        trl=", ".join(f"{key}={value!r}" for key, value in method.trl.items()),
     )
 
 
@@ -186,6 +210,14 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _from_trl(rows: Iterable[MethodRow]) -> Iterator[str]:
+    yield from ("", "## From TRL", "", "Losses of TRL 1.16.0 by the file that has them; a test compares the two.", "")
+    yield from ("| TRL | include |", "| --- | --- |")
+    yield from (f"| `{row.trl}` | `{row.include}` |" for row in rows if row.trl)
+    yield from ("", "Single options:", "", "| TRL | here |", "| --- | --- |")
+    yield from (f"| {theirs} | {ours} |" for theirs, ours in TRL_OPTIONS)
 
 
 def _section(row: MethodRow) -> Iterator[str]:

@@ -114,7 +114,7 @@ def pessimistic_bound(log_ratio_BT: Tensor, advantage_BT: Tensor, *, low: float,
     b = min(log r, high) where A > 0, max(log r, -low) elsewhere.
 
     Shapes: (B, T) x 2 -> (B, T).   Units: nats, low and high too (0.4).
-    Source: GMPO, arXiv:2507.20673, eq. 4, which clips the decisions of a geometric mean.
+    Source: GMPO, arXiv:2507.20673, which clips the decisions of a geometric mean.
     """
     gains_BT = advantage_BT > 0
     return Bounded(

@@ -16,7 +16,7 @@ from mmgrpo.build import build_objective, build_plan, build_rewards
 from mmgrpo.config import RunConfig
 from mmgrpo.errors import ConfigError
 from mmgrpo.loading import CONFIGS, dump_config, load_config, read_layers, shipped
-from mmgrpo.maths.surrogates import clipped
+from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.methods import at
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.policy import ATTENTION_PROJECTIONS
@@ -71,9 +71,9 @@ def settings_of(config: RunConfig) -> DenoisingSettings:
 
 
 def test_everything_asked_for_ships() -> None:
-    assert {"dance-grpo", "flow-grpo", "flow-grpo-fast", "grpo-guard", "mix-grpo"} <= {
-        name.removeprefix("methods/") for name in METHODS
-    }
+    drawing = {"dance-grpo", "flow-grpo", "flow-grpo-fast", "grpo-guard", "mix-grpo"}
+    any_kind = {"grpo", "dr-grpo", "dapo", "gspo", "cispo", "sapo", "gmpo", "gpg", "luspo", "bnpo", "vespo", "rloo"}
+    assert drawing | any_kind <= {name.removeprefix("methods/") for name in METHODS}
     assert {name.removeprefix("models/") for name in MODELS} == set(TINY)
 
 
@@ -111,9 +111,9 @@ def test_every_key_of_a_method_has_a_source(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_sets_its_objective(name: str) -> None:
     objective = build_objective(RunConfig.model_validate({"objective": written(name)["objective"]}).objective)
-    numbers = written(name)["objective"]["surrogate"]
-    assert objective.surrogate.func is clipped  # type: ignore[attr-defined]
-    assert objective.surrogate.keywords == {"low": numbers["low"], "high": numbers["high"]}  # type: ignore[attr-defined]
+    numbers = dict(written(name)["objective"]["surrogate"])
+    assert objective.surrogate.func is SURROGATES[numbers.pop("name")]  # type: ignore[attr-defined]
+    assert objective.surrogate.keywords == numbers  # type: ignore[attr-defined]
 
 
 def windows(name: str, folder: Path, steps: range) -> list[tuple[int, ...] | None]:

@@ -12,7 +12,7 @@ import yaml
 
 from mmgrpo.build import build_rewards, window_at
 from mmgrpo.config import RunConfig
-from mmgrpo.loading import load_config
+from mmgrpo.loading import CONFIGS, load_config, read_layers, shipped
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.trainer import Trainer, load_prompts_of
 from tests.tiny.pipelines import PIPELINES
@@ -86,6 +86,37 @@ def test_method_trains(name: str, write: Callable[[dict[str, Any]], Path], tmp_p
         assert last["policy/ratio_mean"] != 1.0  # the later updates of a rollout are off policy
         assert last["count/forwards_per_sample"] == pytest.approx(forwards_per_sample(config, stochastic or ()))
     assert {line["optimizer/lr"] for line in metrics} == {config.update.lr}
+
+
+ANY_KIND = [name for name in shipped("methods") if "policy" not in read_layers(CONFIGS / f"{name}.yaml")]
+
+
+@pytest.mark.parametrize("name", ANY_KIND)
+def test_method_of_any_kind_trains_a_denoising_policy(
+    name: str, write: Callable[[dict[str, Any]], Path], tmp_path: Path
+) -> None:
+    values = {
+        "include": ["models/sd3.5-medium", name],
+        "prompts": {"source": str(tmp_path / "prompts.txt")},
+        "rewards": [{"name": "brightness"}],
+    }
+    small = {"policy.call.guidance_scale": 1.0, "policy.call.num_inference_steps": 4, "update.minibatches": 2}
+    config = load_config(write(values), SHRUNK | small | {"output": str(tmp_path)})
+    metrics = trained(config, "sd3", build_rewards(config.rewards))
+    assert [(line["step"], line["update"]) for line in metrics] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    for line in metrics:
+        assert line["policy/on_policy_gap"] < 1e-5
+        assert line["policy/weighed_frac"] == 1.0
+        assert line["optimizer/grad_norm"] > 0
+        assert ("reward/kl/mean" in line) == (name == "methods/rloo")
+        assert ("policy/kl_mean" in line) == (name == "methods/grpo")
+    assert metrics[0]["policy/ratio_mean"] == pytest.approx(1.0, abs=1e-6)
+    assert metrics[1]["policy/ratio_std"] > 0
+
+
+def test_smoke_covers_every_method() -> None:
+    assert {"methods/grpo", "methods/gmpo", "methods/vespo"} <= set(ANY_KIND)
+    assert len(ANY_KIND) + 5 == len(shipped("methods"))
 
 
 @pytest.mark.parametrize(
