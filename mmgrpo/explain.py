@@ -90,6 +90,7 @@ def _policy(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[t
         yield "policy", "a live object; its settings are its own"
     else:
         yield "policy", _policy_line(config.policy, settings)
+        yield from _described(config.policy)
     if settings is not None and "sampler" in settings:
         yield "sampler", _sampler_line(settings)
         yield "density", f"{settings['density']}: {_summary(DENSITIES[settings['density']])}"
@@ -295,6 +296,13 @@ def _count(count: Count | None, num_steps: int | None) -> str:
     return steps if count.constant == 0 else f"{steps} - {-count.constant:.1f}"
 
 
+def _described(policy: Named) -> Iterator[tuple[str, str]]:
+    """What the adapter's settings say of themselves, if they do: ``described()`` gives labels and texts."""
+    settings = _settings(policy)
+    if callable(getattr(settings, "described", None)):
+        yield from settings.described()
+
+
 def _schedule_settings(config: RunConfig) -> Mapping[str, Any] | None:
     """The settings, defaults included, of a policy whose samples take a known number of decisions; else None."""
     if config.policy is None:
@@ -302,12 +310,18 @@ def _schedule_settings(config: RunConfig) -> Mapping[str, Any] | None:
     adapter = resolve("policies", config.policy.name)
     if not (isinstance(adapter, type) and issubclass(adapter, Scheduled)):
         return None
-    kind: Any = adapter
+    return _settings(config.policy).model_dump()
+
+
+def _settings(policy: Named) -> Any:
+    """The settings of a policy, defaults included; None for an adapter that declares no type of them."""
+    kind = getattr(resolve("policies", policy.name), "settings_type", None)
+    if kind is None:
+        return None
     try:
-        return kind.settings_type(**config.policy.numbers).model_dump()
+        return kind(**policy.numbers)
     except ValidationError as error:
-        said = explain_validation(error, kind.settings_type)
-        raise ConfigError(f"policy ({config.policy.name}): {said}") from None
+        raise ConfigError(f"policy ({policy.name}): {explain_validation(error, kind)}") from None
 
 
 def _summary(function: Any) -> str:

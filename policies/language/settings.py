@@ -76,3 +76,26 @@ class LanguageSettings(BaseModel):
         default=256 * 1024**2, ge=1, description="float32 logits held at a time; longer batches go through in chunks"
     )
     memo_bytes: int = Field(default=1024**3, ge=0, description="memory for processed prompts, oldest dropped first")
+
+    def described(self) -> list[tuple[str, str]]:
+        """What ``mmgrpo explain`` says of these settings: labels and texts."""
+        cuts = [
+            f"{name} = {value:g}" for name in ("top_k", "top_p", "min_p") if (value := getattr(self, name)) is not None
+        ]
+        support = f"{', '.join(cuts)}, scored on the tokens that could be drawn" if cuts else "the whole vocabulary"
+        if self.lora is not None:
+            trained = f"LoRA on the language model, rank {self.lora.rank}, alpha {self.lora.alpha:g}"
+        else:
+            trained = "the language model" if self.freeze_vision else "every weight"
+        return [
+            ("trained", trained),
+            ("sampling", f"temperature = {self.temperature:g}; {support}; at most {self.max_new_tokens} tokens"),
+            ("prompt", f"read once per group in the rollout; in the update {self._update_reading()}"),
+        ]
+
+    def _update_reading(self) -> str:
+        if self.gradient_checkpointing:
+            return "once per row: gradient checkpointing drops the cache"
+        if self.share_prefix is False:
+            return "once per row: share_prefix is false"
+        return "once per group too, where the model's cache is of keys and values alone; else once per row"
