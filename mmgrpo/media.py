@@ -6,9 +6,10 @@ import base64
 import binascii
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
+from typing import final, overload
 from urllib.parse import unquote, unquote_to_bytes, urlparse
 
 from PIL import Image, ImageOps
@@ -44,6 +45,24 @@ def opened(image: object) -> Image.Image:
             return _in_rgb(upright(picture))
     except UNREADABLE as error:
         raise DataError(unreadable(image, error)) from error
+
+
+@final
+class Gallery(Sequence[Image.Image]):
+    """Images that are opened one by one, each time they are looked at."""
+
+    def __init__(self, images: Sequence[object]) -> None:
+        self._images = images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    @overload
+    def __getitem__(self, index: int) -> Image.Image: ...
+    @overload
+    def __getitem__(self, index: slice) -> Gallery: ...
+    def __getitem__(self, index: int | slice) -> Image.Image | Gallery:
+        return Gallery(self._images[index]) if isinstance(index, slice) else opened(self._images[index])
 
 
 def upright(image: Image.Image) -> Image.Image:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from mmgrpo.errors import DataError
-from mmgrpo.media import embedded, opened
+from mmgrpo.media import Gallery, embedded, opened
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)
 
@@ -95,3 +95,12 @@ def test_what_cannot_be_opened_is_named(path: Path, tmp_path: Path):
 def test_only_images_count_as_base64():
     assert embedded("a/folder/of/words" * 10) is None
     assert embedded(base64.b64encode(b"some text that is long enough to be taken for an image").decode()) is None
+
+
+def test_a_gallery_opens_what_is_looked_at(path: Path):
+    gallery = Gallery([path, "absent.png", Image.fromarray(PIXELS)])
+    assert len(gallery) == 3
+    assert [image.size for image in gallery[::2]] == [(5, 3), (5, 3)]
+    assert np.array_equal(np.asarray(gallery[0]), PIXELS)
+    with pytest.raises(DataError, match=r"absent.png cannot be opened"):
+        list(gallery)
