@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from inspect import Parameter, signature
+from inspect import Parameter, isawaitable, signature
 from typing import Any, final
 
 import torch
 
 from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.media import Gallery
 from mmgrpo.reward import Reward
-from mmgrpo.types import Sample, Scores
+from mmgrpo.types import Prompt, Sample, Scores
 
 logger = logging.getLogger(__name__)
 
-_MEDIA = ("prompts", "completions", "completion_ids", "images", "videos")
+_GIVEN = ("prompts", "completions", "completion_ids", "image", "images", "videos")
+_LOGGING = ("log_extra", "log_metric")
+_ABSENT = ("trainer_state", "environments")
 _traceback_shown: set[str] = set()  # reward names; one traceback per reward and process is enough
 
 
@@ -70,28 +75,45 @@ def score(samples: Sequence[Sample], rewards: Sequence[NamedReward], *, max_fail
 
 
 def as_reward(function: Callable[..., Any]) -> Reward:
-    """The function itself, or its adapter if it is in TRL's form: if it has a parameter called ``completions``.
+    """The function itself, or its adapter if it is in TRL's form.
 
-    A TRL function is called with lists, one entry per sample, by keyword and only with what it names (everything, if
-    it takes ``**``): ``prompts`` (text, or the chat messages), ``completions`` (the generated text, image or video; for
-    a chat prompt the text as one assistant message), ``completion_ids``, ``images``, ``videos``, and the prompts'
-    columns. A sample whose prompt lacks a column that the function requires (a parameter without a default) is left
-    out of the call and gets None; any other missing entry is None in its list.
+    It is, if it has a parameter called ``completions`` or ``completion_ids``, or takes only keywords. It is then called
+    with lists, one entry per sample, by keyword and only with what it names (everything, if it takes ``**``):
+    ``prompts``, ``completions``, ``completion_ids``, ``images`` (opened where they are looked at), ``videos`` and the
+    prompts' columns; if it names it, also ``image``, the first. For a chat prompt ``prompts`` has its messages, with
+    the images in their places if the function names ``prompts``, and ``completions`` the text as one assistant message;
+    for any other prompt both are texts. Policies that draw have their image or video as the completion. A coroutine is
+    run to its end.
 
-    Source: TRL 1.16 ``GRPOTrainer``, custom reward functions. Deviation: its trainer-state and logging arguments are
-    not passed.
+    A sample whose prompt lacks a column that the function requires (a parameter without a default) is left out of the
+    call and gets None; any other missing entry is None in its list.
+
+    Source: TRL 1.16 ``GRPOTrainer``, custom reward functions. Deviation: what ``log_extra`` and ``log_metric``
+    record is dropped, and there is no ``trainer_state``.
+
+    Raises ConfigError for a function that requires ``trainer_state`` or ``environments``.
     """
     try:
         parameters = signature(function).parameters
     except (TypeError, ValueError):  # a builtin without a signature is no TRL function
         return function
-    if "completions" not in parameters:
+    anything = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
+    only_keywords = all(p.kind in (Parameter.VAR_KEYWORD, Parameter.KEYWORD_ONLY) for p in parameters.values())
+    if not ({"completions", "completion_ids"} & parameters.keys() or (anything and only_keywords)):
         return function
     named = [p for p in parameters.values() if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
+    required = [p.name for p in named if p.default is Parameter.empty and p.name not in _GIVEN]
+    absent = [name for name in required if name in _ABSENT]
+    if absent:
+        raise ConfigError(
+            f"{_name(function)} requires {', '.join(absent)}, which only TRL's trainer has; give it a default"
+        )
     return TrlReward(
         function,
-        accepted=None if any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values()) else {p.name for p in named},
-        required=tuple(p.name for p in named if p.default is Parameter.empty and p.name not in _MEDIA),
+        named=frozenset(p.name for p in named),
+        anything=anything,
+        required=tuple(name for name in required if name not in _LOGGING),
+        dropped=tuple(name for name in required if name in _LOGGING),
     )
 
 
@@ -99,45 +121,71 @@ def as_reward(function: Callable[..., Any]) -> Reward:
 class TrlReward:
     """A reward function in TRL's form, as a ``Reward``; made by ``as_reward``."""
 
-    def __init__(self, function: Callable[..., Any], *, accepted: set[str] | None, required: Sequence[str]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        named: frozenset[str],
+        anything: bool,
+        required: Sequence[str],
+        dropped: Sequence[str],
+    ) -> None:
         """Wraps a function.
 
         Args:
             function: the function in TRL's form.
-            accepted: keywords it takes; None means any.
+            named: keywords it names.
+            anything: whether it takes any other as well.
             required: columns without which it does not apply to a sample.
+            dropped: loggers that it requires; what it gives them is dropped.
         """
         self._function = function
-        self._accepted = accepted
+        self._named = named
+        self._anything = anything
         self._required = required
+        self._dropped = dropped
 
     def __call__(self, samples: Sequence[Sample]) -> Sequence[float | None]:
         rows = [i for i, s in enumerate(samples) if all(name in s.prompt.columns for name in self._required)]
         if not rows:
             have = sorted({name for sample in samples for name in sample.prompt.columns})
-            name = getattr(self._function, "__name__", repr(self._function))
             logger.warning(
-                "%s applies to no sample: it requires columns %s, the prompts have %s", name, self._required, have
-            )
+                "%s applies to no sample: it requires columns %s, the prompts have %s",
+                _name(self._function), self._required, have,
+            )  # fmt: skip
             return [None] * len(samples)
-        returned = self._function(**self._arguments([samples[i] for i in rows]))
-        given = _as_list(returned, len(rows))
+        given = _as_list(self._called([samples[i] for i in rows]), len(rows))
         values: list[Any] = [None] * len(samples)
         for i, value in zip(rows, given, strict=True):
             values[i] = value
         return values
 
+    def _called(self, samples: Sequence[Sample]) -> Any:
+        try:
+            returned = self._function(**self._arguments(samples), **dict.fromkeys(self._dropped, _drop))
+            return _awaited(returned) if isawaitable(returned) else returned
+        except TypeError as error:
+            if "string indices must be integers" in str(error) and any(not _is_chat(sample) for sample in samples):
+                raise RewardError(
+                    f"{_name(self._function)} reads completions as chat messages ({error}), but the prompts are plain "
+                    f"texts, and so are the completions: give the prompts as messages, [{{role: user, content: ..}}]"
+                ) from error
+            raise
+
     def _arguments(self, samples: Sequence[Sample]) -> dict[str, list[Any]]:
-        columns = {name for sample in samples for name in sample.prompt.columns}.difference(_MEDIA)
+        columns = {name for sample in samples for name in sample.prompt.columns}.difference(_GIVEN)
         arguments = {name: [sample.prompt.columns.get(name) for sample in samples] for name in sorted(columns)}
+        looks = "prompts" in self._named
         arguments |= {
-            "prompts": [s.prompt.text if s.prompt.messages is None else s.prompt.messages for s in samples],
+            "prompts": _of_each_prompt(samples, lambda prompt: _asked(prompt, placed=looks)),
             "completions": [_completion(sample) for sample in samples],
-            "completion_ids": [sample.tokens for sample in samples],
-            "images": [list(sample.prompt.images) for sample in samples],
+            "completion_ids": [None if sample.tokens is None else list(sample.tokens) for sample in samples],
+            "images": [Gallery(sample.prompt.images) for sample in samples],
             "videos": [list(sample.prompt.videos) for sample in samples],
         }
-        return {name: list_ for name, list_ in arguments.items() if self._accepted is None or name in self._accepted}
+        if "image" in self._named:
+            arguments["image"] = _of_each_prompt(samples, lambda prompt: next(iter(Gallery(prompt.images)), None))
+        return {name: list_ for name, list_ in arguments.items() if self._anything or name in self._named}
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +262,68 @@ def _describe(value: Any) -> str:
     return "None; is a return missing?" if value is None else f"{value!r:.60} of type {type(value).__name__}"
 
 
+def _is_chat(sample: Sample) -> bool:
+    return sample.prompt.messages is not None
+
+
+def _of_each_prompt(samples: Sequence[Sample], function: Callable[[Prompt], Any]) -> list[Any]:
+    """What a function makes of each sample's prompt; made once for the samples that share it."""
+    made: dict[int, Any] = {}
+    for sample in samples:
+        if id(sample.prompt) not in made:
+            made[id(sample.prompt)] = function(sample.prompt)
+    return [made[id(sample.prompt)] for sample in samples]
+
+
+def _asked(prompt: Prompt, *, placed: bool) -> Any:
+    """The text, or the messages; if ``placed``, with the images in them, and contents that are lists of parts.
+
+    Source: TRL 1.16 ``prepare_multimodal_messages``: without places the images stand before the first user's text.
+    """
+    if prompt.messages is None or not placed or not prompt.images:
+        return prompt.text if prompt.messages is None else prompt.messages
+    images = iter(Gallery(prompt.images))
+    have_places = any(_is_place(part) for message in prompt.messages for part in _parts(message))
+    messages: list[dict[str, Any]] = []
+    for message in prompt.messages:
+        parts = [{**part, "image": next(images, None)} if _is_place(part) else part for part in _parts(message)]
+        if message["role"] == "user" and not have_places:
+            parts = [*({"type": "image", "image": image} for image in images), *parts]
+        messages.append({**message, "content": parts})
+    return messages
+
+
+def _parts(message: Mapping[str, Any]) -> Sequence[Any]:
+    content = message["content"]
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _is_place(part: Mapping[str, Any]) -> bool:
+    return part.get("type") == "image" and "image" not in part
+
+
 def _completion(sample: Sample) -> Any:
     if sample.text is not None:
-        chat = sample.prompt.messages is not None
-        return [{"role": "assistant", "content": sample.text}] if chat else sample.text
+        return [{"role": "assistant", "content": sample.text}] if _is_chat(sample) else sample.text
     return sample.image if sample.image is not None else sample.video
+
+
+def _awaited(coroutine: Any) -> Any:
+    """What a coroutine returns, on a thread of its own: the caller may be within an event loop, as notebooks are."""
+
+    async def wait() -> Any:
+        return await coroutine
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(asyncio.run, wait()).result()
+
+
+def _drop(*recorded: Any, **more: Any) -> None:
+    """Stands in for TRL's loggers."""
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__name__", repr(function))
 
 
 def _log_failure(name: str, B: int, error: Exception) -> None:

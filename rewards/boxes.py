@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mmgrpo.errors import DataError
+from mmgrpo.media import opened
 
 SpaceName = Literal["original", "resized", "norm1000", "norm1"]
 Layout = Literal["xyxy", "xywh", "yxyx"]
@@ -132,7 +133,7 @@ class Spaces:
     Attributes:
         model: space of the coordinates that the model writes.
         reference: space of those in the data.
-        original_column: column with [width, height] of the picture as it is stored; else the prompt's only image.
+        original_column: column with [width, height] of the picture, upright; else the prompt's only image says it.
         resized_column: column with [width, height] of the picture that the model saw.
         pixels: least and most pixels of the resized picture, to work out its size as Qwen-VL processors do.
         factor: what both edges of the resized picture are a multiple of, for ``pixels``.
@@ -171,7 +172,7 @@ class Spaces:
                 f"the size of the original picture is needed: give a column '{self.original_column}' with "
                 f"[width, height]; the prompt has {len(images)} images, and only a single one says it by itself"
             )
-        return _size_of(images[0])
+        return opened(images[0]).size
 
     def _resized(self, prompt: Any) -> Sequence[float]:
         stated = prompt.columns.get(self.resized_column)
@@ -212,12 +213,3 @@ def _pair(column: str, value: Any) -> Sequence[float]:
     if len(pair) != 2 or not all(isinstance(edge, int | float) and edge > 0 for edge in pair):
         raise DataError(f"column '{column}' must be [width, height], both positive, got {value!r:.60}")
     return pair
-
-
-def _size_of(image: Any) -> Sequence[float]:
-    from PIL import Image
-
-    if isinstance(image, Image.Image):
-        return image.size
-    with Image.open(image) as opened:
-        return opened.size

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.errors import ConfigError, DataError, RewardError
 from mmgrpo.scoring import NamedReward, as_reward, score
 from mmgrpo.types import Prompt, Sample
 
@@ -171,10 +174,11 @@ class TestTrlForm:
             "exact applies to no sample: it requires columns ('solution',), the prompts have ['answer']" in caplog.text
         )
 
-    def test_chat_completions_are_messages_and_pictures_are_pictures(self):
+    def test_chat_completions_are_messages_and_pictures_are_pictures(self, tmp_path: Path):
+        Image.new("L", (2, 2), 7).save(tmp_path / "a.png")
         turns = [{"role": "user", "content": "how many?"}]
         picture = Image.new("L", (2, 2))
-        chat = Sample(Prompt("how many?", images=["a.png"], messages=turns), 0, 0, text="")
+        chat = Sample(Prompt("how many?", images=[tmp_path / "a.png"], messages=turns), 0, 0, text="")
         image = Sample(Prompt("a cat"), 1, 0, image=picture, tokens=[4])
         video = Sample(Prompt("a dog"), 2, 0, video=[picture])
         seen: dict[str, Any] = {}
@@ -186,8 +190,24 @@ class TestTrlForm:
         as_reward(spy)([chat, image, video])
         assert seen["completions"] == [[{"role": "assistant", "content": ""}], picture, [picture]]
         assert seen["prompts"] == [turns, "a cat", "a dog"]
-        assert seen["images"] == [["a.png"], [], []]
+        assert [[shown.getpixel((0, 0)) for shown in images] for images in seen["images"]] == [[(7, 7, 7)], [], []]
+        assert "image" not in seen
         assert seen["completion_ids"] == [None, [4], None]
+
+    def test_a_function_that_names_the_image_gets_the_first(self):
+        prompt = Prompt("which?", images=[Image.new("L", (2, 2), 7), Image.new("L", (2, 2), 9)])
+        samples = [Sample(prompt, 0, 0, text="a"), Sample(prompt, 0, 1, text="b"), Sample(Prompt("x"), 1, 0, text="c")]
+
+        def reads(completions, image, **columns):
+            return [-1 if shown is None else shown.getpixel((0, 0))[0] for shown in image]
+
+        assert as_reward(reads)(samples) == [7, 7, -1]
+
+    def test_pictures_are_not_opened_for_functions_that_do_not_look(self):
+        samples = [Sample(Prompt("which?", images=["absent.png"]), 0, 0, text="a")]
+        assert as_reward(lambda completions, **columns: [len(columns["images"][0])])(samples) == [1]
+        with pytest.raises(DataError, match=r"absent.png cannot be opened"):
+            as_reward(lambda completions, images: [images[0][0].width])(samples)
 
     def test_a_wrong_count_names_the_reward(self):
         def short(completions):
@@ -202,3 +222,103 @@ class TestTrlForm:
 
         assert as_reward(own) is own
         assert as_reward(max) is max  # a builtin without a signature
+
+
+def chats_of(*texts: str, **columns: Sequence[Any]) -> list[Sample]:
+    """As ``samples_of``, with chat prompts and a token per character."""
+    turns = [{"role": "user", "content": "What is it?"}]
+    return [
+        replace(
+            sample, prompt=replace(sample.prompt, messages=turns), tokens=[ord(letter) for letter in sample.text or ""]
+        )
+        for sample in samples_of(*texts, **columns)
+    ]
+
+
+class TestTrlItself:
+    """The real functions of trl.rewards, as they are."""
+
+    trl = pytest.importorskip("trl.rewards")
+
+    def test_format_and_lengths(self):
+        good, bad = "<think>\nso\n</think>\n5", "<think>so 5"
+        rewards = [
+            NamedReward("format", self.trl.think_format_reward),
+            NamedReward("overlong", self.trl.get_soft_overlong_punishment(max_completion_len=20, soft_punish_cache=10)),
+            NamedReward("repetition", self.trl.get_repetition_penalty_reward(ngram_size=2)),
+        ]
+        # 22 characters are beyond 20; 11 are 1 over 10 of 10. No pair of characters twice but in "aaaaa": 1 of 4
+        scores = score(chats_of(good, bad, "aaaaa"), rewards)
+        assert scores.value_BR[:, 0].tolist() == [1, 0, 0]
+        assert scores.value_BR[:, 1].tolist() == pytest.approx([-1, -0.1, 0])
+        assert scores.value_BR[2, 2] == -0.75
+        assert scores.valid_BR.all()
+
+    def test_accuracy(self):
+        pytest.importorskip("math_verify")
+        samples = chats_of(r"\boxed{\frac{1}{2}}", r"\boxed{3}", r"\boxed{3}", solution=["0.5", "4", "no idea"])
+        scores = score(samples, [NamedReward("accuracy", self.trl.accuracy_reward)])
+        assert scores.valid_BR[:, 0].tolist() == [True, True, False]
+        assert scores.value_BR[:, 0].tolist() == [1, 0, 0]
+        assert scores.failures == {"accuracy": 0}
+
+    def test_plain_prompts_are_said_to_be_the_reason(self):
+        with pytest.raises(RewardError, match=r"think_format_reward reads completions as chat messages.*as messages"):
+            score(samples_of("<think>a</think>"), [NamedReward("format", self.trl.think_format_reward)])
+
+    def test_prompts_with_images_are_as_trl_prepares_them(self):
+        prepare = pytest.importorskip("trl.data_utils").prepare_multimodal_messages
+        picture, other = Image.new("RGB", (2, 2)), Image.new("RGB", (3, 3))
+        parts = [{"type": "image"}, {"type": "text", "text": "or"}, {"type": "image"}]
+        plain = [{"role": "system", "content": "Answer."}, {"role": "user", "content": "How many?"}]
+        prompts = [
+            Prompt("q", images=[picture, other], messages=plain),
+            Prompt("q", images=[picture, other], messages=[{"role": "user", "content": parts}]),
+            Prompt("q", messages=plain),
+        ]
+        seen: list[Any] = []
+
+        def spy(prompts, completions, image, **columns):
+            seen.extend([prompts, image])
+            return [0.0] * len(prompts)
+
+        as_reward(spy)([Sample(prompt, i, 0, text="") for i, prompt in enumerate(prompts)])
+        assert seen[0] == [prepare(p.messages, p.images) for p in prompts[:2]] + [plain]
+        assert seen[1] == [picture, picture, None]
+        assert parts[0] == {"type": "image"}  # what the policy reads is not written to
+
+
+class TestTrlFormsOfSignature:
+    def test_only_keywords_or_only_tokens(self):
+        def keywords(**columns):
+            return [len(completion) for completion in columns["completions"]]
+
+        def tokens(completion_ids, **columns):
+            return [len(ids) for ids in completion_ids]
+
+        assert as_reward(keywords)(samples_of("a", "bb")) == [1, 2]
+        assert as_reward(tokens)(chats_of("a", "bb")) == [1, 2]
+
+    def test_coroutines_are_run_within_a_loop_as_well(self):
+        async def judge(completions: Any, **columns: Any) -> Any:
+            await asyncio.sleep(0)
+            return [float(len(completion)) for completion in completions]
+
+        async def notebook() -> list[float]:
+            return score(samples_of("a", "bb"), [NamedReward("judge", as_reward(judge))]).value_BR[:, 0].tolist()
+
+        assert as_reward(judge)(samples_of("a", "bb")) == [1, 2]
+        assert asyncio.run(notebook()) == [1, 2]
+
+    def test_what_the_trainer_would_give(self):
+        def logs(completions, log_extra, log_metric=None):
+            log_extra("seen", completions)
+            assert log_metric is None
+            return [1.0] * len(completions)
+
+        def scheduled(completions, trainer_state):
+            raise AssertionError("is never called")
+
+        assert as_reward(logs)(samples_of("a")) == [1]
+        with pytest.raises(ConfigError, match="scheduled requires trainer_state, which only TRL's"):
+            NamedReward("scheduled", scheduled)
