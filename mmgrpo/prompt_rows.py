@@ -26,17 +26,19 @@ class Form:
         column: holds the prompt, as a text or as chat messages.
         always_tagged: ``<image>`` and ``<video>`` in the text are placeholders even in a row without such columns.
         ends_in_reference: a last assistant turn is the reference answer, not part of the prompt.
+        is_kept: the column is one for the rewards too.
     """
 
     column: str
     always_tagged: bool = False
     ends_in_reference: bool = False
+    is_kept: bool = False
 
 
 FORMS = (
     Form("prompt"),  # TRL, verl
     Form("messages", always_tagged=True, ends_in_reference=True),  # ms-swift
-    Form("problem"),  # EasyR1
+    Form("problem", is_kept=True),  # EasyR1, R1-V
 )
 """Known layouts; a row has the first whose column it holds."""
 
@@ -86,7 +88,7 @@ def prompt_of_row(row: Any, text_column: str, *, where: str, folder: Path | None
     has_options = any(medium.options for media in beside.values() for medium in media)
     if isinstance(asked, str) and ((tags and TAG.search(asked)) or has_options):
         messages = [{"role": "user", "content": asked}]
-    used = (form.column, "negative_prompt", *MEDIA_COLUMNS)
+    used = ("negative_prompt", *MEDIA_COLUMNS, *(() if form.is_kept else (form.column,)))
     columns = {name: value for name, value in row.items() if name not in used}
     columns |= {name: value for name, value in offered.items() if columns.get(name) is None}
     if messages is None:

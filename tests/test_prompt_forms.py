@@ -167,7 +167,8 @@ class TestVerl:
         rows = {"images": [[picture(8)]], "problem": ["<image>Find x."], "answer": ["12"]}
         (prompt,) = load_prompts(Dataset.from_dict(rows, features=features))
         assert prompt.messages == [user([IMAGE, words("Find x.")])]
-        assert (prompt.text, prompt.columns, colours(prompt)) == ("Find x.", {"answer": "12"}, [8])
+        assert (prompt.text, colours(prompt)) == ("Find x.", [8])
+        assert prompt.columns == {"problem": "<image>Find x.", "answer": "12"}
 
     def test_a_tag_in_a_row_without_media_is_text(self, folder: Path):
         prompt = read_one(folder, prompt="explain the <image> element")
