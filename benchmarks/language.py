@@ -63,7 +63,7 @@ def model_and_processor(case: Case) -> tuple[Any, Any]:
     """The same random weights on both sides."""
     torch.manual_seed(0)
     if not case.shows:
-        tokenizer = chat_tokenizers.qwen()
+        tokenizer: Any = chat_tokenizers.qwen()
         model = LlamaForCausalLM(LlamaConfig(**TEXT, eos_token_id=tokenizer.eos_token_id, pad_token_id=0))
         return model, tokenizer
     processor: Any = processors.qwen2_5_vl()

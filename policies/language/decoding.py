@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmgrpo.policies.language.prefix import Prefix, growing
+from mmgrpo.policies.language.prefix import Prefix, growing, static
 from mmgrpo.policies.language.sampling import Sampling, Support, drawn
 from mmgrpo.policies.language.transformer import Transformer
 
@@ -41,6 +41,7 @@ def complete(
     *,
     end_ids: Tensor,
     max_new_tokens: int,
+    compiled: bool = False,
 ) -> list[Completion]:
     """Completes every row of a prefix.
 
@@ -51,6 +52,7 @@ def complete(
         sampling: the distribution drawn from.
         end_ids: tokens that end a completion.
         max_new_tokens: longest completion.
+        compiled: whether to decode over a static cache with a compiled forward; no row then leaves the batch.
 
     Returns:
         N completions, on the CPU.
@@ -61,7 +63,8 @@ def complete(
     supports: list[list[Support]] = [[] for _ in range(N)]
     uniform_NT = None if uniform_NT is None else uniform_NT.to(device)
     row_n, ended_n = torch.arange(N, device=device), torch.zeros(N, dtype=torch.bool, device=device)
-    prefix, look_every = growing(prefix), LOOK_EVERY_ON_GPU if device.type == "cuda" else 1
+    prefix = static(prefix, transformer.model.config, max_new_tokens) if compiled else growing(prefix)
+    look_every = LOOK_EVERY_ON_GPU if device.type == "cuda" else 1
     for t in range(max_new_tokens):
         logits_nV = sampling.tempered(transformer.logits(prefix.hidden_ND))
         if sampling.truncates and uniform_NT is not None:
@@ -79,7 +82,7 @@ def complete(
             writing = (~ended_n).nonzero()[:, 0]
             if len(writing) == 0:
                 break
-            if len(writing) < COMPACT_BELOW * len(row_n):
+            if len(writing) < COMPACT_BELOW * len(row_n) and not compiled:
                 prefix, token_n, row_n, ended_n = (
                     prefix.rows(writing),
                     token_n[writing],

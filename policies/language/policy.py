@@ -92,6 +92,10 @@ class LanguagePolicy(Policy, Supervised):
             model.activation_checkpointing_enable({"use_reentrant": False})
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
         self._transformer = Transformer(model, autocast=self._autocast)
+        if settings.compile and not self._transformer.compiles:
+            raise ConfigError(
+                f"policy.compile needs a cache of full attention in every layer, which {type(model).__name__} has not"
+            )
         self._frozen: Transformer | None = None
         self._shares = self._may_share()
         self._tolerance: float | None = EXACTNESS[dtype]
@@ -243,7 +247,15 @@ class LanguagePolicy(Policy, Supervised):
         if not plan.deterministic:
             seeds = [derive_seed(seed, *keys[row][1:]) for row in batch]
             uniform_NT = torch.stack([torch.rand(T, generator=torch.Generator().manual_seed(s)) for s in seeds])
-        return complete(self._transformer, prefix, uniform_NT, self._sampling, end_ids=self._end_ids, max_new_tokens=T)
+        return complete(
+            self._transformer,
+            prefix,
+            uniform_NT,
+            self._sampling,
+            end_ids=self._end_ids,
+            max_new_tokens=T,
+            compiled=self.settings.compile,
+        )
 
     def _scored(
         self, trace: Trace, rows: Sequence[int], mask_NT: Tensor, *, entropy: bool

@@ -9,11 +9,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers import PreTrainedConfig, StaticCache
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 GROWTH = 1.25
@@ -121,6 +122,18 @@ def growing(prefix: Prefix) -> Prefix:
         return prefix
     layers = [GrowingLayer(layer) if type(layer) is DynamicLayer else layer for layer in prefix.cache.layers]
     return replace(prefix, cache=_with_layers(prefix.cache, layers))
+
+
+def static(prefix: Prefix, config: PreTrainedConfig, max_new_tokens: int) -> Prefix:
+    """The same prefix in a cache of fixed size, for a compiled forward; its mask covers the room to come."""
+    length = prefix.length + max_new_tokens
+    cache, held = StaticCache(config=config, max_cache_len=length), prefix.cache
+    for number, layer in enumerate(cast("list[DynamicLayer]", held.layers)):
+        cache.update(cast(Tensor, layer.keys), cast(Tensor, layer.values), number)
+    mask_NL = prefix.mask_NL
+    if mask_NL is None:
+        mask_NL = torch.ones(len(prefix.hidden_ND), prefix.length, dtype=torch.bool, device=prefix.hidden_ND.device)
+    return replace(prefix, cache=cache, mask_NL=pad(mask_NL, (0, max_new_tokens), value=True))
 
 
 def _with_room(states: Tensor, length: int) -> Tensor:

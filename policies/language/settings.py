@@ -69,6 +69,11 @@ class LanguageSettings(BaseModel):
         default=False, description="memory for time; switches share_prefix off, as transformers drops the cache"
     )
     rollout_batch: int = Field(default=64, ge=1, description="rows that are decoded together")
+    compile: bool = Field(
+        default=False,
+        description="decode over a static cache with torch.compile (CUDA graphs on a GPU); finished rows then stay in "
+        "the batch, and each new shape compiles once: worth it for small models and many tokens",
+    )
     update_tokens: int = Field(
         default=16384, ge=1, description="tokens per forward in updates, prompts counted once where they are shared"
     )

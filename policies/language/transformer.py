@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from inspect import signature
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mmgrpo.errors import PolicyError
@@ -29,6 +30,7 @@ class Transformer:
     Attributes:
         model: the wrapped model.
         shares_prefix: whether its cache lets a prompt run once for all rows that share it.
+        compiles: whether it can also decode over a static cache: no layer forgets what lies behind a window.
     """
 
     def __init__(self, model: PreTrainedModel, *, autocast: torch.dtype | None) -> None:
@@ -54,7 +56,14 @@ class Transformer:
         self._takes_positions = "position_ids" in signature(self._base.forward).parameters
         self._positions: Tensor | None = None
         model.get_decoder().register_forward_pre_hook(self._note_positions, with_kwargs=True)
-        self.shares_prefix = self._probe()
+        cache = self._probed_cache()
+        self.shares_prefix = self._takes_positions and mergeable(cache)
+        self.compiles = self.shares_prefix and not any(cache.is_sliding)
+
+    @cached_property
+    def _compiled(self) -> Any:
+        mode = "reduce-overhead" if self.device.type == "cuda" else "default"
+        return torch.compile(self._base, mode=mode, dynamic=False)
 
     @property
     def device(self) -> torch.device:
@@ -91,10 +100,13 @@ class Transformer:
         inputs: dict[str, Any] = {"input_ids": token_NR}
         mask_NL = prefix.mask_NL
         if mask_NL is not None:
-            mask_NL = inputs[MASK] = torch.cat([mask_NL, mask_NL.new_ones(N, R)], dim=1)
+            room = mask_NL.shape[1] - prefix.length  # a static cache has all it will need
+            mask_NL = inputs[MASK] = mask_NL if room else torch.cat([mask_NL, mask_NL.new_ones(N, R)], dim=1)
         if self._takes_positions:
             inputs["position_ids"] = prefix.next_position[..., None] + torch.arange(R, device=token_NR.device)
-        hidden_NRD = self._run(**inputs, past_key_values=prefix.cache, use_cache=True).last_hidden_state
+        forward = self._compiled if isinstance(prefix.cache, StaticCache) else self._base
+        with self._arithmetic():
+            hidden_NRD = forward(**inputs, past_key_values=prefix.cache, use_cache=True).last_hidden_state
         longer = replace(
             prefix,
             mask_NL=mask_NL,
@@ -199,8 +211,8 @@ class Transformer:
         self._positions = kwargs.get("position_ids")
 
     @torch.no_grad()
-    def _probe(self) -> bool:
-        """Compares our logits with the model's own; returns whether its cache can be expanded and joined."""
+    def _probed_cache(self) -> Cache:
+        """Compares our logits with the model's own on a few tokens; returns the cache they left."""
         ids_1L = torch.arange(PROBE_TOKENS, device=self.device)[None]
         cache = DynamicCache(config=self.model.config)
         with self._arithmetic():
@@ -212,4 +224,4 @@ class Transformer:
                 f"the logits of {type(self.model).__name__} are not its output embeddings applied to its last hidden "
                 f"states (relative difference {gap:.1e}); known are a scale and a soft cap"
             )
-        return self._takes_positions and mergeable(cache)
+        return cache

@@ -38,9 +38,8 @@ def test_greedy_completions_are_those_of_generate(name: str) -> None:
         inputs = {"input_ids": encoded.ids_P[None], **encoded.per_token, **encoded.media}
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
         suppressed = policy._sampling.suppressed.tolist()
-        out: Any = policy.model.generate(
-            **inputs, max_new_tokens=7, do_sample=False, suppress_tokens=suppressed or None
-        )
+        model: Any = policy.model
+        out: Any = model.generate(**inputs, max_new_tokens=7, do_sample=False, suppress_tokens=suppressed or None)
         theirs = out[0, encoded.length :].tolist()
         for sample in written.samples[2 * number : 2 * number + 2]:
             assert list(sample.tokens or ()) == theirs[: len(sample.tokens or ())]
@@ -186,7 +185,7 @@ def test_every_end_token_ends_a_completion() -> None:
     ends = set(policy._end_ids.tolist())
     assert len(ends) > 1
     rollout = rollout_of(policy, "llama", group_size=32)
-    last = [(sample.tokens or ())[-1] for sample in rollout.samples if sample.finished]
+    last = [list(sample.tokens or ())[-1] for sample in rollout.samples if sample.finished]
     assert set(last) == ends
     for sample, length in zip(rollout.samples, rollout.mask_BT.sum(1).tolist(), strict=True):
         tokens = list(sample.tokens or ())
@@ -367,3 +366,17 @@ def test_windows_and_shared_noise_are_refused() -> None:
     for plan in (Plan(stochastic=(0, 1)), Plan(share_noise=True), Plan(keep_mean=True)):
         with pytest.raises(PolicyError, match="tokens have no windows"):
             policy.rollout([Prompt("x")], group_size=2, seed=0, plan=plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
+def test_a_compiled_decode_over_a_static_cache_writes_the_same(name: str) -> None:
+    policy, compiled = policy_of(name), policy_of(name, compile=True)
+    plain, fast = rollout_of(policy, name), rollout_of(compiled, name)
+    assert [sample.tokens for sample in fast.samples] == [sample.tokens for sample in plain.samples]
+    assert largest_difference(fast.old_logprob_BT, plain.old_logprob_BT, plain.mask_BT) < 2e-6
+
+
+def test_a_cache_that_forgets_is_not_compiled() -> None:
+    with pytest.raises(ConfigError, match=r"policy\.compile needs a cache of full attention in every layer"):
+        policy_of("gemma3", compile=True)
