@@ -164,7 +164,7 @@ class EditDistance:
 
     Settings: ``extract`` and ``ignore_case`` as in ``exact_match``.
     Range: 0 to 1.
-    Source: Levenshtein distance by rapidfuzz; ANLS: Biten et al. 2019, arXiv:1905.13648, eq. 1-2.
+    Source: Levenshtein distance by rapidfuzz; ANLS: Biten et al. 2019, arXiv:1905.13648.
     Traps: white space and compatibility characters are normalised away; a text of more than 10,000 characters scores 0.
     """
 

@@ -33,7 +33,8 @@ class BoxIou:
     ``factor`` as Qwen-VL's processor has them. ``layout`` is xyxy, xywh (COCO) or yxyx (Gemini).
 
     Settings: ``extract`` as in ``exact_match``.
-    Range: 0 to 1; ``giou`` -1 to 1.   Units: as declared; edges are continuous, without the ``+1`` of pixel counts.
+    Range: 0 to 1; ``giou`` from -1 to 1.   Units: as declared; edges are continuous, without the ``+1`` of pixel
+    counts.
     Source: Rezatofighi et al. 2019, arXiv:1902.09630 (GIoU). Spaces: Qwen2.5-VL writes resized pixels (factor 28);
     Qwen2-VL, Qwen3-VL and InternVL 0 to 1000.
     Traps: a wrong space is not seen, boxes merely seem bad: check a few by hand. Ask for one box: several score the
@@ -92,8 +93,8 @@ class Detection:
 
     Settings: those of ``box_iou``; ``max_boxes`` stated boxes at most, more score 0.
     Range: 0 to 1.
-    Source: one-to-one matching: Liu et al. 2025 (VisionReasoner), arXiv:2505.12081; the length penalty against many
-    boxes: Shen et al. 2025 (VLM-R1), arXiv:2504.07615, odLength. Deviation: the penalty is a ratio.
+    Source: one-to-one matching: Liu et al. 2025 (VisionReasoner), arXiv:2505.12081, sec. 3.5; the length penalty
+    against many boxes: Shen et al. 2025 (VLM-R1), arXiv:2504.07615, odLength. Deviation: the penalty is a ratio.
     Traps: with ``length_power: 0`` only misses cost, and a policy learns to list many boxes. Raw average precision
     is hacked the same way and depends on the order of equal scores, which is why it is not offered.
     """
@@ -167,7 +168,7 @@ class PointInBox:
 
     Settings: as in ``box_iou``.
     Range: 0 or 1.
-    Source: Luo et al. 2025 (GUI-R1), arXiv:2504.10458, sec. 3. Deviation: the answer is parsed, never evaluated.
+    Source: Luo et al. 2025 (GUI-R1), arXiv:2504.10458. Deviation: the answer is parsed, never evaluated.
     Traps: boxes of a few pixels give no signal at the start; a swapped or empty reference box is never hit.
     """
 

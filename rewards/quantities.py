@@ -27,7 +27,7 @@ class Number:
 
     Settings: ``extract`` as in ``exact_match``.
     Range: 0 or 1.
-    Source: relaxed accuracy: Masry et al. 2022 (ChartQA), arXiv:2203.10244, sec. 5.1.
+    Source: relaxed accuracy: Masry et al. 2022 (ChartQA), arXiv:2203.10244.
     Traps: a reference of 0 has no relative tolerance, only ``absolute``; units and percent signs are ignored (50% is
     50, not 0.5); "1,234" is 1234, also where a list was meant; no LaTeX fractions: use ``math_verify``.
     """
@@ -65,7 +65,7 @@ class MeanRelativeAccuracy:
     error of just under 30 %, 0 from 50 % on. Answer and reference are read as in ``number``.
 
     Range: 0 to 1, in tenths.
-    Source: Yang et al. 2024 (VSI-Bench), arXiv:2412.14171, eq. 1.
+    Source: Yang et al. 2024 (VSI-Bench), arXiv:2412.14171.
     Traps: the inequality is strict, so an error of exactly 5 % gives 0.9. For a reference of 0, where the error has no
     denominator, only an answer of 0 scores, with 1.
     """
@@ -96,8 +96,7 @@ class Count:
     ``column``, is a whole number of at least 0, or a text that states one.
 
     Range: 0 or 1; ``relative`` 0 to 1.
-    Source: R1-V (exact); ms-swift and NeMo-RL (relative). Deviation: max(reference, 1), so that an empty picture
-    counts.
+    Source: as in R1-V, NeMo-RL and ms-swift. Deviation: max(reference, 1), so that an empty picture counts.
     Traps: the last number of a sentence need not be the count ("4 cubes in 2 rows"): ask for tags and ``which: only``.
     """
 

@@ -17,7 +17,7 @@ ROOMS = (
     ("policy", "reward"),
     ("registry", "config"),
     ("loading", "samples"),
-    ("job", "learner", "scoring", "prompt_media", "checkpoint", "credit", "ema", "tracking", "methods"),
+    ("job", "learner", "scoring", "prompt_media", "checkpoint", "credit", "ema", "tracking", "methods", "catalogue"),
     ("prompt_turns",),
     ("prompt_rows",),
     ("build", "prompts", "evaluation", "checks"),
