@@ -16,6 +16,8 @@ from mmgrpo.forwards import Forwards, forwards_per_sample
 from mmgrpo.loading import validated
 from mmgrpo.maths.advantages import ADVANTAGES, gdpo_advantage
 from mmgrpo.maths.aggregates import AGGREGATES
+from mmgrpo.maths.ratios import BOUNDS
+from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.rewards.pixels import Brightness
@@ -150,6 +152,55 @@ def test_recentred_log_ratio_and_step_weight() -> None:
     assert said["weight w"].startswith("v times inverse_step: 1 / h on the masked decisions")
 
 
+def test_selections_bounds_and_the_ratio_of_the_divergence() -> None:
+    selections = ({"name": "top_entropy", "share": 0.2}, {"name": "near_policy", "limit": 0.1})
+    said = rows(
+        changed(
+            objective={
+                "surrogate": {"name": "unclipped"},
+                "bound": {"name": "pessimistic", "low": 0.4, "high": 0.4},
+                "ratio_level": "sequence",
+                "selections": selections,
+                "truncated": "zero",
+                "divergence": "k3",
+                "kl_ratio_level": "decision",
+            }
+        )
+    )
+    assert said["log-ratio"] == (
+        "sequence: log r = logprob - old_logprob, held by pessimistic: b = min(log r, high) where A > 0, "
+        "max(log r, -low) elsewhere, low = 0.4, high = 0.4; then log r_i = mean_t log r_it: the length-normalised "
+        "ratio of the sequence"
+    )
+    first, second = said["selection"].split("; w = 0 elsewhere")[:2]
+    assert first.startswith("top_entropy: keep = H >= quantile(H over the update's decisions on all processes")
+    assert second.strip().startswith("near_policy: keep = A >= 0 or mean_t (old_logprob - logprob) <= limit")
+    assert said["truncated"].startswith("samples cut off by their length limit: decisions left out, counted as zeros")
+    assert "times the ratio at the level decision, with gradient, k3: " in said["KL"]
+    assert said["values"].startswith("a pass before every update: the sequence ratio couples decisions")
+    assert "skipped" not in said
+
+
+def test_selections_alone_take_values_first() -> None:
+    near = {"selections": ({"name": "near_policy", "limit": 0.1},), "kl_beta": 0}
+    said = rows(changed(objective=near))
+    assert said["values"].startswith("a pass before every update of a rollout but the first")
+    assert said["values"].endswith("selections look at values first")
+    assert said["skipped"].startswith("decisions without an advantage or a weight take no forward")
+    assert (
+        "pass before every update: "
+        in rows(changed(objective={"selections": ({"name": "top_entropy", "share": 0.2},), "kl_beta": 0}))["values"]
+    )
+
+
+def test_a_divergence_in_the_reward_takes_one_pass_of_each_policy() -> None:
+    config = changed(objective={"kl_beta": 0}, advantage={"kl_beta": 0.05, "divergence": "k1"})
+    assert numbers(forwards_per_sample(config, 10), 10) == [10.0, 4.0, 4.0, 4.0]
+    said = rows(config)
+    assert said["reward"].startswith("1 digit_verifier - 0.05 kl, the sum over the sample's decisions of k1: ")
+    assert said["reference"].startswith("a pass after the rollout")
+
+
 def test_geometry_passes_and_method() -> None:
     evaluation = {
         "prompts": {"source": "prompts.txt"},
@@ -174,7 +225,7 @@ def test_geometry_passes_and_method() -> None:
     assert rows(changed(objective={"kl_beta": 0}))["reference"] == "no pass: kl_beta is 0"
 
 
-@pytest.mark.parametrize("registry", [SURROGATES, AGGREGATES, ADVANTAGES, {"gdpo": gdpo_advantage}])
+@pytest.mark.parametrize("registry", [SURROGATES, AGGREGATES, ADVANTAGES, BOUNDS, SELECTIONS, {"gdpo": gdpo_advantage}])
 def test_every_registered_function_documents_its_formula(registry: Mapping[str, Any]) -> None:
     for name, function in registry.items():
         assert " = " in formula_of(function), name
@@ -203,6 +254,8 @@ RUNS = {
     },
     "coupled": {"objective": {"ratio_level": "sequence"}, "update": {"epochs": 2, "minibatches": 2}},
     "coupled-reference": {"objective": {"ratio_level": "sequence", "divergence": "k3", "kl_beta": 0.1}},
+    "reward-divergence": {"advantage": {"kl_beta": 0.1, "divergence": "gaussian"}},
+    "near": {"objective": {"selections": [{"name": "near_policy", "limit": 1e9}]}, "update": {"epochs": 2}},
 }
 
 

@@ -376,6 +376,12 @@ def test_impossible_settings_are_refused():
         Objective(surrogate=PPO, aggregate=sample_mean, ratio_level="token")
     with pytest.raises(ConfigError, match="needs a divergence"):
         Objective(surrogate=PPO, aggregate=sample_mean, kl_beta=0.1)
+    with pytest.raises(UnknownNameError, match="unknown kl_ratio_level"):
+        Objective(surrogate=PPO, aggregate=sample_mean, kl_beta=0.1, divergence="k3", kl_ratio_level="token")
+    with pytest.raises(ConfigError, match="set kl_beta above 0"):
+        Objective(surrogate=PPO, aggregate=sample_mean, kl_ratio_level="decision")
+    with pytest.raises(ConfigError, match="no importance weight"):
+        full_objective(kl_ratio_level="decision")
     with pytest.raises(ConfigError, match="0 or more"):
         Objective(surrogate=PPO, aggregate=sample_mean, kl_beta=-0.1, divergence="k3")
 

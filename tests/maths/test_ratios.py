@@ -10,9 +10,11 @@ import torch
 from mmgrpo.maths.ratios import (
     RATIO_LEVELS,
     decision_log_ratio_BT,
+    pessimistic_bound,
     recentred_log_ratio,
     segment_log_ratio_BT,
     sequence_log_ratio_BT,
+    trajectory_log_ratio_BT,
 )
 
 NAN = float("nan")
@@ -42,6 +44,27 @@ def test_sequence_is_the_mean_over_kept_decisions():
     expected_BT = torch.tensor([[3.0, 3.0, 3.0], [3.0, 3.0, 3.0], [0.0, 0.0, 0.0]])
     actual_BT = sequence_log_ratio_BT(log_ratio_BT, mask_BT, torch.zeros(3, 3, dtype=torch.int64))
     torch.testing.assert_close(actual_BT, expected_BT)
+
+
+def test_trajectory_is_the_sum_over_kept_decisions():
+    log_ratio_BT = torch.tensor([[1.0, 2.0, 6.0], [4.0, NAN, 2.0], [1.0, 1.0, 1.0]])
+    mask_BT = torch.tensor([[True, True, True], [True, False, True], [False, False, False]])
+    expected_BT = torch.tensor([[9.0, 9.0, 9.0], [6.0, 6.0, 6.0], [0.0, 0.0, 0.0]])
+    actual_BT = trajectory_log_ratio_BT(log_ratio_BT, mask_BT, torch.zeros(3, 3, dtype=torch.int64))
+    torch.testing.assert_close(actual_BT, expected_BT)
+
+
+def test_a_pessimistic_bound_holds_gains_and_lets_losses_be():
+    log_ratio_BT = torch.tensor([[-1.0, 0.1, 1.0]]).repeat(3, 1).requires_grad_()
+    advantage_BT = torch.tensor([[2.0], [-2.0], [0.0]]).expand(3, 3)
+    bounded = pessimistic_bound(log_ratio_BT, advantage_BT, low=0.4, high=0.3)
+    torch.testing.assert_close(
+        bounded.log_ratio_BT, torch.tensor([[-1.0, 0.1, 0.3], [-0.4, 0.1, 1.0], [-0.4, 0.1, 1.0]])
+    )
+    (grad_BT,) = torch.autograd.grad(bounded.log_ratio_BT[:2].sum(), log_ratio_BT)
+    assert (grad_BT[:2] == 0).tolist() == (bounded.low_BT | bounded.high_BT)[:2].tolist()
+    assert bounded.low_BT.tolist() == [[False] * 3, [True, False, False], [False] * 3]
+    assert bounded.high_BT.tolist() == [[False, False, True], [False] * 3, [False] * 3]
 
 
 def test_levels_are_nested():

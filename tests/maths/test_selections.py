@@ -1,0 +1,126 @@
+"""Selections by hand, the quantile against torch's, and what selections must not touch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import ConfigError, ShapeError
+from mmgrpo.maths.aggregates import count, decision_mean
+from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.objectives import Objective
+from mmgrpo.maths.selections import SELECTIONS, near_policy, quantile, top_entropy
+from mmgrpo.maths.surrogates import clipped
+
+NAN = float("nan")
+MASK_BT = torch.tensor([[True, True, True], [True, True, False]])
+NO_ENTROPY_N = torch.zeros(0)
+
+
+def decisions(**changes: Tensor) -> Decisions:
+    zero_BT = torch.zeros(2, 3)
+    given = {
+        "logprob_BT": zero_BT,
+        "old_logprob_BT": zero_BT,
+        "advantage_BT": torch.tensor([[1.0], [-1.0]]).expand(2, 3),
+        "mask_BT": MASK_BT,
+        "weight_BT": decision_mean(MASK_BT, count(MASK_BT)),
+        "segment_BT": torch.zeros(2, 3, dtype=torch.int64),
+        "entropy_BT": torch.tensor([[0.1, 0.5, 0.3], [0.4, 0.2, NAN]]),
+    }
+    return Decisions(**(given | changes))
+
+
+def test_the_share_of_the_highest_entropies_is_kept() -> None:
+    # sorted 0.1 0.2 0.3 0.4 0.5: the quantile 0.6 lies at 2.4 between 0.3 and 0.4
+    kept = top_entropy(share=0.4).keep(decisions(), torch.tensor([0.5, 0.1, 0.3, 0.4, 0.2]))
+    assert kept.tolist() == [[False, True, False], [True, False, False]]
+
+
+def test_a_threshold_that_is_a_value_keeps_it_and_its_ties() -> None:
+    # the quantile 0.5 of five is the third: 0.3; 1 - 0.5 is exact, 1 - 0.2 is not in float32
+    assert top_entropy(share=0.5).keep(decisions(), torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])).sum() == 3
+    tied = decisions(entropy_BT=torch.full((2, 3), 0.3))
+    assert top_entropy(share=0.2).keep(tied, torch.full((5,), 0.3)).tolist() == MASK_BT.tolist()
+
+
+def test_the_threshold_is_the_jobs() -> None:
+    # the other process has only higher entropies: two of its four are the upper fifth of the nine
+    others_N = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    job_entropy_N = torch.cat([torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]), others_N])
+    assert not top_entropy(share=0.2).keep(decisions(), job_entropy_N).any()
+
+
+def test_a_process_without_decisions_keeps_none() -> None:
+    nothing = replace(decisions(), mask_BT=torch.zeros_like(MASK_BT), entropy_BT=None)
+    assert not top_entropy(share=0.2).keep(nothing, torch.tensor([1.0])).any()
+
+
+def test_bad_rows_far_from_the_policy_are_left_out() -> None:
+    # falls of (0.3 + 0.5) / 2 = 0.4 nats; the value beside the mask is no decision
+    old_BT = torch.tensor([[9.0, 9.0, 9.0], [0.3, 0.5, NAN]])
+    for limit, kept in ((0.41, True), (0.39, False)):
+        keep_BT = near_policy(limit=limit).keep(decisions(old_logprob_BT=old_BT), NO_ENTROPY_N)
+        assert keep_BT.tolist() == [[True, True, True], [kept, kept, False]]
+
+
+def test_rows_on_the_policy_are_kept_at_limit_zero() -> None:
+    assert near_policy(limit=0.0).keep(decisions(), NO_ENTROPY_N).tolist() == MASK_BT.tolist()
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 11, 101])
+@pytest.mark.parametrize("fraction", [0.0, 0.13, 0.5, 0.8, 1.0])
+def test_quantile_is_torchs(size: int, fraction: float) -> None:
+    value_N = torch.randn(size, generator=torch.Generator().manual_seed(size), dtype=torch.float64)
+    torch.testing.assert_close(quantile(value_N, fraction), torch.quantile(value_N, fraction))
+
+
+def test_a_quantile_of_nothing_is_refused() -> None:
+    with pytest.raises(ShapeError, match="at least one"):
+        quantile(torch.zeros(0), 0.5)
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.1])
+def test_a_share_that_keeps_nothing_or_more_than_all_is_refused(share: float) -> None:
+    with pytest.raises(ConfigError, match="above 0 and at most 1"):
+        top_entropy(share=share)
+
+
+def test_a_selection_sets_weights_alone() -> None:
+    objective = Objective(
+        surrogate=partial(clipped, low=0.2, high=0.2),
+        aggregate=decision_mean,
+        selections=(top_entropy(share=0.4), near_policy(limit=-1.0)),
+        divergence="k3",
+        kl_beta=0.5,
+    )
+    given = decisions(kl_BT=torch.ones(2, 3))
+    given = replace(given, kl_weight_BT=given.weight_BT)
+    chosen = objective.selected(given, torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]))
+    # of the two high entropies that of the second row, whose advantage is negative, is left out
+    assert chosen.weight_BT.tolist() == [[0.0, pytest.approx(0.2), 0.0], [0.0, 0.0, 0.0]]
+    # -A r w = -0.2, and the divergence of all five decisions: 0.5 * 1
+    loss = objective(chosen)
+    assert loss.value.item() == pytest.approx(-0.2 + 0.5)
+    assert loss.diagnostics.num_weighed == 1
+    assert loss.diagnostics.num_decisions == 5
+
+
+def test_selections_say_what_they_need() -> None:
+    plain = Objective(surrogate=partial(clipped, low=0.2, high=0.2), aggregate=decision_mean)
+    by_entropy = replace(plain, selections=(top_entropy(share=0.2),))
+    near = replace(plain, selections=(near_policy(limit=0.1),))
+    assert [o.needs_values for o in (plain, by_entropy, near)] == [False, True, True]
+    assert [o.rollout_knows_values for o in (plain, by_entropy, near)] == [True, False, True]
+    assert all(o.separable for o in (plain, by_entropy, near))
+    with_kl = replace(near, divergence="k3", kl_beta=0.1)
+    assert with_kl.rollout_knows_values  # its KL is not needed to tell which rows are near
+    assert not replace(with_kl, kl_ratio_level="sequence").rollout_knows_values
+
+
+def test_every_selection_is_tested() -> None:
+    assert set(SELECTIONS) == {"top_entropy", "near_policy"}

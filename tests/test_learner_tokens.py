@@ -1,0 +1,301 @@
+"""The learner on tokens: coupled parts, selections over the whole job, and decisions that cost no forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.learner import accumulate_gradient, measured
+from mmgrpo.maths.aggregates import constant_length, count, decision_mean, sample_mean, sample_sum
+from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.objectives import Objective
+from mmgrpo.maths.ratios import pessimistic_bound
+from mmgrpo.maths.selections import near_policy, top_entropy
+from mmgrpo.maths.surrogates import clipped, unclipped, vespo
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.types import Rollout
+from tests.policies.contract import move
+from tests.policies.tiny_language import policy_of, prompts_of
+from tests.tiny.pipelines import PIPELINES
+
+ALL = [0, 1, 2, 3, 4, 5]
+ADVANTAGE_B = torch.tensor([1.0, -1.0, 0.5, -0.5, -0.75, 0.75])
+SPARSE_ADVANTAGE_B = torch.tensor([0.0, 0.0, 0.0, 1.0, -1.0, 0.0])
+CLIPPED = partial(clipped, low=0.02, high=0.03)
+VESPO = partial(vespo, positive_power=2.0, positive_decay=3.0, negative_power=3.0, negative_decay=2.0)
+GMPO = Objective(
+    surrogate=unclipped,
+    aggregate=sample_mean,
+    bound=partial(pessimistic_bound, low=0.02, high=0.01),
+    ratio_level="sequence",
+)
+
+OBJECTIVES = {
+    "vespo": Objective(surrogate=VESPO, aggregate=decision_mean, ratio_level="trajectory"),
+    "rloo": Objective(surrogate=CLIPPED, aggregate=sample_mean, ratio_level="trajectory"),
+    "gmpo": GMPO,
+    "gmpo with kl": replace(GMPO, divergence="k3", kl_beta=0.3),
+    "unbiased kl": Objective(
+        surrogate=CLIPPED, aggregate=sample_sum, divergence="k3", kl_beta=0.3, kl_ratio_level="decision"
+    ),
+    "unbiased k1": Objective(
+        surrogate=unclipped, aggregate=sample_mean, divergence="k1", kl_beta=0.3, kl_ratio_level="decision"
+    ),
+    "kl by sequence": Objective(
+        surrogate=CLIPPED, aggregate=sample_mean, divergence="k2", kl_beta=0.3, kl_ratio_level="sequence"
+    ),
+    "entropy bonus": Objective(surrogate=CLIPPED, aggregate=decision_mean, entropy_bonus=0.2),
+    "high entropy": Objective(surrogate=CLIPPED, aggregate=decision_mean, selections=(top_entropy(share=0.3),)),
+    "near": Objective(surrogate=unclipped, aggregate=decision_mean, selections=(near_policy(limit=-1e-3),)),
+    "both, by sequence, with all terms": Objective(
+        surrogate=CLIPPED,
+        aggregate=partial(constant_length, length=7),
+        ratio_level="sequence",
+        selections=(top_entropy(share=0.6), near_policy(limit=1e-3)),
+        divergence="k3",
+        kl_beta=0.3,
+        kl_ratio_level="decision",
+        entropy_bonus=0.2,
+    ),
+}
+
+
+def drawn(*, batch: int = 8) -> tuple[LanguagePolicy, Rollout]:
+    """A policy that has moved since it drew two groups of three."""
+    policy = policy_of("llama", batch=batch)
+    rollout = policy.rollout(prompts_of("llama"), group_size=3, seed=3)
+    with policy.reference():  # a full fine-tune's reference is what the weights are now
+        pass
+    move(policy.trainable)
+    return policy, rollout
+
+
+def gradient(policy: LanguagePolicy | DenoisingPolicy) -> Tensor:
+    flat = [torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in policy.trainable]
+    for parameter in policy.trainable:
+        parameter.grad = None
+    return torch.cat(flat)
+
+
+def matrix(parts: Sequence[tuple[Tensor, Tensor]], shape: tuple[int, int]) -> Tensor:
+    """(B, T) from rows and their values, with the graph of the values."""
+    B, T = shape
+    rows = {
+        int(b): torch.nn.functional.pad(value, (0, T - len(value)))
+        for index, x in parts
+        for b, value in zip(index, x, strict=True)
+    }
+    return torch.stack([rows.get(b, torch.zeros(T)) for b in range(B)])
+
+
+def full_graph(
+    policy: LanguagePolicy, rollout: Rollout, objective: Objective, advantage_B: Tensor = ADVANTAGE_B
+) -> tuple[float, Tensor]:
+    """The objective on the whole matrix at once, selections by torch's own quantile and means."""
+    found: dict[str, list[tuple[Tensor, Tensor]]] = {"logprob_BT": [], "kl_BT": [], "entropy_BT": []}
+    divergence = objective.divergence if objective.kl_beta else None
+    for evaluation in policy.evaluate(rollout, divergence=divergence, entropy=True):
+        for name, parts in found.items():
+            value = getattr(evaluation, name)
+            if value is not None and evaluation.rows is not None:
+                parts.append((evaluation.rows, value))
+    logprob_BT, kl_BT, entropy_BT = (matrix(parts, rollout.shape) for parts in found.values())
+    totals, mask_BT = count(rollout.mask_BT), rollout.mask_BT
+    keep_BT = mask_BT
+    shares = {"high entropy": 0.3, "both, by sequence, with all terms": 0.6}
+    limits = {"near": -1e-3, "both, by sequence, with all terms": 1e-3}
+    name = next((name for name, other in OBJECTIVES.items() if other is objective), "")
+    if name in shares:
+        threshold = torch.quantile(entropy_BT[mask_BT].detach(), 1 - shares[name])
+        keep_BT = keep_BT & (entropy_BT >= threshold)
+    if name in limits:
+        fall_BT = (rollout.old_logprob_BT - logprob_BT).detach() * mask_BT
+        near_B1 = fall_BT.sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True) <= limits[name]
+        keep_BT = keep_BT & (near_B1 | (advantage_B[:, None] >= 0))
+    if name in shares | limits:
+        assert 0 < keep_BT.sum() < mask_BT.sum()
+    loss = objective(
+        Decisions(
+            logprob_BT=logprob_BT,
+            old_logprob_BT=rollout.old_logprob_BT,
+            advantage_BT=advantage_B[:, None].expand(rollout.shape),
+            mask_BT=mask_BT,
+            weight_BT=objective.weights(mask_BT, totals) * keep_BT,
+            kl_weight_BT=objective.kl_weights(mask_BT, totals),
+            segment_BT=rollout.segment_BT,
+            kl_BT=kl_BT if divergence else None,
+            entropy_BT=entropy_BT,
+        )
+    )
+    loss.value.backward()
+    return float(loss.value.detach()), gradient(policy)
+
+
+def streamed(
+    policy: LanguagePolicy,
+    rollout: Rollout,
+    objective: Objective,
+    *,
+    parts: Sequence[Sequence[int]] = (ALL,),
+    advantage_B: Tensor = ADVANTAGE_B,
+    on_policy: bool = False,
+) -> tuple[float, Tensor, int]:
+    """The update of as many processes as there are parts, each with its rows: loss, gradient, forwards."""
+    totals, shared = count(rollout.mask_BT), []
+
+    def give(mine: Tensor) -> list[Tensor]:
+        shared.append(mine)
+        return [mine]
+
+    def update(rows: Sequence[int], gather) -> tuple[float, int]:
+        found = accumulate_gradient(
+            policy, rollout, advantage_B, objective, rows=rows, totals=totals, on_policy=on_policy, gather=gather
+        )
+        return found.diagnostics.as_metrics()["policy/loss"], found.num_forwards
+
+    for rows in parts:  # what every process gives to the others
+        update(rows, give)
+    gradient(policy)
+    found = [update(rows, lambda mine: shared or [mine]) for rows in parts]
+    return sum(value for value, _ in found), gradient(policy), sum(forwards for _, forwards in found)
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_streamed_gradient_is_the_full_graphs(name: str) -> None:
+    policy, rollout = drawn()
+    objective = OBJECTIVES[name]
+    expected, full = full_graph(policy, rollout, objective)
+    assert full.norm() > 0
+    value, found, _ = streamed(policy, rollout, objective)
+    assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert relative(found, full) < 1e-5
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("parts", [([0, 1, 2], [3, 4, 5]), ([5, 2, 0], [4], [], [3, 1])], ids=["two", "four"])
+def test_processes_and_the_order_of_rows_change_nothing(name: str, parts: Sequence[Sequence[int]]) -> None:
+    policy, rollout = drawn()
+    value, expected, _ = streamed(policy, rollout, OBJECTIVES[name])
+    other_value, other, _ = streamed(policy, rollout, OBJECTIVES[name], parts=parts)
+    assert other_value == pytest.approx(value, rel=1e-4, abs=1e-6)
+    assert relative(other, expected) < 1e-5
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_micro_batches_change_nothing(name: str) -> None:
+    (policy, rollout), (single, same) = drawn(), drawn(batch=1)
+    torch.testing.assert_close(same.old_logprob_BT, rollout.old_logprob_BT)
+    value, expected, _ = streamed(policy, rollout, OBJECTIVES[name])
+    other_value, other, _ = streamed(single, same, OBJECTIVES[name])
+    assert other_value == pytest.approx(value, rel=1e-4, abs=1e-6)
+    assert relative(other, expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("name", "forwards"),
+    [
+        # 2 of 6 rows have an advantage; coupled objectives look at their values first
+        ("vespo", 4),
+        ("gmpo", 4),
+        # all 6 entropies count in the quantile
+        ("high entropy", 8),
+        # with a divergence or an entropy term every row counts, and the reference is beside each
+        ("unbiased kl", 12),
+        ("entropy bonus", 6),
+    ],
+)
+def test_rows_that_teach_nothing_take_no_forward(name: str, forwards: int) -> None:
+    policy, rollout = drawn()
+    expected, full = full_graph(policy, rollout, OBJECTIVES[name], SPARSE_ADVANTAGE_B)
+    value, found, spent = streamed(policy, rollout, OBJECTIVES[name], advantage_B=SPARSE_ADVANTAGE_B)
+    if name != "high entropy":  # full_graph has its quantile too, but not every row need have a decision left
+        assert spent == forwards
+    assert spent <= forwards
+    assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert relative(found, full) < 1e-5
+
+
+def test_rows_whose_coefficients_vanish_are_not_differentiated() -> None:
+    policy, rollout = drawn()
+    # bounds so tight that every sequence that moved towards its advantage has stopped
+    objective = Objective(surrogate=partial(clipped, low=0.0, high=0.0), aggregate=sample_mean, ratio_level="sequence")
+    expected, full = full_graph(policy, rollout, objective)
+    value, found, spent = streamed(policy, rollout, objective)
+    stopped = int((rollout_ratio_B(policy, rollout).log() * ADVANTAGE_B > 0).sum())
+    assert 0 < stopped < 6
+    assert spent == 6 + (6 - stopped)
+    assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert relative(found, full) < 1e-5
+
+
+def rollout_ratio_B(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
+    """Geometric mean of each row's ratios."""
+    with torch.no_grad():
+        parts = [(e.rows, e.logprob_BT) for e in policy.evaluate(rollout) if e.rows is not None]
+    difference_BT = (matrix(parts, rollout.shape) - rollout.old_logprob_BT) * rollout.mask_BT
+    return (difference_BT.sum(1) / rollout.mask_BT.sum(1)).exp()
+
+
+def test_nothing_to_learn_takes_no_forward_and_leaves_no_gradient() -> None:
+    policy, rollout = drawn()
+    for name in ("vespo", "near"):
+        value, found, spent = streamed(policy, rollout, OBJECTIVES[name], advantage_B=torch.zeros(6))
+        assert (value, float(found.norm()), spent) == (0.0, 0.0, 0)
+
+
+def test_decisions_left_out_by_a_selection_take_no_forward_where_steps_are_separate() -> None:
+    tiny = PIPELINES["sd3"]
+    policy = DenoisingPolicy(tiny.build(), {"call": {**tiny.call, **tiny.no_cfg}})
+    rollout = policy.rollout([*prompts_of("llama")], group_size=2, seed=1)
+    objective = Objective(surrogate=CLIPPED, aggregate=sample_mean, selections=(near_policy(limit=-1.0),))
+    found = accumulate_gradient(
+        policy, rollout, torch.tensor([1.0, -1.0, 0.5, -0.5]), objective, rows=[0, 1, 2, 3],
+        totals=count(rollout.mask_BT), on_policy=True,
+    )  # fmt: skip
+    assert found.num_forwards == 2 * 3  # the rows with A >= 0, three stochastic steps each; on policy no values pass
+    assert float(found.diagnostics.num_weighed) == 6
+
+
+def test_high_entropy_needs_entropies_even_on_policy() -> None:
+    policy = policy_of("llama")
+    rollout = policy.rollout(prompts_of("llama"), group_size=3, seed=3)
+    _, _, spent = streamed(policy, rollout, OBJECTIVES["near"], on_policy=True)
+    assert spent == int((ADVANTAGE_B >= 0).sum())  # a limit below 0 leaves the others out, where nothing has moved
+    _, _, spent = streamed(policy, rollout, OBJECTIVES["high entropy"], on_policy=True)
+    assert spent > 6
+
+
+def test_a_policy_without_entropy_is_refused() -> None:
+    tiny = PIPELINES["sd3"]
+    policy = DenoisingPolicy(tiny.build(), {"call": {**tiny.call, **tiny.no_cfg}})
+    rollout = policy.rollout([*prompts_of("llama")], group_size=2, seed=1)
+    with pytest.raises(ConfigError, match="this policy has no entropy to give"):
+        accumulate_gradient(
+            policy, rollout, ADVANTAGE_B[:4], OBJECTIVES["high entropy"], rows=[0, 1, 2, 3],
+            totals=count(rollout.mask_BT), on_policy=True,
+        )  # fmt: skip
+
+
+def test_divergence_of_samples_is_the_sum_over_their_decisions() -> None:
+    policy, rollout = drawn()
+    found = measured(policy, rollout, "k1")
+    with torch.no_grad():
+        parts = [(e.rows, e.logprob_BT) for e in policy.evaluate(rollout) if e.rows is not None]
+    moved_BT = (matrix(parts, rollout.shape) - rollout.old_logprob_BT) * rollout.mask_BT
+    torch.testing.assert_close(found.divergence_B, moved_BT.sum(1), rtol=0, atol=2e-5)
+    assert found.divergence_B.abs().min() > 0
+    assert found.rollout.num_forwards == rollout.num_forwards + 12
+    half = measured(policy, rollout.keep(torch.tensor([True, False] * 3)[:, None]), "k1")
+    torch.testing.assert_close(half.divergence_B[::2], found.divergence_B[::2], rtol=0, atol=2e-5)
+    assert (half.divergence_B[1::2] == 0).all()

@@ -1,0 +1,75 @@
+"""Whole runs on a tiny language model: what of the methods for tokens reaches the metrics and the weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmgrpo.trainer import Trainer
+from mmgrpo.types import Sample
+from tests.policies.tiny_language import policy_of, prompts_of
+
+BASE: dict[str, Any] = {
+    "steps": 2,
+    "rollout": {"prompts_per_step": 2, "group_size": 4},
+    "update": {"minibatches": 2, "lr": 1e-3},
+}
+
+
+def length(samples: Sequence[Sample]) -> list[float]:
+    return [float(len(sample.tokens or ())) + 0.1 * sample.member for sample in samples]
+
+
+def equal(samples: Sequence[Sample]) -> list[float]:
+    return [1.0 for _ in samples]
+
+
+def run(folder: Path, reward: Any = length, **sections: Any) -> tuple[Trainer, list[dict[str, Any]]]:
+    values = {**BASE, "output": str(folder), **sections}
+    trainer = Trainer(policy_of("llama", max_new_tokens=5), {"reward": reward}, prompts_of("llama"), values)
+    trainer.train()
+    return trainer, [json.loads(line) for line in (trainer.folder.path / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.policy.trainable])
+
+
+def test_divergence_in_the_reward_starts_at_zero_and_grows(tmp_path: Path) -> None:
+    _, lines = run(tmp_path, advantage={"scale": "leave_one_out", "kl_beta": 0.05, "divergence": "k1"})
+    assert lines[0]["reward/kl/mean"] == pytest.approx(0.0, abs=1e-5)
+    assert abs(lines[-1]["reward/kl/mean"]) > 1e-3
+    reward = lines[-1]["reward/reward/mean"] - 0.05 * lines[-1]["reward/kl/mean"]
+    assert lines[-1]["reward/mean"] == pytest.approx(reward, abs=1e-5)
+    # a rollout of one forward a sample, one pass of policy and reference, one update
+    assert lines[1]["count/forwards_per_sample"] == 4.0
+
+
+def test_entropy_and_nearness_choose_what_counts(tmp_path: Path) -> None:
+    chosen = {"selections": [{"name": "top_entropy", "share": 0.25}, {"name": "near_policy", "limit": 10.0}]}
+    _, lines = run(tmp_path, objective={**chosen, "aggregate": "decision_mean"})
+    assert all(0.2 < line["policy/weighed_frac"] <= 0.5 for line in lines)
+    _, plain = run(tmp_path / "plain")
+    assert {line["policy/weighed_frac"] for line in plain} == {1.0}
+
+
+@pytest.mark.parametrize("choice", ["keep", "zero", "drop"])
+def test_truncated_samples_are_counted_and_left_out(choice: str, tmp_path: Path) -> None:
+    _, lines = run(tmp_path, objective={"truncated": choice})  # five tokens end no completion of this model
+    assert {line["samples/truncated_frac"] for line in lines} == {1.0}
+    assert all((line["optimizer/grad_norm"] > 0) == (choice == "keep") for line in lines)
+
+
+def test_an_update_without_advantages_is_a_step_with_zeros(tmp_path: Path) -> None:
+    decayed = {"update": {"weight_decay": 0.5, "lr": 1e-2}, "steps": 1}
+    trainer, (line,) = run(tmp_path, equal, **decayed)
+    assert (line["optimizer/grad_norm"], line["policy/loss"], line["policy/weighed_frac"]) == (0.0, 0.0, 0.0)
+    assert line["groups/zero_std_frac"] == 1.0
+    assert line["count/forwards_per_sample"] == 1.0  # the rollout alone
+    before = torch.cat([parameter.detach().flatten() for parameter in policy_of("llama").trainable])
+    torch.testing.assert_close(weights(trainer), before * (1 - 1e-2 * 0.5))  # AdamW's decay and nothing else
