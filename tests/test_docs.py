@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from mmgrpo.scoring import NamedReward, score
 from mmgrpo.types import Plan, Prompt, Sample
 from tests.policies import contract
 from tests.policies.contract import Subject
+from tests.tiny.language_models import make as make_language_model
 
 DOCS = CONFIGS.resolve().parent / "docs"
 PROMPTS = [Prompt("one"), Prompt("two")]
@@ -90,3 +92,24 @@ def test_links_between_pages_lead_somewhere() -> None:
         text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         for target in re.findall(r"\]\(((?!https?:|#)[^)#]+)", text):
             assert (page.parent / target).is_file(), f"{page.name} links to {target}"
+
+
+def test_language_policy_of_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def length(prompts: Any, completions: list[str], **columns: Any) -> list[float]:
+        return [float(len(text)) for text in completions]
+
+    model, processor = make_language_model("qwen2.5-vl")
+    pictures = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
+    prompts = [Prompt("what colour", images=[picture]) for picture in pictures]
+    before = [parameter.clone() for parameter in model.parameters()]
+    folder = shown("language.md")["trainer_of"](model, processor, prompts, {"length": length}).train()
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(line["policy/on_policy_gap"] < 1e-5 for line in lines)
+    named = {name: p for name, p in model.named_parameters() if ".lora_B." in name}
+    assert named
+    assert all(bool(p.any()) for p in named.values())  # trained: they start at zero
+    frozen = [p for name, p in model.named_parameters() if ".lora_" not in name]
+    assert all(torch.equal(a, b) for a, b in zip(before, frozen, strict=True))
