@@ -1,4 +1,4 @@
-"""The rewards there are, from their docstrings: ``python -m mmgrpo.catalogue docs/rewards.md`` renews that page's tail."""
+"""The rewards there are, from their docstrings: ``python -m mmgrpo.catalogue docs/rewards.md`` renews its tail."""
 
 from __future__ import annotations
 
@@ -56,13 +56,9 @@ def _settings(reward: Any) -> Iterator[str]:
 def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_shown, value))}]"
-    return (
-        {None: "null", True: "true", False: "false"}.get(value, str(value)) if not _is_number(value) else f"{value:g}"
-    )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _lines(paragraph: str) -> Iterator[str]:
