@@ -41,6 +41,10 @@ REWARDS: Mapping[str, str] = {
     "overlong": "mmgrpo.rewards.lengths:Overlong",
     "repetition": "mmgrpo.rewards.lengths:Repetition",
     "cosine_length": "mmgrpo.rewards.lengths:CosineLength",
+    "clip_score": "mmgrpo.rewards.clip_scores:ClipScore",
+    "pick_score": "mmgrpo.rewards.clip_scores:PickScore",
+    "hps_v2": "mmgrpo.rewards.clip_scores:HpsV2",
+    "aesthetic": "mmgrpo.rewards.clip_scores:Aesthetic",
 }
 
 EXAMPLES: Mapping[str, str] = {

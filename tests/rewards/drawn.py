@@ -1,0 +1,27 @@
+"""Samples of a policy that draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mmgrpo.types import Prompt, Sample
+
+
+def drew(image: Image.Image | None, text: str = "a red cat", **columns: Any) -> Sample:
+    """A sample with this picture."""
+    return Sample(Prompt(text, columns=columns), group=0, member=0, image=image)
+
+
+def filmed(frames: Sequence[Image.Image] | None, text: str = "a red cat", **columns: Any) -> Sample:
+    """A sample with these frames."""
+    return Sample(Prompt(text, columns=columns), group=0, member=0, video=frames)
+
+
+def noise(seed: int, width: int = 24, height: int = 20) -> Image.Image:
+    """An RGB picture of which no two pixels go together."""
+    pixels = np.random.RandomState(seed).randint(0, 256, size=(height, width, 3))
+    return Image.fromarray(pixels.astype(np.uint8))

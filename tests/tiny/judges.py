@@ -1,0 +1,81 @@
+"""Tiny random checkpoints of the models that rewards judge with, in folders as the published ones lie in theirs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import open_clip
+import torch
+from transformers import (
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    CLIPProcessor,
+)
+
+from . import tokenizers
+
+SIDE = 16  # pixels a side
+WIDTH = 32
+DRAW_STD = 0.2  # wider than for training, so that two pictures and two texts differ clearly
+
+OPEN_CLIP = {
+    "embed_dim": 24,
+    "vision_cfg": {"image_size": SIDE, "layers": 2, "width": 32, "patch_size": 8, "head_width": 16},
+    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
+}
+
+
+def save_clip(folder: Path, seed: int = 0) -> Path:
+    """CLIP of transformers with its processor; features 24 wide."""
+    tokenizer = tokenizers.clip_tokenizer()
+    tower = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = tower | {"vocab_size": len(tokenizer), "max_position_embeddings": 77, "projection_dim": 24}
+    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    vision = tower | {"image_size": SIDE, "patch_size": 8, "projection_dim": 24}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = CLIPModel(CLIPConfig(text_config=text | ids, vision_config=vision, projection_dim=24))
+        redraw(model)
+    model.save_pretrained(folder)
+    images = CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE})
+    CLIPProcessor(images, tokenizer).save_pretrained(folder)
+    return folder
+
+
+def save_open_clip(folder: Path, seed: int = 0) -> Path:
+    """A CLIP of open_clip as ``local-dir:`` reads it: configuration and weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": OPEN_CLIP, "preprocess_cfg": {}}))
+    model = open_clip.CLIP(**json.loads(json.dumps(OPEN_CLIP)))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        redraw(model)
+    torch.save(model.state_dict(), folder / "open_clip_pytorch_model.bin")
+    return folder
+
+
+def save_head(file: Path, width: int, prefix: str = "layers.", seed: int = 0) -> Path:
+    """The linear layers of the aesthetic predictor in their published numbering: 0, 2, 4, 6, 7; dropout between."""
+    torch.save(head_tensors(width, prefix, seed), file)
+    return file
+
+
+def head_tensors(width: int, prefix: str, seed: int = 0) -> dict[str, torch.Tensor]:
+    """The state dict of such a head."""
+    generator = torch.Generator().manual_seed(seed)
+    widths = [width, 12, 10, 8, 6, 1]
+    tensors = {}
+    for number, inner, outer in zip((0, 2, 4, 6, 7), widths, widths[1:], strict=False):
+        tensors[f"{prefix}{number}.weight"] = torch.randn(outer, inner, generator=generator) / inner**0.5
+        tensors[f"{prefix}{number}.bias"] = torch.randn(outer, generator=generator)
+    return tensors
+
+
+@torch.no_grad()
+def redraw(model: torch.nn.Module) -> None:
+    """Every matrix drawn wide; scales and shifts of norms and single numbers as they are."""
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(std=DRAW_STD)
