@@ -21,6 +21,7 @@ from mmgrpo.errors import DataError
 from mmgrpo.media import opened
 from mmgrpo.prompts import load_prompts
 from mmgrpo.types import Prompt
+from tests.policies.tiny_language import policy_of
 
 IMAGE, VIDEO = {"type": "image"}, {"type": "video"}
 
@@ -289,3 +290,24 @@ class TestErrors:
             DataError, match="the video must be a path or a list of frames, got bytes; write it to a file"
         ):
             load_prompts(dataset)
+
+
+def test_a_question_is_the_same_to_a_model_in_every_form(folder: Path):
+    """Image and text reach a real processor and model alike, whoever's data they are; another image does not."""
+    rows = [
+        {"prompt": "what is it?", "image": "4.png"},
+        {"prompt": [user("what is it?")], "images": ["4.png"]},
+        {"prompt": [user("<image>what is it?")], "images": [{"bytes": None, "path": "4.png"}]},
+        {"problem": "<image>what is it?", "images": ["4.png"]},
+        {"messages": [user("<image>what is it?"), {"role": "assistant", "content": "grey"}], "images": ["4.png"]},
+        {"prompt": [user([{"type": "image_url", "image_url": {"url": "4.png"}}, words("what is it?")])]},
+        {"prompt": "what is it?", "image": "far.png"},
+    ]
+    Image.new("RGB", (16, 16), (250, 0, 0)).save(folder / "far.png")
+    Image.new("RGB", (16, 16), (4, 4, 4)).save(folder / "4.png")
+    policy = policy_of("qwen2.5-vl")
+    drawn = [policy.rollout([prompt], group_size=3, seed=5) for prompt in read(folder, *rows)]
+    said = [[sample.text for sample in rollout.samples] for rollout in drawn]
+    assert said[:6] == [said[0]] * 6
+    assert [rollout.old_logprob_BT.tolist() for rollout in drawn[:6]] == [drawn[0].old_logprob_BT.tolist()] * 6
+    assert drawn[6].old_logprob_BT.tolist() != drawn[0].old_logprob_BT.tolist()
