@@ -48,9 +48,9 @@ def save_open_clip(folder: Path, seed: int = 0) -> Path:
     """A CLIP of open_clip as ``local-dir:`` reads it: configuration and weights."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": OPEN_CLIP, "preprocess_cfg": {}}))
-    model = open_clip.CLIP(**json.loads(json.dumps(OPEN_CLIP)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        model = open_clip.CLIP(**json.loads(json.dumps(OPEN_CLIP)))
         redraw(model)
     torch.save(model.state_dict(), folder / "open_clip_pytorch_model.bin")
     return folder
