@@ -29,6 +29,9 @@ def main() -> None:
     """Answers every line until the input ends."""
     _limit_memory()
     logging.disable(logging.CRITICAL)
+    verdict(
+        "$x + 1$", r"\boxed{\frac{2}{2} + x}", plain=True
+    )  # what sympy builds on first use is not on the first sample
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         print(json.dumps(_answer(json.loads(line))), flush=True)

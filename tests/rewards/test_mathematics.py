@@ -30,7 +30,7 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def reward() -> MathVerify:
-    return MathVerify(time_limit_s=2.0)
+    return MathVerify(time_limit_s=20.0)
 
 
 def samples_of(*pairs: tuple[str, object]):
@@ -64,7 +64,7 @@ def test_on_another_thread_and_beside_itself(reward: MathVerify):
 
 
 def test_what_takes_too_long_fails_on_every_thread_and_harms_nothing():
-    reward = MathVerify(time_limit_s=1.0)
+    reward = MathVerify(time_limit_s=3.0)
     found: list[float | None] = []
     samples = samples_of((r"\boxed{9^{9^{9^{9}}}}", "5"), (r"\boxed{2}", "2"))
     started = time.monotonic()
@@ -77,8 +77,8 @@ def test_what_takes_too_long_fails_on_every_thread_and_harms_nothing():
 
 def test_a_process_that_does_not_stop_is_killed_and_another_started(monkeypatch: pytest.MonkeyPatch):
     """The worker's own alarm is not heard within one long operation of an extension: here it sets itself none."""
-    monkeypatch.setattr("mmgrpo.rewards.mathematics.GRACE_S", -37.0)
-    reward = MathVerify(time_limit_s=40.0)  # killed 3 s after it is asked, long before its own limit
+    monkeypatch.setattr("mmgrpo.rewards.mathematics.GRACE_S", -36.0)
+    reward = MathVerify(time_limit_s=40.0)  # killed 4 s after it is asked, long before its own limit
     assert reward(samples_of((r"\boxed{2}", "2"))) == [1]
     assert reward(samples_of((r"\boxed{9^{9^{9^{9}}}}", "5"))) == pytest.approx([math.nan], nan_ok=True)
     assert reward(samples_of((r"\boxed{2}", "2"))) == [1]
