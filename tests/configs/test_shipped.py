@@ -25,9 +25,12 @@ from mmgrpo.policies.weights import DiffusersFiles, Weights
 from tests.tiny.pipelines import PIPELINES
 
 METHODS = shipped("methods")
-MODELS = shipped("models")
 RECIPES = shipped("recipes")
 TINY = {"sd3.5-medium": "sd3", "flux.1-dev": "flux", "qwen-image": "qwen-image", "wan2.1-1.3b": "wan"}
+TINY_LANGUAGE = {"qwen2.5-vl-3b": "qwen2.5-vl", "qwen3-vl-4b": "qwen3-vl"}
+DRAWING_MODELS = [f"models/{name}" for name in TINY]
+WRITING_MODELS = [f"models/{name}" for name in TINY_LANGUAGE]
+MODELS = [*DRAWING_MODELS, *WRITING_MODELS]
 
 
 def written(name: str) -> dict[str, Any]:
@@ -74,7 +77,7 @@ def test_everything_asked_for_ships() -> None:
     drawing = {"dance-grpo", "flow-grpo", "flow-grpo-fast", "grpo-guard", "mix-grpo"}
     any_kind = {"grpo", "dr-grpo", "dapo", "gspo", "cispo", "sapo", "gmpo", "gpg", "luspo", "bnpo", "vespo", "rloo"}
     assert drawing | any_kind <= {name.removeprefix("methods/") for name in METHODS}
-    assert {name.removeprefix("models/") for name in MODELS} == set(TINY)
+    assert set(MODELS) == set(shipped("models"))
 
 
 @pytest.mark.parametrize("name", [*METHODS, *MODELS, *RECIPES])
@@ -86,7 +89,7 @@ def test_numbers_are_numbers(name: str) -> None:
                 float(value)
 
 
-@pytest.mark.parametrize(("model", "method"), list(itertools.product(MODELS, DRAWING)))
+@pytest.mark.parametrize(("model", "method"), list(itertools.product(DRAWING_MODELS, DRAWING)))
 def test_every_method_lies_over_every_model(model: str, method: str, tmp_path: Path) -> None:
     config = over(model, method, tmp_path)
     resolved = yaml.safe_load(dump_config(config))
@@ -94,6 +97,16 @@ def test_every_method_lies_over_every_model(model: str, method: str, tmp_path: P
     assert {key: at(resolved, key) for key in expected} == expected
     settings = settings_of(config)
     assert settings.rollout_batch == settings.update_batch
+    build_objective(config.objective)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name not in DRAWING])
+@pytest.mark.parametrize("model", WRITING_MODELS)
+def test_every_method_of_any_kind_lies_over_every_language_model(model: str, method: str, tmp_path: Path) -> None:
+    config = over(model, method, tmp_path)
+    resolved = yaml.safe_load(dump_config(config))
+    expected = dict(settings_in(model)) | dict(settings_in(method))
+    assert {key: at(resolved, key) for key in expected} == expected
     build_objective(config.objective)
 
 
@@ -148,7 +161,7 @@ def test_window_of_mix_grpo(tmp_path: Path) -> None:
     assert found[500] == (0, 1, 2, 3)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", DRAWING_MODELS)
 def test_lora_targets_exist_in_the_class(name: str) -> None:
     config = load_config(name)
     settings = settings_of(config)
@@ -168,7 +181,7 @@ def test_lora_targets_exist_in_the_class(name: str) -> None:
     assert adapted == {path for paths in matched.values() for path in paths}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", DRAWING_MODELS)
 def test_call_arguments_exist_in_the_pipeline(name: str) -> None:
     settings = settings_of(load_config(name))
     pipeline = PIPELINES[TINY[name.removeprefix("models/")]].build()
@@ -196,7 +209,8 @@ def test_recipe_keeps_what_it_includes_and_accounts_for_what_it_changes(name: st
     changed = [key for key, _ in settings_in(name) if covered(key, published)]
     accounted = written(name).get("method", {"sources": {}})["sources"]
     assert [key for key in changed if not covered(key, accounted)] == []
-    assert expected["prompts.source"] == "prompts.txt"
+    data = "prompts.txt" if model in DRAWING_MODELS else name.split("-")[-1 if "count" not in name else -2] + ".jsonl"
+    assert expected["prompts.source"] == data
 
 
 @pytest.mark.parametrize("name", RECIPES)
