@@ -45,6 +45,7 @@ REWARDS: Mapping[str, str] = {
     "pick_score": "mmgrpo.rewards.clip_scores:PickScore",
     "hps_v2": "mmgrpo.rewards.clip_scores:HpsV2",
     "aesthetic": "mmgrpo.rewards.clip_scores:Aesthetic",
+    "image_reward": "mmgrpo.rewards.image_reward:ImageReward",
 }
 
 EXAMPLES: Mapping[str, str] = {

@@ -60,9 +60,9 @@ def once(load: Callable[..., T], *arguments: Any) -> T:
         return _loaded[key]
 
 
-def frozen(model: nn.Module, device: torch.device) -> Any:
-    """The model on its device, in eval mode, without gradients."""
-    return model.to(device).eval().requires_grad_(False)
+def frozen(model: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """The model on its device, in eval mode, without gradients, and in another dtype if one is given."""
+    return model.to(device=device, dtype=dtype).eval().requires_grad_(False)
 
 
 def weights(checkpoint: str) -> dict[str, Tensor]:
@@ -116,18 +116,6 @@ def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """The items in order, at most ``size`` at a time."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
-
-
-def named_function(where: str, name: str) -> Callable[..., Any]:
-    """The function of ``python:module:function``. Raises ConfigError if there is none."""
-    try:
-        _, module, attribute = name.split(":")
-        found = getattr(importlib.import_module(module), attribute)
-    except (ValueError, ImportError, AttributeError) as error:
-        raise ConfigError(f"{where} {name!r} must be python:module:function; {error}") from error
-    if not callable(found):
-        raise ConfigError(f"{where} {name!r} is not a function, it is a {type(found).__name__}")
-    return found
 
 
 def needed(package: str, extra: str) -> Any:

@@ -178,7 +178,7 @@ def _open_clip(
     made, transform = open_clip.create_model_from_pretrained(
         model, pretrained=pretrained, device="cpu", image_resize_mode=resize_mode, weights_only=True
     )
-    return frozen(made.to(dtype), device), transform, open_clip.get_tokenizer(model)
+    return frozen(made, device, dtype), transform, open_clip.get_tokenizer(model)
 
 
 def _transformers_clip(model: str, processor: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
