@@ -11,7 +11,7 @@ PAGE = CONFIGS.resolve().parent / "docs" / "configuration.md"
 
 def row_of(key: str) -> list[str]:
     """Type, default and description of a key of the page."""
-    (line,) = [line for line in configuration_page().splitlines() if line.startswith(f"| `{key}` |")]
+    line, *_ = [line for line in configuration_page().splitlines() if line.startswith(f"| `{key}` |")]
     return [cell.strip() for cell in line.strip("|").split(" | ")[1:]]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,8 @@ class LanguagePolicy(Policy, Supervised):
             for parameter in model.parameters():
                 parameter.requires_grad_(parameter in kept)
         if settings.gradient_checkpointing:
-            model.activation_checkpointing_enable({"use_reentrant": False})
+            enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)  # renamed
+            enable({"use_reentrant": False})
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
         self._transformer = Transformer(model, autocast=self._autocast)
         if settings.compile and not self._transformer.compiles:
@@ -171,7 +173,7 @@ class LanguagePolicy(Policy, Supervised):
             trace, identities, self._tokenizer, segment_end=self._segment_end, trained=not plan.deterministic
         )
         self._verify(rollout)
-        return rollout
+        return self._rescored(rollout) if self.settings.rescore and not plan.deterministic else rollout
 
     def evaluate(
         self,
@@ -219,6 +221,15 @@ class LanguagePolicy(Policy, Supervised):
         with self._checkpointing():
             sums = [self._logprobs(trace, batch, sampling=PLAIN, shared=False)[0].sum() for batch in batches]
         return -torch.stack(sums).sum() / sum(len(token_T) for token_T in tokens)
+
+    @torch.no_grad()
+    def _rescored(self, rollout: Rollout) -> Rollout:
+        """The rollout with the log-probabilities that an update's forward finds."""
+        found_BT = torch.zeros(rollout.shape)
+        for part in self.evaluate(rollout):
+            assert part.rows is not None
+            found_BT[part.rows[:, None], torch.tensor(part.columns)[None]] = part.logprob_BT.cpu()
+        return replace(rollout, old_logprob_BT=found_BT, num_forwards=2 * rollout.num_forwards)
 
     def _decode_batches(self, encoded: Sequence[Encoded], members: int) -> list[list[int]]:
         """Rows that are decoded together: prompts of like length, whole groups where they fit."""

@@ -68,6 +68,11 @@ class LanguageSettings(BaseModel):
     gradient_checkpointing: bool = Field(
         default=False, description="memory for time; switches share_prefix off, as transformers drops the cache"
     )
+    rescore: bool = Field(
+        default=False,
+        description="take the rollout's log-probabilities from the update's forward, for one forward more: decoding "
+        "rounds otherwise, which bfloat16 makes visible in the ratio",
+    )
     rollout_batch: int = Field(default=64, ge=1, description="rows that are decoded together")
     compile: bool = Field(
         default=False,

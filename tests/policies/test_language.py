@@ -380,3 +380,15 @@ def test_a_compiled_decode_over_a_static_cache_writes_the_same(name: str) -> Non
 def test_a_cache_that_forgets_is_not_compiled() -> None:
     with pytest.raises(ConfigError, match=r"policy\.compile needs a cache of full attention in every layer"):
         policy_of("gemma3", compile=True)
+
+
+def test_a_rescored_rollout_is_scored_by_the_update() -> None:
+    model, processor = make("qwen2.5-vl")
+    settings: dict[str, Any] = {"max_new_tokens": 7, "temperature": TEMPERATURE, "share_prefix": False}
+    gaps = []
+    for rescore in (False, True):
+        policy = LanguagePolicy(copy.deepcopy(model).bfloat16(), processor, {**settings, "rescore": rescore})
+        rollout = rollout_of(policy, "qwen2.5-vl")
+        gaps.append(largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT))
+    assert gaps[0] > 1e-4
+    assert gaps[1] == 0.0

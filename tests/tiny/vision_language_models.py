@@ -100,10 +100,11 @@ def idefics3(tokenizer: PreTrainedTokenizerBase) -> Idefics3ForConditionalGenera
 
 
 def llava_next(tokenizer: PreTrainedTokenizerBase) -> LlavaNextForConditionalGeneration:
-    """CLIP's features before the last layer, a new-line embedding after each row, Mistral with a sliding window."""
+    """CLIP's features before the last layer, a new-line embedding after each row, Mistral with a sliding window that
+    reaches from the answer back to the picture."""
     return LlavaNextForConditionalGeneration(
         LlavaNextConfig(
-            text_config=text(tokenizer) | {"model_type": "mistral", "sliding_window": WINDOW},
+            text_config=text(tokenizer) | {"model_type": "mistral", "sliding_window": 3 * WINDOW},
             vision_config=VISION | {"model_type": "clip_vision_model", "projection_dim": VISION_WIDTH},
             image_token_index=token_id(tokenizer, "<image>"),
             image_grid_pinpoints=PINPOINTS,
