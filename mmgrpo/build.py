@@ -26,8 +26,10 @@ from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.maths.windows import WINDOWS
 from mmgrpo.policy import Policy, Scheduled
 from mmgrpo.registry import resolve, suggestion
-from mmgrpo.scoring import NamedReward
+from mmgrpo.scoring import NamedReward, as_reward
 from mmgrpo.types import Plan
+
+_NESTED = ("of", "likelihood")  # settings of a reward that name another one
 
 WINDOW_SEED = 1  # keeps the window's random numbers apart from the samples'
 
@@ -52,7 +54,13 @@ def build_policy(config: RunConfig, device: str | torch.device) -> Policy:
 
 
 def build_rewards(configs: Sequence[RewardConfig]) -> list[NamedReward]:
-    """The rewards, each built with its own settings. Raises ConfigError for unknown names or settings."""
+    """The rewards, each built with its own settings.
+
+    A setting ``of`` or ``likelihood`` is another reward, by its name or with its settings, and built first. Any setting
+    ``python:module:attribute``, or a mapping with such a name and settings, is what that stands for.
+
+    Raises ConfigError for unknown names or settings.
+    """
     return [NamedReward(reward.label or reward.name, _built_reward(reward), reward.weight) for reward in configs]
 
 
@@ -172,10 +180,29 @@ def _named(where: str, functions: Mapping[str, Callable[..., Any]], name: str) -
 
 def _built_reward(config: RewardConfig) -> Any:
     target = resolve("rewards", config.name)
+    settings = {name: _reward_setting(config.name, name, value) for name, value in config.numbers.items()}
     if config.name.startswith("python:") and not inspect.isclass(target):
-        return partial(target, **config.numbers) if config.numbers else target
+        return partial(target, **settings) if settings else target
     try:
-        return target(**config.numbers)
+        return target(**settings)
     except TypeError as error:
         takes = list(inspect.signature(target).parameters)
         raise ConfigError(f"reward {config.name}: {error}; it takes {takes or 'no settings'}") from error
+
+
+def _reward_setting(owner: str, setting: str, value: Any) -> Any:
+    """What a setting of a reward stands for: another reward, something of the user's own, or itself."""
+    named = value if isinstance(value, str) else value.get("name") if isinstance(value, Mapping) else None
+    is_reward = setting in _NESTED and named is not None
+    if not is_reward and not (isinstance(named, str) and named.startswith("python:")):
+        return value
+    try:
+        nested = RewardConfig.model_validate(value)
+    except ValidationError as error:
+        raise ConfigError(f"reward {owner}: {setting}: {explain_validation(error, RewardConfig)}") from None
+    if {"weight", "label"} & nested.model_fields_set:
+        raise ConfigError(
+            f"reward {owner}: {setting}: a reward within another has no weight and no label; leave them out"
+        )
+    built = _built_reward(nested)
+    return as_reward(built) if is_reward else built

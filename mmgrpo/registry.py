@@ -45,6 +45,16 @@ REWARDS: Mapping[str, str] = {
     "pick_score": "mmgrpo.rewards.clip_scores:PickScore",
     "hps_v2": "mmgrpo.rewards.clip_scores:HpsV2",
     "aesthetic": "mmgrpo.rewards.clip_scores:Aesthetic",
+    "pairwise_win_rate": "mmgrpo.rewards.groups.pairs:PairwiseWinRate",
+    "tournament": "mmgrpo.rewards.groups.pairs:Tournament",
+    "majority_vote": "mmgrpo.rewards.groups.votes:MajorityVote",
+    "semantic_clusters": "mmgrpo.rewards.groups.votes:SemanticClusters",
+    "diversity_adjusted": "mmgrpo.rewards.groups.diversity:DiversityAdjusted",
+    "unlikeliness": "mmgrpo.rewards.groups.likelihoods:Unlikeliness",
+    "self_certainty": "mmgrpo.rewards.groups.likelihoods:SelfCertainty",
+    "likelihood_consistency": "mmgrpo.rewards.groups.likelihoods:LikelihoodConsistency",
+    "noisy_verifier": "mmgrpo.rewards.groups.verdicts:NoisyVerifier",
+    "conciseness": "mmgrpo.rewards.groups.verdicts:Conciseness",
     "image_reward": "mmgrpo.rewards.image_reward:ImageReward",
 }
 

@@ -73,6 +73,8 @@ class Sample:
         video: generated video as a list of frames.
         tokens: generated token ids, if the policy speaks in tokens.
         finished: False where the generation was cut off by its length limit.
+        logprob: mean log-probability of its decisions under the policy that drew it, in nats; None where not known.
+        certainty: mean over its tokens of KL(uniform || policy), in nats; None where not known.
     """
 
     prompt: Prompt
@@ -83,6 +85,8 @@ class Sample:
     video: Sequence[Image.Image] | None = None
     tokens: Sequence[int] | None = None
     finished: bool = True
+    logprob: float | None = None
+    certainty: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,157 @@
+"""A reward adjusted by how much a sample resembles the rest of its group."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from typing import Any, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.reward import Reward
+from mmgrpo.rewards.groups.grouping import asked, is_score, within_groups
+from mmgrpo.rewards.parsing import MAX_TEXT_CHARS, one_of
+from mmgrpo.types import Sample
+
+Rule = Literal["divide", "bonus"]
+Similarity = Literal["ngrams", "pixels"]
+Embed = Callable[[Sequence[Sample]], Any]
+"""A vector per sample, as an array of shape (samples, D) or a list of lists."""
+
+SIDE = 32  # pictures are compared at 32 x 32 pixels
+
+Matrix = NDArray[np.float64]
+Features = Sequence[Any]
+
+
+@final
+class DiversityAdjusted:
+    """Reward: another reward, lowered for what resembles its group or raised for what stands out in it.
+
+    With s_ij in 0 to 1 the similarity of two members: ``rule: divide`` gives r_i / (1 + sum over j of s_ij);
+    ``rule: bonus`` gives r_i + ``weight`` (1 - mean over j of s_ij), only where r_i > 0, so that what is merely odd
+    earns nothing. j runs over the other members that the reward judged. What the reward leaves out (None) or fails on
+    (NaN) stays so.
+
+    ``similarity: ngrams`` is the share of word n-grams of ``size`` that two texts have in common (intersection over
+    union of the sets); ``pixels`` is 1 - the mean absolute difference of two images as RGB at 32 x 32 pixels, over 255,
+    for videos the mean over their frames as far as both go. With ``embed``, a ``python:module:function`` of a list of
+    samples that gives a vector for each, it is the cosine, at least 0. A sample without what is compared gets None.
+
+    Settings: ``of``, the reward with its settings, such as ``{name: exact_match, extract: tag}``, or its bare name.
+    Range: ``divide``: 1 / G of the reward's range up to all of it; ``bonus``: the reward's, and up to ``weight`` more.
+    Source: ``divide``: Chen et al. 2025 (DRA-GRPO), arXiv:2505.09655, sec. 3.2, with embeddings; ``bonus``: Hu et al.
+    2025 (DIVER), arXiv:2509.26209, without its schedule; there s is BLEU, or shared formulas.
+    Traps: it holds the reward, so do not add that beside it. ``divide`` shrinks negative rewards as well, so copies of
+    a bad sample lose less: use it with rewards that are not negative. Pixels say little of content: two shifted copies
+    differ, and every pair of bright images is alike.
+    """
+
+    def __init__(
+        self,
+        of: Reward,
+        rule: Rule = "divide",
+        weight: float = 0.5,
+        similarity: Similarity = "ngrams",
+        size: int = 2,
+        embed: Embed | None = None,
+    ) -> None:
+        if size < 1 or not (weight >= 0 and math.isfinite(weight)):
+            raise ConfigError(f"DiversityAdjusted needs size >= 1 and weight >= 0, got {size} and {weight}")
+        self._of = of
+        self._rule: Rule = one_of("DiversityAdjusted.rule", rule, Rule)
+        self._weight = weight
+        self._similarity: Similarity = one_of("DiversityAdjusted.similarity", similarity, Similarity)
+        self._size = size
+        self._embed = embed
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        values = asked(self._of, samples)
+        features, compare = self._features(samples)
+        known = [None if feature is None else value for feature, value in zip(features, values, strict=True)]
+
+        def rule(rows: Sequence[int]) -> list[float]:
+            rewards = [value for row in rows if is_score(value := known[row])]
+            similarity_GG = similarities([features[row] for row in rows], compare)
+            if self._rule == "divide":
+                return divided(rewards, similarity_GG)
+            return with_bonus(rewards, similarity_GG, self._weight)
+
+        return within_groups(samples, known, rule)
+
+    def _features(self, samples: Sequence[Sample]) -> tuple[Features, Callable[[Any, Any], float]]:
+        if self._embed is not None:
+            return list(_embedded(self._embed, samples)), cosine
+        if self._similarity == "pixels":
+            return [_pictures(sample) for sample in samples], pixel_similarity
+        return [None if s.text is None else ngrams(s.text, self._size) for s in samples], overlap
+
+
+def divided(rewards: Sequence[float], similarity_GG: Matrix) -> list[float]:
+    """r_i / (1 + sum of its similarities to the others)."""
+    others_G = similarity_GG.sum(1) - similarity_GG.diagonal()
+    return [reward / (1 + float(sum_)) for reward, sum_ in zip(rewards, others_G, strict=True)]
+
+
+def with_bonus(rewards: Sequence[float], similarity_GG: Matrix, weight: float) -> list[float]:
+    """r_i + weight (1 - mean similarity to the others) where r_i > 0; one alone in its group keeps its reward."""
+    num = len(rewards) - 1
+    others_G = similarity_GG.sum(1) - similarity_GG.diagonal()
+    return [
+        reward + weight * (1 - float(sum_) / num) if reward > 0 and num else reward
+        for reward, sum_ in zip(rewards, others_G, strict=True)
+    ]
+
+
+def similarities(features: Features, compare: Callable[[Any, Any], float]) -> Matrix:
+    """The symmetric (G, G) matrix of similarities; 1 on its diagonal."""
+    found = np.eye(len(features))
+    for i, j in combinations(range(len(features)), 2):
+        found[i, j] = found[j, i] = compare(features[i], features[j])
+    return found
+
+
+def ngrams(text: str, size: int) -> frozenset[tuple[str, ...]]:
+    """The word n-grams of a text, without case and punctuation; all its words as one where there are fewer."""
+    words = re.findall(r"\w+", text[:MAX_TEXT_CHARS].casefold())
+    return frozenset(tuple(words[i : i + size]) for i in range(max(len(words) - size, 0) + 1))
+
+
+def overlap(first: frozenset[Any], second: frozenset[Any]) -> float:
+    """Intersection over union of two sets that are not empty."""
+    return len(first & second) / len(first | second)
+
+
+def pixel_similarity(first: Sequence[Matrix], second: Sequence[Matrix]) -> float:
+    """1 - mean absolute difference of the frames that both have, on a scale where black to white is 1."""
+    return float(np.mean([1 - np.abs(a - b).mean() / 255 for a, b in zip(first, second, strict=False)]))
+
+
+def cosine(first: Matrix, second: Matrix) -> float:
+    """Cosine of two vectors, at least 0; 0 where one of them has no length."""
+    length = float(np.linalg.norm(first) * np.linalg.norm(second))
+    return min(max(float(first @ second) / length, 0.0), 1.0) if length > 0 else 0.0
+
+
+def _pictures(sample: Sample) -> Sequence[Matrix] | None:
+    frames = [sample.image] if sample.image is not None else list(sample.video or ())
+    return [_small(frame) for frame in frames] or None
+
+
+def _small(image: Image.Image) -> Matrix:
+    return np.asarray(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BOX), dtype=np.float64)
+
+
+def _embedded(embed: Embed, samples: Sequence[Sample]) -> Matrix:
+    vectors = np.asarray(embed(samples), dtype=np.float64)
+    if vectors.ndim != 2 or len(vectors) != len(samples) or not np.isfinite(vectors).all():
+        raise RewardError(
+            f"DiversityAdjusted.embed must give a finite vector for each of {len(samples)} samples, got shape "
+            f"{vectors.shape}"
+        )
+    return vectors

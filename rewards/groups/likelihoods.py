@@ -1,0 +1,128 @@
+"""Rewards that look at how likely a sample was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import final
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.reward import Reward
+from mmgrpo.rewards.groups.grouping import asked, is_score, within_groups
+from mmgrpo.types import Sample
+
+
+@final
+class Unlikeliness:
+    """Reward: another reward, lowered for the likely among the right samples of a group.
+
+    r_i (1 - ``weight`` rank_i / G) where r_i > 0; other rewards stay. rank_i is a member's place among the G that the
+    reward judged, by mean log-probability (``Sample.logprob``): 0 for the least likely, G - 1 for the most likely;
+    equal ones share their mean rank. None where the reward has None or it is not known how likely the sample was.
+
+    Settings: ``of``, the reward with its settings, or its bare name.
+    Range: (1 - ``weight`` (G - 1) / G) of a positive reward up to all of it.
+    Source: He et al. 2025, arXiv:2506.02355; ``weight: 0.25`` as in its code. Deviation: rewards below 0 stay as they
+    are, where its proofs are right (1) or wrong (0).
+    Traps: it holds the reward, so do not add that beside it. The mean over tokens is the measure, so a long sample is
+    not unlikely by being long. Greedy samples of a group are all alike and share one rank.
+    """
+
+    def __init__(self, of: Reward, weight: float = 0.25) -> None:
+        if not 0 <= weight <= 1:
+            raise ConfigError(f"Unlikeliness.weight must lie in [0, 1], got {weight}")
+        self._of = of
+        self._weight = weight
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        values = asked(self._of, samples)
+        known = [None if s.logprob is None else value for s, value in zip(samples, values, strict=True)]
+
+        def rule(rows: Sequence[int]) -> list[float]:
+            ranks = mean_ranks([samples[row].logprob or 0.0 for row in rows])
+            rewards = [value for row in rows if is_score(value := known[row])]
+            return [
+                reward * (1 - self._weight * rank / len(rows)) if reward > 0 else reward
+                for reward, rank in zip(rewards, ranks, strict=True)
+            ]
+
+        return within_groups(samples, known, rule)
+
+
+@final
+class SelfCertainty:
+    """Reward: how certain the policy was of its own tokens, whatever they say.
+
+    Mean over the sample's tokens of KL(uniform || policy) = -log V - mean over the vocabulary of log p: 0 for a policy
+    that knows nothing, without an upper bound. It is what ``Sample.certainty`` holds; None where the policy that drew
+    the sample does not fill it.
+
+    Range: 0 and more.   Units: nats per token.
+    Source: Zhao et al. 2025 (Intuitor), arXiv:2505.19590, self-certainty.
+    Traps: it rewards confidence, not truth: repetition and boilerplate are what a policy is surest of, so watch a
+    held-out accuracy and ``repetition``. Its scale depends on the vocabulary: normalise by group.
+    """
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        return [sample.certainty for sample in samples]
+
+
+@final
+class LikelihoodConsistency:
+    """Reward: another reward, with a bonus for right samples whose reasoning makes their answer likely.
+
+    r_i + ``weight`` r_i where the sample is right and its answer is likely enough: r_i > 0.1 and at least the group's
+    mean reward; and its likelihood p_i, cut at ``ceiling``, is at least the mean over the right ones less ``margin``.
+    p_i, 0 to 1, is the mean probability per token of the answer after the sample's reasoning, under a model that
+    changes slowly. None where either the reward or the likelihood has None.
+
+    Settings: ``of``, the reward with its settings, or its bare name; ``likelihood``, another one that gives p, such as
+    a ``python:module:function`` of the samples, or a served model by ``remote``.
+    Range: that of the reward, times 1 + ``weight`` where it is positive.
+    Source: Chen et al. 2025 (GRPO-CARE), arXiv:2506.16141, and its code, whose scripts have these numbers;
+    there p is by a moving average of the policy.
+    Traps: it holds the reward, so do not add that beside it. In a group of equal likelihoods every right sample has the
+    bonus. An answer that is copied from the prompt is likely without any reasoning.
+    """
+
+    def __init__(
+        self, of: Reward, likelihood: Reward, weight: float = 0.5, margin: float = 0.01, ceiling: float = 0.95
+    ) -> None:
+        if not (weight >= 0 and math.isfinite(weight)) or margin < 0 or not 0 < ceiling <= 1:
+            raise ConfigError(
+                f"LikelihoodConsistency needs weight >= 0, margin >= 0 and ceiling in (0, 1], "
+                f"got {weight}, {margin} and {ceiling}"
+            )
+        self._of = of
+        self._likelihood = likelihood
+        self._weight = weight
+        self._margin = margin
+        self._ceiling = ceiling
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        rewards, likelihoods = asked(self._of, samples), asked(self._likelihood, samples)
+        known = [reward if is_score(p) or reward is None else p for reward, p in zip(rewards, likelihoods, strict=True)]
+
+        def rule(rows: Sequence[int]) -> list[float]:
+            given = [value for row in rows if is_score(value := rewards[row])]
+            likely = [min(p, self._ceiling) for row in rows if is_score(p := likelihoods[row])]
+            bonus = consistent(given, likely, self._margin)
+            return [r + self._weight * r if has else r for r, has in zip(given, bonus, strict=True)]
+
+        return within_groups(samples, known, rule)
+
+
+def mean_ranks(values: Sequence[float]) -> list[float]:
+    """Each value's place from the lowest, 0, to the highest; equal ones share the mean of their places."""
+    return [
+        sum(other < value for other in values) + (sum(other == value for other in values) - 1) / 2 for value in values
+    ]
+
+
+def consistent(rewards: Sequence[float], likelihoods: Sequence[float], margin: float) -> list[bool]:
+    """Whether each is right, above 0.1 and at least the mean, and as likely as the right ones' mean less the margin."""
+    mean = sum(rewards) / len(rewards)
+    right = [reward > 0.1 and reward >= mean for reward in rewards]
+    of_right = [p for p, is_right in zip(likelihoods, right, strict=True) if is_right]
+    needed = sum(of_right) / len(of_right) - margin if of_right else math.inf
+    return [is_right and p >= needed for p, is_right in zip(likelihoods, right, strict=True)]

@@ -1,0 +1,230 @@
+"""Rewards from comparisons of the members of a group, two at a time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import Literal, final, get_args
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.reward import Reward
+from mmgrpo.rewards.groups.duels import Decide, Duels, Judge, Pair, nothing_said, verdict
+from mmgrpo.rewards.groups.grouping import groups, is_score
+from mmgrpo.types import Sample
+
+Seeding = Literal["anchor", "random"]
+Placing = Literal["points", "matches"]
+
+
+@final
+class PairwiseWinRate:
+    """Reward: share of its group's other members that a sample beats, by a judge of pairs or another reward.
+
+    w = mean over the others of 1 for a win, 1/2 for a tie, 0 for a defeat; with ``soft`` the mean of the probabilities
+    themselves. Every pair of a group is compared, G (G - 1) / 2 of them, twice as many calls with ``swap``: the judge
+    is asked in both orders and the mean counts, so a judge that prefers whatever comes first calls a tie. A pair of
+    which nothing is known is left out of both rates. A sample without a decided pair, such as one alone in its group,
+    gets None; NaN if judging failed.
+
+    Settings: either ``judge``, a ``python:module:function`` of two samples that gives the probability that the first is
+    better (or a bool, or None), or ``of``, another reward whose higher score wins; with ``temperature`` t > 0 its
+    probability is logistic((a - b) / t). ``workers`` are threads, for judges that wait for an endpoint.
+    Range: 0 to 1; the mean over a group is 1/2.
+    Source: Wang et al. 2025 (Pref-GRPO), arXiv:2508.20751; ties count half as in its code. Deviation: order swap.
+    Traps: it says nothing of how good a group is, so its mean stays at 1/2: watch a held-out score. With ``of`` and
+    without ``soft`` the scale of the other reward is gone, which is what it is for. Quadratic in the group's size.
+    """
+
+    def __init__(
+        self,
+        judge: Judge | None = None,
+        of: Reward | None = None,
+        swap: bool = True,
+        soft: bool = False,
+        temperature: float = 0.0,
+        workers: int = 1,
+    ) -> None:
+        self._duels = Duels(judge, of, swap, temperature, workers)
+        self._soft = soft
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        pairs = [pair for rows in groups(samples).values() for pair in combinations(rows, 2)]
+        return win_rates(len(samples), pairs, self._duels.between(samples)(pairs), soft=self._soft)
+
+
+@final
+class Tournament:
+    """Reward: place in a knock-out tournament within the group: first 1, last 0, evenly spaced.
+
+    First every member meets one of them, drawn by ``seed``, and is seeded by the outcome, so that strong members meet
+    late; ``seeding: random`` leaves this round out and draws the bracket. The winner of a match goes on, at a tie the
+    better seed. Those who lose in the same round are placed by their mean points over their matches, equal ones
+    sharing their mean place, or with ``placing: matches`` by tournaments of their own. Seeded by one anchor and placed
+    by points a group of G takes at most 2 (G - 1) comparisons where all pairs would be G (G - 1) / 2; a pair that met
+    before is not judged again. A sample alone in its group, or with no decided match, gets None; NaN if judging failed.
+
+    Settings: ``judge``, ``of``, ``swap``, ``temperature`` and ``workers`` as in ``pairwise_win_rate``. Draws depend on
+    ``seed``, the group's number and the members' alone.
+    Range: 0 to 1; the mean over a group is 1/2.
+    Source: Zhang et al. 2026 (ArenaRL), arXiv:2601.06487, seeded single elimination and its code; the reward is
+    1 - place / (G - 1), which its quantile advantages normalise. Deviations: the anchor is a member, not a greedy
+    sample beside them, and seeded as its own equal (1/2); the best seeds get the byes.
+    Traps: only the first place is sure even with a judge without noise; a strong member that meets the strongest early
+    is placed low. For groups up to about 6 ``pairwise_win_rate`` costs little more and is exact.
+    """
+
+    def __init__(
+        self,
+        judge: Judge | None = None,
+        of: Reward | None = None,
+        swap: bool = True,
+        temperature: float = 0.0,
+        workers: int = 1,
+        seeding: Seeding = "anchor",
+        placing: Placing = "points",
+        seed: int = 0,
+    ) -> None:
+        if seeding not in get_args(Seeding) or placing not in get_args(Placing):
+            raise ConfigError(
+                f"Tournament.seeding must be anchor or random and placing points or matches, got {seeding}, {placing}"
+            )
+        self._duels = Duels(judge, of, swap, temperature, workers)
+        self._seeding: Seeding = seeding
+        self._placing: Placing = placing
+        self._seed = seed
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        decide = self._duels.between(samples)
+        found: list[float | None] = [None] * len(samples)
+        for group, rows in groups(samples).items():
+            matches = Matches(decide)
+            draw = random.Random(derive_seed(self._seed, group)).sample(rows, len(rows))
+            seeded = seeded_by_anchor(draw, matches) if self._seeding == "anchor" else draw
+            for row, value in scores_of_places(knock_out(seeded, matches, self._placing)).items():
+                found[row] = value if matches.points(row) is not None else nothing_said(matches.of(row))
+        return found
+
+
+def win_rates(
+    num_samples: int, pairs: Sequence[Pair], preferences: Sequence[float | None], *, soft: bool = False
+) -> list[float | None]:
+    """Each sample's mean outcome over the decided pairs it is in.
+
+    Args:
+        num_samples: how many samples there are.
+        pairs: two rows each.
+        preferences: probability that the first of each pair is better; None or NaN if undecided.
+        soft: take the probabilities themselves, not wins, ties and defeats.
+
+    Returns:
+        A rate per sample; None where it is in no decided pair, NaN if that is because judging failed.
+    """
+    said: list[list[float | None]] = [[] for _ in range(num_samples)]
+    for (first, second), preference in zip(pairs, preferences, strict=True):
+        outcome = preference if soft or not is_score(preference) else verdict(preference)
+        said[first].append(outcome)
+        said[second].append(1 - outcome if is_score(outcome) else outcome)
+    return [_mean_of_decided(outcomes) for outcomes in said]
+
+
+@final
+class Matches:
+    """The matches of one tournament; each pair is decided once."""
+
+    def __init__(self, decide: Decide) -> None:
+        self._decide = decide
+        self._known: dict[Pair, float | None] = {}
+
+    def play(self, pairs: Sequence[Pair]) -> list[float | None]:
+        """Probabilities that the first of each pair is better."""
+        new = [(a, b) for a, b in pairs if (a, b) not in self._known and (b, a) not in self._known]
+        self._known.update(zip(new, self._decide(new), strict=True))
+        return [self._seen_by(a, (a, b) if (a, b) in self._known else (b, a)) for a, b in pairs]
+
+    def of(self, row: int) -> list[float | None]:
+        """The row's outcomes in all its matches."""
+        return [self._seen_by(row, pair) for pair in self._known if row in pair]
+
+    def points(self, row: int) -> float | None:
+        """Mean over the row's decided matches; None without one."""
+        decided = [value for value in self.of(row) if is_score(value)]
+        return sum(decided) / len(decided) if decided else None
+
+    def _seen_by(self, row: int, pair: Pair) -> float | None:
+        value = self._known[pair]
+        return value if row == pair[0] or not is_score(value) else 1 - value
+
+
+def seeded_by_anchor(draw: Sequence[int], matches: Matches) -> list[int]:
+    """The rows by how they did against the first one, best first; equal ones stay in the order of the draw."""
+    played = matches.play([(row, draw[0]) for row in draw[1:]])
+    preference = {row: value for row, value in zip(draw[1:], played, strict=True) if is_score(value)}
+    return sorted(draw, key=lambda row: -preference.get(row, 0.5))
+
+
+def knock_out(seeded: Sequence[int], matches: Matches, placing: Placing = "points") -> list[list[int]]:
+    """Places of a knock-out tournament, best first; those who share a place stand together.
+
+    Args:
+        seeded: the rows, best seed first.
+        matches: plays them.
+        placing: how those who lost in the same round are placed.
+
+    Returns:
+        Every row once.
+    """
+    seed = {row: place for place, row in enumerate(seeded)}
+    slots = [seeded[place] if place < len(seeded) else None for place in bracket(len(seeded))]
+    out: list[list[int]] = []
+    while len(slots) > 1:
+        drawn = list(zip(slots[::2], slots[1::2], strict=True))
+        played = [(a, b) for a, b in drawn if a is not None and b is not None]
+        won = {pair: _winner(pair, value, seed) for pair, value in zip(played, matches.play(played), strict=True)}
+        slots = [won[a, b] if a is not None and b is not None else a if b is None else b for a, b in drawn]
+        out.append(sorted((a if won[a, b] == b else b for a, b in played), key=seed.__getitem__))
+    places = [[row] for row in slots if row is not None]
+    for losers in reversed([losers for losers in out if losers]):
+        if placing == "matches" and len(losers) > 1:
+            places += knock_out(losers, matches, placing)
+        else:
+            places += tied(losers, lambda row: matches.points(row) or 0.0)
+    return places
+
+
+def bracket(num: int) -> list[int]:
+    """Seeds by their place in a bracket of the next power of two, so that the best two can meet in the final only."""
+    order = [0]
+    while len(order) < num:
+        order = [seed for best in order for seed in (best, 2 * len(order) - 1 - best)]
+    return order
+
+
+def tied(rows: Sequence[int], key: Callable[[int], float]) -> list[list[int]]:
+    """The rows by a key, highest first, those of one key together."""
+    return [[row for row in rows if key(row) == value] for value in sorted({key(row) for row in rows}, reverse=True)]
+
+
+def scores_of_places(places: Sequence[Sequence[int]]) -> Mapping[int, float | None]:
+    """1 for the first, 0 for the last, evenly spaced; who shares places gets their mean; None for one alone."""
+    num = sum(map(len, places))
+    if num < 2:
+        return {row: None for rows in places for row in rows}
+    before = [sum(map(len, places[:place])) for place in range(len(places))]
+    return {
+        row: 1 - (first + (len(rows) - 1) / 2) / (num - 1)
+        for first, rows in zip(before, places, strict=True)
+        for row in rows
+    }
+
+
+def _winner(pair: Pair, preference: float | None, seed: Mapping[int, int]) -> int:
+    if is_score(preference) and preference != 0.5:
+        return pair[preference < 0.5]
+    return min(pair, key=seed.__getitem__)
+
+
+def _mean_of_decided(outcomes: Sequence[float | None]) -> float | None:
+    decided = [value for value in outcomes if is_score(value)]
+    return sum(decided) / len(decided) if decided else nothing_said(outcomes)

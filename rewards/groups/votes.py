@@ -1,0 +1,169 @@
+"""Rewards without any reference: how far an answer agrees with the answers of its group."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from typing import Literal, final
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.groups.grouping import groups, within_groups
+from mmgrpo.rewards.parsing import Extract, extracted, normalised, one_of
+from mmgrpo.types import Sample
+
+Mode = Literal["agreement", "share"]
+Entails = Callable[[Sample, Sample], float]
+"""The probability, or a bool, that what the first sample says entails what the second says."""
+
+
+@final
+class MajorityVote:
+    """Reward: whether a sample gives the answer that most of its group give, or the share of the group that gives it.
+
+    Answers are compared after the normalisation of ``exact_match``. ``mode: agreement`` is 1 for the most frequent
+    answer and 0 for others; of k answers that are equally frequent each has 1 / k, the mean over picking one at random.
+    ``mode: share`` is the answer's count divided by the number of samples. A sample without an answer votes for
+    nothing, scores 0 and counts as one of the group; a sample without text gets None and does not.
+
+    ``entropy`` w takes w H / log k off every score of a group, H being the entropy of its k different answers: 0 for
+    one voice, w where all are equally frequent.
+
+    Settings: ``extract`` and ``ignore_case`` as in ``exact_match``.
+    Range: 0 to 1, less ``entropy``.
+    Source: agreement: Zuo et al. 2025 (TTRL), arXiv:2504.16084; share and entropy: Singh et al. 2025 (TTRV),
+    arXiv:2510.06783, whose code has ``mode: share`` and ``entropy: 0.75``. Deviations: ties, which TTRL's code gives
+    to the answer that came first; samples without an answer vote for nothing.
+    Traps: it rewards agreement, not truth: where most samples are wrong it teaches the error, so watch a held-out
+    accuracy. The entropy is the same for the whole group, so every advantage that subtracts the group's mean drops it.
+    Nothing is equal by value ("7.0" is not "7"): use ``semantic_clusters`` with a judge of one's own.
+    """
+
+    def __init__(
+        self, mode: Mode = "agreement", extract: Extract = "none", ignore_case: bool = True, entropy: float = 0.0
+    ) -> None:
+        if not (entropy >= 0 and math.isfinite(entropy)):
+            raise ConfigError(f"MajorityVote.entropy must be at least 0, got {entropy}")
+        self._mode: Mode = one_of("MajorityVote.mode", mode, Mode)
+        self._extract: Extract = one_of("MajorityVote.extract", extract, Extract)
+        self._ignore_case = ignore_case
+        self._entropy = entropy
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        answers = [answer_of(sample, self._extract, ignore_case=self._ignore_case) for sample in samples]
+        of_group = agreement if self._mode == "agreement" else shares
+
+        def rule(rows: Sequence[int]) -> list[float | None]:
+            votes = [answers[row] for row in rows]
+            penalty = self._entropy * relative_entropy(votes)
+            return [value - penalty for value in of_group(votes)]
+
+        return within_groups(samples, [None if sample.text is None else 0.0 for sample in samples], rule)
+
+
+@final
+class SemanticClusters:
+    """Reward: share of its group that says the same as a sample, by answers or by a judge of entailment.
+
+    Without ``entails`` two samples say the same if their answers are equal after the normalisation of ``exact_match``.
+    With it, a ``python:module:function`` of two samples that gives the probability (or a bool) that what the first says
+    entails what the second says, they do if each entails the other with more than ``threshold``; clusters are what such
+    pairs connect. The judge is not asked about pairs that are connected already, so at most G (G - 1) times.
+
+    A group whose semantic entropy, -sum over its clusters of share log share, lies outside ``entropy_min`` to
+    ``entropy_max`` gets None: what is settled or hopeless teaches nothing. A sample without an answer says the same as
+    no other; one without text gets None and does not count.
+
+    Settings: ``extract`` and ``ignore_case`` as in ``exact_match``; they do nothing with ``entails``.
+    Range: 1 / G to 1.   Units: entropies in nats, 0 to log G.
+    Source: Zhang et al. 2025 (EMPO), arXiv:2504.05812. Deviation: connected pairs instead of clusters grown one by one,
+    so that the order of the members does not matter.
+    Traps: as ``majority_vote``, it rewards agreement, not truth; and short, vague answers agree most.
+    """
+
+    def __init__(
+        self,
+        entails: Entails | None = None,
+        threshold: float = 0.5,
+        extract: Extract = "none",
+        ignore_case: bool = True,
+        entropy_min: float = 0.0,
+        entropy_max: float = math.inf,
+    ) -> None:
+        if not 0 <= threshold < 1 or entropy_min > entropy_max:
+            raise ConfigError(
+                f"SemanticClusters needs threshold in [0, 1) and entropy_min <= entropy_max, "
+                f"got {threshold}, {entropy_min} and {entropy_max}"
+            )
+        self._entails = entails
+        self._threshold = threshold
+        self._extract: Extract = one_of("SemanticClusters.extract", extract, Extract)
+        self._ignore_case = ignore_case
+        self._entropy_min = entropy_min
+        self._entropy_max = entropy_max
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        found: list[float | None] = [None] * len(samples)
+        for rows in groups(samples).values():
+            wrote = [row for row in rows if samples[row].text is not None]
+            clusters = self._clusters([samples[row] for row in wrote])
+            if self._entropy_min <= entropy(clusters) <= self._entropy_max:
+                for row, share in zip(wrote, shares(clusters), strict=True):
+                    found[row] = share
+        return found
+
+    def _clusters(self, members: Sequence[Sample]) -> list[Hashable]:
+        if self._entails is not None:
+            return connected(members, self._same)
+        answers = [answer_of(member, self._extract, ignore_case=self._ignore_case) for member in members]
+        return [(place,) if answer is None else answer for place, answer in enumerate(answers)]
+
+    def _same(self, first: Sample, second: Sample) -> bool:
+        return all(
+            self._entails is not None and float(self._entails(a, b)) > self._threshold
+            for a, b in ((first, second), (second, first))
+        )
+
+
+def answer_of(sample: Sample, extract: Extract, *, ignore_case: bool) -> str | None:
+    """A sample's normalised answer; None where it has none, or one that is empty or too long."""
+    answer = None if sample.text is None else extracted(sample.text, extract)
+    return None if answer is None else normalised(answer, ignore_case=ignore_case) or None
+
+
+def agreement(votes: Sequence[Hashable | None]) -> list[float]:
+    """1 / k for those whose vote is one of the k most frequent, 0 for others and for None."""
+    counts = Counter(vote for vote in votes if vote is not None)
+    most = max(counts.values(), default=0)
+    winners = [vote for vote, count in counts.items() if count == most]
+    return [1 / len(winners) if vote in winners else 0.0 for vote in votes]
+
+
+def shares(votes: Sequence[Hashable | None]) -> list[float]:
+    """Each vote's count divided by the number of voters; 0 for None."""
+    counts = Counter(votes)
+    return [0.0 if vote is None else counts[vote] / len(votes) for vote in votes]
+
+
+def entropy(votes: Sequence[Hashable | None]) -> float:
+    """Entropy of the votes' shares of those cast, in nats; 0 for none."""
+    counts = Counter(vote for vote in votes if vote is not None)
+    total = sum(counts.values())
+    return sum(count / total * math.log(total / count) for count in counts.values())
+
+
+def relative_entropy(votes: Sequence[Hashable | None]) -> float:
+    """Entropy of the votes divided by its maximum for so many different ones; 0 where all cast are the same."""
+    num = len({vote for vote in votes if vote is not None})
+    return entropy(votes) / math.log(num) if num > 1 else 0.0
+
+
+def connected(members: Sequence[Sample], same: Callable[[Sample, Sample], bool]) -> list[Hashable]:
+    """For each member the number of its cluster: the components of the graph of those that are the same."""
+    cluster = list(range(len(members)))
+    for i, first in enumerate(members):
+        for j in range(i):
+            if cluster[i] != cluster[j] and same(members[j], first):
+                joined, kept = cluster[i], cluster[j]
+                cluster = [kept if number == joined else number for number in cluster]
+    return list(cluster)

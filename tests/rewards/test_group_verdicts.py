@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.groups.verdicts import Conciseness, NoisyVerifier
+from tests.rewards.grouped import column_score, members, scored
+
+
+def test_correction_by_hand():
+    reward = NoisyVerifier(column_score, false_positive=0.1, false_negative=0.3)
+    # (1 - 0.1) / 0.6 and -0.1 / 0.6
+    values = reward(scored(1, 0, 0.9, None, math.nan))
+    assert values == pytest.approx([1.5, -1 / 6, -1 / 6, None, math.nan], nan_ok=True)
+    assert NoisyVerifier(column_score, right_from=0.5)(scored(0.9, 0.4)) == [1, 0]
+
+
+def test_correction_is_unbiased():
+    """Over the verifier's errors, by their exact chances and by draws."""
+    fp, fn = 0.2, 0.35
+    reward = NoisyVerifier(column_score, false_positive=fp, false_negative=fn)
+    passed, failed = reward(scored(1, 0))
+    assert passed is not None
+    assert failed is not None
+    assert (1 - fn) * passed + fn * failed == pytest.approx(1)
+    assert fp * passed + (1 - fp) * failed == pytest.approx(0)
+    draw = random.Random(0)
+    wrong = reward(scored(*(float(draw.random() < fp) for _ in range(20_000))))
+    assert sum(value or 0 for value in wrong) / len(wrong) == pytest.approx(0, abs=0.02)
+
+
+def test_a_verifier_worse_than_a_coin_is_refused():
+    with pytest.raises(ConfigError, match="together below 1"):
+        NoisyVerifier(column_score, false_positive=0.5, false_negative=0.5)
+
+
+def test_short_right_answers_keep_their_reward():
+    samples = members(*"abcde", scores=[1, 1, 1, 0, None], tokens=[[1] * n for n in (10, 30, 20, 5, 1)])
+    assert Conciseness(column_score)(samples) == [1, 0.5, 0.75, 0, None]
+    assert Conciseness(column_score, weight=1.0)(samples) == [1, 0, 0.5, 0, None]
+    assert Conciseness(column_score, all_right=True)(samples) == [1, 1, 1, 0, None]
+    assert Conciseness(column_score, all_right=True)(samples[:3]) == [1, 0.5, 0.75]
+
+
+def test_one_length_changes_nothing():
+    samples = members("a", "b", scores=[1, 1], tokens=[[1], [2]])
+    assert Conciseness(column_score)(samples) == [1, 1]
+    assert Conciseness(column_score)(members("a", "b", scores=[0, 1], tokens=[[1], [2] * 9])) == [0, 1]
+
+
+def test_characters_where_there_are_no_tokens():
+    samples = members("aa", "aaaaaa", None, scores=[1, 2, 1])
+    assert Conciseness(column_score, unit="characters")(samples) == [1, 1, None]  # 2 (1 - 0.5)
+    assert Conciseness(column_score)(samples) == [None, None, None]
+
+
+def test_settings_that_make_no_sense_are_refused():
+    with pytest.raises(ConfigError, match=r"\[0, 1\], got 2"):
+        Conciseness(column_score, weight=2)
+    with pytest.raises(ConfigError, match="unit must be one of tokens, characters"):
+        Conciseness(column_score, unit="words")  # type: ignore[arg-type]

@@ -1,0 +1,159 @@
+"""What holds for every reward that looks at groups: order does not matter, and a configuration names it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mmgrpo.build import build_rewards
+from mmgrpo.config import RewardConfig
+from mmgrpo.errors import ConfigError
+from mmgrpo.registry import REWARDS
+from mmgrpo.rewards.groups.diversity import DiversityAdjusted
+from mmgrpo.rewards.groups.likelihoods import LikelihoodConsistency, SelfCertainty, Unlikeliness
+from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament
+from mmgrpo.rewards.groups.verdicts import Conciseness, NoisyVerifier
+from mmgrpo.rewards.groups.votes import MajorityVote, SemanticClusters
+from mmgrpo.scoring import NamedReward, score
+from mmgrpo.types import Prompt, Sample
+from tests.rewards.grouped import column_chance, column_score
+
+HERE = "python:tests.rewards.test_groups"
+REWARDS_OF_GROUPS: dict[str, Callable[..., Any]] = {
+    "pairwise_win_rate": PairwiseWinRate(of=column_score),
+    "pairwise_win_rate soft": PairwiseWinRate(of=column_score, soft=True, temperature=0.3),
+    "tournament": Tournament(of=column_score),
+    "tournament matches": Tournament(of=column_score, seeding="random", placing="matches"),
+    "majority_vote": MajorityVote(),
+    "majority_vote share": MajorityVote("share", entropy=0.5),
+    "semantic_clusters": SemanticClusters(),
+    "semantic_clusters entails": SemanticClusters(lambda a, b: (a.text or "")[:1] == (b.text or "")[:1]),
+    "diversity_adjusted": DiversityAdjusted(column_score, size=1),
+    "diversity_adjusted bonus": DiversityAdjusted(column_score, rule="bonus", size=1),
+    "unlikeliness": Unlikeliness(column_score),
+    "self_certainty": SelfCertainty(),
+    "likelihood_consistency": LikelihoodConsistency(column_score, column_chance),
+    "noisy_verifier": NoisyVerifier(column_score, false_positive=0.1),
+    "conciseness": Conciseness(column_score),
+}
+
+
+def drawn(seed: int) -> list[Sample]:
+    """Groups of 1 to 7 members, some of them with gaps."""
+    draw = random.Random(seed)
+    samples = []
+    for group in draw.sample(range(100), 5):
+        for member in range(draw.randint(1, 7)):
+            columns = {"score": draw.choice([0.0, 0.5, 1.0, 1.0, None, math.nan]), "chance": draw.random()}
+            text = draw.choice(["a b", "a", "b c", "c", "A", None])
+            tokens = [1] * draw.randint(1, 20)
+            logprob, certainty = -draw.random(), draw.random()
+            sample = Sample(Prompt("q", columns=columns), group, member, text=text, tokens=tokens)
+            samples.append(replace(sample, logprob=logprob, certainty=certainty))
+    return samples
+
+
+@pytest.mark.parametrize("name", REWARDS_OF_GROUPS)
+def test_the_order_of_samples_does_not_matter(name: str):
+    reward = REWARDS_OF_GROUPS[name]
+    for seed in range(10):
+        samples = drawn(seed)
+        values = reward(samples)
+        order = random.Random(seed).sample(range(len(samples)), len(samples))
+        shuffled = reward([samples[row] for row in order])
+        assert shuffled == pytest.approx([values[row] for row in order], nan_ok=True)
+
+
+@pytest.mark.parametrize("name", [name for name in REWARDS_OF_GROUPS if not name.startswith("tournament")])
+def test_the_members_numbers_do_not_matter(name: str):
+    """A tournament is drawn by them."""
+    reward = REWARDS_OF_GROUPS[name]
+    for seed in range(10):
+        samples = drawn(seed)
+        renumbered = [replace(sample, member=100 - sample.member) for sample in samples]
+        assert reward(renumbered) == pytest.approx(reward(samples), nan_ok=True)
+
+
+@pytest.mark.parametrize("name", REWARDS_OF_GROUPS)
+def test_each_group_is_judged_as_if_it_were_alone(name: str):
+    reward, samples = REWARDS_OF_GROUPS[name], drawn(3)
+    values = reward(samples)
+    for group in {sample.group for sample in samples}:
+        rows = [row for row, sample in enumerate(samples) if sample.group == group]
+        assert reward([samples[row] for row in rows]) == pytest.approx([values[row] for row in rows], nan_ok=True)
+
+
+@pytest.mark.parametrize("name", REWARDS_OF_GROUPS)
+def test_no_samples_no_values(name: str):
+    assert list(REWARDS_OF_GROUPS[name]([])) == []
+
+
+def test_every_reward_of_groups_is_tried_here():
+    of_groups = {name for name, target in REWARDS.items() if ".rewards.groups." in target}
+    assert of_groups == {name.partition(" ")[0] for name in REWARDS_OF_GROUPS}
+
+
+def longer(first: Sample, second: Sample) -> bool:
+    return len(first.text or "") > len(second.text or "")
+
+
+class Closer:
+    """A judge with a setting of its own."""
+
+    def __init__(self, to: int) -> None:
+        self._to = to
+
+    def __call__(self, first: Sample, second: Sample) -> bool:
+        a, b = (abs(len(sample.text or "") - self._to) for sample in (first, second))
+        return a < b
+
+
+def counted(completions: Sequence[str], **columns: Any) -> list[float]:
+    """A reward in TRL's form."""
+    return [float(len(text)) for text in completions]
+
+
+def wrote(*texts: str) -> list[Sample]:
+    return [
+        Sample(Prompt("q", columns={"answer": "a"}), 0, i, text=text, tokens=[1] * 4) for i, text in enumerate(texts)
+    ]
+
+
+def built(**settings: Any) -> NamedReward:
+    (reward,) = build_rewards([RewardConfig.model_validate(settings)])
+    return reward
+
+
+def test_a_configuration_names_the_reward_within():
+    samples = wrote("<answer>a</answer>", "a", "<answer>a</answer>")
+    tagged = built(name="diversity_adjusted", of={"name": "exact_match", "extract": "tag"})
+    assert tagged.function(samples) == [0.5, 0, 0.5]  # twice the same text; the other has no words in common pairs
+    assert built(name="conciseness", of="exact_match").function(samples) == [0, 1, 0]
+    within = built(name="noisy_verifier", of={"name": "conciseness", "of": "exact_match"}, false_negative=0.5)
+    assert within.function(samples) == [0, 2, 0]
+
+
+def test_a_configuration_names_functions_of_ones_own():
+    samples = wrote("aaaa", "aa", "a")
+    assert built(name="pairwise_win_rate", judge=f"{HERE}:longer").function(samples) == [1, 0.5, 0]
+    closer = built(name="pairwise_win_rate", judge={"name": f"{HERE}:Closer", "to": 2})
+    assert closer.function(samples) == [0, 1, 0.5]
+    assert built(name="pairwise_win_rate", of=f"{HERE}:counted").function(samples) == [1, 0.5, 0]
+    scores = score(samples, [built(name="tournament", of=f"{HERE}:counted", label="t")])
+    assert scores.value_BR[:, 0].tolist() == [1, 0.5, 0]
+
+
+def test_wrong_rewards_within_say_where():
+    with pytest.raises(ConfigError, match="unknown name 'exact_mach' among rewards; did you mean exact_match"):
+        built(name="unlikeliness", of="exact_mach")
+    with pytest.raises(ConfigError, match=r"reward exact_match: .*'extrakt'"):
+        built(name="unlikeliness", of={"name": "exact_match", "extrakt": "tag"})
+    with pytest.raises(ConfigError, match="reward unlikeliness: of: a reward within another has no weight"):
+        built(name="unlikeliness", of={"name": "exact_match", "weight": 2})
+    with pytest.raises(ConfigError, match=r"reward unlikeliness: .*'of'"):
+        built(name="unlikeliness")
