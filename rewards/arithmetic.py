@@ -22,7 +22,7 @@ def held_out_sums() -> list[Prompt]:
     return [_prompt(*terms) for terms in _pairs()[1][:500]]
 
 
-def careless_sums(fraction: float = 0.65, seed: int = 0) -> list[Example]:
+def careless_sums(fraction: float = 0.7, seed: int = 0) -> list[Example]:
     """The sums to train on, with some of the results that carry wrong on purpose: the carry of the units is forgotten.
 
     ``round(fraction * N)`` examples are written carelessly. Forgetting changes only the 45 % whose units add up to ten

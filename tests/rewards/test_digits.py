@@ -6,6 +6,7 @@ from PIL import Image
 
 from mmgrpo.errors import DataError
 from mmgrpo.rewards.digits import (
+    PARTNER,
     DigitVerifier,
     HeldOutJudge,
     Precision,
@@ -13,8 +14,11 @@ from mmgrpo.rewards.digits import (
     Spread,
     coverage,
     digit_prompts,
+    digit_questions,
+    held_out_digit_questions,
     load_split,
     mislabelled_examples,
+    misread_digits,
     to_image,
     to_pixels,
 )
@@ -177,3 +181,55 @@ class TestData:
         assert all(e.prompt.columns["digit"] == e.prompt.columns["true_digit"] for e in mislabelled_examples(0.0))
         with pytest.raises(DataError, match=r"\[0, 1\], got 45"):
             mislabelled_examples(45)
+
+
+class TestQuestions:
+    def test_every_image_is_asked_about_with_its_digit(self):
+        split = load_split()
+        for questions, labels in (
+            (digit_questions(), split.train_labels),
+            (held_out_digit_questions(), split.held_out_labels),
+        ):
+            assert [question.columns["answer"] for question in questions] == [str(label) for label in labels]
+            assert {question.text for question in questions} == {"which digit is shown ?"}
+
+    def test_the_image_is_the_digit_and_no_held_out_image_is_trained_on(self):
+        split = load_split()
+        assert to_pixels(digit_questions()[3].images[0]) == pytest.approx(
+            split.train[3], abs=0.004
+        )  # 8-bit levels are 2 / 255 apart
+        seen, unseen = (
+            {question.images[0].tobytes() for question in questions}
+            for questions in (digit_questions(), held_out_digit_questions())
+        )
+        assert len(seen) == 1437
+        assert len(unseen) == 360
+        assert not seen & unseen
+
+    def test_partners_are_mutual_and_never_the_digit_itself(self):
+        assert all(PARTNER[PARTNER[digit]] == digit != PARTNER[digit] for digit in range(10))
+
+    def test_half_is_misread_and_a_third_lacks_tags(self):
+        examples = misread_digits()
+        said = [(example.text or "").removeprefix("<answer>").removesuffix("</answer>") for example in examples]
+        true = [example.prompt.columns["answer"] for example in examples]
+        wrong = [(a, b) for a, b in zip(said, true, strict=True) if a != b]
+        assert len(wrong) == 718  # round(0.5 * 1437 = 718.5), to even
+        assert all(int(a) == PARTNER[int(b)] for a, b in wrong)
+        bare = [a == example.text for a, example in zip(said, examples, strict=True)]
+        assert sum(bare) == 431  # 0.3 * 1437
+        # drawn apart: of the misread ones about 30 % lack tags as well
+        both = sum(a and b != c for a, b, c in zip(bare, said, true, strict=True))
+        assert 180 < both < 250
+
+    def test_misreading_follows_from_its_seed(self):
+        texts = [[example.text for example in misread_digits(seed=seed)] for seed in (0, 0, 1)]
+        assert texts[0] == texts[1] != texts[2]
+        assert all(
+            example.text == f"<answer>{example.prompt.columns['answer']}</answer>" for example in misread_digits(0, 0)
+        )
+
+    @pytest.mark.parametrize("shares", [(1.5, 0.0), (0.5, -0.1)])
+    def test_shares_outside_their_range_are_refused(self, shares: tuple[float, float]):
+        with pytest.raises(DataError, match=r"must lie in \[0, 1\]"):
+            misread_digits(*shares)
