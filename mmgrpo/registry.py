@@ -56,6 +56,12 @@ REWARDS: Mapping[str, str] = {
     "noisy_verifier": "mmgrpo.rewards.groups.verdicts:NoisyVerifier",
     "conciseness": "mmgrpo.rewards.groups.verdicts:Conciseness",
     "image_reward": "mmgrpo.rewards.image_reward:ImageReward",
+    "colour": "mmgrpo.rewards.textures:Colour",
+    "sharpness": "mmgrpo.rewards.textures:Sharpness",
+    "grid_artifacts": "mmgrpo.rewards.textures:GridArtifacts",
+    "image_similarity": "mmgrpo.rewards.similarity:ImageSimilarity",
+    "edit_consistency": "mmgrpo.rewards.similarity:EditConsistency",
+    "edit_direction": "mmgrpo.rewards.similarity:EditDirection",
 }
 
 EXAMPLES: Mapping[str, str] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import open_clip
 import torch
@@ -12,6 +13,9 @@ from transformers import (
     CLIPImageProcessor,
     CLIPModel,
     CLIPProcessor,
+    Dinov2Config,
+    Dinov2Model,
+    ViTImageProcessor,
 )
 
 from . import tokenizers
@@ -41,6 +45,18 @@ def save_clip(folder: Path, seed: int = 0) -> Path:
     model.save_pretrained(folder)
     images = CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE})
     CLIPProcessor(images, tokenizer).save_pretrained(folder)
+    return folder
+
+
+def save_dino(folder: Path, seed: int = 0) -> Path:
+    """DINOv2 with its image processor; features 32 wide."""
+    tower: dict[str, Any] = {"hidden_size": WIDTH, "mlp_ratio": 2, "num_hidden_layers": 2, "num_attention_heads": 2}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Dinov2Model(Dinov2Config(**tower, image_size=SIDE, patch_size=8))
+        redraw(model)
+    model.save_pretrained(folder)
+    ViTImageProcessor(size={"height": SIDE, "width": SIDE}).save_pretrained(folder)
     return folder
 
 

@@ -1,0 +1,186 @@
+"""Rewards and alarms from pixels alone: how much of a colour, how sharp, how much of a grid.
+
+Axes: H W height and width, K frequencies along one axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageColor
+from scipy.ndimage import laplace, uniform_filter
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.pictures import frames_of
+from mmgrpo.types import Sample
+
+Grey = NDArray[Any]
+
+WHITE_D65 = (0.95047, 1.0, 1.08883)
+SRGB_TO_XYZ = (
+    (0.4124564, 0.3575761, 0.1804375),
+    (0.2126729, 0.7151522, 0.0721750),
+    (0.0193339, 0.1191920, 0.9503041),
+)
+
+
+@final
+class Colour:
+    """Reward: share of the pixels near a colour, as the eye sees nearness.
+
+    A pixel counts if its distance in CIELAB (CIE 1976, white D65) is at most ``tolerance``; about 2 is just visible,
+    red and orange are some 60 apart. The colour is ``colour``, or what ``column`` of the row says: a CSS name,
+    "#ff8800" or "rgb(255, 136, 0)". A video is the mean over its frames; a row without a colour, or with one that is
+    none, is not judged.
+
+    Range: 0 to 1; with ``target`` it is 1 - |share - target|.
+    Source: CIE 15:2004, sec. 8.2.1; sRGB after IEC 61966-2-1.
+    Traps: at its best the picture is nothing but the colour, unless ``target`` is set.
+    """
+
+    def __init__(
+        self,
+        colour: str | None = None,
+        column: str = "colour",
+        tolerance: float = 30.0,
+        target: float | None = None,
+    ) -> None:
+        if colour is not None and _rgb(colour) is None:
+            raise ConfigError(f"Colour.colour must be a CSS name or #rrggbb, got {colour!r}")
+        if not tolerance > 0:
+            raise ConfigError(f"Colour.tolerance must be positive, got {tolerance}")
+        if target is not None and not 0 < target <= 1:
+            raise ConfigError(f"Colour.target must lie in (0, 1], got {target}")
+        self._colour = colour
+        self._column = column
+        self._tolerance = tolerance
+        self._target = target
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        return [self._score(sample) for sample in samples]
+
+    def _score(self, sample: Sample) -> float | None:
+        wanted = _rgb(sample.prompt.columns.get(self._column) if self._colour is None else self._colour)
+        frames = frames_of(sample)
+        if wanted is None or not frames:
+            return None
+        goal = lab(np.array(wanted, dtype=np.float64))
+        near = [np.linalg.norm(lab(np.asarray(frame, np.float64)) - goal, axis=-1) for frame in frames]
+        share = float(np.mean([(distance <= self._tolerance).mean() for distance in near]))
+        return share if self._target is None else 1 - abs(share - self._target)
+
+
+@final
+class Sharpness:
+    """Reward: log10(1 + variance of the Laplacian of the grey values), which falls as a picture blurs.
+
+    With ``size`` the picture is first resized so that its longer side is that long, so that resolutions compare. A
+    video is the mean over its frames.
+
+    Range: 0 (one colour) to about 5 (noise), for grey values 0 to 255 and the four-neighbour Laplacian.
+    Source: Pech-Pacheco et al. 2000, "Diatom autofocusing in brightfield microscopy".
+    Traps: noise and grids are the sharpest pictures of all: watch ``grid_artifacts`` beside it.
+    """
+
+    def __init__(self, size: int | None = 512) -> None:
+        if size is not None and size < 3:
+            raise ConfigError(f"Sharpness.size must be at least 3 pixels or null, got {size}")
+        self._size = size
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        found = [[self._sharpness(frame) for frame in frames_of(sample)] for sample in samples]
+        return [float(np.mean(values)) if values else None for values in found]
+
+    def _sharpness(self, image: Image.Image) -> float:
+        if self._size is not None and max(image.size) != self._size:
+            scale = self._size / max(image.size)
+            edges = [max(round(edge * scale), 1) for edge in image.size]
+            image = image.resize((edges[0], edges[1]), Image.Resampling.LANCZOS)
+        return float(np.log10(1 + laplace(grey(image)).var()))
+
+
+@final
+class GridArtifacts:
+    """Alarm: share of the fine detail that is a grid of one period, as generators make that a reward has broken.
+
+    The picture less its local mean (5 x 5) is turned into the power at each frequency along rows, and along columns. At
+    the harmonics of ``period`` what stands out above the median of its neighbours is added up and divided by the power
+    of all frequencies; the larger of the two directions counts. Divisors of the period are covered: 16 sees grids of
+    16, 8, 4 and 2 pixels, the patches of latent diffusion models. A video is the mean over its frames; pictures
+    smaller than eight periods are judged at the largest halved period that they hold, below 16 pixels not at all.
+
+    Range: 0 to 1, higher is worse; photographs and white noise stay below 0.1. Give it a negative weight to punish,
+    0 to watch.
+    Source: peaks of up-sampling in the spectrum, after Zhang et al. 2019 (AutoGAN), arXiv:1907.06515, sec. 3;
+    the measure itself is ours.
+    Traps: pictures of real grids (windows, tiles, text in even lines) ring it too: look at its rise over training.
+    """
+
+    def __init__(self, period: int = 16) -> None:
+        if period < 2 or period & (period - 1):
+            raise ConfigError(f"GridArtifacts.period must be a power of two, 2 or more pixels, got {period}")
+        self._period = period
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        found = [[grid_energy(grey(frame), self._period) for frame in frames_of(sample)] for sample in samples]
+        judged = [[value for value in values if value is not None] for values in found]
+        return [float(np.mean(values)) if values else None for values in judged]
+
+
+def grid_energy(grey_HW: Grey, period: int) -> float | None:
+    """Share of the fine detail's power that stands out at the harmonics of a period; None for a picture too small."""
+    fine_HW = grey_HW - uniform_filter(grey_HW, 5)
+    shares = [_line_share(fine, period) for fine in (fine_HW, fine_HW.T)]
+    known = [share for share in shares if share is not None]
+    return max(known) if known else None
+
+
+def lab(rgb: Grey) -> Grey:
+    """sRGB values 0 to 255 as CIELAB under D65. Shapes: (..., 3) -> (..., 3)."""
+    value = rgb / 255
+    linear = np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
+    relative = linear @ np.array(SRGB_TO_XYZ).T / np.array(WHITE_D65)
+    bent = np.where(relative > (6 / 29) ** 3, np.cbrt(relative), relative * (29 / 6) ** 2 / 3 + 4 / 29)
+    x, y, z = np.moveaxis(bent, -1, 0)
+    return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=-1)
+
+
+def grey(image: Image.Image) -> Grey:
+    """The ITU-R 601 grey values, 0 to 255."""
+    return np.asarray(image.convert("L"), dtype=np.float64)
+
+
+def _line_share(fine_HW: Grey, period: int) -> float | None:
+    while fine_HW.shape[1] < 8 * period and period > 2:
+        period //= 2
+    width = fine_HW.shape[1] - fine_HW.shape[1] % period
+    if width < 8 * period:
+        return None
+    power_K = (np.abs(np.fft.rfft(fine_HW[:, :width], axis=1)) ** 2).mean(0)
+    power_K[0] = 0
+    total = float(power_K.sum())
+    if total <= 1e-9:
+        return 0.0
+    lines = [k * width // period for k in range(1, period // 2 + 1)]
+    return sum(max(float(power_K[k] - _floor(power_K, k)), 0.0) for k in lines) / total
+
+
+def _floor(power_K: Grey, k: int) -> float:
+    around = [i for i in (*range(k - 3, k), *range(k + 1, k + 4)) if 0 < i < len(power_K)]
+    return float(np.median(power_K[around]))
+
+
+@lru_cache(maxsize=256)
+def _named(colour: str) -> tuple[int, ...] | None:
+    try:
+        return ImageColor.getrgb(colour)[:3]
+    except ValueError:
+        return None
+
+
+def _rgb(colour: Any) -> tuple[int, ...] | None:
+    return _named(colour) if isinstance(colour, str) and len(colour) < 100 else None

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.textures import Colour, GridArtifacts, Sharpness, grid_energy, lab
+from tests.rewards.drawn import drew, filmed, noise
+
+
+def halves(left: str, right: str) -> Image.Image:
+    image = Image.new("RGB", (8, 4), left)
+    image.paste(right, (6, 0, 8, 4))
+    return image
+
+
+def landscape() -> Image.Image:
+    """Detail at every scale, as in photographs: noise whose amplitude falls with its frequency."""
+    rng = np.random.RandomState(0)
+    fy, fx = np.fft.fftfreq(256)[:, None], np.fft.rfftfreq(256)[None]
+    shape = 1 / np.maximum(np.hypot(fy, fx), 1 / 256)
+    field = np.fft.irfft2(np.fft.rfft2(rng.randn(256, 256)) * shape)
+    field = (field - field.min()) / np.ptp(field) * 255
+    return Image.fromarray(field.astype(np.uint8)).convert("RGB")
+
+
+def with_grid(image: Image.Image, period: int, by: int) -> Image.Image:
+    pixels = np.asarray(image).astype(int)
+    pixels[:, ::period] += by
+    return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
+
+
+def test_lab_of_known_colours() -> None:
+    """Published values of the sRGB primaries under D65."""
+    assert lab(np.array([255.0, 255, 255])) == pytest.approx([100, 0, 0], abs=0.02)
+    assert lab(np.array([0.0, 0, 0])) == pytest.approx([0, 0, 0], abs=1e-9)
+    assert lab(np.array([255.0, 0, 0])) == pytest.approx([53.24, 80.09, 67.20], abs=0.02)
+    assert lab(np.array([0.0, 0, 255])) == pytest.approx([32.30, 79.19, -107.86], abs=0.02)
+
+
+def test_colour_is_a_share_of_the_pixels() -> None:
+    picture = drew(halves("red", "blue"), colour="#0000fe")  # 6 columns of 8 are red; a shade off is near enough
+    assert Colour("red")([picture]) == [0.75]
+    assert Colour()([picture]) == [0.25]
+    assert Colour("red", tolerance=300)([picture]) == [1.0]
+    assert Colour("red", target=0.5)([picture]) == [0.75]
+    assert Colour("red")([filmed([halves("red", "blue"), halves("blue", "red")])]) == [0.5]
+
+
+def test_colour_of_nothing_or_of_no_colour_is_not_judged() -> None:
+    picture = halves("red", "blue")
+    rows = [
+        drew(None),
+        drew(picture),
+        drew(picture, colour="sharp"),
+        drew(picture, colour=7),
+        drew(picture, colour="red"),
+    ]
+    assert Colour()(rows) == [None, None, None, None, 0.75]
+
+
+def test_sharpness_by_hand() -> None:
+    """One white pixel in 7 x 7: the Laplacian is -4 * 255 there, 255 at its four neighbours, 0 elsewhere: mean 0."""
+    image = Image.new("L", (7, 7))
+    image.putpixel((3, 3), 255)
+    variance = (16 + 4) * 255**2 / 49
+    assert Sharpness(size=None)([drew(image)]) == pytest.approx([np.log10(1 + variance)])
+    assert Sharpness(size=None)([drew(Image.new("L", (7, 7), 90))]) == [0.0]
+
+
+def test_blur_lowers_sharpness_and_size_does_not_change_a_flat_picture() -> None:
+    sharp, soft = landscape(), landscape().filter(ImageFilter.GaussianBlur(2))
+    high, low, nothing = Sharpness()([drew(sharp), drew(soft), drew(None)])
+    assert nothing is None
+    assert (high or 0) > (low or 0) + 0.5
+    assert Sharpness(size=64)([drew(Image.new("RGB", (31, 90), "teal"))]) == [0.0]
+
+
+@pytest.mark.parametrize("period", [2, 4, 8, 16])
+def test_a_grid_on_a_picture_is_seen_in_either_direction(period: int) -> None:
+    clean, grid = landscape(), with_grid(landscape(), period, 40)
+    alarm = GridArtifacts()
+    plain, striped, turned = alarm([drew(clean), drew(grid), drew(grid.rotate(90, expand=True))])
+    assert (plain or 0) < 0.1
+    assert (striped or 0) > 0.15
+    assert turned == pytest.approx(striped, abs=0.05)
+
+
+def test_noise_and_flat_pictures_have_no_grid() -> None:
+    white, flat = GridArtifacts()([drew(noise(0, 256, 256)), drew(Image.new("RGB", (256, 256), "teal"))])
+    assert (white or 0) < 0.1
+    assert flat == 0.0
+
+
+def test_a_pure_grid_is_all_grid_and_other_periods_are_none() -> None:
+    stripes = np.zeros((128, 130))
+    stripes[:, ::8] = 255
+    assert grid_energy(stripes, 16) == pytest.approx(1, abs=0.1)  # the local mean at the edges is the rest
+    odd = np.tile((np.arange(130) % 11 < 5) * 255.0, (128, 1))
+    assert (grid_energy(odd, 16) or 0) < 0.2
+
+
+def test_small_pictures_are_judged_at_smaller_periods_or_not_at_all() -> None:
+    alarm = GridArtifacts()
+    stripes = with_grid(noise(0, 16, 16), 2, 100)
+    found, nothing, empty = alarm([drew(stripes), drew(noise(0, 15, 15)), drew(None)])
+    assert (found or 0) > 0.3
+    assert nothing is None
+    assert empty is None
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ConfigError, match="CSS name"):
+        Colour("reddish")
+    with pytest.raises(ConfigError, match="positive"):
+        Colour("red", tolerance=0)
+    with pytest.raises(ConfigError, match=r"\(0, 1\]"):
+        Colour("red", target=2)
+    with pytest.raises(ConfigError, match="power of two"):
+        GridArtifacts(period=12)
+    with pytest.raises(ConfigError, match="at least 3"):
+        Sharpness(size=1)
