@@ -78,7 +78,7 @@ def joined(prefixes: Sequence[Prefix]) -> Prefix:
     return Prefix(
         cache=_with_layers(prefixes[0].cache, layers),
         mask_NL=_joined_mask(prefixes, length),
-        next_position=torch.cat([prefix.next_position for prefix in prefixes], dim=-1),
+        next_position=_joined_positions([prefix.next_position for prefix in prefixes]),
         hidden_ND=torch.cat([prefix.hidden_ND for prefix in prefixes]),
         length=length,
     )
@@ -160,6 +160,12 @@ def _with_layers(cache: Cache, layers: Sequence[Any]) -> Cache:
 
 def _padded(states: Tensor, length: int) -> Tensor:
     return pad(states, (0, 0, length - states.shape[-2], 0))
+
+
+def _joined_positions(positions: Sequence[Tensor]) -> Tensor:
+    """Prompts without pictures may have one axis where others have three: it stands for all of them."""
+    axes = max((position.shape[:-1] for position in positions), key=len)
+    return torch.cat([position.expand(*axes, -1) for position in positions], dim=-1)
 
 
 def _joined_mask(prefixes: Sequence[Prefix], length: int) -> Tensor | None:

@@ -1,0 +1,96 @@
+"""Whole runs of a vision-language policy: processes, batches and resuming change nothing but rounding."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmgrpo import Trainer
+from mmgrpo.types import Prompt, Sample
+from tests.policies.tiny_language import picture, policy_of
+
+TEXTS = ("what number is this", "how many red squares do you see", "what is on the left", "say one word")
+SCRIPT = """
+import sys
+import torch
+from tests.test_trainer_language import trained, weights
+trainer = trained(sys.argv[1])
+if trainer.job.is_main:
+    torch.save(weights(trainer), sys.argv[2])
+"""
+
+
+def prompts() -> list[Prompt]:
+    """Different lengths and pictures; the last has none."""
+    return [Prompt(text, images=[picture(16 + 8 * k, 16, k)] * (k < 3)) for k, text in enumerate(TEXTS)]
+
+
+def vowels(samples: list[Sample]) -> list[float]:
+    return [sum((sample.text or "").count(letter) for letter in "aeiou") / 10 for sample in samples]
+
+
+def trained(
+    output: Path | str, *, settings: dict[str, Any] | None = None, resume: Path | None = None, **config: Any
+) -> Trainer:
+    """Two steps with a top-entropy mask, so that processes must agree on a quantile."""
+    values: dict[str, Any] = {
+        "output": str(output),
+        "steps": 2,
+        "rollout": {"prompts_per_step": 4, "group_size": 4},
+        "objective": {
+            "selections": [{"name": "top_entropy", "share": 0.5}],
+            "aggregate": "decision_mean",
+            "divergence": "k3",
+            "kl_beta": 0.05,
+        },
+        "update": {"minibatches": 2, "lr": 1e-3, "eps": 1e-3, "ema": {"decay": 0.5}},  # AdamW blows up roundings
+        "runtime": {"device": "cpu"},
+        **config,
+    }
+    trainer = Trainer(policy_of("qwen2.5-vl", **(settings or {})), {"vowels": vowels}, prompts(), values, resume=resume)
+    trainer.train()
+    return trainer
+
+
+def weights(trainer: Trainer) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])
+
+
+def test_two_processes_make_the_updates_of_one(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", str(script)]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
+    result = tmp_path / "two.pt"
+    subprocess.run(
+        [*command, str(tmp_path / "two"), str(result)], check=True, env=environment, timeout=400, capture_output=True
+    )
+    alone = weights(trained(tmp_path / "one"))
+    assert float((torch.load(result) - alone).abs().max()) < 2e-5
+
+
+@pytest.mark.parametrize(
+    "settings", [{"rollout_batch": 3, "update_tokens": 60}, {"share_prefix": False}, {"head_bytes": 1}], ids=str
+)
+def test_batches_change_nothing(settings: dict[str, Any], tmp_path: Path) -> None:
+    plain, other = trained(tmp_path / "a"), trained(tmp_path / "b", settings=settings)
+    assert float((weights(plain) - weights(other)).abs().max()) < 2e-5
+    assert (
+        float((weights(plain) - torch.cat([p.flatten() for p in policy_of("qwen2.5-vl").trainable])).abs().max()) > 1e-3
+    )
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    whole = trained(tmp_path / "whole", checkpoint={"every": 1})
+    resumed = trained(tmp_path, resume=whole.folder.path / "checkpoints" / "step-000001", checkpoint={"every": 1})
+    assert torch.equal(weights(resumed), weights(whole))
+    steps = [json.loads(line)["step"] for line in (whole.folder.path / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 1, 2, 2]
