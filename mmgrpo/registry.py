@@ -62,6 +62,9 @@ REWARDS: Mapping[str, str] = {
     "image_similarity": "mmgrpo.rewards.similarity:ImageSimilarity",
     "edit_consistency": "mmgrpo.rewards.similarity:EditConsistency",
     "edit_direction": "mmgrpo.rewards.similarity:EditDirection",
+    "motion": "mmgrpo.rewards.motion:Motion",
+    "temporal_consistency": "mmgrpo.rewards.motion:TemporalConsistency",
+    "frame_mean": "mmgrpo.rewards.motion:FrameMean",
 }
 
 EXAMPLES: Mapping[str, str] = {
