@@ -83,9 +83,8 @@ def test_two_processes_make_the_updates_of_one(tmp_path: Path) -> None:
 def test_batches_change_nothing(settings: dict[str, Any], tmp_path: Path) -> None:
     plain, other = trained(tmp_path / "a"), trained(tmp_path / "b", settings=settings)
     assert float((weights(plain) - weights(other)).abs().max()) < 2e-5
-    assert (
-        float((weights(plain) - torch.cat([p.flatten() for p in policy_of("qwen2.5-vl").trainable])).abs().max()) > 1e-3
-    )
+    untrained = torch.cat([parameter.flatten() for parameter in policy_of("qwen2.5-vl").trainable])
+    assert float((weights(plain) - untrained).abs().max()) > 1e-4
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
