@@ -89,6 +89,7 @@ def assembled(
             text=tokenizer.decode(completion.token_T, skip_special_tokens=True),
             tokens=completion.token_T.tolist(),
             finished=completion.finished,
+            logprob=float(completion.logprob_T.mean()),
         )
         for (prompt, group, member), completion in zip(identities, completions, strict=True)
     ]

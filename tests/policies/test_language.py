@@ -392,3 +392,9 @@ def test_a_rescored_rollout_is_scored_by_the_update() -> None:
         gaps.append(largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT))
     assert gaps[0] > 1e-4
     assert gaps[1] == 0.0
+
+
+def test_a_sample_carries_its_mean_log_probability() -> None:
+    rollout = rollout_of(policy_of("llama"), "llama")
+    mean_B = (rollout.old_logprob_BT * rollout.mask_BT).sum(1) / rollout.mask_BT.sum(1)
+    assert [sample.logprob for sample in rollout.samples] == pytest.approx(mean_B.tolist())
