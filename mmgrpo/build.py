@@ -18,7 +18,7 @@ from mmgrpo.loading import explain_validation
 from mmgrpo.maths.aggregates import AGGREGATES
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.ratios import BOUNDS
-from mmgrpo.maths.schedules import SCHEDULES
+from mmgrpo.maths.schedules import SCHEDULES, WEIGHT_SCHEDULES
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
@@ -26,7 +26,7 @@ from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.maths.windows import WINDOWS
 from mmgrpo.policy import Policy, Scheduled
 from mmgrpo.registry import resolve, suggestion
-from mmgrpo.scoring import NamedReward, as_reward
+from mmgrpo.scoring import Gate, NamedReward, as_reward
 from mmgrpo.types import Plan
 
 _NESTED = ("of", "likelihood")  # settings of a reward that name another one
@@ -61,7 +61,7 @@ def build_rewards(configs: Sequence[RewardConfig]) -> list[NamedReward]:
 
     Raises ConfigError for unknown names or settings.
     """
-    return [NamedReward(reward.label or reward.name, _built_reward(reward), reward.weight) for reward in configs]
+    return [_named_reward(reward) for reward in configs]
 
 
 def build_objective(config: ObjectiveConfig) -> Objective:
@@ -178,6 +178,23 @@ def _named(where: str, functions: Mapping[str, Callable[..., Any]], name: str) -
     return functions[name]
 
 
+def _named_reward(config: RewardConfig) -> NamedReward:
+    schedule = config.schedule and bound(f"rewards ({config.known_as}).schedule", WEIGHT_SCHEDULES, config.schedule)
+    if schedule is not None:
+        schedule(0)  # numbers that do not go together are said now
+    return NamedReward(
+        config.known_as,
+        _built_reward(config),
+        config.weight,
+        gate=config.gate and Gate(config.gate.reward, config.gate.at_least, config.gate.closed),
+        clip=config.clip,
+        schedule=schedule,
+        timeout_s=config.timeout_s,
+        concurrent=config.concurrent,
+        deterministic=config.deterministic,
+    )
+
+
 def _built_reward(config: RewardConfig) -> Any:
     target = resolve("rewards", config.name)
     settings = {name: _reward_setting(config.name, name, value) for name, value in config.numbers.items()}
@@ -200,9 +217,11 @@ def _reward_setting(owner: str, setting: str, value: Any) -> Any:
         nested = RewardConfig.model_validate(value)
     except ValidationError as error:
         raise ConfigError(f"reward {owner}: {setting}: {explain_validation(error, RewardConfig)}") from None
-    if {"weight", "label"} & nested.model_fields_set:
+    counted = sorted((nested.model_fields_set & RewardConfig.model_fields.keys()) - {"name"})
+    if counted:
         raise ConfigError(
-            f"reward {owner}: {setting}: a reward within another has no weight and no label; leave them out"
+            f"reward {owner}: {setting}: a reward within another does not count by itself; leave out "
+            f"{', '.join(counted)}"
         )
     built = _built_reward(nested)
     return as_reward(built) if is_reward else built

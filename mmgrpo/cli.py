@@ -97,12 +97,13 @@ def evaluate(config: Config, overrides: Overrides = None, checkpoint: Checkpoint
         from mmgrpo.errors import ConfigError
         from mmgrpo.evaluation import judge
         from mmgrpo.job import Job
+        from mmgrpo.scoring import Scorer
         from mmgrpo.trainer import load_prompts_of
 
         settings = _settings(config, overrides)
         if settings.evaluation is None:
             raise ConfigError("the configuration has no evaluation: section; say which prompts to judge")
-        judges = build_rewards(settings.evaluation.rewards or settings.rewards)
+        judges = Scorer(build_rewards(settings.evaluation.rewards or settings.rewards), max_failure_frac=1.0)
         prompts = load_prompts_of(settings.evaluation.prompts)
         judged = judge(_policy(settings, checkpoint), prompts, judges, settings.evaluation, Job(Accelerator()))
         if judged is not None:
@@ -141,6 +142,37 @@ def explain(config: Config, overrides: Overrides = None) -> None:
         from mmgrpo.explain import explanation
 
         typer.echo(explanation(_settings(config, overrides)))
+
+
+@app.command("serve-rewards")
+def serve_rewards(
+    config: Config,
+    overrides: Overrides = None,
+    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 is every one of the machine's")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen on")] = 8000,
+    token_variable: Annotated[str | None, typer.Option(help="environment variable with the bearer token")] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="samples judged in one call")] = 64,
+    window_ms: Annotated[float, typer.Option(min=0, help="how long a request waits for others")] = 5.0,
+    max_body_mb: Annotated[int, typer.Option(min=1, help="largest request, in MiB")] = 256,
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="time that judging a request may take")] = 300.0,
+) -> None:
+    """Serves the configuration's rewards to runs elsewhere, whose reward is then named remote."""
+    with _plain_errors():
+        from mmgrpo.build import build_rewards
+        from mmgrpo.registry import import_attribute
+
+        app_module = "mmgrpo.serving.app"
+        make_app, serve, limits_of, token_of = (
+            import_attribute(f"{app_module}:{name}") for name in ("make_app", "serve", "Limits", "token_of")
+        )
+        limits = limits_of(
+            max_batch=max_batch, window_s=window_ms / 1000, max_body=max_body_mb * 2**20, score_timeout_s=timeout_s
+        )
+        rewards = build_rewards(_settings(config, overrides).rewards)
+        app = make_app(rewards, limits=limits, token=token_of(token_variable))
+        served = ", ".join(reward.name for reward in rewards)
+        console.print(f"serving {served} at http://{host}:{port}/score", highlight=False, soft_wrap=True)
+        serve(app, host=host, port=port)
 
 
 @app.command()

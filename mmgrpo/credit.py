@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmgrpo.config import AdvantageConfig
 from mmgrpo.maths.advantages import ADVANTAGES, clamp_advantage, gdpo_advantage
+from mmgrpo.maths.combinations import COMBINATIONS, weighted_sum
 from mmgrpo.types import Rollout, Scores
 
 
@@ -22,11 +23,16 @@ class Credit:
         keep_B: bool, whether the sample is trained on and counts: whether any reward applied to it, and with
             ``equal_groups: drop``, whether its group teaches anything.
         zero_std_frac: share of the groups that teach nothing, all their advantages being 0.
+        total_B: float32, the rewards as one, where any applied: what was compared, or their weighted sum where rewards
+            are normalised first.
+        scored_B: bool, whether any reward of a weight other than 0 applied to the sample.
     """
 
     advantage_B: Tensor
     keep_B: Tensor
     zero_std_frac: float
+    total_B: Tensor
+    scored_B: Tensor
 
 
 def merged_scores(parts: Sequence[Scores]) -> Scores:
@@ -37,6 +43,12 @@ def merged_scores(parts: Sequence[Scores]) -> Scores:
         value_BR=torch.cat([part.value_BR for part in parts]),
         valid_BR=torch.cat([part.valid_BR for part in parts]),
         failures={name: sum(part.failures.get(name, 0) for part in parts) for name in parts[0].names},
+        explanations={
+            name: [said for part in parts for said in part.explanations.get(name, [None] * len(part.value_BR))]
+            for name in parts[0].names
+            if any(name in part.explanations for part in parts)
+        },
+        cached={name: sum(part.cached[name] for part in parts) for name in parts[0].cached},
     )
 
 
@@ -81,25 +93,32 @@ def counted(rollout: Rollout, keep_B: Tensor, truncated: str) -> Counted:
 
 def form_credit(scores: Scores, group_size: int, config: AdvantageConfig) -> Credit:
     """Group-relative advantages of whole groups, prompt-major."""
+    R = len(scores.names)
+    reward_RPG, valid_RPG = (matrix.T.reshape(R, -1, group_size) for matrix in (scores.value_BR, scores.valid_BR))
+    valid_PG = scores.scored_B.reshape(-1, group_size)
+    total_PG = weighted_sum(reward_RPG, scores.weight_R, valid_RPG)
     if config.scale == "gdpo":
-        R = len(scores.names)
-        reward_RPG, valid_RPG = (matrix.T.reshape(R, -1, group_size) for matrix in (scores.value_BR, scores.valid_BR))
-        advantage_PG = gdpo_advantage(reward_RPG, scores.weight_R, valid_RPG, **config.numbers)
+        part_RPG = valid_RPG & (scores.weight_R != 0)[:, None, None]
+        advantage_PG = gdpo_advantage(reward_RPG, scores.weight_R, part_RPG, **config.numbers)
     else:
-        reward_PG, valid_PG = scores.total_B.reshape(-1, group_size), scores.scored_B.reshape(-1, group_size)
+        combine = COMBINATIONS[config.combine.name]
+        reward_PG = combine(reward_RPG, scores.weight_R, valid_RPG, **config.combine.numbers)
         advantage_PG = ADVANTAGES[config.scale](reward_PG, valid_PG, **config.numbers)
+        total_PG = total_PG if config.combine.name == "normalised_sum" else reward_PG
     if config.clamp is not None:
         advantage_PG = clamp_advantage(advantage_PG, limit=config.clamp)
     dead_P = (advantage_PG == 0).all(1)
     keep_B = scores.scored_B
     if config.equal_groups == "drop":
         keep_B = keep_B & ~dead_P.repeat_interleave(group_size)
-    return Credit(advantage_PG.flatten(), keep_B, float(dead_P.float().mean()))
+    return Credit(
+        advantage_PG.flatten(), keep_B, float(dead_P.float().mean()), total_PG.flatten(), scored_B=scores.scored_B
+    )
 
 
-def reward_metrics(scores: Scores) -> dict[str, float]:
-    """What a run logs of its rewards: means and spreads over the samples each applied to."""
-    total = scores.total_B[scores.scored_B]
+def reward_metrics(scores: Scores, credit: Credit) -> dict[str, float]:
+    """What a run logs of its rewards: what each gave, over the samples it applied to, and what they came to."""
+    total = credit.total_B[credit.scored_B]
     metrics = {
         "reward/mean": float(total.mean()) if len(total) else 0.0,
         "reward/std": float(total.std(correction=0)) if len(total) else 0.0,
@@ -111,4 +130,6 @@ def reward_metrics(scores: Scores) -> dict[str, float]:
             metrics[f"reward/{name}/std"] = float(values.std(correction=0))
         metrics[f"reward/{name}/applies_frac"] = len(values) / len(scores.value_BR)
         metrics[f"reward/{name}/failed_frac"] = scores.failures.get(name, 0) / len(scores.value_BR)
+        if name in scores.cached:
+            metrics[f"reward/{name}/cached_frac"] = scores.cached[name] / len(scores.value_BR)
     return metrics

@@ -28,8 +28,8 @@ from mmgrpo.config import RunConfig
 from mmgrpo.errors import ConfigError, DataError, MmgrpoError, ReplayError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy
-from mmgrpo.scoring import NamedReward, score
-from mmgrpo.trainer import ROLLOUT_SEED, named_rewards
+from mmgrpo.scoring import NamedReward, named_rewards, score
+from mmgrpo.trainer import ROLLOUT_SEED
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
 
 NUM_PROMPTS = 2

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mmgrpo.config import EvaluationConfig
 from mmgrpo.job import Job
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy
-from mmgrpo.scoring import NamedReward, score
+from mmgrpo.scoring import Scorer
 from mmgrpo.types import Plan, Prompt, Sample, Scores
 
 
@@ -40,19 +40,18 @@ class Judged:
         """At most ``limit`` samples with their scores, members taken in turn so that every prompt has its share."""
         in_turn = sorted(range(len(self.samples)), key=lambda row: (self.samples[row].member, self.samples[row].group))
         rows = sorted(in_turn[:limit], key=lambda row: (self.samples[row].group, self.samples[row].member))
-        scores = replace(self.scores, value_BR=self.scores.value_BR[rows], valid_BR=self.scores.valid_BR[rows])
-        return [self.samples[row] for row in rows], scores
+        return [self.samples[row] for row in rows], self.scores.rows(rows)
 
 
 def judge(
-    policy: Policy, prompts: Sequence[Prompt], rewards: Sequence[NamedReward], config: EvaluationConfig, job: Job
+    policy: Policy, prompts: Sequence[Prompt], judges: Scorer, config: EvaluationConfig, job: Job
 ) -> Judged | None:
     """Draws ``samples_per_prompt`` for every prompt and asks the judges once about all of them together.
 
     Args:
         policy: what draws; its noise is off.
         prompts: the held-out prompts of the whole job; each process draws its own share of them.
-        rewards: the judges.
+        judges: the rewards to ask; none of their failures stops an evaluation if it is made so.
         config: how many samples, and their seed.
         job: the processes.
 
@@ -74,4 +73,4 @@ def judge(
     if not job.is_main:
         return None
     everyones.sort(key=lambda sample: (sample.group, sample.member))
-    return Judged(everyones, score(everyones, rewards, max_failure_frac=1.0))
+    return Judged(everyones, judges(everyones))

@@ -55,6 +55,8 @@ def write_samples(
                     if bool(scores.valid_BR[row, r])
                 },
             }
+            explained = {name: said[row] for name, said in scores.explanations.items() if said[row] is not None}
+            line |= {"explanations": explained} if explained else {}
             if sample.text is not None:
                 if id(sample.prompt) not in shown:
                     shown[id(sample.prompt)] = _about(sample.prompt, folder)

@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor
 
-from mmgrpo.build import build_objective, build_optimizer, build_plan, build_rewards, build_schedule
+from mmgrpo.build import bound, build_objective, build_optimizer, build_plan, build_rewards, build_schedule
 from mmgrpo.checkpoint import Place, load_checkpoint, newest_checkpoint, save_checkpoint
 from mmgrpo.config import RunConfig
 from mmgrpo.credit import Credit, counted, form_credit, merged_scores, penalised, reward_metrics
@@ -26,12 +26,14 @@ from mmgrpo.job import Job
 from mmgrpo.learner import accumulate_gradient, measured
 from mmgrpo.loading import validated
 from mmgrpo.maths.aggregates import count
+from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy
 from mmgrpo.progress import Progress
 from mmgrpo.prompts import PromptStream, load_prompts
 from mmgrpo.samples import completion_metrics
-from mmgrpo.scoring import NamedReward, score
+from mmgrpo.scoring import NamedReward, Scorer, named_rewards
+from mmgrpo.scoring.shaping import shaped
 from mmgrpo.tracking import RunFolder, fresh_folder, make_accelerator, start_trackers
 from mmgrpo.types import Prompt, Rollout, Sample, Scores
 from mmgrpo.warmup import Warmup
@@ -71,6 +73,8 @@ class Trainer:
         self.config = config if isinstance(config, RunConfig) else validated(config)
         self.policy = policy
         self.rewards = named_rewards(rewards)
+        cache_mb = self.config.reward_cache_mb
+        self.scorer = Scorer(self.rewards, max_failure_frac=self.config.max_reward_failure_frac, cache_mb=cache_mb)
         self.job = Job(accelerator or make_accelerator(self.config))
         self.stream = PromptStream(
             [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts],
@@ -80,6 +84,7 @@ class Trainer:
         )
         self.job.share(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
         self.objective = build_objective(self.config.objective)
+        bound("advantage.combine", COMBINATIONS, self.config.advantage.combine)
         build_plan(self.config, policy, 0, (0,))
         update = self.config.update
         self.parameters = policy.trainable
@@ -98,7 +103,8 @@ class Trainer:
             Warmup(policy, self.config.warmup, seed=self.config.seed, job=self.job) if self.config.warmup else None
         )
         evaluation = self.config.evaluation
-        self.judges = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else self.rewards
+        judges = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else self.rewards
+        self.judges = Scorer(judges, max_failure_frac=1.0, cache_mb=cache_mb)
         self.held_out = load_prompts_of(evaluation.prompts) if evaluation else []
         self.step, self.warmup_step = 0, 0
         self._stop = False
@@ -143,9 +149,14 @@ class Trainer:
         if self.config.advantage.divergence is not None:
             known = measured(self.policy, rollout, self.config.advantage.divergence)
             rollout, divergence_B = known.rollout, known.divergence_B
-        scores = self._score(rollout, divergence_B)
-        credit = form_credit(scores, self.config.rollout.group_size, self.config.advantage)
-        metrics = reward_metrics(scores) | self._completions(rollout.samples)
+        scores = self._score(rollout.samples)
+        counting = shaped(scores, self.rewards, self.step)
+        weighed = counting.scores
+        if divergence_B is not None:
+            penalty = torch.cat(self.job.gather(divergence_B.cpu())), self.config.advantage.kl_beta
+            scores, weighed = penalised(scores, *penalty), penalised(weighed, *penalty)
+        credit = form_credit(weighed, self.config.rollout.group_size, self.config.advantage)
+        metrics = reward_metrics(scores, credit) | dict(counting.metrics) | self._completions(rollout.samples)
         metrics |= {
             "groups/zero_std_frac": credit.zero_std_frac,
             "time/rollout_s": drawn - clock,
@@ -217,13 +228,11 @@ class Trainer:
             self.average.update()
         return float(norm)
 
-    def _score(self, rollout: Rollout, divergence_B: Tensor | None) -> Scores:
+    def _score(self, samples: Sequence[Sample]) -> Scores:
         """The scores of the whole job; a reward that fails too often on one process stops all of them."""
         mine: Scores | RewardError
         try:
-            mine = score(rollout.samples, self.rewards, max_failure_frac=self.config.max_reward_failure_frac)
-            if divergence_B is not None:
-                mine = penalised(mine, divergence_B, self.config.advantage.kl_beta)
+            mine = self.scorer(samples)
         except RewardError as error:
             mine = error
         parts = self.job.gather(mine)
@@ -345,19 +354,6 @@ class Trainer:
             signal.signal(signal.SIGINT, before)
 
 
-def named_rewards(rewards: Any) -> list[NamedReward]:
-    """Rewards with their names. Raises ConfigError if there are none."""
-    if not rewards:
-        raise ConfigError("there are no rewards: give at least one")
-    if isinstance(rewards, Mapping):
-        return [NamedReward(name, function) for name, function in rewards.items()]
-    return [reward if isinstance(reward, NamedReward) else NamedReward(_own_name(reward), reward) for reward in rewards]
-
-
 def load_prompts_of(config: Any) -> list[Prompt]:
     """The prompts a ``prompts:`` section names."""
     return load_prompts(config.source, split=config.split, text_column=config.text_column, limit=config.limit)
-
-
-def _own_name(function: Any) -> str:
-    return getattr(function, "__name__", None) or type(function).__name__

@@ -5,6 +5,7 @@ Axes: B samples in prompt-major order, T decisions, P prompts, G group size, R r
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -220,6 +221,31 @@ class Evaluation:
                 raise ShapeError(f"{name} must have the shape of logprob_BT, got {_describe(tensor)}")
 
 
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A reward's value with what it rests on; a reward may give one in place of a number.
+
+    Attributes:
+        value: the number; NaN or infinity where judging failed.
+        explanation: what people may want to see of it, small and of what JSON knows; see ``docs/rewards.md`` for the
+            keys that the report draws.
+    """
+
+    value: float
+    explanation: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.explanation, Mapping):
+            raise DataError(f"Score.explanation must be a mapping, got {type(self.explanation).__name__}")
+        try:
+            json.dumps(dict(self.explanation), allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DataError(f"Score.explanation must hold what JSON can: {error}") from error
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
     """What the rewards said, reward by reward; a reward that does not apply to a sample is masked, never a number.
@@ -229,7 +255,9 @@ class Scores:
         weight_R: float32 weights.
         value_BR: float32 scores; 0 where ``valid_BR`` is False.
         valid_BR: bool, whether the reward applied and gave a finite number.
-        failures: per reward, how many samples it failed on (raised, or gave NaN or infinity).
+        failures: per reward, how many samples it failed on (raised, took too long, or gave NaN or infinity).
+        explanations: per reward that explains itself, one entry per sample; None where it said nothing.
+        cached: per reward whose results are kept, for how many samples it was not asked.
     """
 
     names: tuple[str, ...]
@@ -237,6 +265,8 @@ class Scores:
     value_BR: Tensor
     valid_BR: Tensor
     failures: Mapping[str, int] = field(default_factory=dict)
+    explanations: Mapping[str, Sequence[Mapping[str, Any] | None]] = field(default_factory=dict)
+    cached: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         R = len(self.names)
@@ -246,16 +276,23 @@ class Scores:
             raise ShapeError(f"valid_BR must be bool of shape {tuple(self.value_BR.shape)}")
         if not torch.isfinite(self.value_BR).all():
             raise ShapeError("value_BR must be finite; mask what does not apply with valid_BR")
+        wrong = {name: len(said) for name, said in self.explanations.items() if len(said) != len(self.value_BR)}
+        if wrong:
+            raise ShapeError(f"explanations must be one per sample, of {len(self.value_BR)}, got {wrong}")
 
-    @property
-    def total_B(self) -> Tensor:
-        """Weighted sum of the rewards that apply to each sample."""
-        return (self.value_BR * self.valid_BR * self.weight_R).sum(1)
+    def rows(self, chosen: Sequence[int]) -> Scores:
+        """The scores of some samples, in that order; counts stay those of all."""
+        return replace(
+            self,
+            value_BR=self.value_BR[list(chosen)],
+            valid_BR=self.valid_BR[list(chosen)],
+            explanations={name: [said[row] for row in chosen] for name, said in self.explanations.items()},
+        )
 
     @property
     def scored_B(self) -> Tensor:
-        """Whether any reward applied to the sample."""
-        return self.valid_BR.any(1)
+        """Whether any reward of a weight other than 0 applied to the sample."""
+        return (self.valid_BR & (self.weight_R != 0)).any(1)
 
 
 def _describe(tensor: Tensor) -> str:

@@ -35,7 +35,7 @@ CONTRACTS = {"errors", "types", "media", "maths", "policy", "reward"}
 MAX_LINES = 400
 MAX_ABSTRACT_METHODS = 6
 
-EXTENSIBLE = {"mmgrpo.config.Section", "mmgrpo.config.Named"}
+EXTENSIBLE = {"mmgrpo.config.sections.Section", "mmgrpo.config.sections.Named"}
 """Data, not behaviour: a section of the configuration adds its keys. Exceptions are the other hierarchy there is."""
 
 

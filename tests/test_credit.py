@@ -36,13 +36,14 @@ def rollout_of(finished: list[bool], lengths: list[int]) -> Rollout:
 def test_divergence_is_taken_off_the_reward_before_the_baseline() -> None:
     # rewards 2, 4, 0, -; divergences 1, 3, 5, 7 at 0.5: 1.5, 2.5, -2.5, -
     scores = penalised(scores_of([1.0, 2.0, 0.0, None]), torch.tensor([1.0, 3.0, 5.0, 7.0]), 0.5)
-    torch.testing.assert_close(scores.total_B, torch.tensor([1.5, 2.5, -2.5, 0.0]))
     assert scores.scored_B.tolist() == [True, True, True, False]
     config = AdvantageConfig.model_validate({"scale": "leave_one_out", "kl_beta": 0.5, "divergence": "k1"})
     credit = form_credit(scores, 4, config)
     # 1.5 - (2.5 - 2.5) / 2, 2.5 - (1.5 - 2.5) / 2, -2.5 - (1.5 + 2.5) / 2
     torch.testing.assert_close(credit.advantage_B, torch.tensor([1.5, 3.0, -4.5, 0.0]))
-    metrics = reward_metrics(scores)
+    torch.testing.assert_close(credit.total_B[:3], torch.tensor([1.5, 2.5, -2.5]))
+    assert credit.scored_B.tolist() == [True, True, True, False]
+    metrics = reward_metrics(scores, credit)
     assert metrics["reward/kl/mean"] == pytest.approx(3.0)
     assert metrics["reward/right/mean"] == pytest.approx(1.0)
 

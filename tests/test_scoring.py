@@ -37,7 +37,7 @@ class TestScores:
         scores = score(FOUR, [length, is_b])
         assert scores.names == ("length", "is_b")
         assert scores.value_BR.tolist() == [[1, 0], [2, 1], [3, 0], [4, 0]]
-        assert scores.total_B.tolist() == [0.5, 2 * 0.5 - 1, 1.5, 2.0]
+        assert scores.weight_R.tolist() == [0.5, -1]
         assert scores.failures == {"length": 0, "is_b": 0}
 
     def test_none_does_not_apply_and_is_no_failure(self):
@@ -82,7 +82,7 @@ class TestFailures:
 
     def test_a_reward_that_raises_stops_the_run_and_says_why(self):
         expected = (
-            r"'ocr' failed on 4 of 4 samples \(100%\).*at most 25%.*TimeoutError: no answer in 10 s.*max_failure_frac"
+            r"'ocr' failed on 4 of 4 samples \(100%\).*at most 25%.*TimeoutError: no answer in 10 s.*max_reward_failure_frac"
         )
         with pytest.raises(RewardError, match=expected) as caught:
             score(FOUR, [NamedReward("ocr", self.broken)])
@@ -93,7 +93,6 @@ class TestFailures:
         scores = score(FOUR, rewards, max_failure_frac=1.0)
         score(FOUR, rewards, max_failure_frac=1.0)
         assert scores.valid_BR.tolist() == [[False, True]] * 4
-        assert scores.total_B.tolist() == [1.0] * 4
         assert scores.failures == {"flaky": 4, "sound": 0}
         warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
         assert [record.exc_info is not None for record in warnings] == [True, False]

@@ -1,10 +1,12 @@
-"""Learning-rate schedules: the factor on the base rate at an update."""
+"""Schedules: the factor on the learning rate at an update, and on the weight of a reward at a step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+
+from mmgrpo.errors import ConfigError
 
 
 def constant(update: int, *, num_updates: int, num_warmup: int, floor: float) -> float:
@@ -44,3 +46,30 @@ SCHEDULES: Mapping[str, Callable[..., float]] = MappingProxyType(
     {"constant": constant, "linear": linear, "cosine": cosine}
 )
 """Schedules by the name that ``update.schedule`` uses."""
+
+
+def constant_weight(step: int) -> float:
+    """The weight as it is: a factor of 1 at every step.
+
+    Units: steps -> factor.
+    """
+    return 1.0
+
+
+def linear_weight(step: int, *, initial: float, final: float, start: int = 0, end: int) -> float:
+    """A line from one factor at one step to another at a later one; level before and after.
+
+    factor = initial + (final - initial) * (step - start) / (end - start), held within start <= step <= end.
+
+    Units: steps, counted from 0 -> factor.   Raises: ConfigError unless start < end.
+    """
+    if not start < end:
+        raise ConfigError(f"a linear schedule ends after it starts, got start = {start} and end = {end}")
+    share = (min(max(step, start), end) - start) / (end - start)
+    return initial + (final - initial) * share
+
+
+WEIGHT_SCHEDULES: Mapping[str, Callable[..., float]] = MappingProxyType(
+    {"constant": constant_weight, "linear": linear_weight}
+)
+"""Schedules of a reward's weight by the name that ``rewards[].schedule`` uses; called with the step, from 0."""

@@ -1,77 +1,25 @@
-"""Asks every reward about every sample, and keeps apart what does not apply, what failed and what is zero."""
+"""Reward functions written for TRL, as they are: called by keyword with lists of prompts, completions and columns."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from inspect import Parameter, isawaitable, signature
 from typing import Any, final
-
-import torch
 
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.media import Gallery
 from mmgrpo.reward import Reward
-from mmgrpo.types import Prompt, Sample, Scores
+from mmgrpo.scoring.reading import listed
+from mmgrpo.types import Prompt, Sample
 
 logger = logging.getLogger(__name__)
 
 _GIVEN = ("prompts", "completions", "completion_ids", "image", "images", "videos")
 _LOGGING = ("log_extra", "log_metric")
 _ABSENT = ("trainer_state", "environments")
-_traceback_shown: set[str] = set()  # reward names; one traceback per reward and process is enough
-
-
-@dataclass(frozen=True, slots=True)
-class NamedReward:
-    """A reward, what it is called in the metrics, and its weight in the total.
-
-    Attributes:
-        name: the NAME of ``reward/NAME/mean``.
-        function: a ``Reward``, or a function in TRL's form, which is adapted here.
-        weight: factor in the weighted sum; negative punishes, 0 only reports.
-    """
-
-    name: str
-    function: Callable[..., Sequence[float | None]]
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise ConfigError("a reward needs a name that is not empty")
-        if not math.isfinite(self.weight):
-            raise ConfigError(f"weight of reward '{self.name}' must be a finite number, got {self.weight}")
-        object.__setattr__(self, "function", as_reward(self.function))
-
-
-def score(samples: Sequence[Sample], rewards: Sequence[NamedReward], *, max_failure_frac: float = 0.25) -> Scores:
-    """Calls every reward once, on all samples.
-
-    None means that the reward does not apply to the sample. NaN and infinity (in float32) count as failures of that
-    sample; a reward that raises fails on every sample of the call. What failed is masked and counted, never a zero.
-
-    A reward that can fail on single samples should return NaN for those.
-
-    Raises: ConfigError for no rewards or two of one name; RewardError at once for a reward that returns the wrong
-    number of values or something other than numbers, or raises RewardError itself, and when a reward fails on more
-    than ``max_failure_frac`` of the samples.
-    """
-    names = tuple(reward.name for reward in rewards)
-    if not rewards or len(set(names)) != len(names):
-        raise ConfigError(f"rewards must be one or more, each with its own name, got {list(names)}")
-    columns = [_score_one(samples, reward, max_failure_frac) for reward in rewards]
-    value_BR = torch.stack([column.value_B for column in columns], dim=1)
-    return Scores(
-        names=names,
-        weight_R=torch.tensor([reward.weight for reward in rewards], dtype=torch.float32),
-        value_BR=value_BR,
-        valid_BR=torch.stack([column.valid_B for column in columns], dim=1),
-        failures={name: column.num_failed for name, column in zip(names, columns, strict=True)},
-    )
 
 
 def as_reward(function: Callable[..., Any]) -> Reward:
@@ -154,7 +102,7 @@ class TrlReward:
                 _name(self._function), self._required, have,
             )  # fmt: skip
             return [None] * len(samples)
-        given = _as_list(self._called([samples[i] for i in rows]), len(rows))
+        given = listed(self._called([samples[i] for i in rows]), len(rows))
         values: list[Any] = [None] * len(samples)
         for i, value in zip(rows, given, strict=True):
             values[i] = value
@@ -186,80 +134,6 @@ class TrlReward:
         if "image" in self._named:
             arguments["image"] = _of_each_prompt(samples, lambda prompt: next(iter(Gallery(prompt.images)), None))
         return {name: list_ for name, list_ in arguments.items() if self._anything or name in self._named}
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    value_B: torch.Tensor
-    valid_B: torch.Tensor
-    num_failed: int
-
-
-def _score_one(samples: Sequence[Sample], reward: NamedReward, max_failure_frac: float) -> _Column:
-    B = len(samples)
-    try:
-        returned = reward.function(samples)
-    except RewardError as error:
-        raise RewardError(f"reward '{reward.name}': {error}") from error
-    except Exception as error:  # a reward is foreign code: whatever it raises is a counted failure
-        _log_failure(reward.name, B, error)
-        if max_failure_frac < 1:
-            reason = f"it raised {type(error).__name__}: {error}"
-            raise RewardError(_too_many(reward.name, B, B, max_failure_frac, reason)) from error
-        return _Column(torch.zeros(B), torch.zeros(B, dtype=torch.bool), B)
-    column = _read(reward.name, returned, B)
-    if column.num_failed > max_failure_frac * B:
-        raise RewardError(_too_many(reward.name, column.num_failed, B, max_failure_frac, "it gave NaN or infinity"))
-    return column
-
-
-def _too_many(name: str, num_failed: int, B: int, max_failure_frac: float, reason: str) -> str:
-    return (
-        f"reward '{name}' failed on {num_failed} of {B} samples ({num_failed / B:.0%}), where at most "
-        f"{max_failure_frac:.0%} may fail: {reason}. Mend the reward, let it return None for samples that it does not "
-        f"apply to, or raise max_failure_frac if such failures are expected."
-    )
-
-
-def _read(name: str, returned: Any, B: int) -> _Column:
-    """The returned values as float32; what is None or not finite is masked, and the latter counted."""
-    try:
-        values = _as_list(returned, B)
-        numbers = [math.nan if value is None else _as_number(value) for value in values]
-    except RewardError as error:
-        raise RewardError(f"reward '{name}': {error}") from error
-    applies_B = torch.tensor([value is not None for value in values], dtype=torch.bool)
-    value_B = torch.tensor(numbers, dtype=torch.float32)
-    valid_B = value_B.isfinite() & applies_B
-    num_failed = int((applies_B & ~valid_B).sum())
-    if num_failed:
-        logger.warning("reward '%s' gave NaN or infinity for %d of %d samples; they are masked", name, num_failed, B)
-    return _Column(torch.where(valid_B, value_B, 0.0), valid_B, num_failed)
-
-
-def _as_list(returned: Any, expected: int) -> list[Any]:
-    if returned is None or isinstance(returned, str | bytes | dict):
-        raise RewardError(f"expected a sequence of {expected} numbers or None, got {_describe(returned)}")
-    try:
-        values = list(returned)
-    except TypeError as error:
-        raise RewardError(f"expected a sequence of {expected} numbers or None, got {_describe(returned)}") from error
-    if len(values) != expected:
-        raise RewardError(f"expected {expected} values, one per sample in order, got {len(values)}")
-    return values
-
-
-def _as_number(value: Any) -> float:
-    if isinstance(value, str | bytes):
-        raise RewardError(f"every value must be a number or None, got {_describe(value)}")
-    try:
-        return float(value.detach() if isinstance(value, torch.Tensor) else value)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        raise RewardError(f"every value must be a number or None, got {_describe(value)}") from error
-
-
-def _describe(value: Any) -> str:
-    return "None; is a return missing?" if value is None else f"{value!r:.60} of type {type(value).__name__}"
 
 
 def _is_chat(sample: Sample) -> bool:
@@ -324,12 +198,3 @@ def _drop(*recorded: Any, **more: Any) -> None:
 
 def _name(function: Any) -> str:
     return getattr(function, "__name__", repr(function))
-
-
-def _log_failure(name: str, B: int, error: Exception) -> None:
-    first = name not in _traceback_shown
-    _traceback_shown.add(name)
-    kind = type(error).__name__
-    logger.warning(
-        "reward '%s' raised %s: %s; its %d samples are masked", name, kind, error, B, exc_info=error if first else None
-    )

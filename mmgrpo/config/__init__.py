@@ -4,38 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from mmgrpo.config.rewards import Closed, GateConfig, RewardConfig, gate_order
+from mmgrpo.config.sections import Named, Section
 
-class Section(BaseModel):
-    """A part of the configuration: unknown keys are errors, values do not change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Named(BaseModel):
-    """A function or class by its registered name, with its numbers beside it."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    name: str
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
-
-    @property
-    def numbers(self) -> dict[str, Any]:
-        """Everything but the name."""
-        return dict(self.model_extra or {})
-
-
-class RewardConfig(Named):
-    """A reward: its registered name (or ``python:module:attribute``), its weight, and what it is built with."""
-
-    weight: float = Field(default=1.0, description="factor in the weighted sum; negative punishes, 0 only reports")
-    label: str | None = Field(default=None, description="name it is logged under; the registered name if not given")
+__all__ = ["Closed", "GateConfig", "Named", "RewardConfig", "RunConfig", "Section", "gate_order"]
 
 
 class PromptsConfig(Section):
@@ -92,7 +66,10 @@ class AdvantageConfig(Section):
 
     scale: Literal["group", "batch", "none", "leave_one_out", "gdpo"] = Field(
         default="group",
-        description="gdpo normalises each reward in its group before the weighted sum; the others sum first",
+        description="gdpo normalises each reward in its group before the weighted sum; the others combine first",
+    )
+    combine: Named = Field(
+        default_factory=lambda: Named(name="sum"), description="how several rewards become one; gdpo has its own way"
     )
     eps: float | None = Field(default=None, ge=0, description="added to the standard deviation; null: 1e-4")
     correction: Literal[0, 1] | None = Field(
@@ -116,6 +93,13 @@ class AdvantageConfig(Section):
             raise ValueError(f"scale: {self.scale} divides by no standard deviation; leave out eps and correction")
         if (self.kl_beta > 0) != (self.divergence is not None):
             raise ValueError("kl_beta and divergence go together: name a divergence, for example k1, and a weight")
+        if self.scale == "gdpo" and self.combine.name != "sum":
+            raise ValueError(f"scale: gdpo combines the rewards in its own way; leave out combine: {self.combine.name}")
+        if self.kl_beta > 0 and self.combine.name in ("min", "mean_minus_variance"):
+            raise ValueError(
+                f"advantage.kl_beta takes a term off a sum, and combine: {self.combine.name} is none; "
+                f"use objective.kl_beta"
+            )
         return self
 
     @property
@@ -208,6 +192,14 @@ class EvaluationConfig(Section):
     seed: int = Field(default=1234, description="the same noise in every evaluation, apart from the run's seed")
     pictures: int = Field(default=100, ge=0, description="samples kept in samples/ per evaluation")
 
+    @model_validator(mode="after")
+    def _plain(self) -> EvaluationConfig:
+        for reward in self.rewards:
+            unused = sorted({"gate", "clip", "schedule"} & reward.model_fields_set)
+            if unused:
+                raise ValueError(f"an evaluation reports what '{reward.known_as}' gives: leave out {', '.join(unused)}")
+        return self
+
 
 class CheckpointConfig(Section):
     """Checkpoints hold everything a run needs to go on as if never stopped."""
@@ -265,6 +257,9 @@ class RunConfig(Section):
     max_reward_failure_frac: float = Field(
         default=0.25, ge=0, le=1, description="share of a call's samples a reward may fail on before the run stops"
     )
+    reward_cache_mb: float = Field(
+        default=64.0, ge=0, description="MiB of known results of each deterministic reward, per process; 0: none"
+    )
     warmup: WarmupConfig | None = None
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     advantage: AdvantageConfig = Field(default_factory=AdvantageConfig)
@@ -284,7 +279,8 @@ class RunConfig(Section):
             )
         if self.objective.kl_beta > 0 and self.objective.divergence is None:
             raise ValueError("objective.kl_beta > 0 needs objective.divergence, for example gaussian or k3")
-        labels = [reward.label or reward.name for reward in self.rewards]
+        labels = [reward.known_as for reward in self.rewards]
         if len(set(labels)) < len(labels):
             raise ValueError(f"rewards are logged by name, and {labels} repeat: give each a label")
+        gate_order(labels, {reward.known_as: reward.gate.reward for reward in self.rewards if reward.gate is not None})
         return self

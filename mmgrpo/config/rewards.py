@@ -1,0 +1,85 @@
+"""How a reward is named and how it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from mmgrpo.config.sections import Named, Section
+from mmgrpo.errors import ConfigError
+
+Closed = Literal["none", "zero"]
+
+
+class GateConfig(Section):
+    """A condition under which a reward counts: another reward's value, before clipping, is at least a threshold.
+
+    Below it, or where the other reward's own gate is closed, it is ``closed`` that counts. Where the other reward gave
+    no value, the gated one has none either.
+    """
+
+    reward: str = Field(description="the other reward, by the name it is logged under")
+    at_least: float = Field(description="the threshold")
+    closed: Closed = Field(description="none: as if it did not apply; zero: 0, before its weight")
+
+
+class RewardConfig(Named):
+    """A reward: its registered name (or ``python:module:attribute``), how it counts, and what it is built with.
+
+    Everything else beside the name is its own setting. What is logged as ``reward/NAME/mean`` is what it gave: before
+    gate, clip and weight.
+    """
+
+    weight: float = Field(default=1.0, description="factor in the weighted sum; negative punishes, 0 only reports")
+    label: str | None = Field(default=None, description="name it is logged under; the registered name if not given")
+    gate: GateConfig | None = Field(default=None, description="when it counts; null: always")
+    clip: tuple[float, float] | None = Field(default=None, description="values that count are held within [low, high]")
+    schedule: Named | None = Field(
+        default=None, description="factor on the weight as a function of the step, counted from 0; null: 1"
+    )
+    timeout_s: float | None = Field(
+        default=None, gt=0, description="seconds a call may take; then all it was asked about has failed"
+    )
+    concurrent: bool | None = Field(
+        default=None, description="runs on a thread, beside other rewards; null: if it declares that it may"
+    )
+    deterministic: bool | None = Field(
+        default=None, description="what it said of a sample is kept; null: if it declares that nothing else matters"
+    )
+
+    @property
+    def known_as(self) -> str:
+        """The name it is logged under."""
+        return self.label or self.name
+
+    @model_validator(mode="after")
+    def _clips(self) -> RewardConfig:
+        if self.clip is not None and not self.clip[0] < self.clip[1]:
+            raise ValueError(f"clip of reward '{self.known_as}' must be [low, high], low below high, got {self.clip}")
+        return self
+
+
+def gate_order(names: Sequence[str], gates: Mapping[str, str]) -> list[str]:
+    """The gated rewards, each after those that its gate depends on.
+
+    Args:
+        names: the rewards there are.
+        gates: gated reward -> the reward that opens its gate.
+
+    Returns:
+        The keys of ``gates``.
+
+    Raises:
+        ConfigError: a gate names no reward of the run, or gates depend on each other in a circle.
+    """
+    for name, other in gates.items():
+        if other not in names:
+            raise ConfigError(f"reward '{name}' is gated by '{other}', which is none of {', '.join(names)}")
+    try:
+        order = TopologicalSorter({name: [other] for name, other in gates.items()}).static_order()
+        return [name for name in order if name in gates]
+    except CycleError as error:
+        raise ConfigError(f"gates depend on each other in a circle: {' -> '.join(error.args[1])}") from None

@@ -1,0 +1,118 @@
+"""Several rewards as one: what a group's members are compared by.
+
+A reward that does not apply to a sample (False in ``valid_RPG``) is never a zero there, and a reward of weight 0 only
+reports: it takes no part. What is returned counts where any reward that takes part applies.
+
+Axes: R rewards, P prompts, G group size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import ShapeError
+from mmgrpo.maths.advantages import group_advantage
+
+
+def weighted_sum(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
+    """The sum of the rewards by their weights; where one does not apply, its mean over the group stands in.
+
+    total = sum_r w_r r', r' = r where it applies, else mean_G r over the members it applies to.
+    So a missing reward neither lifts nor lowers its sample within the group. A reward that applies to no member is no
+    part of that group's sum.
+
+    Shapes: (R, P, G), (R,), bool (R, P, G) -> (P, G).   Units: those of the weighted rewards.
+    Raises: ShapeError unless the shapes fit.   Deviation: TRL adds nothing for a missing reward, which is a zero.
+    """
+    valid_RPG = _checked(reward_RPG, weight_R, valid_RPG)
+    known_RPG = reward_RPG.where(valid_RPG, 0.0)
+    mean_RP1 = known_RPG.sum(-1, keepdim=True) / valid_RPG.sum(-1, keepdim=True).clamp(min=1)
+    return _summed(reward_RPG.where(valid_RPG, mean_RP1), weight_R)
+
+
+def normalised_sum(
+    reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor, *, eps: float = 1e-4, correction: int = 0
+) -> Tensor:
+    """Each reward standardised within its group, then summed by weight; a missing one adds nothing to a sum around 0.
+
+    total = sum_r w_r (r - mean_G r) / (std_G r + eps), over the members each reward applies to.
+    It is centred already: ``scale: none`` trains on it as it is. GDPO (``scale: gdpo``) divides it by its spread over
+    the batch.
+
+    Shapes: (R, P, G), (R,), bool (R, P, G) -> (P, G), G >= 2.   Units: any reward scales -> dimensionless.
+    Raises: ShapeError unless the shapes fit.   Source: GDPO, arXiv:2601.05242, eq. 4-5, without the batch's norm.
+    """
+    valid_RPG = _checked(reward_RPG, weight_R, valid_RPG)
+    scores = [
+        group_advantage(reward_PG, valid_PG, eps=eps, correction=correction)
+        for reward_PG, valid_PG in zip(reward_RPG, valid_RPG, strict=True)
+    ]
+    return _summed(torch.stack(scores), weight_R)
+
+
+def minimum(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
+    """The least of the weighted rewards that apply to a sample.
+
+    total = min_r w_r r, over those that apply.
+
+    Shapes: (R, P, G), (R,), bool (R, P, G) -> (P, G); 0 where none applies.   Units: those of the weighted rewards.
+    Raises: ShapeError unless the shapes fit.
+    Source: worst-case optimisation over an ensemble, Coste et al. 2023, arXiv:2310.02743, sec. 3.
+    """
+    part_RPG = _taking_part(weight_R, _checked(reward_RPG, weight_R, valid_RPG))
+    least_PG = (_weighted(reward_RPG, weight_R)).where(part_RPG, torch.inf).amin(0)
+    return least_PG.where(part_RPG.any(0), 0.0)
+
+
+def mean_minus_variance(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor, *, factor: float) -> Tensor:
+    """The mean of an ensemble's weighted rewards less their disagreement, over those that apply to a sample.
+
+    total = mean_r x - factor * mean_r (x - mean_r x)^2, x = w_r r.
+
+    Shapes: (R, P, G), (R,), bool (R, P, G) -> (P, G); 0 where none applies.
+    Units: those of the weighted rewards; factor in 1 / those.   Raises: ShapeError unless the shapes fit.
+    Source: uncertainty-weighted optimisation, Coste et al. 2023, arXiv:2310.02743, sec. 3.
+    """
+    part_RPG = _taking_part(weight_R, _checked(reward_RPG, weight_R, valid_RPG))
+    x_RPG = _weighted(reward_RPG, weight_R).where(part_RPG, 0.0)
+    count_PG = part_RPG.sum(0).clamp(min=1)
+    mean_PG = x_RPG.sum(0) / count_PG
+    deviation_RPG = (x_RPG - mean_PG).where(part_RPG, 0.0)
+    return mean_PG - factor * deviation_RPG.square().sum(0) / count_PG
+
+
+COMBINATIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {
+        "sum": weighted_sum,
+        "normalised_sum": normalised_sum,
+        "min": minimum,
+        "mean_minus_variance": mean_minus_variance,
+    }
+)
+"""Combinations by the name that ``advantage.combine`` uses; called with (reward_RPG, weight_R, valid_RPG)."""
+
+
+def _checked(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
+    shape = reward_RPG.shape
+    if reward_RPG.ndim != 3 or weight_R.shape != shape[:1] or valid_RPG.shape != shape or valid_RPG.dtype != torch.bool:
+        raise ShapeError(
+            f"rewards must be (R, P, G) with weights (R,) and a bool mask, got {tuple(shape)}, "
+            f"{tuple(weight_R.shape)} and {valid_RPG.dtype} {tuple(valid_RPG.shape)}"
+        )
+    return valid_RPG
+
+
+def _taking_part(weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
+    return valid_RPG & (weight_R != 0)[:, None, None]
+
+
+def _weighted(reward_RPG: Tensor, weight_R: Tensor) -> Tensor:
+    return weight_R.to(reward_RPG)[:, None, None] * reward_RPG
+
+
+def _summed(reward_RPG: Tensor, weight_R: Tensor) -> Tensor:
+    return torch.einsum("r,rpg->pg", weight_R.to(reward_RPG), reward_RPG)
