@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 MIN_CHUNK = 16
@@ -37,7 +38,7 @@ class Sampling:
 
     def tempered(self, logits_MV: Tensor) -> Tensor:
         """Logits over the temperature, the suppressed tokens at minus infinity."""
-        scaled_MV = logits_MV / self.temperature
+        scaled_MV = logits_MV if self.temperature == 1 else logits_MV / self.temperature
         if len(self.suppressed) == 0:
             return scaled_MV
         return scaled_MV.index_fill(-1, self.suppressed.to(scaled_MV.device), -torch.inf)
@@ -142,12 +143,11 @@ def token_logprobs(
         if support is not None:
             keep_mV = support.part(start, start + len(token_m)).mask(logits_mV.shape[-1], logits_mV.device)
             logits_mV = logits_mV.masked_fill(~keep_mV, -torch.inf)
-        total_m = logits_mV.logsumexp(-1)
-        logprob_m = logits_mV.gather(-1, token_m[:, None])[:, 0] - total_m
+        logprob_m = -cross_entropy(logits_mV, token_m, reduction="none")
         if not entropy:
             return logprob_m, None
         finite_mV = logits_mV.masked_fill(logits_mV == -torch.inf, 0.0)
-        return logprob_m, total_m - (logits_mV.softmax(-1) * finite_mV).sum(-1)
+        return logprob_m, logits_mV.logsumexp(-1) - (logits_mV.softmax(-1) * finite_mV).sum(-1)
 
     chunk = max(chunk, MIN_CHUNK)
     if len(token_M) <= chunk:

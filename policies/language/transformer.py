@@ -77,7 +77,7 @@ class Transformer:
         """
         with self._arithmetic():
             logits = self._embedding(hidden)
-        logits = logits.float() * self._scale
+        logits = logits.float() if self._scale == 1 else logits.float() * self._scale
         return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
 
     def prefill(self, prompts: Sequence[Encoded], *, max_tokens: int) -> Prefix:
