@@ -13,17 +13,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mmgrpo.build import build_objective
-from mmgrpo.config import AdvantageConfig, Named, ObjectiveConfig, RunConfig
+from mmgrpo.build import bound, build_objective
+from mmgrpo.config import AdvantageConfig, Named, ObjectiveConfig, RewardConfig, RunConfig
 from mmgrpo.errors import ConfigError
 from mmgrpo.forwards import Count, forwards_per_sample
 from mmgrpo.loading import explain_validation
 from mmgrpo.maths import objectives
 from mmgrpo.maths.advantages import ADVANTAGES, clamp_advantage, gdpo_advantage
 from mmgrpo.maths.aggregates import AGGREGATES
+from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.ratios import BOUNDS, RATIO_LEVELS, recentred_log_ratio
+from mmgrpo.maths.schedules import WEIGHT_SCHEDULES
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.surrogates import SURROGATES
@@ -44,9 +46,14 @@ FORMULA = re.compile(r"(?:log )?\w+ = ")
 def explanation(config: RunConfig) -> str:
     """The resolved formula with its numbers, the geometry of the batch, the passes that run and what a sample costs.
 
-    Raises ConfigError if the objective, the window or the policy's settings cannot be used as written.
+    Raises ConfigError if the objective, the combination of rewards, the window or the policy's settings cannot be used
+    as written.
     """
     build_objective(config.objective)
+    bound("advantage.combine", COMBINATIONS, config.advantage.combine)
+    for reward in config.rewards:
+        if reward.schedule is not None:
+            bound(f"rewards ({reward.known_as}).schedule", WEIGHT_SCHEDULES, reward.schedule)
     settings = _schedule_settings(config)
     parts = [
         _what(config),
@@ -126,6 +133,8 @@ def _formula(config: RunConfig) -> Iterator[tuple[str, str]]:
     objective = config.objective
     yield "loss", formula_of(objectives.__doc__ or "")
     yield "reward", _reward_line(config)
+    for reward in config.rewards:
+        yield from (("", f"{reward.known_as} {term}") for term in _terms(reward))
     yield "advantage A", _advantage_line(config.advantage)
     yield "log-ratio", _ratio_line(objective)
     surrogate, aggregate = objective.surrogate, objective.aggregate
@@ -146,12 +155,34 @@ def _formula(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def _reward_line(config: RunConfig) -> str:
-    terms = [f"{reward.weight:g} {reward.label or reward.name}" for reward in config.rewards] or ["live functions"]
-    line, advantage = " + ".join(terms), config.advantage
+    terms = [f"{reward.weight:g} {reward.known_as}" for reward in config.rewards] or ["live functions"]
+    advantage = config.advantage
+    combine = advantage.combine
+    line = " + ".join(terms)
+    if combine.name != "sum":
+        function = COMBINATIONS[combine.name]
+        numbers = _numbers(with_defaults(function, combine.numbers))
+        line = f"{combine.name}: {formula_of(function)}{numbers}, of {', '.join(terms)}"
     if advantage.divergence is None:
         return line
     divergence = _divergence_line(advantage.divergence)
     return f"{line} - {advantage.kl_beta:g} kl, the sum over the sample's decisions of {divergence}"
+
+
+def _terms(reward: RewardConfig) -> Iterator[str]:
+    """How a reward counts, where there is more to it than its weight."""
+    counts = [] if reward.clip is None else [f"clipped to [{reward.clip[0]:g}, {reward.clip[1]:g}]"]
+    if reward.gate is not None:
+        closed = {"zero": "else 0", "none": "else does not apply"}[reward.gate.closed]
+        counts.append(f"counts where {reward.gate.reward} >= {reward.gate.at_least:g}, {closed}")
+    if counts:
+        yield ", ".join(counts)
+    if reward.schedule is not None:
+        function = WEIGHT_SCHEDULES[reward.schedule.name]
+        numbers = _numbers(with_defaults(function, reward.schedule.numbers))
+        yield f"weight times {reward.schedule.name}: {formula_of(function)}{numbers}"
+    if reward.timeout_s is not None:
+        yield f"has failed where a call takes more than {reward.timeout_s:g} s"
 
 
 def _advantage_line(config: AdvantageConfig) -> str:

@@ -15,9 +15,11 @@ from pydantic.fields import FieldInfo
 
 from mmgrpo.config import Named, RunConfig
 from mmgrpo.maths.aggregates import AGGREGATES
+from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.ratios import BOUNDS
+from mmgrpo.maths.schedules import WEIGHT_SCHEDULES
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.surrogates import SURROGATES
@@ -38,6 +40,8 @@ replaced, and `a.b=null` clears a key. An unknown key is an error that names the
 none; the names are listed [below](#names). The value that a run used stands in `config.yaml` of its folder."""
 
 FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
+    "rewards[].schedule": WEIGHT_SCHEDULES,
+    "advantage.combine": COMBINATIONS,
     "rollout.window": WINDOWS,
     "objective.surrogate": SURROGATES,
     "objective.bound": BOUNDS,

@@ -69,8 +69,10 @@ class Scorer:
         """
         remembers = any(inquiry.cache is not None for inquiry in self._inquiries)
         keys = fingerprints(samples) if remembers else [None] * len(samples)
-        begun = {i: self._inquiries[i].begin(samples, keys) for i in self._threads_first()}
-        answers = [begun[i]() for i in range(len(self._inquiries))]
+        threads_first = sorted(range(len(self._inquiries)), key=lambda i: not self._inquiries[i].caller.threaded)
+        begun = {i: self._inquiries[i].begin(samples, keys) for i in threads_first}
+        ended = {i: begun[i]() for i in reversed(threads_first)}  # threads go on while the others run here
+        answers = [ended[i] for i in range(len(self._inquiries))]
         results_R_B = [answer.results for answer in answers]
         value_RB = [[result.value for result in results] for results in results_R_B]
         explained = {name: explanations_of(results) for name, results in zip(self.names, results_R_B, strict=True)}
@@ -90,9 +92,6 @@ class Scorer:
                 if inquiry.cache is not None
             },
         )
-
-    def _threads_first(self) -> list[int]:
-        return sorted(range(len(self._inquiries)), key=lambda i: not self._inquiries[i].caller.threaded)
 
 
 def score(samples: Sequence[Sample], rewards: Sequence[NamedReward], *, max_failure_frac: float = 0.25) -> Scores:

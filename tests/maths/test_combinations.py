@@ -1,0 +1,60 @@
+"""Several rewards as one, by hand. Two rewards, one group of three; the second does not apply to the last member."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mmgrpo.errors import ConfigError, ShapeError
+from mmgrpo.maths.combinations import COMBINATIONS, mean_minus_variance, minimum, normalised_sum, weighted_sum
+from mmgrpo.maths.schedules import linear_weight
+
+REWARD_RPG = torch.tensor([[[1.0, 3.0, 2.0]], [[10.0, 30.0, math.nan]]])
+VALID_RPG = ~REWARD_RPG.isnan()
+WEIGHT_R = torch.tensor([2.0, 0.1])
+
+
+def test_sum_takes_the_groups_mean_for_what_is_missing() -> None:
+    # 2 * 1 + 0.1 * 10, 2 * 3 + 0.1 * 30, 2 * 2 + 0.1 * (10 + 30) / 2: a zero would make it 4
+    assert weighted_sum(REWARD_RPG, WEIGHT_R, VALID_RPG).tolist() == [pytest.approx([3.0, 9.0, 6.0])]
+    nobody = torch.tensor([[[True] * 3], [[False] * 3]])
+    assert weighted_sum(REWARD_RPG, WEIGHT_R, nobody).tolist() == [[2.0, 6.0, 4.0]]
+
+
+def test_normalised_sum() -> None:
+    # first: (1, 3, 2) - 2 over sqrt(2/3); second: (10, 30) - 20 over 10, nothing for the last
+    z = math.sqrt(1.5)
+    found = normalised_sum(REWARD_RPG, WEIGHT_R, VALID_RPG, eps=0)
+    assert found.tolist() == [pytest.approx([-2 * z - 0.1, 2 * z + 0.1, 0.0])]
+
+
+def test_min_is_over_those_that_apply_and_take_part() -> None:
+    # 2 r is 2, 6, 4; 0.1 r is 1, 3, -
+    assert minimum(REWARD_RPG, WEIGHT_R, VALID_RPG).tolist() == [[1.0, 3.0, 4.0]]
+    assert minimum(REWARD_RPG, torch.tensor([2.0, 0.0]), VALID_RPG).tolist() == [[2.0, 6.0, 4.0]]
+    assert minimum(REWARD_RPG, WEIGHT_R, torch.zeros_like(VALID_RPG)).tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_mean_minus_variance() -> None:
+    # means 1.5, 4.5, 4; population variances 0.25, 2.25, 0
+    found = mean_minus_variance(REWARD_RPG, WEIGHT_R, VALID_RPG, factor=0.5)
+    assert found.tolist() == [pytest.approx([1.375, 3.375, 4.0])]
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_what_does_not_apply_is_not_read(name: str) -> None:
+    numbers = {"factor": 0.5} if name == "mean_minus_variance" else {}
+    other = REWARD_RPG.nan_to_num(nan=1e6)
+    found = [COMBINATIONS[name](reward, WEIGHT_R, VALID_RPG, **numbers) for reward in (REWARD_RPG, other)]
+    assert torch.equal(*found)
+    assert found[0].isfinite().all()
+    with pytest.raises(ShapeError, match=r"\(R, P, G\)"):
+        COMBINATIONS[name](REWARD_RPG[0], WEIGHT_R, VALID_RPG, **numbers)
+
+
+def test_a_weight_goes_along_a_line() -> None:
+    assert [linear_weight(s, initial=1, final=0, start=10, end=20) for s in (0, 10, 15, 20, 99)] == [1, 1, 0.5, 0, 0]
+    with pytest.raises(ConfigError, match="start = 3 and end = 3"):
+        linear_weight(0, initial=0, final=1, start=3, end=3)

@@ -1,0 +1,218 @@
+"""How rewards are called: side by side, within a time limit, and not again for what is known."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmgrpo.errors import DataError, RewardError, ShapeError
+from mmgrpo.scoring import NamedReward, Scorer, score
+from mmgrpo.scoring.cache import ENTRY_BYTES, ResultCache, fingerprints
+from mmgrpo.scoring.reading import FAILED, Result
+from mmgrpo.types import Prompt, Sample, Score, Scores
+
+
+def written(*texts: str) -> list[Sample]:
+    return [Sample(Prompt("q", columns={"answer": "7"}), 0, member, text=text) for member, text in enumerate(texts)]
+
+
+FOUR = written("a", "bb", "ccc", "dddd")
+
+
+class TestExplanations:
+    def test_a_score_may_stand_for_a_number(self):
+        reward = NamedReward(
+            "x", lambda samples: [Score(0.5, {"parsed": "7"}), 1.0, None, Score(float("nan"), {"a": 1})]
+        )
+        scores = score(FOUR, [reward, NamedReward("plain", lambda samples: [0.0] * 4)])
+        assert scores.value_BR[:, 0].tolist() == [0.5, 1.0, 0.0, 0.0]
+        assert scores.valid_BR[:, 0].tolist() == [True, True, False, False]
+        assert scores.failures == {"x": 1, "plain": 0}
+        assert scores.explanations == {"x": [{"parsed": "7"}, None, None, {"a": 1}]}
+        assert scores.rows([3, 0]).explanations == {"x": [{"a": 1}, {"parsed": "7"}]}
+
+    def test_what_json_cannot_hold_is_no_explanation(self):
+        for wrong in ({"x": object()}, {"x": float("nan")}, {"x": Image.new("L", (1, 1))}):
+            with pytest.raises(DataError, match="what JSON can"):
+                Score(1.0, wrong)
+        with pytest.raises(ShapeError, match="one per sample"):
+            Scores(
+                names=("a",), weight_R=torch.ones(1), value_BR=torch.ones(2, 1),
+                valid_BR=torch.ones(2, 1).bool(), explanations={"a": [None]},
+            )  # fmt: skip
+
+
+class TestThreads:
+    def test_rewards_that_allow_it_run_beside_each_other_and_beside_the_others(self):
+        together = threading.Barrier(3, timeout=10)  # nobody passes before all three have come
+
+        def meet(samples: Sequence[Sample]) -> list[float]:
+            together.wait()
+            return [float(threading.current_thread() is threading.main_thread())] * len(samples)
+
+        rewards = [
+            NamedReward("a", partial(meet), concurrent=True),
+            NamedReward("main", meet),
+            NamedReward("b", meet, concurrent=True),
+        ]
+        assert score(FOUR, rewards).value_BR[0].tolist() == [0.0, 1.0, 0.0]
+
+    def test_a_reward_declares_that_it_may(self):
+        def plain(samples: Sequence[Sample]) -> list[float]:
+            return [1.0] * len(samples)
+
+        def remote(completions: Sequence[str]) -> list[float]:
+            return [1.0] * len(completions)
+
+        vars(remote)["concurrent"] = True
+        assert NamedReward("r", remote).concurrent is True  # through the adapter of TRL's form
+        assert NamedReward("r", partial(remote)).concurrent is True
+        assert NamedReward("r", remote, concurrent=False).concurrent is False
+        assert NamedReward("r", plain).concurrent is False
+
+    def test_what_it_raises_on_a_thread_is_what_it_raises(self):
+        def broken(samples: Sequence[Sample]) -> list[float]:
+            raise TimeoutError("the judge is away")
+
+        reward = NamedReward("judge", broken, concurrent=True, timeout_s=60)
+        with pytest.raises(RewardError, match=r"'judge' failed on 4 of 4.*TimeoutError: the judge is away") as caught:
+            score(FOUR, [reward])
+        assert isinstance(caught.value.__cause__, TimeoutError)
+
+    @pytest.mark.parametrize("concurrent", [True, False])
+    def test_a_call_that_takes_too_long_has_failed(self, concurrent: bool):
+        leave = threading.Event()
+
+        def stuck(samples: Sequence[Sample]) -> list[float]:
+            leave.wait(30)
+            return [1.0] * len(samples)
+
+        reward = NamedReward("stuck", stuck, timeout_s=0.05, concurrent=concurrent)
+        rewards = [reward, NamedReward("sound", lambda samples: [2.0] * len(samples))]
+        scorer = Scorer(rewards, max_failure_frac=1.0)
+        began = time.monotonic()
+        scores = scorer(FOUR)
+        assert time.monotonic() - began < 10
+        assert scores.failures == {"stuck": 4, "sound": 0}
+        assert scores.valid_BR.tolist() == [[False, True]] * 4
+        assert scorer(FOUR).failures["stuck"] == 4  # still busy with the call that was given up
+        with pytest.raises(RewardError, match=r"'stuck' failed on 4 of 4.*no answer within timeout_s = 0.05"):
+            Scorer(rewards)(FOUR)
+        leave.set()
+        time.sleep(0.2)
+        assert scorer(FOUR).value_BR[:, 0].tolist() == [1.0] * 4  # and now it answers again
+
+
+class Counting:
+    """Scores a text by its length, and counts what it was asked."""
+
+    deterministic = True
+
+    def __init__(self, values: Callable[[Sample], float] = lambda sample: len(sample.text or "")) -> None:
+        self.asked: list[list[str | None]] = []
+        self._values = values
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score]:
+        self.asked.append([sample.text for sample in samples])
+        return [Score(self._values(sample), {"text": sample.text}) for sample in samples]
+
+
+class TestKnownResults:
+    def test_equal_samples_are_asked_about_once(self):
+        reward = Counting()
+        scorer = Scorer([NamedReward("length", reward)])
+        first = scorer(written("a", "bb", "a", "ccc"))
+        again = scorer(written("bb", "dddd", "a", "a"))
+        assert scorer(written("a")).cached == {"length": 1}
+        assert reward.asked == [["a", "bb", "ccc"], ["dddd"]]
+        assert [scores.value_BR[:, 0].tolist() for scores in (first, again)] == [[1, 2, 1, 3], [2, 4, 1, 1]]
+        assert [scores.cached["length"] for scores in (first, again)] == [1, 3]
+        assert again.explanations["length"] == [{"text": text} for text in ("bb", "dddd", "a", "a")]
+
+    def test_only_where_it_is_declared_and_kept(self):
+        for reward, cache_mb in (
+            (NamedReward("x", Counting(), deterministic=False), 64),
+            (NamedReward("x", Counting()), 0),
+        ):
+            scorer = Scorer([reward], cache_mb=cache_mb)
+            assert scorer(written("a", "a")).cached == {}
+            assert reward.function.asked == [["a", "a"]]  # pyright: ignore[reportFunctionMemberAccess]
+
+    def test_failures_are_asked_about_again(self):
+        values = iter([float("nan"), 5.0])
+        reward = Counting(lambda sample: next(values))
+        scorer = Scorer([NamedReward("x", reward)], max_failure_frac=1.0)
+        assert scorer(written("a", "a")).failures == {"x": 2}
+        assert scorer(written("a")).value_BR.tolist() == [[5.0]]
+        assert len(reward.asked) == 2
+
+    def test_a_failure_is_a_share_of_all_samples(self):
+        def broken(sample: Sample) -> float:
+            if sample.text == "new":
+                raise OSError("away")
+            return 1.0
+
+        scorer = Scorer([NamedReward("x", Counting(broken))])
+        scorer(written("a", "b", "c"))
+        scores = scorer(written("a", "b", "c", "new"))  # a quarter, which is allowed
+        assert scores.valid_BR[:, 0].tolist() == [True, True, True, False]
+
+    def test_memory_is_bounded_and_the_longest_unused_goes(self):
+        cache = ResultCache(2 * ENTRY_BYTES)
+        for key in (b"1", b"2"):
+            cache.put(key, Result(1.0))
+        assert cache.get(b"1") == Result(1.0)
+        cache.put(b"3", Result(3.0))
+        cache.put(b"4", FAILED)
+        assert [cache.get(key) for key in (b"1", b"2", b"3", b"4")] == [Result(1.0), None, Result(3.0), None]
+        cache.put(b"5", Result(5.0, explanation={"text": "x" * ENTRY_BYTES}))  # larger than all there is
+        assert len(cache) == 0
+
+    def test_a_fingerprint_is_of_everything_but_the_place(self, tmp_path: Path):
+        picture = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(2, 2, 3))
+        other = Image.fromarray(np.arange(1, 13, dtype=np.uint8).reshape(2, 2, 3))
+        file = tmp_path / "a.png"
+        picture.save(file)
+        base = Sample(Prompt("q", images=(str(file),), columns={"answer": [1, "a"]}), 0, 0, text="t", tokens=[1, 2])
+        different = [
+            base,
+            replace(base, text="u"),
+            replace(base, text=None),
+            replace(base, tokens=[12]),
+            replace(base, tokens=None),
+            replace(base, image=picture),
+            replace(base, image=other),
+            replace(base, video=[picture]),
+            replace(base, video=[picture, picture]),
+            replace(base, finished=False),
+            replace(base, prompt=Prompt("q", images=(str(file),), columns={"answer": [1, "b"]})),
+            replace(base, prompt=Prompt("q", images=(str(file),), columns={"answer": ["1", "a"]})),
+            replace(base, prompt=Prompt("q", images=(picture,), columns={"answer": [1, "a"]})),
+            replace(base, prompt=Prompt("r", images=(str(file),), columns={"answer": [1, "a"]})),
+            replace(base, prompt=Prompt("q", columns={"answer": np.array([1.0])})),
+            replace(base, prompt=Prompt("q", columns={"answer": torch.tensor([2.0])})),
+        ]
+        found = fingerprints(different)
+        assert None not in found
+        assert len(set(found)) == len(different)
+        elsewhere = replace(base, group=3, member=5, prompt=replace(base.prompt, columns={"answer": [1, "a"]}))
+        assert fingerprints([elsewhere]) == [found[0]]
+        other.resize((9, 9)).save(file)
+        assert fingerprints([base]) != [found[0]]  # the file is another one now
+        assert fingerprints([replace(base, prompt=Prompt("q", columns={"answer": object()}))]) == [None]
+
+    def test_what_has_no_fingerprint_is_asked_about_every_time(self):
+        reward = Counting()
+        strange = [replace(sample, prompt=Prompt("q", columns={"x": object()})) for sample in written("a", "a")]
+        scorer = Scorer([NamedReward("x", reward)])
+        assert scorer(strange).cached == scorer(strange).cached == {"x": 0}
+        assert reward.asked == [["a", "a"]] * 2
