@@ -148,7 +148,7 @@ def explain(config: Config, overrides: Overrides = None) -> None:
 def serve_rewards(
     config: Config,
     overrides: Overrides = None,
-    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 is every one of the machine's")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0: all of them")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen on")] = 8000,
     token_variable: Annotated[str | None, typer.Option(help="environment variable with the bearer token")] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="samples judged in one call")] = 64,
@@ -159,13 +159,13 @@ def serve_rewards(
     """Serves the configuration's rewards to runs elsewhere, whose reward is then named remote."""
     with _plain_errors():
         from mmgrpo.build import build_rewards
-        from mmgrpo.registry import import_attribute
+        from mmgrpo.errors import MissingPackageError
 
-        app_module = "mmgrpo.serving.app"
-        make_app, serve, limits_of, token_of = (
-            import_attribute(f"{app_module}:{name}") for name in ("make_app", "serve", "Limits", "token_of")
-        )
-        limits = limits_of(
+        try:
+            from mmgrpo.serving.app import Limits, make_app, serve, token_of
+        except ModuleNotFoundError as error:
+            raise MissingPackageError(f"a server needs {error.name}: pip install 'mmgrpo[serve]'") from error
+        limits = Limits(
             max_batch=max_batch, window_s=window_ms / 1000, max_body=max_body_mb * 2**20, score_timeout_s=timeout_s
         )
         rewards = build_rewards(_settings(config, overrides).rewards)

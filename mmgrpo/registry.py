@@ -55,6 +55,7 @@ REWARDS: Mapping[str, str] = {
     "likelihood_consistency": "mmgrpo.rewards.groups.likelihoods:LikelihoodConsistency",
     "noisy_verifier": "mmgrpo.rewards.groups.verdicts:NoisyVerifier",
     "conciseness": "mmgrpo.rewards.groups.verdicts:Conciseness",
+    "remote": "mmgrpo.rewards.remote:Remote",
     "image_reward": "mmgrpo.rewards.image_reward:ImageReward",
     "colour": "mmgrpo.rewards.textures:Colour",
     "sharpness": "mmgrpo.rewards.textures:Sharpness",
@@ -65,6 +66,8 @@ REWARDS: Mapping[str, str] = {
     "motion": "mmgrpo.rewards.motion:Motion",
     "temporal_consistency": "mmgrpo.rewards.motion:TemporalConsistency",
     "frame_mean": "mmgrpo.rewards.motion:FrameMean",
+    "vlm_judge": "mmgrpo.rewards.judges:VlmJudge",
+    "prompt_likelihood": "mmgrpo.rewards.judges:PromptLikelihood",
 }
 
 EXAMPLES: Mapping[str, str] = {

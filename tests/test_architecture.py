@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = (
     ("errors",),
     ("types", "media"),
-    ("maths",),
+    ("maths", "wire"),
     ("policy", "reward"),
     ("registry", "config"),
     ("loading", "samples"),
@@ -24,12 +24,12 @@ ROOMS = (
     ("forwards", "warmup"),
     ("explain", "progress"),
     ("trainer",),
-    ("doctor", "report", "reference", "__init__"),
+    ("doctor", "serving", "report", "reference", "__init__"),
     ("cli",),
 )
 """The engine. A room imports from the rows before its own and from itself, from nothing beside or after it."""
 
-CONTRACTS = {"errors", "types", "media", "maths", "policy", "reward"}
+CONTRACTS = {"errors", "types", "media", "maths", "policy", "reward", "wire"}
 """What adapters may import of the engine."""
 
 MAX_LINES = 400

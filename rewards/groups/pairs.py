@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
@@ -12,7 +13,7 @@ from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.reward import Reward
 from mmgrpo.rewards.groups.duels import Decide, Duels, Judge, Pair, nothing_said, verdict
 from mmgrpo.rewards.groups.grouping import groups, is_score
-from mmgrpo.types import Sample
+from mmgrpo.types import Prompt, Sample
 
 Seeding = Literal["anchor", "random"]
 Placing = Literal["points", "matches"]
@@ -66,7 +67,7 @@ class Tournament:
     before is not judged again. A sample alone in its group, or with no decided match, gets None; NaN if judging failed.
 
     Settings: ``judge``, ``of``, ``swap``, ``temperature`` and ``workers`` as in ``pairwise_win_rate``. Draws depend on
-    ``seed``, the group's number and the members' alone.
+    ``seed``, the prompt's text and the members' numbers alone.
     Range: 0 to 1; the mean over a group is 1/2.
     Source: Zhang et al. 2026 (ArenaRL), arXiv:2601.06487, seeded single elimination and its code; the reward is
     1 - place / (G - 1), which its quantile advantages normalise. Deviations: the anchor is a member, not a greedy
@@ -98,13 +99,17 @@ class Tournament:
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
         decide = self._duels.between(samples)
         found: list[float | None] = [None] * len(samples)
-        for group, rows in groups(samples).items():
+        for rows in groups(samples).values():
             matches = Matches(decide)
-            draw = random.Random(derive_seed(self._seed, group)).sample(rows, len(rows))
+            draw = self._draw(samples[rows[0]].prompt).sample(rows, len(rows))
             seeded = seeded_by_anchor(draw, matches) if self._seeding == "anchor" else draw
             for row, value in scores_of_places(knock_out(seeded, matches, self._placing)).items():
                 found[row] = value if matches.points(row) is not None else nothing_said(matches.of(row))
         return found
+
+    def _draw(self, prompt: Prompt) -> random.Random:
+        text = hashlib.blake2b(prompt.text.encode("utf-8", "surrogatepass"), digest_size=7).digest()
+        return random.Random(derive_seed(self._seed, int.from_bytes(text, "little")))
 
 
 def win_rates(

@@ -10,13 +10,11 @@ from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.rewards.groups.duels import both_orders, preference_of_scores
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament, bracket, scores_of_places
 from mmgrpo.types import Sample
-from tests.rewards.grouped import column_score, members, scored
-
-LONGER = {("a", "bb"): 0.2, ("a", "ccc"): 0.1, ("bb", "ccc"): 0.5}
+from tests.rewards.grouped import column_score, in_group, members, scored
 
 
 class Counting:
-    """A judge of pairs that prefers the longer text, or gives what a table says, and counts what it is asked."""
+    """A judge of pairs that prefers the longer text, and keeps what it is asked."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str | None, str | None]] = []
@@ -157,6 +155,7 @@ def test_a_tournament_is_a_function_of_its_seed():
         return Tournament(of=column_score, seeding="random", seed=seed)(samples)
 
     assert values(1) == values(1)
+    assert Tournament(of=column_score, seeding="random", seed=1)(in_group(samples[:11], 77)) == values(1)[:11]
     assert len({tuple(values(seed)) for seed in range(5)}) > 1
 
 

@@ -132,7 +132,7 @@ def built(**settings: Any) -> NamedReward:
 def test_a_configuration_names_the_reward_within():
     samples = wrote("<answer>a</answer>", "a", "<answer>a</answer>")
     tagged = built(name="diversity_adjusted", of={"name": "exact_match", "extract": "tag"})
-    assert tagged.function(samples) == [0.5, 0, 0.5]  # twice the same text; the other has no words in common pairs
+    assert tagged.function(samples) == [0.5, 0, 0.5]  # twice the same text
     assert built(name="conciseness", of="exact_match").function(samples) == [0, 1, 0]
     within = built(name="noisy_verifier", of={"name": "conciseness", "of": "exact_match"}, false_negative=0.5)
     assert within.function(samples) == [0, 2, 0]
@@ -153,7 +153,7 @@ def test_wrong_rewards_within_say_where():
         built(name="unlikeliness", of="exact_mach")
     with pytest.raises(ConfigError, match=r"reward exact_match: .*'extrakt'"):
         built(name="unlikeliness", of={"name": "exact_match", "extrakt": "tag"})
-    with pytest.raises(ConfigError, match="reward unlikeliness: of: a reward within another has no weight"):
+    with pytest.raises(ConfigError, match="of: a reward within another does not count by itself; leave out weight"):
         built(name="unlikeliness", of={"name": "exact_match", "weight": 2})
     with pytest.raises(ConfigError, match=r"reward unlikeliness: .*'of'"):
         built(name="unlikeliness")

@@ -1,0 +1,1 @@
+"""A server of rewards: ``mmgrpo serve-rewards CONFIG``."""

@@ -1,0 +1,199 @@
+"""The HTTP side: POST /score, GET /health and GET /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.concurrency import run_in_threadpool
+
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.scoring import NamedReward
+from mmgrpo.serving.batching import Batcher, TooBusyError
+from mmgrpo.serving.metrics import CONTENT_TYPE, Metrics
+from mmgrpo.wire import JSON, MAX_PIXELS, unpacked
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a server takes.
+
+    Attributes:
+        max_batch: samples in one call of a reward, unless a single request has more.
+        window_s: how long a request waits for others to be judged with.
+        max_waiting: samples that may wait for a reward; further requests get 503.
+        max_body: bytes of a request; more get 413.
+        max_pixels: pixels that the PNGs of a request may unpack to; more get 400.
+        body_timeout_s: a body that has not arrived by then gets 408.
+        score_timeout_s: a request that is not judged by then gets 504.
+    """
+
+    max_batch: int = 64
+    window_s: float = 0.005
+    max_waiting: int = 4096
+    max_body: int = 2**28
+    max_pixels: int = MAX_PIXELS
+    body_timeout_s: float = 60.0
+    score_timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        numbers = (self.max_batch, self.max_waiting, self.max_body, self.max_pixels)
+        if min(numbers) < 1 or self.window_s < 0 or min(self.body_timeout_s, self.score_timeout_s) <= 0:
+            raise ConfigError(f"the limits of a reward server must be positive, got {self}")
+
+
+class _RefusedError(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+
+
+def make_app(rewards: Sequence[NamedReward], *, limits: Limits | None = None, token: str | None = None) -> FastAPI:
+    """The application that serves rewards; their weights do nothing here.
+
+    Args:
+        rewards: what is served, by name.
+        limits: what it takes.
+        token: bearer token without which only /health is answered; None asks for none.
+
+    Returns:
+        The application.
+
+    Raises:
+        ConfigError: no rewards, two of one name, or an empty token.
+    """
+    names = [reward.name for reward in rewards]
+    if not names or len(set(names)) != len(names):
+        raise ConfigError(f"serve one or more rewards, each with its own label, got {names}")
+    if token is not None and not token.strip():
+        raise ConfigError("the bearer token is empty; set its environment variable or leave it out")
+    allowed, metrics = limits or Limits(), Metrics()
+    batchers = {
+        reward.name: Batcher(
+            reward.name,
+            reward.function,
+            metrics,
+            max_batch=allowed.max_batch,
+            window_s=allowed.window_s,
+            max_waiting=allowed.max_waiting,
+        )
+        for reward in rewards
+    }
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        for batcher in batchers.values():
+            await run_in_threadpool(batcher.close)
+
+    app = FastAPI(title="mmgrpo rewards", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+
+    @app.get("/health")
+    async def health() -> dict[str, object]:
+        return {"status": "ok", "rewards": names}
+
+    @app.get("/metrics")
+    async def show_metrics(request: Request) -> Response:
+        if not _may(request, token):
+            return _refusal(_RefusedError(401, "a bearer token is needed"))
+        return Response(metrics.text(), media_type=CONTENT_TYPE)
+
+    @app.post("/score")
+    async def score(request: Request) -> Response:
+        try:
+            if not _may(request, token):
+                await _body(request, allowed, kept=0)
+                raise _RefusedError(401, "a bearer token is needed, or this one is wrong")
+            answer = await _scored(request, batchers, allowed, metrics)
+        except _RefusedError as refused:
+            answer = _refusal(refused)
+        metrics.requests.labels(str(answer.status_code)).inc()
+        return answer
+
+    return app
+
+
+def serve(app: FastAPI, *, host: str, port: int) -> None:
+    """Serves until the process is told to end."""
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=30)
+
+
+def token_of(variable: str | None) -> str | None:
+    """The bearer token that an environment variable holds; None without a variable. Raises ConfigError if empty."""
+    if variable is None:
+        return None
+    token = os.environ.get(variable, "").strip()
+    if not token:
+        raise ConfigError(f"the environment variable {variable} for the bearer token is not set")
+    return token
+
+
+async def _scored(request: Request, batchers: Mapping[str, Batcher], limits: Limits, metrics: Metrics) -> Response:
+    body = await _body(request, limits)
+    start = time.monotonic()
+    content_type = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
+    try:
+        name, samples = await run_in_threadpool(unpacked, body, content_type, max_pixels=limits.max_pixels)
+    except DataError as error:
+        raise _RefusedError(400, str(error)) from None
+    if name is None and len(batchers) == 1:
+        name = next(iter(batchers))
+    if name is None or name not in batchers:
+        raise _RefusedError(404, f"there is no reward {name!r:.80}; served are {', '.join(batchers)}")
+    try:
+        waiting = batchers[name].submit(samples)
+        answer = await asyncio.wait_for(asyncio.wrap_future(waiting), limits.score_timeout_s)
+    except TooBusyError as error:
+        raise _RefusedError(503, str(error)) from None
+    except TimeoutError:
+        raise _RefusedError(504, f"reward '{name}' took more than {limits.score_timeout_s:g} s") from None
+    metrics.request_seconds.labels(name).observe(time.monotonic() - start)
+    return Response(answer.model_dump_json(), media_type=JSON)
+
+
+async def _body(request: Request, limits: Limits, *, kept: int | None = None) -> bytes:
+    """The first ``kept`` bytes of the body, within its time; all of it, if that is not given.
+
+    What is too large is read and dropped up to twice the limit, for a client that still sends hears no answer.
+    """
+    kept = limits.max_body if kept is None else kept
+    chunks, size = [], 0
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size <= kept:
+                    chunks.append(chunk)
+                else:
+                    chunks.clear()
+                if size > 2 * limits.max_body:
+                    break
+    except TimeoutError:
+        raise _RefusedError(408, f"the body did not arrive within {limits.body_timeout_s:g} s") from None
+    if size > limits.max_body:
+        raise _RefusedError(413, f"the body is larger than {limits.max_body} bytes; send fewer samples at once")
+    return b"".join(chunks)
+
+
+def _may(request: Request, token: str | None) -> bool:
+    given = request.headers.get("authorization", "")
+    return token is None or hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+
+
+def _refusal(refused: _RefusedError) -> Response:
+    headers = {"connection": "close"} if refused.status in (408, 413) else {}
+    return JSONResponse({"error": refused.detail}, refused.status, headers)

@@ -1,0 +1,172 @@
+"""Requests that arrive together are judged together: one thread per reward, which waits a moment for more."""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, final
+
+from mmgrpo.errors import RewardError
+from mmgrpo.serving.metrics import Metrics
+from mmgrpo.types import Sample, Score
+from mmgrpo.wire import ScoreResponse
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    samples: Sequence[Sample]
+    answer: Future[ScoreResponse] = field(default_factory=Future)
+
+
+class TooBusyError(RewardError):
+    """A server whose queue is full."""
+
+
+@final
+class Batcher:
+    """Judges requests with one reward, as many at once as ``max_batch`` allows; whole requests, never parts of one."""
+
+    def __init__(
+        self,
+        name: str,
+        reward: Callable[[Sequence[Sample]], Sequence[Any]],
+        metrics: Metrics,
+        *,
+        max_batch: int = 64,
+        window_s: float = 0.005,
+        max_waiting: int = 4096,
+    ) -> None:
+        """Starts the thread.
+
+        Args:
+            name: of the reward, in the metrics.
+            reward: called from that thread alone.
+            metrics: where it is counted.
+            max_batch: samples in a call, unless a single request has more.
+            window_s: how long the first request of a batch waits for others.
+            max_waiting: samples that may wait; further requests are refused.
+        """
+        self._name = name
+        self._reward = reward
+        self._metrics = metrics
+        self._max_batch = max_batch
+        self._window_s = window_s
+        self._max_waiting = max_waiting
+        self._tasks: queue.Queue[_Task | None] = queue.Queue()
+        self._waiting = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=f"reward {name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, samples: Sequence[Sample]) -> Future[ScoreResponse]:
+        """The answer to come. Raises TooBusyError if too many samples wait."""
+        task = _Task(samples)
+        with self._lock:
+            if self._waiting and self._waiting + len(samples) > self._max_waiting:
+                raise TooBusyError(f"{self._waiting} samples wait for reward '{self._name}' already")
+            self._waiting += len(samples)
+        self._tasks.put(task)
+        return task.answer
+
+    def close(self) -> None:
+        """Ends the thread once what waits is judged."""
+        self._tasks.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        held: _Task | None = None  # taken from the queue, but too large for the batch before
+        while (first := held or self._tasks.get()) is not None:
+            batch, held, ended = self._gathered(first)
+            with self._lock:
+                self._waiting -= sum(len(task.samples) for task in batch)
+            asked = [task for task in batch if task.answer.set_running_or_notify_cancel()]
+            if asked:
+                self._answer(asked)
+            if ended:
+                return
+
+    def _gathered(self, first: _Task) -> tuple[list[_Task], _Task | None, bool]:
+        """The tasks of the next batch, the one that did not fit, and whether the queue has ended."""
+        batch, num, until = [first], len(first.samples), time.monotonic() + self._window_s
+        while num < self._max_batch:
+            try:
+                task = self._tasks.get(timeout=max(until - time.monotonic(), 0))
+            except queue.Empty:
+                break
+            if task is None:
+                return batch, None, True
+            if num + len(task.samples) > self._max_batch:
+                return batch, task, False
+            batch.append(task)
+            num += len(task.samples)
+        return batch, None, False
+
+    def _answer(self, batch: Sequence[_Task]) -> None:
+        """Judges all at once; if the reward raises, each request by itself, so that one does not fail the others."""
+        samples = apart([task.samples for task in batch])
+        try:
+            said = self._judged(samples)
+        except Exception as error:  # a reward is foreign code: whatever it raises is an answer
+            if len(batch) > 1:
+                for task in batch:
+                    self._answer([task])
+                return
+            self._metrics.samples.labels(self._name).inc(len(samples))
+            self._metrics.failures.labels(self._name).inc(len(samples))
+            batch[0].answer.set_result(_all_failed(len(samples), error))
+            return
+        start = 0
+        for task in batch:
+            answer = response_of(said[start : start + len(task.samples)])
+            start += len(task.samples)
+            self._metrics.samples.labels(self._name).inc(len(task.samples))
+            self._metrics.failures.labels(self._name).inc(len(answer.failed))
+            task.answer.set_result(answer)
+
+    def _judged(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        self._metrics.batch_samples.labels(self._name).observe(len(samples))
+        with self._metrics.batch_seconds.labels(self._name).time():
+            said = [_plain(value) for value in self._reward(samples)]
+        if len(said) != len(samples):
+            raise RewardError(f"the reward gave {len(said)} values for {len(samples)} samples")
+        return said
+
+
+def apart(requests: Sequence[Sequence[Sample]]) -> list[Sample]:
+    """The samples of several requests, their groups renumbered so that none is in two; one request stays as it is."""
+    if len(requests) == 1:
+        return list(requests[0])
+    number: dict[tuple[int, int], int] = {}
+    return [
+        replace(sample, group=number.setdefault((request, sample.group), len(number)))
+        for request, samples in enumerate(requests)
+        for sample in samples
+    ]
+
+
+def response_of(said: Sequence[float | Score | None]) -> ScoreResponse:
+    """What a reward said of the samples of one request; NaN and infinity are failures."""
+    numbers = [None if value is None else float(value) for value in said]
+    explained: list[Mapping[str, Any] | None] = [
+        dict(value.explanation) if isinstance(value, Score) and value.explanation else None for value in said
+    ]
+    return ScoreResponse.model_validate(
+        {
+            "values": [value if value is not None and math.isfinite(value) else None for value in numbers],
+            "failed": [i for i, value in enumerate(numbers) if value is not None and not math.isfinite(value)],
+            "explanations": explained if any(explained) else None,
+        }
+    )
+
+
+def _plain(value: Any) -> float | Score | None:
+    return value if value is None or isinstance(value, Score) else float(value)
+
+
+def _all_failed(num: int, error: Exception) -> ScoreResponse:
+    return ScoreResponse(values=[None] * num, failed=list(range(num)), error=f"{type(error).__name__}: {error}"[:2000])

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from mmgrpo.serving.batching import Batcher, TooBusyError, apart
+from mmgrpo.serving.metrics import Metrics
+from mmgrpo.types import Prompt, Sample, Score
+from tests.serving.loopback import counted
+
+
+def wrote(*texts: str, group: int = 0) -> list[Sample]:
+    return [Sample(Prompt("q"), group, i, text=text) for i, text in enumerate(texts)]
+
+
+class Recording:
+    """A reward that gives lengths, keeps the texts of its calls, and waits for a signal at the first."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str | None]] = []
+        self.go, self.begun = threading.Event(), threading.Event()
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float]:
+        self.calls.append([sample.text for sample in samples])
+        self.begun.set()
+        self.go.wait(10)
+        if any(sample.text == "bad" for sample in samples):
+            raise ValueError("bad")
+        return [float(len(sample.text or "")) for sample in samples]
+
+
+@pytest.fixture
+def reward() -> Recording:
+    return Recording()
+
+
+def test_what_waits_is_judged_at_once(reward: Recording):
+    metrics = Metrics()
+    batcher = Batcher("r", reward, metrics, max_batch=4)
+    first = batcher.submit(wrote("x"))
+    reward.begun.wait(10)
+    others = [batcher.submit(wrote(*texts)) for texts in (["a", "bb"], ["ccc"], ["dd", "e"], ["f"] * 9)]
+    reward.go.set()
+    assert [answer.result(10).values for answer in [first, *others]] == [[1], [1, 2], [3], [2, 1], [1] * 9]
+    batcher.close()
+    # 2 + 1 fit into 4, two more do not; nine come whole, although they are more than a batch
+    assert reward.calls == [["x"], ["a", "bb", "ccc"], ["dd", "e"], ["f"] * 9]
+    text = metrics.text().decode()
+    assert counted(text, "mmgrpo_batch_samples_count") == 4
+    assert counted(text, "mmgrpo_samples_total") == 15
+    assert counted(text, "mmgrpo_failed_samples_total") == 0
+
+
+def test_a_request_that_raises_fails_alone(reward: Recording):
+    metrics = Metrics()
+    batcher = Batcher("r", reward, metrics)
+    first = batcher.submit(wrote("x"))
+    reward.begun.wait(10)
+    good, bad = batcher.submit(wrote("aa")), batcher.submit(wrote("bad", "b"))
+    reward.go.set()
+    assert first.result(10).values == [1]
+    assert good.result(10).values == [2]
+    assert bad.result(10).values == [None, None]
+    assert bad.result(10).failed == [0, 1]
+    assert bad.result(10).error == "ValueError: bad"
+    batcher.close()
+    assert reward.calls[1:] == [["aa", "bad", "b"], ["aa"], ["bad", "b"]]
+    assert counted(metrics.text().decode(), "mmgrpo_failed_samples_total") == 2
+
+
+def test_too_many_that_wait_are_refused(reward: Recording):
+    batcher = Batcher("r", reward, Metrics(), max_waiting=2)
+    answers = [batcher.submit(wrote("a"))]
+    reward.begun.wait(10)
+    answers += [batcher.submit(wrote("b")), batcher.submit(wrote("c"))]
+    with pytest.raises(TooBusyError, match="2 samples wait"):
+        batcher.submit(wrote("d"))
+    reward.go.set()
+    assert [answer.result(10).values for answer in answers] == [[1]] * 3
+    batcher.close()
+
+
+def test_who_gave_up_is_not_judged(reward: Recording):
+    batcher = Batcher("r", reward, Metrics())
+    batcher.submit(wrote("a"))
+    reward.begun.wait(10)
+    given_up, other = batcher.submit(wrote("b")), batcher.submit(wrote("c"))
+    assert given_up.cancel()
+    reward.go.set()
+    assert other.result(10).values == [1]
+    batcher.close()
+    assert reward.calls == [["a"], ["c"]]
+
+
+def test_a_request_waits_no_longer_than_its_window():
+    batcher = Batcher("r", lambda samples: [0.0] * len(samples), Metrics(), window_s=0.2)
+    start = time.monotonic()
+    batcher.submit(wrote("a")).result(10)
+    assert 0.2 <= time.monotonic() - start < 5
+    batcher.close()
+
+
+def test_what_a_reward_says():
+    said = [None, 0.1, math.nan, math.inf, Score(1.5, {"boxes": [1]}), Score(math.nan, {"why": "x"})]
+    batcher = Batcher("r", lambda samples: said, Metrics())
+    answer = batcher.submit(wrote(*"abcdef")).result(10)
+    assert answer.values == [None, 0.1, None, None, 1.5, None]
+    assert answer.failed == [2, 3, 5]
+    assert answer.explanations == [None, None, None, None, {"boxes": [1]}, {"why": "x"}]
+    short = batcher.submit(wrote("a")).result(10)
+    assert short.failed == [0]
+    assert short.error == "RewardError: the reward gave 6 values for 1 samples"
+    batcher.close()
+
+
+def test_groups_of_different_requests_stay_apart():
+    requests = [wrote("a", "b", group=7) + wrote("c", group=1), wrote("d", group=7)]
+    assert [sample.group for sample in apart(requests)] == [0, 0, 1, 2]
+    assert [sample.group for sample in apart(requests[:1])] == [7, 7, 1]

@@ -1,0 +1,209 @@
+"""Samples as bytes: what arrives is what was sent, and what is no request is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import struct
+from io import BytesIO
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import save
+
+from mmgrpo.errors import DataError
+from mmgrpo.types import Prompt, Sample
+from mmgrpo.wire import JSON, SAFETENSORS, Form, packed, unpacked
+
+FORMS = get_args(Form)
+
+
+def noise(mode: str, size: tuple[int, int] = (5, 3), seed: int = 0) -> Image.Image:
+    """An image with every kind of value; the modes with a palette or of one bit by conversion."""
+    pixels = np.random.RandomState(seed).randint(0, 256, size=(size[1], size[0], 4)).astype(np.uint8)
+    return (Image.fromarray(pixels[..., :3].copy()) if mode == "P" else Image.fromarray(pixels)).convert(mode)
+
+
+def same(first: Image.Image, second: Image.Image) -> bool:
+    return first.mode == second.mode and first.size == second.size and first.tobytes() == second.tobytes()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_everything_arrives(form: Form):
+    columns = {"answer": 7, "box": [0.1, 1e-300], "nested": {"\u00e9": [None, True, "\u4e2d\x00"]}}
+    prompt = Prompt(
+        "which ?",
+        images=(noise("RGB", seed=1),),
+        videos=((noise("RGB", seed=2), noise("RGB", seed=3)),),
+        messages=[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "which ?"}]}],
+        negative="blur",
+        columns=columns,
+    )
+    samples = [
+        Sample(prompt, 3, 0, text="a\n\u2028b", tokens=(5, 0, 123456), finished=False, logprob=-0.1, certainty=1 / 3),
+        Sample(prompt, 3, 1, image=noise("RGB")),
+        Sample(Prompt("other"), 4, 0, video=[noise("L", seed=i) for i in range(3)]),
+    ]
+    name, found = unpacked(*packed(samples, reward="r", form=form))
+    assert name == "r"
+    assert [(s.group, s.member, s.text, s.finished) for s in found] == [
+        (3, 0, "a\n\u2028b", False), (3, 1, None, True), (4, 0, None, True),
+    ]  # fmt: skip
+    assert (found[0].tokens, found[0].logprob, found[0].certainty) == ([5, 0, 123456], -0.1, 1 / 3)
+    assert found[0].prompt is found[1].prompt
+    read = found[0].prompt
+    assert (read.text, read.negative, read.columns) == ("which ?", "blur", columns)
+    assert read.messages == prompt.messages
+    assert same(read.images[0], prompt.images[0])
+    assert [same(a, b) for a, b in zip(read.videos[0], prompt.videos[0], strict=True)] == [True, True]
+    assert found[1].image is not None
+    assert samples[1].image is not None
+    assert same(found[1].image, samples[1].image)
+    assert [same(a, b) for a, b in zip(found[2].video or (), samples[2].video or (), strict=True)] == [True] * 3
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGB", "RGBA"])
+def test_pictures_of_every_mode_arrive_exactly(mode: str, form: Form):
+    image = noise(mode)
+    _, (found,) = unpacked(*packed([Sample(Prompt("x"), 0, 0, image=image)], form=form))
+    assert found.image is not None
+    assert same(found.image, image)
+    assert found.image.getpalette() == image.getpalette()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_frames_of_different_sizes_arrive(form: Form):
+    video = [noise("RGB", (4, 4)), noise("RGB", (2, 3)), noise("P")]
+    _, (found,) = unpacked(*packed([Sample(Prompt("x"), 0, 0, video=video)], form=form))
+    assert [same(a, b) for a, b in zip(found.video or (), video, strict=True)] == [True] * 3
+
+
+def test_a_transparent_colour_arrives():
+    image = noise("RGB")
+    image.info["transparency"] = (1, 2, 3)
+    _, (found,) = unpacked(*packed([Sample(Prompt("x"), 0, 0, image=image)]))
+    assert found.image is not None
+    assert found.image.info["transparency"] == (1, 2, 3)
+
+
+def test_content_types_and_columns():
+    sample = Sample(Prompt("x", columns={"a": 1, "b": object()}), 0, 0, text="t")
+    body, content_type = packed([sample], columns=["a", "c"])
+    assert content_type == JSON
+    assert json.loads(body)["prompts"][0]["columns"] == {"a": 1}
+    assert packed([Sample(Prompt("x"), 0, 0, image=noise("RGB"))])[1] == SAFETENSORS
+    assert packed([Sample(Prompt("x"), 0, 0, image=noise("RGB"))], form="png")[1] == JSON
+    with pytest.raises(DataError, match="name the columns that travel"):
+        packed([sample])
+    with pytest.raises(DataError, match="not paths"):
+        packed([Sample(Prompt("x", videos=("film.mp4",)), 0, 0, text="t")])
+    with pytest.raises(DataError, match="mode CMYK cannot travel"):
+        packed([Sample(Prompt("x"), 0, 0, image=noise("RGB").convert("CMYK"))])
+
+
+def test_half_a_surrogate_pair_travels_as_a_question_mark():
+    _, (found,) = unpacked(*packed([Sample(Prompt("x"), 0, 0, text="a\ud800b")]))
+    assert found.text == "a?b"
+
+
+def document(**changes: Any) -> bytes:
+    return json.dumps({"prompts": [{"text": "x"}], "samples": [{"prompt": 0, "text": "t"}]} | changes).encode()
+
+
+def png(image: Image.Image) -> str:
+    file = BytesIO()
+    image.save(file, format="PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def jpeg(image: Image.Image) -> str:
+    file = BytesIO()
+    image.save(file, format="JPEG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def test_the_plainest_request():
+    name, (sample,) = unpacked(document(), JSON)
+    assert name is None
+    assert (sample.prompt.text, sample.text, sample.group) == ("x", "t", 0)
+
+
+HOSTILE = {
+    "empty": (b"", "Invalid JSON"),
+    "no object": (b"[]", "document"),
+    "not JSON": (b"\x80\x04\x95\x10.", "Invalid JSON"),
+    "nested": (b"[" * 1_000_000, "Invalid JSON"),
+    "nested column": (document(prompts=[{"text": "x", "columns": {"a": 0}}]).replace(b"0}}", b"[" * 99_999), "Inv"),
+    "long number": (b'{"prompts": [{"text": "x"}], "samples": [{"prompt": 1' + b"0" * 100_000 + b"}]}", "number"),
+    "NaN": (b'{"prompts": [], "samples": [{"prompt": 0, "logprob": NaN}]}', "logprob"),
+    "unknown key": (document(pickle="gASV"), "pickle"),
+    "no such prompt": (document(samples=[{"prompt": 1}]), "names prompt 1, but there are 1"),
+    "negative prompt": (document(samples=[{"prompt": -1}]), "prompt"),
+    "wrong type": (document(samples=[{"prompt": 0, "tokens": "abc"}]), "tokens"),
+    "no base64": (document(samples=[{"prompt": 0, "image": "%%%"}]), "no PNG"),
+    "no image": (document(samples=[{"prompt": 0, "image": "AAAA"}]), "no PNG"),
+    "a JPEG": (document(samples=[{"prompt": 0, "image": jpeg(Image.new("L", (2, 2)))}]), "no PNG"),
+    "a bomb": (document(samples=[{"prompt": 0, "image": png(Image.new("1", (4000, 3000)))}] * 9), "more pixels"),
+    "cut off": (document(samples=[{"prompt": 0, "image": png(noise("RGB", (99, 99)))[:4000]}]), "no PNG"),
+    "no tensor": (document(samples=[{"prompt": 0, "image": {"tensor": "a"}}]), "no tensor 'a'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_is_no_request_is_refused(name: str):
+    body, reason = HOSTILE[name]
+    with pytest.raises(DataError, match=reason):
+        unpacked(body, JSON, max_pixels=10**8)
+
+
+def safetensors_of(array: Any, **changes: Any) -> bytes:
+    text = document(samples=[{"prompt": 0, "image": {"tensor": "a"}} | changes]).decode()
+    return save({"a": array}, metadata={"request": text})
+
+
+BYTES = np.zeros((2, 3), np.uint8)
+HOSTILE_TENSORS = {
+    "empty": (b"", "no safetensors"),
+    "a lie about the length": (struct.pack("<Q", 2**62) + b"{}", "no safetensors"),
+    "not JSON": (struct.pack("<Q", 4) + b"\x80\x04\x95.", "no safetensors"),
+    "no metadata": (save({"a": BYTES}), "no safetensors file with metadata"),
+    "cut off": (safetensors_of(BYTES)[:-1], "no safetensors"),
+    "floats": (safetensors_of(BYTES.astype(np.float32)), "must be uint8; 'a' is float32"),
+    "one axis": (safetensors_of(np.zeros(4, np.uint8)), r"got \(4,\)"),
+    "five channels": (safetensors_of(np.zeros((2, 2, 5), np.uint8)), r"got \(2, 2, 5\)"),
+    "no pixels": (safetensors_of(np.zeros((0, 2), np.uint8)), r"got \(0, 2\)"),
+    "a picture for a video": (safetensors_of(BYTES, image=None, video={"tensor": "a"}), "a video must be"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_TENSORS)
+def test_what_are_no_tensors_is_refused(name: str):
+    body, reason = HOSTILE_TENSORS[name]
+    with pytest.raises(DataError, match=reason):
+        unpacked(body, SAFETENSORS)
+
+
+def test_pickles_are_not_even_looked_at():
+    for content_type in ("application/octet-stream", "application/python-pickle", "text/html" * 99):
+        with pytest.raises(DataError, match="the content type must be"):
+            unpacked(b"\x80\x04", content_type)
+
+
+def test_fuzz():
+    """Bytes changed at random are refused or read, and raise nothing else."""
+    whole, content_type = packed([Sample(Prompt("x"), 0, i, text="t", image=noise("RGB", seed=i)) for i in range(2)])
+    text, _ = packed([Sample(Prompt("x", columns={"a": [1]}), 0, 0, text="t", image=noise("P"))], form="png")
+    draw, refused = random.Random(0), 0
+    for body, kind in [(whole, content_type), (text, JSON)] * 300:
+        changed = bytearray(body)
+        for _ in range(draw.randint(1, 8)):
+            changed[draw.randrange(len(changed))] = draw.randrange(256)
+        try:
+            unpacked(bytes(changed[: draw.choice([None, len(changed) // 2])]), kind)
+        except DataError:
+            refused += 1
+    assert refused > 300
