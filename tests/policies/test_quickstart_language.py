@@ -71,7 +71,9 @@ def test_rewards_of_the_configuration(name: str, right: str, wrong: str, totals:
     texts = [form.format(prompt.columns["answer"]) for form in (right, wrong)]
     samples = [Sample(prompt, group=0, member=member, text=text) for member, text in enumerate(texts)]
     rewards = build_rewards(load_config(f"quickstart/{name}").rewards)
-    assert score(samples, rewards).total_B.tolist() == pytest.approx(totals)
+    scores = score(samples, rewards)
+    assert scores.valid_BR.all()
+    assert (scores.value_BR @ scores.weight_R).tolist() == pytest.approx(totals)
 
 
 def test_saved_models_load_as_they_were(tmp_path: Path) -> None:
