@@ -68,6 +68,7 @@ REWARDS: Mapping[str, str] = {
     "frame_mean": "mmgrpo.rewards.motion:FrameMean",
     "vlm_judge": "mmgrpo.rewards.judges:VlmJudge",
     "prompt_likelihood": "mmgrpo.rewards.judges:PromptLikelihood",
+    "api_judge": "mmgrpo.rewards.endpoints:ApiJudge",
 }
 
 EXAMPLES: Mapping[str, str] = {

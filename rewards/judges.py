@@ -12,8 +12,8 @@ from mmgrpo.errors import RewardError
 from mmgrpo.rewards.checkpoints import Dtype, chosen_dtype, positive
 from mmgrpo.rewards.parsing import one_of
 from mmgrpo.rewards.pictures import text_of
-from mmgrpo.rewards.questions import HOW_WELL, SHOWS, Scale, filled, shown, unreadable
-from mmgrpo.rewards.vision_language import JudgeSource, Question, VisionLanguage, number_ids, word_ids
+from mmgrpo.rewards.questions import HOW_WELL, SHOWS, Question, Scale, filled, shown, unreadable
+from mmgrpo.rewards.vision_language import JudgeSource, VisionLanguage, number_ids, word_ids
 from mmgrpo.types import Sample
 
 JudgeMode = Literal["yes", "expected", "parse"]

@@ -26,6 +26,14 @@ _NUMBER = re.compile(r"(?<![\w.])-?\d{1,9}(?:\.\d{1,9})?(?![\w]|\.\d)")
 _WHOLE = re.compile(r"(?:/|out of|of)\s*$", re.IGNORECASE)
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Pictures, and what is asked about them."""
+
+    pictures: Sequence[Image.Image]
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """The scores that a judge may give.

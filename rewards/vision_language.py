@@ -14,21 +14,13 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from mmgrpo.errors import RewardError
 from mmgrpo.rewards.checkpoints import batches, chosen_device, chosen_dtype, frozen, once
+from mmgrpo.rewards.questions import Question
 
 _causal: set[int] = set()  # ids of loaded models, which live as long as the process, that were found to be causal
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """Pictures, and what is asked about them."""
-
-    pictures: Sequence[Image.Image]
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

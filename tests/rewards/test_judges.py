@@ -102,7 +102,7 @@ def test_the_number_that_it_writes_is_read(judge: str, tmp_path: Path) -> None:
     assert all(math.isnan(score or 0) for score in VlmJudge(judge, mode="parse", max_new_tokens=4)(samples()))
     model, processor = AutoModelForImageTextToText.from_pretrained(judge), AutoProcessor.from_pretrained(judge)
     four = processor.tokenizer("4", add_special_tokens=False)["input_ids"][0]
-    size = len(model.get_input_embeddings().weight)
+    size = len(torch.as_tensor(model.get_input_embeddings().weight))
     model.generation_config.suppress_tokens = [token for token in range(size) if token != four]
     for part in (model, processor):
         part.save_pretrained(tmp_path)

@@ -1,0 +1,198 @@
+"""The judge behind an endpoint, against a real HTTP server of the standard library on loopback."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.endpoints import ApiJudge
+from mmgrpo.types import Prompt, Sample
+from tests.rewards.drawn import drew, filmed, noise
+
+
+class Server(ThreadingHTTPServer):
+    """Answers by what the prompt says, and keeps what it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.lock = threading.Lock()
+        self.tries: dict[str, int] = {}
+        self.under_way = self.most_under_way = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = body["messages"][-1]["content"][-1]["text"]
+        with self.server.lock:
+            self.server.requests.append(body)
+            self.server.headers.append(dict(self.headers))
+            attempt = self.server.tries[text] = self.server.tries.get(text, 0) + 1
+            self.server.under_way += 1
+            self.server.most_under_way = max(self.server.most_under_way, self.server.under_way)
+        if "slow" in text:
+            time.sleep(1.0)
+        time.sleep(0.05)
+        with self.server.lock:
+            self.server.under_way -= 1
+        self.answer(text, attempt)
+
+    def answer(self, text: str, attempt: int) -> None:
+        if self.path != "/v1/chat/completions" or "forbidden" in text:
+            self.reply(403, b"no")
+        elif "redirect" in text:
+            self.reply(307, b"", {"Location": f"http://127.0.0.1:{self.server.server_port}/elsewhere"})
+        elif "broken" in text or ("flaky" in text and attempt < 3):
+            self.reply(503, b"busy", {"Retry-After": "0"})
+        elif "cut" in text and attempt == 1:
+            self.close_connection = True
+            self.connection.close()
+        elif "garbage" in text:
+            self.reply(200, b"<html>")
+        elif "huge" in text:
+            self.reply(200, b" " * (2**22 + 10))
+        elif "empty" in text:
+            self.said(None)
+        else:
+            self.said("I cannot say." if "mute" in text else "Score: 4")
+
+    def said(self, content: str | None) -> None:
+        self.reply(200, json.dumps({"choices": [{"message": {"role": "assistant", "content": content}}]}).encode())
+
+    def reply(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+def judge(server: Server, **settings: Any) -> ApiJudge:
+    return ApiJudge(server.url, "tiny", **{"question": "{prompt}?", "backoff": 0.01, "timeout": 30.0, **settings})
+
+
+def test_the_picture_arrives_exactly_and_the_score_comes_back(server: Server) -> None:
+    image = noise(0)
+    assert judge(server, system="Be strict.", extra={"seed": 1, "temperature": 0.5})([drew(image, "a cat")]) == [0.75]
+    (request,) = server.requests
+    assert {name: request[name] for name in ("model", "temperature", "max_tokens", "seed")} == {
+        "model": "tiny",
+        "temperature": 0.5,
+        "max_tokens": 256,
+        "seed": 1,
+    }
+    system, user = request["messages"]
+    assert system == {"role": "system", "content": "Be strict."}
+    picture, text = user["content"]
+    assert text == {"type": "text", "text": "a cat?"}
+    head, _, data = picture["image_url"]["url"].partition(",")
+    assert head == "data:image/png;base64"
+    assert np.array_equal(np.asarray(Image.open(BytesIO(base64.b64decode(data)))), np.asarray(image))
+    assert "Authorization" not in server.headers[0]
+
+
+def test_frames_and_the_source_go_before_the_question(server: Server) -> None:
+    edit = Sample(Prompt("edit", images=[noise(0)]), group=0, member=0, image=noise(1))
+    assert (
+        judge(server, frames=3, source=True, picture="jpeg")([filmed([noise(i) for i in range(5)]), edit]) == [0.75] * 2
+    )
+    kinds = sorted([part["type"] for part in r["messages"][0]["content"]] for r in server.requests)
+    assert kinds == [["image_url"] * 3 + ["text"], ["image_url"] * 2 + ["text"]]
+    assert server.requests[0]["messages"][0]["content"][0]["image_url"]["url"].startswith("data:image/jpeg;base64,")
+
+
+def test_failures_are_of_the_sample_alone(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    texts = ("a cat", "broken", "mute", "garbage", "empty", "forbidden", "redirect", "huge", "a dog")
+    values = judge(server, retries=1)([drew(noise(0), text) for text in texts])
+    assert [values[0], values[-1]] == [0.75, 0.75]
+    assert all(value is not None and math.isnan(value) for value in values[1:-1])
+    assert server.tries == {f"{text}?": 2 if text == "broken" else 1 for text in texts}
+    assert "no reply for 6 of 9 samples" in caplog.text
+    assert "503" in caplog.text
+
+
+def test_passing_failures_are_tried_again(server: Server) -> None:
+    assert judge(server, retries=2)([drew(noise(0), "flaky"), drew(noise(0), "cut")]) == [0.75, 0.75]
+    assert server.tries == {"flaky?": 3, "cut?": 2}
+
+
+def test_a_request_that_takes_too_long_is_given_up(server: Server) -> None:
+    start = time.monotonic()
+    (slow,) = judge(server, timeout=0.2, retries=1)([drew(noise(0), "slow")])
+    assert math.isnan(slow or 0)
+    assert time.monotonic() - start < 5
+    assert server.tries["slow?"] == 2
+
+
+def test_no_server_is_a_failure_and_no_crash() -> None:
+    with Server() as gone:
+        url = gone.url
+    values = ApiJudge(url, "m", retries=1, backoff=0.01)([drew(noise(0))])
+    assert math.isnan(values[0] or 0)
+
+
+def test_the_key_comes_from_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    reward = judge(server, key_variable="TEST_JUDGE_KEY")
+    monkeypatch.delenv("TEST_JUDGE_KEY", raising=False)
+    assert math.isnan(reward([drew(noise(0))])[0] or 0)
+    assert not server.requests
+    monkeypatch.setenv("TEST_JUDGE_KEY", "secret\n")
+    assert reward([drew(noise(0))]) == [0.75]
+    assert server.headers[0]["Authorization"] == "Bearer secret"
+
+
+def test_no_more_than_so_many_requests_are_under_way(server: Server) -> None:
+    assert judge(server, concurrency=3, timeout=5)([drew(noise(0), f"cat {i}") for i in range(12)]) == [0.75] * 12
+    assert server.most_under_way == 3
+
+
+def test_what_cannot_be_asked_is_not_judged(server: Server) -> None:
+    assert judge(server, question="{style}")([drew(noise(0)), drew(None, style="oil")]) == [None, None]
+    assert not server.requests
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    for url in ("file:///etc/passwd", "127.0.0.1:8000"):
+        with pytest.raises(ConfigError, match="must be such as http"):
+            ApiJudge(url, model="m")
+    with pytest.raises(ConfigError, match="timeout > 0"):
+        ApiJudge("http://x/v1", "m", timeout=0)
+    with pytest.raises(ConfigError, match="at least 1, got 0"):
+        ApiJudge("http://x/v1", "m", concurrency=0)
+    with pytest.raises(ConfigError, match="png, jpeg"):
+        ApiJudge("http://x/v1", "m", picture="gif")  # pyright: ignore[reportArgumentType]
