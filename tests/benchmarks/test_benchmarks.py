@@ -10,6 +10,7 @@ from benchmarks.forwards import count_method
 from benchmarks.measuring import lines_of, measure
 from benchmarks.peers import PEERS
 from benchmarks.profiling import group_of, shares
+from benchmarks.serving import Load, under_load
 from benchmarks.settings import Passes, Setting, passes_of
 from mmgrpo.loading import shipped
 from mmgrpo.policies.denoising.memo import Memo
@@ -111,3 +112,10 @@ def test_every_method_costs_its_peer_without_sharing(name: str) -> None:
     assert own.spent == own.mean
     if name in PEERS:
         assert own.spent.cost(own.weight) == PEERS[name].total
+
+
+@pytest.mark.slow
+def test_a_server_under_load_counts_its_calls() -> None:
+    load = Load(clients=4, requests=3, samples=1, side=8)
+    assert under_load("call", "tensors", load, max_batch=1).samples_per_call == 1
+    assert under_load("call", "png", load, max_batch=64).samples_per_call > 1.5
