@@ -33,7 +33,7 @@ CALL_S = 0.02
 WIDTH = 2048
 BATCH = 64
 LEGEND = f"""\
-call: {CALL_S * 1000:g} ms a call, however many samples, like a large model on a GPU; model: a network of 19 M weights on
+call: {CALL_S * 1000:g} ms a call, however many samples, like a large model on a GPU; model: a network of 19 M weights,
 one CPU thread; pixels: mean brightness, next to nothing, so what is left is the way there and back.
 batched: up to {BATCH} samples a call, over all clients; one by one: a call for each request. Samples per second."""
 
