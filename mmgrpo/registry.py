@@ -69,6 +69,7 @@ REWARDS: Mapping[str, str] = {
     "vlm_judge": "mmgrpo.rewards.judges:VlmJudge",
     "prompt_likelihood": "mmgrpo.rewards.judges:PromptLikelihood",
     "api_judge": "mmgrpo.rewards.endpoints:ApiJudge",
+    "ocr_accuracy": "mmgrpo.rewards.ocr:OcrAccuracy",
 }
 
 EXAMPLES: Mapping[str, str] = {
