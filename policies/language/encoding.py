@@ -102,6 +102,19 @@ class Encoder:
         """Token ids of a completion that a warm-up teaches, without an end token."""
         return torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
 
+    def end_id(self, end_ids: Sequence[int]) -> int:
+        """The end token that the chat template writes after an answer; without a template, the tokenizer's own."""
+        if self._uses_template:
+            turns = [self._turn({"role": role, "content": "x"}) for role in ("user", "assistant")]
+            tail = self.processor.apply_chat_template(turns, tokenize=False, **self.settings.template).rpartition("x")[
+                2
+            ]
+            written = self.tokenizer(tail, add_special_tokens=False)["input_ids"]
+            if found := [token for token in written if token in end_ids]:
+                return found[0]
+        own = self.tokenizer.eos_token_id
+        return own if own in end_ids else end_ids[0]
+
     def _has_template(self) -> bool:
         return bool(getattr(self.processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None))
 

@@ -213,7 +213,7 @@ class LanguagePolicy(Policy, Supervised):
         if any(example.text is None for example in examples):
             raise DataError("the warm-up of a language policy needs examples with a text")
         encoded = [self._encoder(example.prompt) for example in examples]
-        end = self._end_ids[:1].cpu()
+        end = torch.tensor([self._encoder.end_id(self._end_ids.tolist())])
         tokens = [torch.cat([self._encoder.target(example.text or ""), end]) for example in examples]
         completions = [Completion(token_T, torch.zeros(len(token_T)), None, True) for token_T in tokens]
         trace = Trace(encoded, range(len(encoded)), completions)

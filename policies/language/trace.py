@@ -37,22 +37,19 @@ class Trace:
             by_prompt.setdefault(self.prompt_of_B[row], []).append(row)
         order = sorted(by_prompt, key=lambda k: (repr(self.prompts[k].kind), self.prompts[k].length))
         found: list[list[int]] = []
+        widest, longest, num_prompts, last = 0, 0, 0, -1
         for prompt in order:
+            encoded = self.prompts[prompt]
             for row in sorted(by_prompt[prompt], key=lambda r: len(self.completions[r].token_T)):
-                if found and self._fits([*found[-1], row], max_tokens, shared):
-                    found[-1].append(row)
-                else:
-                    found.append([row])
+                width, length = max(widest, encoded.length), max(longest, len(self.completions[row].token_T))
+                count = num_prompts + (prompt != last or not shared)
+                fits = found and count * width + (len(found[-1]) + 1) * length <= max_tokens
+                if not fits or not (shared or encoded.kind == self.prompts[last].kind):
+                    found.append([])
+                    width, length, count = encoded.length, len(self.completions[row].token_T), 1
+                found[-1].append(row)
+                widest, longest, num_prompts, last = width, length, count, prompt
         return found
-
-    def _fits(self, rows: Sequence[int], max_tokens: int, shared: bool) -> bool:
-        prompts = [self.prompts[self.prompt_of_B[row]] for row in rows]
-        if not shared and prompts[0].kind != prompts[-1].kind:
-            return False
-        longest = max(len(self.completions[row].token_T) for row in rows)
-        widest = max(prompt.length for prompt in prompts)
-        num_prompts = len({id(prompt) for prompt in prompts}) if shared else len(rows)
-        return num_prompts * widest + len(rows) * longest <= max_tokens
 
 
 def assembled(

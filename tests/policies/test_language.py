@@ -233,10 +233,11 @@ def test_the_supervised_loss_is_that_of_transformers() -> None:
         Example(prompt, text) for prompt, text in zip(prompts_of("qwen2.5-vl"), ("one", "two red"), strict=True)
     ]
     loss = policy.supervised_loss(examples, seeds=[0, 1])
+    end = policy._tokenizer.convert_tokens_to_ids("<|im_end|>")
     sums, count = [], 0
     for example in examples:
         encoded = policy._encoder(example.prompt)
-        target = torch.cat([policy._encoder.target(example.text or ""), policy._end_ids[:1]])
+        target = torch.cat([policy._encoder.target(example.text or ""), torch.tensor([end])])
         ids = torch.cat([encoded.ids_P, target])[None]
         types = torch.cat(
             [encoded.per_token["mm_token_type_ids"], torch.zeros(1, len(target), dtype=torch.long)], dim=1
@@ -398,3 +399,27 @@ def test_a_sample_carries_its_mean_log_probability() -> None:
     rollout = rollout_of(policy_of("llama"), "llama")
     mean_B = (rollout.old_logprob_BT * rollout.mask_BT).sum(1) / rollout.mask_BT.sum(1)
     assert [sample.logprob for sample in rollout.samples] == pytest.approx(mean_B.tolist())
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [("llama", "<|eot_id|>"), ("gemma3", "<end_of_turn>"), ("qwen2.5-vl", "<|im_end|>"), ("mistral", "</s>")],
+)
+def test_an_answer_is_taught_to_end_as_its_template_ends_it(name: str, end: str) -> None:
+    policy = policy_of(name)
+    assert policy._encoder.end_id(policy._end_ids.tolist()) == policy._tokenizer.convert_tokens_to_ids(end)
+
+
+def test_batches_hold_what_fits() -> None:
+    policy = policy_of("llama", update_tokens=64)
+    rollout = policy.rollout([Prompt("what red " * (1 + k)) for k in range(4)], group_size=5, seed=SEED)
+    lengths = [encoded.length for encoded in rollout.trace.prompts]
+    for shared in (True, False):
+        batches = rollout.trace.batches(range(20), max_tokens=128, shared=shared)
+        assert sorted(row for batch in batches for row in batch) == list(range(20))
+        for batch in batches:
+            owners = [rollout.trace.prompt_of_B[row] for row in batch]
+            read = len(set(owners)) if shared else len(owners)
+            longest = max(len(rollout.samples[row].tokens or ()) for row in batch)
+            assert read * max(lengths[owner] for owner in owners) + len(batch) * longest <= 128
+        assert len(batches) < 20
