@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.explaining import excerpt
 from mmgrpo.rewards.parsing import MAX_ANSWER_CHARS, Extract, extracted, normalised, one_of, words
 from mmgrpo.rewards.references import graded, texts
-from mmgrpo.types import Sample
+from mmgrpo.types import Sample, Score
 
 Several = Literal["wrong", "last"]
 Unit = Literal["characters", "words"]
@@ -41,13 +42,14 @@ class ExactMatch:
         self._extract: Extract = one_of("ExactMatch.extract", extract, Extract)
         self._ignore_case = ignore_case
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("exact_match", samples, self._column, texts, self._score)
 
-    def _score(self, text: str, accepted: list[str]) -> float:
+    def _score(self, text: str, accepted: list[str]) -> Score:
         answer = extracted(text, self._extract)
         plain = None if answer is None else normalised(answer, ignore_case=self._ignore_case)
-        return float(plain is not None and plain in [normalised(a, ignore_case=self._ignore_case) for a in accepted])
+        equal = plain is not None and plain in [normalised(a, ignore_case=self._ignore_case) for a in accepted]
+        return Score(float(equal), {"parsed": excerpt(answer)})
 
 
 @final
@@ -79,7 +81,7 @@ class MultipleChoice:
         self._letters = letters
         self._several: Several = one_of("MultipleChoice.several", several, Several)
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("multiple_choice", samples, self._column, self._reference, self._score)
 
     def _reference(self, value: Any) -> str | None:
@@ -110,7 +112,7 @@ class YesNo:
         self._column = column
         self._extract: Extract = one_of("YesNo.extract", extract, Extract)
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("yes_no", samples, self._column, self._reference, self._score)
 
     def _reference(self, value: Any) -> list[bool] | None:
@@ -143,7 +145,7 @@ class Classification:
         self._extract: Extract = one_of("Classification.extract", extract, Extract)
         self._labels = None if labels is None else {_plain(label) for label in labels}
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("classification", samples, self._column, texts, self._score)
 
     def _score(self, text: str, accepted: list[str]) -> float:
@@ -184,7 +186,7 @@ class EditDistance:
         self._ignore_case = ignore_case
         self._floor = floor
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("edit_distance", samples, self._column, self._references, self._score)
 
     def _references(self, value: Any) -> list[str] | None:

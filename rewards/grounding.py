@@ -8,11 +8,12 @@ from typing import Any, Literal, final
 import numpy as np
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.boxes import Layout, Point, SpaceName, Spaces, box_of, giou, iou
+from mmgrpo.rewards.boxes import Box, Layout, Point, SpaceName, Spaces, box_of, giou, iou
 from mmgrpo.rewards.coordinates import Stated, pair, points_in, spans_in, stated_boxes
+from mmgrpo.rewards.explaining import drawn_boxes, drawn_points
 from mmgrpo.rewards.parsing import Extract, extracted, one_of
 from mmgrpo.rewards.references import graded, references
-from mmgrpo.types import Prompt, Sample
+from mmgrpo.types import Prompt, Sample, Score
 
 BoxMode = Literal["iou", "giou", "threshold"]
 TimeUnit = Literal["seconds", "frames"]
@@ -64,19 +65,23 @@ class BoxIou:
         self._layout: Layout = one_of("BoxIou.layout", layout, Layout)
         self._reference_layout: Layout = one_of("BoxIou.reference_layout", reference_layout, Layout)
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("box_iou", samples, self._column, _one_box)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
 
-    def _score(self, sample: Sample, reference: Stated) -> float:
+    def _score(self, sample: Sample, reference: Stated) -> Score:
         stated = stated_boxes(extracted(sample.text or "", self._extract) or "")
         wanted = box_of(reference.numbers, self._reference_layout, self._spaces.of_reference(sample.prompt))
-        if len(stated) != 1:
+        of_model = self._spaces.of_model(sample.prompt) if stated else wanted.space
+        boxes = [box_of(one.numbers, self._layout, of_model).to(wanted.space) for one in stated]
+        return Score(self._value(boxes, wanted), drawn_boxes(boxes, [wanted]))
+
+    def _value(self, boxes: Sequence[Box], wanted: Box) -> float:
+        if len(boxes) != 1:
             return -1.0 if self._mode == "giou" else 0.0
-        box = box_of(stated[0].numbers, self._layout, self._spaces.of_model(sample.prompt)).to(wanted.space)
         if self._mode == "giou":
-            return giou(box, wanted)
-        return iou(box, wanted) if self._mode == "iou" else float(iou(box, wanted) >= self._threshold)
+            return giou(boxes[0], wanted)
+        return iou(boxes[0], wanted) if self._mode == "iou" else float(iou(boxes[0], wanted) >= self._threshold)
 
 
 @final
@@ -130,28 +135,37 @@ class Detection:
         self._layout: Layout = one_of("Detection.layout", layout, Layout)
         self._reference_layout: Layout = one_of("Detection.reference_layout", reference_layout, Layout)
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("detection", samples, self._column, _box_list)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
 
-    def _score(self, sample: Sample, known: list[Stated]) -> float:
+    def _score(self, sample: Sample, known: list[Stated]) -> Score:
         stated = stated_boxes(extracted(sample.text or "", self._extract) or "")
-        if not known or not stated or len(stated) > self._max_boxes:
-            return float(not known and not stated)
-        total = _best_total(self._gains(sample.prompt, stated, known))
-        return total / len(known) * min(1.0, len(known) / len(stated)) ** self._length_power
-
-    def _gains(self, prompt: Prompt, stated: list[Stated], known: list[Stated]) -> np.ndarray:
-        """(stated, known) what each pair would add."""
-        of_model, of_reference = self._spaces.of_model(prompt), self._spaces.of_reference(prompt)
+        if len(stated) > self._max_boxes:
+            return Score(0.0, {"parsed": f"{len(stated)} boxes, more than {self._max_boxes}"})
+        of_reference = self._spaces.of_reference(sample.prompt) if known else self._spaces.of_model(sample.prompt)
+        of_model = self._spaces.of_model(sample.prompt) if stated else of_reference
         made = [box_of(one.numbers, self._layout, of_model).to(of_reference) for one in stated]
         real = [box_of(one.numbers, self._reference_layout, of_reference) for one in known]
-        return np.array(
+        pairs = self._pairs(made, stated, real, known) if made and real else []
+        drawn = drawn_boxes(made, real, labels=[one.label for one in stated], pairs=pairs)
+        if not known or not stated:
+            return Score(float(not known and not stated), drawn)
+        total = sum(overlap if self._graded else 1.0 for _, _, overlap in pairs)
+        return Score(total / len(known) * min(1.0, len(known) / len(stated)) ** self._length_power, drawn)
+
+    def _pairs(
+        self, made: Sequence[Box], stated: Sequence[Stated], real: Sequence[Box], known: Sequence[Stated]
+    ) -> list[tuple[int, int, float]]:
+        """Stated and reference box of every pair that counts, with their overlap."""
+        overlap = np.array([[iou(box, other) for other in real] for box in made])
+        gains = np.array(
             [
-                [self._gain(iou(box, other), one.label, two.label) for other, two in zip(real, known, strict=True)]
-                for box, one in zip(made, stated, strict=True)
+                [self._gain(overlap[i, j], one.label, two.label) for j, two in enumerate(known)]
+                for i, one in enumerate(stated)
             ]
         )
+        return [(i, j, float(overlap[i, j])) for i, j in _best_pairs(gains) if gains[i, j] > 0]
 
     def _gain(self, overlap: float, label: str | None, wanted: str | None) -> float:
         if overlap == 0 or overlap < self._threshold or (self._labels and wanted is not None and label != wanted):
@@ -189,17 +203,16 @@ class PointInBox:
         self._extract: Extract = one_of("PointInBox.extract", extract, Extract)
         self._reference_layout: Layout = one_of("PointInBox.reference_layout", reference_layout, Layout)
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("point_in_box", samples, self._column, _one_box)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
 
-    def _score(self, sample: Sample, reference: Stated) -> float:
+    def _score(self, sample: Sample, reference: Stated) -> Score:
         stated = points_in(extracted(sample.text or "", self._extract) or "")
         wanted = box_of(reference.numbers, self._reference_layout, self._spaces.of_reference(sample.prompt))
-        if len(stated) != 1:
-            return 0.0
-        point = Point(*stated[0], self._spaces.of_model(sample.prompt))
-        return float(wanted.holds(point.to(wanted.space)))
+        of_model = self._spaces.of_model(sample.prompt) if stated else wanted.space
+        points = [Point(*one, of_model).to(wanted.space) for one in stated]
+        return Score(float(len(points) == 1 and wanted.holds(points[0])), drawn_points(points, wanted))
 
 
 @final
@@ -226,7 +239,7 @@ class TemporalIou:
             raise ConfigError(f"TemporalIou needs a positive fps for unit: frames and none for seconds, got {fps}")
         self._fps = 1.0 if fps is None else fps
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("temporal_iou", samples, self._column, _span, self._score)
 
     def _score(self, text: str, reference: tuple[float, float]) -> float:
@@ -278,8 +291,8 @@ def _span(value: Any) -> tuple[float, float] | None:
     return span if span is not None and span[1] > span[0] else None
 
 
-def _best_total(gains: np.ndarray) -> float:
+def _best_pairs(gains: np.ndarray) -> list[tuple[int, int]]:
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = linear_sum_assignment(gains, maximize=True)
-    return float(gains[rows, columns].sum())
+    return list(zip(rows.tolist(), columns.tolist(), strict=True))

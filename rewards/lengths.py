@@ -10,10 +10,10 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.answers import Classification, ExactMatch, MultipleChoice, YesNo
 from mmgrpo.rewards.mathematics import MathVerify
 from mmgrpo.rewards.quantities import Count, Number
-from mmgrpo.types import Sample
+from mmgrpo.types import Sample, Score
 
 Unit = Literal["tokens", "words"]
-Judge = Callable[[Sequence[Sample]], Sequence[float | None]]
+Judge = Callable[[Sequence[Sample]], Sequence[float | Score | None]]
 
 _JUDGES: Mapping[str, Callable[..., Judge]] = {
     "math_verify": MathVerify,
@@ -130,10 +130,11 @@ class CosineLength:
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
         return [self._score(sample, verdict) for sample, verdict in zip(samples, self._judge(samples), strict=True)]
 
-    def _score(self, sample: Sample, verdict: float | None) -> float | None:
-        if sample.tokens is None or verdict is None or math.isnan(verdict):
-            return None if sample.tokens is None else verdict
-        short, long = self._right if verdict >= self._right_from else self._wrong
+    def _score(self, sample: Sample, verdict: float | Score | None) -> float | None:
+        value = None if verdict is None else float(verdict)
+        if sample.tokens is None or value is None or math.isnan(value):
+            return None if sample.tokens is None else value
+        short, long = self._right if value >= self._right_from else self._wrong
         share = (1 + math.cos(math.pi * min(len(sample.tokens) / self._max_length, 1.0))) / 2
         return short * share + long * (1 - share)
 

@@ -1,8 +1,8 @@
 """The process that runs math-verify, on its own so that it can be stopped: a line of JSON in, a line of JSON out.
 
 Started by ``mmgrpo.rewards.mathematics`` as a file, so that it imports sympy and not torch. It takes
-``{"gold", "answer", "plain", "limit_s"}`` and says ``{"verdict": true, false or null}``, null where the gold answer
-cannot be read, or ``{"late": true}``. math-verify's own limits stay off: they cover single steps, this one the whole.
+``{"gold", "answer", "plain", "limit_s"}`` and says ``{"verdict": true, false or null, "parsed": text or null}``, null where
+the gold answer or the answer cannot be read, or ``{"late": true}``. math-verify's own limits stay off: they cover single steps, this one the whole.
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ def main() -> None:
 
 
 def verdict(gold: str, answer: str, plain: bool) -> bool | None:
-    """Whether an answer equals the gold one; None where the gold one cannot be read.
+    """Whether an answer equals the gold one; see ``judged``."""
+    return judged(gold, answer, plain)["verdict"]
+
+
+def judged(gold: str, answer: str, plain: bool) -> dict[str, Any]:
+    """The verdict, whether an answer equals the gold one, None where the gold one cannot be read; and what was parsed.
 
     Args:
         gold: the right answer.
@@ -46,11 +51,12 @@ def verdict(gold: str, answer: str, plain: bool) -> bool | None:
         plain: also read answers that are not in LaTeX.
 
     Returns:
-        What TRL 1.16's ``accuracy_reward`` makes of the two, if not ``plain``.
+        ``verdict``: what TRL 1.16's ``accuracy_reward`` makes of the two, if not ``plain``; ``parsed``: the answer as it
+        was read, None where none was found.
     """
     known = _gold(gold)
     if not known:
-        return None
+        return {"verdict": None, "parsed": None}
     latex = LatexExtractionConfig(
         normalization_config=NormalizationConfig(units=True), boxed_match_priority=0, try_extract_without_anchor=False
     )
@@ -60,7 +66,8 @@ def verdict(gold: str, answer: str, plain: bool) -> bool | None:
         extraction_mode="first_match",
         parsing_timeout=0,
     )
-    return bool(verify(known, said, timeout_seconds=0))
+    written = [one for one in said if isinstance(one, str)]
+    return {"verdict": bool(verify(known, said, timeout_seconds=0)), "parsed": written[-1][:1000] if written else None}
 
 
 @lru_cache(maxsize=256)
@@ -72,7 +79,7 @@ def _answer(asked: dict[str, Any]) -> dict[str, Any]:
     try:
         _set_alarm(asked["limit_s"])
         try:
-            found = {"verdict": verdict(asked["gold"], asked["answer"], asked["plain"])}
+            found = judged(asked["gold"], asked["answer"], asked["plain"])
         finally:
             _set_alarm(0)
     except Late:

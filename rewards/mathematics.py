@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, final
 
 from mmgrpo.errors import ConfigError, MissingPackageError
+from mmgrpo.rewards.explaining import excerpt
 from mmgrpo.rewards.references import references
-from mmgrpo.types import Sample
+from mmgrpo.types import Sample, Score
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ class MathVerify:
     ``applies_frac`` shows how many.
     """
 
+    deterministic = True
+
     def __init__(
         self, column: str = "solution", plain: bool = False, time_limit_s: float = 5.0, max_chars: int = 20_000
     ) -> None:
@@ -58,7 +61,7 @@ class MathVerify:
         self._worker = _Worker()
         self._said_unread = False
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("math_verify", samples, self._column, _reference)
         values = [None if r is None else self._score(s.text or "", r) for s, r in zip(samples, known, strict=True)]
         self._say_unread([r for r, value in zip(known, values, strict=True) if r is not None and value is None])
@@ -69,12 +72,12 @@ class MathVerify:
             self._said_unread = True
             logger.warning("math-verify cannot read %d references, such as %.80r: not judged", len(unread), unread[0])
 
-    def _score(self, text: str, reference: str) -> float | None:
+    def _score(self, text: str, reference: str) -> float | Score | None:
         asked = {"gold": reference, "answer": text[-self._max_chars :], "plain": self._plain, "limit_s": self._limit_s}
         said = self._worker.ask(asked, self._limit_s + GRACE_S)
         if "verdict" not in said:
             return float("nan")
-        return None if said["verdict"] is None else float(said["verdict"])
+        return None if said["verdict"] is None else Score(float(said["verdict"]), {"parsed": excerpt(said["parsed"])})
 
 
 def _reference(value: Any) -> str | None:

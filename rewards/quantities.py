@@ -9,7 +9,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.numerals import numbers
 from mmgrpo.rewards.parsing import Extract, extracted, finite, one_of
 from mmgrpo.rewards.references import graded
-from mmgrpo.types import Sample
+from mmgrpo.types import Sample, Score
 
 Which = Literal["first", "last", "only"]
 CountMode = Literal["exact", "relative"]
@@ -48,13 +48,13 @@ class Number:
         self._absolute = absolute
         self._relative = relative
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("number", samples, self._column, reference_number, self._score)
 
-    def _score(self, text: str, reference: float) -> float:
+    def _score(self, text: str, reference: float) -> Score:
         answer = self._answer.number(text)
         allowed = max(self._absolute, self._relative * abs(reference))
-        return float(answer is not None and abs(answer - reference) <= allowed)
+        return Score(float(answer is not None and abs(answer - reference) <= allowed), {"parsed": answer})
 
 
 @final
@@ -76,7 +76,7 @@ class MeanRelativeAccuracy:
         self._column = column
         self._answer = _Stated("MeanRelativeAccuracy", extract, which, spoken)
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("mean_relative_accuracy", samples, self._column, reference_number, self._score)
 
     def _score(self, text: str, reference: float) -> float:
@@ -112,18 +112,18 @@ class Count:
         self._answer = _Stated("Count", extract, which, spoken)
         self._mode: CountMode = one_of("Count.mode", mode, CountMode)
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("count", samples, self._column, self._reference, self._score)
 
     def _reference(self, value: Any) -> float | None:
         number = reference_number(value)
         return None if number is None or number < 0 or number != int(number) else number
 
-    def _score(self, text: str, reference: float) -> float:
+    def _score(self, text: str, reference: float) -> Score:
         answer = self._answer.number(text)
         if answer is None or self._mode == "exact":
-            return float(answer == reference)
-        return max(0.0, 1 - abs(answer - reference) / max(reference, 1.0))
+            return Score(float(answer == reference), {"parsed": answer})
+        return Score(max(0.0, 1 - abs(answer - reference) / max(reference, 1.0)), {"parsed": answer})
 
 
 def reference_number(value: Any) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from mmgrpo.rewards.parsing import extracted
-from mmgrpo.types import Sample
+from mmgrpo.types import Sample, Score
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ def graded(
     samples: Sequence[Sample],
     column: str,
     read: Callable[[Any], R | None],
-    judge: Callable[[str, R], float],
-) -> list[float | None]:
+    judge: Callable[[str, R], float | Score],
+) -> list[float | Score | None]:
     """``judge(text, reference)`` of every sample; None where ``references`` has none."""
     known = references(owner, samples, column, read)
     return [None if r is None else judge(s.text or "", r) for s, r in zip(samples, known, strict=True)]

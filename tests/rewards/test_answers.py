@@ -4,7 +4,7 @@ import pytest
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.answers import Classification, EditDistance, ExactMatch, MultipleChoice, YesNo
-from tests.rewards.written import score_of, wrote
+from tests.rewards.written import explained, score_of, scores_of, wrote
 
 
 def test_exact_match_normalises_and_nothing_more():
@@ -27,14 +27,14 @@ def test_exact_match_takes_the_answer_out_of_the_text():
 
 def test_reference_may_be_in_tags_and_in_another_column():
     sample = wrote("3", solution="<answer> 3 </answer>")
-    assert ExactMatch(column="solution")([sample]) == [1]
+    assert scores_of(ExactMatch(column="solution"), [sample]) == [1]
     assert ExactMatch()([sample]) == [None]
 
 
 def test_what_has_no_text_or_no_reference_is_not_judged():
     samples = [wrote(None, "B"), wrote("B"), wrote("B", "B"), wrote("B", {"a": 1}), wrote("B", [])]
     for reward in (ExactMatch(), MultipleChoice(), Classification(), EditDistance()):
-        assert reward(samples) == [None, None, 1, None, None]
+        assert scores_of(reward, samples) == [None, None, 1, None, None]
 
 
 def test_a_reference_that_is_not_understood_is_said_once(caplog: pytest.LogCaptureFixture):
@@ -160,3 +160,10 @@ def test_settings_are_checked():
         ExactMatch(extract="tags")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match=r"floor must lie in \[0, 1\], got 2"):
         EditDistance(floor=2)
+
+
+def test_what_was_read_is_said():
+    match = ExactMatch(extract="tag")
+    assert explained(match, wrote("so <answer> Blue </answer>", "red")) == {"parsed": "Blue"}
+    assert explained(match, wrote("so blue", "red")) == {"parsed": None}
+    assert explained(ExactMatch(), wrote("x" * 500, "red")) == {"parsed": "x" * 199 + "\u2026"}

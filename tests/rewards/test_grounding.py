@@ -12,7 +12,7 @@ from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.rewards.coordinates import points_in, spans_in, stated_boxes
 from mmgrpo.rewards.grounding import BoxIou, Detection, PointInBox, TemporalIou
 from mmgrpo.types import Prompt, Sample
-from tests.rewards.written import score_of, wrote
+from tests.rewards.written import explained, score_of, scores_of, wrote
 
 
 def same(**settings: Any) -> dict[str, Any]:
@@ -91,16 +91,16 @@ def test_several_boxes_or_a_swapped_one_score_the_least():
 def test_one_box_in_every_space(space: Any, text: str):
     columns = {"original_size": [640, 480], "resized_size": [320, 240], "answer": [64, 120, 320, 360]}
     sample = Sample(Prompt("q", columns=columns), 0, 0, text=text)
-    assert BoxIou(space=space)([sample]) == [pytest.approx(1)]
-    assert Detection(space=space)([sample]) == [pytest.approx(1)]
-    (other,) = BoxIou(space="norm1" if space == "norm1000" else "norm1000")([sample])
+    assert scores_of(BoxIou(space=space), [sample]) == [pytest.approx(1)]
+    assert scores_of(Detection(space=space), [sample]) == [pytest.approx(1)]
+    (other,) = scores_of(BoxIou(space="norm1" if space == "norm1000" else "norm1000"), [sample])
     assert other != pytest.approx(1)  # a wrong space is only seen in the score
 
 
 def test_the_prompts_picture_says_its_size():
     prompt = Prompt("q", images=[Image.new("L", (640, 480))], columns={"answer": [64, 120, 256, 240]})
     sample = Sample(prompt, 0, 0, text="[100, 250, 500, 750]")
-    assert BoxIou(space="norm1000", reference_layout="xywh")([sample]) == [1]
+    assert scores_of(BoxIou(space="norm1000", reference_layout="xywh"), [sample]) == [1]
     with pytest.raises(DataError, match="'resized_size'"):
         BoxIou()([sample])
 
@@ -179,7 +179,7 @@ def test_point_in_box():
     assert [score_of(reward, text, A) for text in texts] == [1, 1, 1, 0, 0, 0]
     prompt = Prompt("q", images=[Image.new("L", (200, 100))], columns={"answer": [20, 10, 40, 30]})
     inside, outside = Sample(prompt, 0, 0, text="[150, 200]"), Sample(prompt, 0, 1, text="[30, 20]")
-    assert PointInBox(space="norm1000")([inside, outside]) == [1, 0]
+    assert scores_of(PointInBox(space="norm1000"), [inside, outside]) == [1, 0]
 
 
 def test_temporal_iou_by_hand():
@@ -207,3 +207,29 @@ def test_settings_are_checked():
         BoxIou(threshold=50)
     with pytest.raises(ConfigError, match="length_power >= 0"):
         Detection(length_power=-1)
+
+
+def test_boxes_are_said_in_the_space_of_the_references():
+    # the model writes 0..1000 of a picture of 200 x 100
+    sample = wrote("[[0, 0, 500, 1000], [900, 900, 1000, 1000]]", [[0, 0, 100, 100]], original_size=[200, 100])
+    boxes = [
+        {"box": [0, 0, 100, 100], "role": "stated"},
+        {"box": [180, 90, 200, 100], "role": "stated"},
+        {"box": [0, 0, 100, 100], "role": "reference"},
+    ]
+    space = {"name": "original", "width": 200, "height": 100}
+    assert explained(Detection(space="norm1000"), sample) == {"boxes": boxes, "space": space, "pairs": [[0, 0, 1.0]]}
+    assert explained(BoxIou(space="norm1000"), sample) == {"boxes": boxes, "space": space}
+    pointed = wrote("[100, 500]", [0, 0, 100, 100], original_size=[200, 100])
+    assert explained(PointInBox(space="norm1000"), pointed) == {
+        "points": [{"point": [20, 50], "role": "stated"}],
+        "boxes": boxes[2:],
+        "space": space,
+    }
+
+
+def test_a_flood_of_boxes_is_counted_and_not_kept():
+    many = str([[0, 0, 1, 1]] * 40)
+    assert explained(Detection(max_boxes=20), wrote(many, [])) == {"parsed": "40 boxes, more than 20"}
+    assert len(explained(Detection(**same()), wrote(many, [[0, 0, 1, 1]]))["boxes"]) == 31
+    assert explained(Detection(**same()), wrote("nothing", "[]")) == {"boxes": []}

@@ -17,7 +17,7 @@ from mmgrpo.rewards.grounding import BoxIou, Detection, PointInBox, TemporalIou
 from mmgrpo.rewards.lengths import Repetition
 from mmgrpo.rewards.quantities import Count, MeanRelativeAccuracy, Number
 from mmgrpo.rewards.structure import Format, JsonSchema
-from tests.rewards.written import wrote
+from tests.rewards.written import score_of
 
 MILLION = 1_000_000
 SECONDS = 100  # a bound on termination, not on speed: one reward takes up to 2 s on an idle core; quadratic ones hours
@@ -71,7 +71,7 @@ def test_a_million_characters(name: str):
         '{"a":',
         "[1],",
     ):
-        value = reward([wrote("[" + piece * (MILLION // len(piece)), reference)])[0]
+        value = score_of(reward, "[" + piece * (MILLION // len(piece)), reference)
         assert -1 <= value <= 1
     assert time.monotonic() - started < SECONDS
 
@@ -88,7 +88,7 @@ def test_deep_nesting():
         for depth in (10, 40_000):
             text = opening * depth + "1" + closing * depth
             for name, (reward, reference) in REWARDS.items():
-                value = reward([wrote(text, reference)])[0]
+                value = score_of(reward, text, reference)
                 assert -1 <= value <= 1, (name, opening, depth)
 
 
@@ -99,7 +99,7 @@ def test_fuzz():
     for _ in range(1_000):
         text = "".join(draw.choice(alphabet) for _ in range(draw.randrange(40)))
         for name, (reward, reference) in REWARDS.items():
-            value = reward([wrote(text, reference)])[0]
+            value = score_of(reward, text, reference)
             assert math.isfinite(value), (name, text)
             assert -1 <= value <= 1, (name, text)
 

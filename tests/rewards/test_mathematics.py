@@ -8,7 +8,7 @@ import pytest
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.mathematics import MathVerify
-from tests.rewards.written import wrote
+from tests.rewards.written import explained, scores_of, wrote
 
 pytest.importorskip("math_verify")
 
@@ -38,22 +38,26 @@ def samples_of(*pairs: tuple[str, object]):
 
 
 def test_by_hand(reward: MathVerify, caplog: pytest.LogCaptureFixture):
-    assert reward(samples_of(*PAIRS)) == [1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, None]
+    assert scores_of(reward, samples_of(*PAIRS)) == [1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, None]
     assert "math-verify cannot read 1 references, such as 'no idea'" in caplog.text
-    assert reward([wrote(r"\boxed{2}"), wrote(None, solution="2"), wrote(r"\boxed{2}", solution=2)]) == [None, None, 1]
+    assert scores_of(reward, [wrote(r"\boxed{2}"), wrote(None, solution="2"), wrote(r"\boxed{2}", solution=2)]) == [
+        None,
+        None,
+        1,
+    ]
 
 
 def test_as_trl_has_it(reward: MathVerify):
     accuracy = pytest.importorskip("trl.rewards").accuracy_reward
     chats = [[{"role": "assistant", "content": text}] for text, _ in PAIRS]
-    assert reward(samples_of(*PAIRS)) == accuracy(chats, [gold for _, gold in PAIRS])
+    assert scores_of(reward, samples_of(*PAIRS)) == accuracy(chats, [gold for _, gold in PAIRS])
 
 
 def test_on_another_thread_and_beside_itself(reward: MathVerify):
     found: dict[int, list[float | None]] = {}
 
     def judge(number: int) -> None:
-        found[number] = reward(samples_of(*PAIRS[:7]))
+        found[number] = scores_of(reward, samples_of(*PAIRS[:7]))
 
     threads = [threading.Thread(target=judge, args=(number,)) for number in range(3)]
     for thread in threads:
@@ -68,7 +72,7 @@ def test_what_takes_too_long_fails_on_every_thread_and_harms_nothing():
     found: list[float | None] = []
     samples = samples_of((r"\boxed{9^{9^{9^{9}}}}", "5"), (r"\boxed{2}", "2"))
     started = time.monotonic()
-    thread = threading.Thread(target=lambda: found.extend(reward(samples)))
+    thread = threading.Thread(target=lambda: found.extend(scores_of(reward, samples)))
     thread.start()
     thread.join()
     assert time.monotonic() - started < 60
@@ -79,16 +83,22 @@ def test_a_process_that_does_not_stop_is_killed_and_another_started(monkeypatch:
     """The worker's own alarm is not heard within one long operation of an extension: here it sets itself none."""
     monkeypatch.setattr("mmgrpo.rewards.mathematics.GRACE_S", -36.0)
     reward = MathVerify(time_limit_s=40.0)  # killed 4 s after it is asked, long before its own limit
-    assert reward(samples_of((r"\boxed{2}", "2"))) == [1]
-    assert reward(samples_of((r"\boxed{9^{9^{9^{9}}}}", "5"))) == pytest.approx([math.nan], nan_ok=True)
-    assert reward(samples_of((r"\boxed{2}", "2"))) == [1]
+    assert scores_of(reward, samples_of((r"\boxed{2}", "2"))) == [1]
+    assert scores_of(reward, samples_of((r"\boxed{9^{9^{9^{9}}}}", "5"))) == pytest.approx([math.nan], nan_ok=True)
+    assert scores_of(reward, samples_of((r"\boxed{2}", "2"))) == [1]
 
 
 def test_plain_answers_are_read_if_asked():
     samples = samples_of(("it is 1/2", "1/2"), ("The answer is 12.", 12), (r"\boxed{3}", 4))
-    assert MathVerify(plain=True)(samples) == [1, 1, 0]
+    assert scores_of(MathVerify(plain=True), samples) == [1, 1, 0]
 
 
 def test_settings_are_checked():
     with pytest.raises(ConfigError, match="must be positive, got 0 and 20000"):
         MathVerify(time_limit_s=0)
+
+
+def test_what_was_read_is_said(reward: MathVerify):
+    assert explained(reward, wrote(r"so \boxed{\frac{1}{2}}", solution="0.5")) == {"parsed": r"\frac{1}{2}"}
+    assert explained(reward, wrote("no idea", solution="0.5")) == {"parsed": None}
+    assert reward.deterministic

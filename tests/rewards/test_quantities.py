@@ -4,7 +4,7 @@ import pytest
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.quantities import Count, MeanRelativeAccuracy, Number
-from tests.rewards.written import score_of, wrote
+from tests.rewards.written import explained, score_of, wrote
 
 
 def test_numbers_are_equal_by_value():
@@ -80,3 +80,9 @@ def test_settings_are_checked():
         Count(mode="near")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match=r"MeanRelativeAccuracy\.which must be one of first, last, only"):
         MeanRelativeAccuracy(which="any")  # pyright: ignore[reportArgumentType]
+
+
+def test_what_was_read_is_said():
+    for reward in (Number(which="first"), Count(which="first"), Count(which="first", mode="relative")):
+        assert explained(reward, wrote("3 of 4", 4)) == {"parsed": 3.0}
+        assert explained(reward, wrote("none that I see", 4)) == {"parsed": None}

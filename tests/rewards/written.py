@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from mmgrpo.types import Prompt, Sample
+from mmgrpo.reward import Reward
+from mmgrpo.types import Prompt, Sample, Score
 
 
 def wrote(text: str | None, answer: Any = None, *, tokens: Sequence[int] | None = None, **columns: Any) -> Sample:
@@ -14,6 +15,18 @@ def wrote(text: str | None, answer: Any = None, *, tokens: Sequence[int] | None 
     return Sample(Prompt("q", columns=known | columns), group=0, member=0, text=text, tokens=tokens)
 
 
-def score_of(reward: Callable[[Sequence[Sample]], list[float | None]], text: str | None, answer: Any = None) -> Any:
-    """What the reward says of one text."""
-    return reward([wrote(text, answer)])[0]
+def score_of(reward: Reward, text: str | None, answer: Any = None) -> Any:
+    """What the reward says of one text, without its explanation."""
+    return scores_of(reward, [wrote(text, answer)])[0]
+
+
+def scores_of(reward: Reward, samples: Sequence[Sample]) -> list[float | None]:
+    """What the reward says of samples, without its explanations."""
+    return [None if said is None else float(said) for said in reward(samples)]
+
+
+def explained(reward: Reward, sample: Sample) -> dict[str, Any]:
+    """The explanation of the reward for one sample."""
+    (said,) = reward([sample])
+    assert isinstance(said, Score)
+    return dict(said.explanation)
