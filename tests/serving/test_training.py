@@ -91,9 +91,7 @@ def test_a_run_goes_on_without_its_scorer(tmp_path: Path):
 def test_a_run_stops_with_the_cause(tmp_path: Path):
     with ComesAndGoes(when_down="stop") as reward, pytest.raises(RewardError, match="ConnectionRefusedError"):
         trained(tmp_path / "stop", reward, max_reward_failure_frac=1.0)
-    with (
-        ComesAndGoes(when_down="fail") as reward,
-        pytest.raises(RewardError, match=r"failed on 4 of 4 samples \(100%\)"),
-    ):
+    with ComesAndGoes(when_down="fail") as reward, pytest.raises(RewardError, match=r"failed on 4 of 4 samples"):
         trained(tmp_path / "fail", reward)
-    assert len((tmp_path / "fail" / "metrics.jsonl").read_text().splitlines()) == 1
+    (metrics,) = (tmp_path / "fail").rglob("metrics.jsonl")
+    assert len(metrics.read_text().splitlines()) == 1
