@@ -171,6 +171,8 @@ def serve_rewards(
         rewards = build_rewards(_settings(config, overrides).rewards)
         app = make_app(rewards, limits=limits, token=token_of(token_variable))
         served = ", ".join(reward.name for reward in rewards)
+        if token_variable is None and host not in ("127.0.0.1", "localhost", "::1"):
+            console.print("[bold yellow]warning:[/] whoever reaches this machine may ask; set --token-variable")
         console.print(f"serving {served} at http://{host}:{port}/score", highlight=False, soft_wrap=True)
         serve(app, host=host, port=port)
 

@@ -16,7 +16,7 @@ from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.reward import Reward
 from mmgrpo.rewards.groups.grouping import asked, is_score, within_groups
 from mmgrpo.rewards.parsing import MAX_TEXT_CHARS, one_of
-from mmgrpo.types import Sample
+from mmgrpo.types import Sample, Score
 
 Rule = Literal["divide", "bonus"]
 Similarity = Literal["ngrams", "pixels"]
@@ -70,10 +70,10 @@ class DiversityAdjusted:
         self._size = size
         self._embed = embed
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        values = asked(self._of, samples)
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        said = asked(self._of, samples)
         features, compare = self._features(samples)
-        known = [None if feature is None else value for feature, value in zip(features, values, strict=True)]
+        known = [None if feature is None else value for feature, value in zip(features, said.values, strict=True)]
 
         def rule(rows: Sequence[int]) -> list[float]:
             rewards = [value for row in rows if is_score(value := known[row])]
@@ -82,7 +82,7 @@ class DiversityAdjusted:
                 return divided(rewards, similarity_GG)
             return with_bonus(rewards, similarity_GG, self._weight)
 
-        return within_groups(samples, known, rule)
+        return said.explain(within_groups(samples, known, rule))
 
     def _features(self, samples: Sequence[Sample]) -> tuple[Features, Callable[[Any, Any], float]]:
         if self._embed is not None:

@@ -52,7 +52,7 @@ class Duels:
 
     def between(self, samples: Sequence[Sample]) -> Decide:
         """Decides pairs of these samples, given by their rows; a reward is asked once, here."""
-        scores = [] if self._of is None else asked(self._of, samples)
+        scores = [] if self._of is None else asked(self._of, samples).values
 
         def preference(pair: Pair) -> float | None:
             first, second = pair

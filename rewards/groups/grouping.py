@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeGuard
+from dataclasses import dataclass
+from typing import Any, TypeGuard
 
 from mmgrpo.errors import RewardError
 from mmgrpo.reward import Reward
-from mmgrpo.types import Sample
+from mmgrpo.types import Sample, Score
 
 Rule = Callable[[Sequence[int]], Sequence[float | None]]
 
@@ -26,12 +27,35 @@ def is_score(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
 
-def asked(reward: Reward, samples: Sequence[Sample]) -> list[float | None]:
-    """What another reward says of the samples, as floats. Raises RewardError for the wrong number of values."""
-    values = [None if value is None else float(value) for value in reward(samples)]
-    if len(values) != len(samples):
-        raise RewardError(f"the reward within gave {len(values)} values for {len(samples)} samples")
-    return values
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What another reward says of some samples.
+
+    Attributes:
+        values: one per sample.
+        explanations: what each rests on; None where it says nothing of that.
+    """
+
+    values: list[float | None]
+    explanations: list[Mapping[str, Any] | None]
+
+    def explain(self, values: Sequence[float | None]) -> list[float | Score | None]:
+        """The values that were made of it, with what its own rest on."""
+        return [
+            value if value is None or why is None else Score(value, why)
+            for value, why in zip(values, self.explanations, strict=True)
+        ]
+
+
+def asked(reward: Reward, samples: Sequence[Sample]) -> Said:
+    """Asks another reward. Raises RewardError for the wrong number of values."""
+    said = list(reward(samples))
+    if len(said) != len(samples):
+        raise RewardError(f"the reward within gave {len(said)} values for {len(samples)} samples")
+    return Said(
+        [None if value is None else float(value) for value in said],
+        [value.explanation or None if isinstance(value, Score) else None for value in said],
+    )
 
 
 def within_groups(samples: Sequence[Sample], values: Sequence[float | None], rule: Rule) -> list[float | None]:

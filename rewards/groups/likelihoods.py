@@ -9,7 +9,7 @@ from typing import final
 from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
 from mmgrpo.rewards.groups.grouping import asked, is_score, within_groups
-from mmgrpo.types import Sample
+from mmgrpo.types import Sample, Score
 
 
 @final
@@ -34,9 +34,9 @@ class Unlikeliness:
         self._of = of
         self._weight = weight
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        values = asked(self._of, samples)
-        known = [None if s.logprob is None else value for s, value in zip(samples, values, strict=True)]
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        said = asked(self._of, samples)
+        known = [None if s.logprob is None else value for s, value in zip(samples, said.values, strict=True)]
 
         def rule(rows: Sequence[int]) -> list[float]:
             ranks = mean_ranks([samples[row].logprob or 0.0 for row in rows])
@@ -46,7 +46,7 @@ class Unlikeliness:
                 for reward, rank in zip(rewards, ranks, strict=True)
             ]
 
-        return within_groups(samples, known, rule)
+        return said.explain(within_groups(samples, known, rule))
 
 
 @final
@@ -99,8 +99,9 @@ class LikelihoodConsistency:
         self._margin = margin
         self._ceiling = ceiling
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        rewards, likelihoods = asked(self._of, samples), asked(self._likelihood, samples)
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        said = asked(self._of, samples)
+        rewards, likelihoods = said.values, asked(self._likelihood, samples).values
         known = [reward if is_score(p) or reward is None else p for reward, p in zip(rewards, likelihoods, strict=True)]
 
         def rule(rows: Sequence[int]) -> list[float]:
@@ -109,7 +110,7 @@ class LikelihoodConsistency:
             bonus = consistent(given, likely, self._margin)
             return [r + self._weight * r if has else r for r, has in zip(given, bonus, strict=True)]
 
-        return within_groups(samples, known, rule)
+        return said.explain(within_groups(samples, known, rule))
 
 
 def mean_ranks(values: Sequence[float]) -> list[float]:

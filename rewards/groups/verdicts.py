@@ -9,7 +9,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
 from mmgrpo.rewards.groups.grouping import asked, is_score, within_groups
 from mmgrpo.rewards.parsing import one_of
-from mmgrpo.types import Sample
+from mmgrpo.types import Sample, Score
 
 Unit = Literal["tokens", "characters"]
 
@@ -44,8 +44,9 @@ class NoisyVerifier:
         self._false_negative = false_negative
         self._right_from = right_from
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        return [self._corrected(value) if is_score(value) else value for value in asked(self._of, samples)]
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        said = asked(self._of, samples)
+        return said.explain([self._corrected(value) if is_score(value) else value for value in said.values])
 
     def _corrected(self, value: float) -> float:
         return unbiased(value >= self._right_from, self._false_positive, self._false_negative)
@@ -80,10 +81,10 @@ class Conciseness:
         self._all_right = all_right
         self._unit: Unit = one_of("Conciseness.unit", unit, Unit)
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        values = asked(self._of, samples)
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        said = asked(self._of, samples)
         counted = [sample.tokens if self._unit == "tokens" else sample.text for sample in samples]
-        known = [None if what is None else value for what, value in zip(counted, values, strict=True)]
+        known = [None if what is None else value for what, value in zip(counted, said.values, strict=True)]
 
         def rule(rows: Sequence[int]) -> list[float]:
             rewards = [value for row in rows if is_score(value := known[row])]
@@ -92,7 +93,7 @@ class Conciseness:
                 return rewards
             return shortened(rewards, [len(counted[row] or "") for row in rows], right, self._weight)
 
-        return within_groups(samples, known, rule)
+        return said.explain(within_groups(samples, known, rule))
 
 
 def unbiased(passed: bool, false_positive: float, false_negative: float) -> float:

@@ -20,7 +20,7 @@ from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament
 from mmgrpo.rewards.groups.verdicts import Conciseness, NoisyVerifier
 from mmgrpo.rewards.groups.votes import MajorityVote, SemanticClusters
 from mmgrpo.scoring import NamedReward, score
-from mmgrpo.types import Prompt, Sample
+from mmgrpo.types import Prompt, Sample, Score
 from tests.rewards.grouped import column_chance, column_score
 
 HERE = "python:tests.rewards.test_groups"
@@ -93,6 +93,41 @@ def test_no_samples_no_values(name: str):
     assert list(REWARDS_OF_GROUPS[name]([])) == []
 
 
+def explained(samples: Sequence[Sample]) -> list[Score | None]:
+    """A reward that says 1 and why, but not of the first sample."""
+    return [Score(1.0, {"seen": sample.text}) if i else None for i, sample in enumerate(samples)]
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        DiversityAdjusted,
+        Unlikeliness,
+        NoisyVerifier,
+        Conciseness,
+        lambda of: LikelihoodConsistency(of, column_chance),
+    ],
+)
+def test_what_the_reward_within_rests_on_is_passed_on(wrap: Callable[..., Any]):
+    samples = [
+        Sample(Prompt("q", columns={"chance": 0.5}), 0, i, text=f"t{i}", tokens=[1], logprob=-1.0) for i in range(3)
+    ]
+    values = wrap(explained)(samples)
+    assert values[0] is None
+    assert [value.explanation for value in values[1:]] == [{"seen": "t1"}, {"seen": "t2"}]
+    assert all(value.value > 0 for value in values[1:])
+
+
+def test_a_million_characters():
+    texts = ["a " * 500_000, "\u0301" * 1_000_000, "<answer>" * 100_000, "\\boxed{" * 100_000, "a" * 1_000_000]
+    samples = [Sample(Prompt("q"), 0, i, text=text) for i, text in enumerate(texts)]
+    assert MajorityVote(extract="boxed")(samples) == [0] * 5
+    assert MajorityVote("share")(samples) == [0] * 5  # nothing so long is an answer
+    assert SemanticClusters(extract="tag")(samples) == [0.2] * 5
+    values = DiversityAdjusted(lambda samples: [1.0] * 5)(samples)
+    assert values == pytest.approx([1] * 5, abs=0.01)
+
+
 def test_every_reward_of_groups_is_tried_here():
     of_groups = {name for name, target in REWARDS.items() if ".rewards.groups." in target}
     assert of_groups == {name.partition(" ")[0] for name in REWARDS_OF_GROUPS}
@@ -129,21 +164,25 @@ def built(**settings: Any) -> NamedReward:
     return reward
 
 
+def numbers(reward: NamedReward, samples: Sequence[Sample]) -> list[float]:
+    return [float(value or 0) for value in reward.function(samples)]
+
+
 def test_a_configuration_names_the_reward_within():
     samples = wrote("<answer>a</answer>", "a", "<answer>a</answer>")
     tagged = built(name="diversity_adjusted", of={"name": "exact_match", "extract": "tag"})
-    assert tagged.function(samples) == [0.5, 0, 0.5]  # twice the same text
-    assert built(name="conciseness", of="exact_match").function(samples) == [0, 1, 0]
+    assert numbers(tagged, samples) == [0.5, 0, 0.5]  # twice the same text
+    assert numbers(built(name="conciseness", of="exact_match"), samples) == [0, 1, 0]
     within = built(name="noisy_verifier", of={"name": "conciseness", "of": "exact_match"}, false_negative=0.5)
-    assert within.function(samples) == [0, 2, 0]
+    assert numbers(within, samples) == [0, 2, 0]
 
 
 def test_a_configuration_names_functions_of_ones_own():
     samples = wrote("aaaa", "aa", "a")
-    assert built(name="pairwise_win_rate", judge=f"{HERE}:longer").function(samples) == [1, 0.5, 0]
+    assert numbers(built(name="pairwise_win_rate", judge=f"{HERE}:longer"), samples) == [1, 0.5, 0]
     closer = built(name="pairwise_win_rate", judge={"name": f"{HERE}:Closer", "to": 2})
-    assert closer.function(samples) == [0, 1, 0.5]
-    assert built(name="pairwise_win_rate", of=f"{HERE}:counted").function(samples) == [1, 0.5, 0]
+    assert numbers(closer, samples) == [0, 1, 0.5]
+    assert numbers(built(name="pairwise_win_rate", of=f"{HERE}:counted"), samples) == [1, 0.5, 0]
     scores = score(samples, [built(name="tournament", of=f"{HERE}:counted", label="t")])
     assert scores.value_BR[:, 0].tolist() == [1, 0.5, 0]
 

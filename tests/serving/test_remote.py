@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
+from mmgrpo.cli import app
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.rewards.answers import EditDistance
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament
@@ -302,6 +304,19 @@ def test_a_killed_process_is_started_again(tmp_path: Path):
     finally:
         process.kill()
         process.wait()
+
+
+def test_the_command_says_what_it_needs(tmp_path: Path):
+    (tmp_path / "serve.yaml").write_text("rewards: [exact_match]\n")
+    (tmp_path / "none.yaml").write_text("steps: 1\n")
+    for arguments, reason in [
+        (["none.yaml"], "serve one or more rewards"),
+        (["serve.yaml", "--token-variable", "MMGRPO_NOT_SET"], "MMGRPO_NOT_SET for the bearer token is not set"),
+        (["serve.yaml", "rewards=[exact_mach]"], "did you mean exact_match"),
+    ]:
+        result = CliRunner().invoke(app, ["serve-rewards", str(tmp_path / arguments[0]), *arguments[1:]])
+        assert result.exit_code == 2
+        assert reason in result.output
 
 
 def wait_for(port: int) -> None:
