@@ -34,6 +34,7 @@ REWARDS: Mapping[str, str] = {
     "math_verify": "mmgrpo.rewards.mathematics:MathVerify",
     "box_iou": "mmgrpo.rewards.grounding:BoxIou",
     "detection": "mmgrpo.rewards.grounding:Detection",
+    "average_precision": "mmgrpo.rewards.precision:AveragePrecision",
     "point_in_box": "mmgrpo.rewards.grounding:PointInBox",
     "temporal_iou": "mmgrpo.rewards.grounding:TemporalIou",
     "format": "mmgrpo.rewards.structure:Format",

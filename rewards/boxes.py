@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mmgrpo.errors import DataError
+from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.media import opened
+from mmgrpo.rewards.parsing import one_of
 
 SpaceName = Literal["original", "resized", "norm1000", "norm1"]
 Layout = Literal["xyxy", "xywh", "yxyx"]
@@ -189,6 +190,40 @@ class Spaces:
         least, most = self.pixels
         rows, columns = smart_resize(int(height), int(width), self.factor, min_pixels=least, max_pixels=most)
         return columns, rows
+
+
+def declared_spaces(
+    owner: str, space: str, reference: str, original: str, resized: str, pixels: Sequence[int] | None, factor: int
+) -> Spaces:
+    """The spaces that the settings of a reward declare.
+
+    Args:
+        owner: class of the reward, for messages.
+        space: the model's.
+        reference: the data's.
+        original: column with the size of the picture.
+        resized: column with the size that the model saw.
+        pixels: least and most pixels of the resized picture, if its size is to be worked out.
+        factor: what its edges are a multiple of.
+
+    Returns:
+        The spaces.
+
+    Raises:
+        ConfigError: a setting is not allowed.
+    """
+    if pixels is not None and (len(pixels) != 2 or not 0 < pixels[0] <= pixels[1]):
+        raise ConfigError(f"{owner}.pixels must be [least, most], got {pixels!r}")
+    if factor < 1:
+        raise ConfigError(f"{owner}.factor must be at least 1, got {factor}")
+    return Spaces(
+        model=one_of(f"{owner}.space", space, SpaceName),
+        reference=one_of(f"{owner}.reference_space", reference, SpaceName),
+        original_column=original,
+        resized_column=resized,
+        pixels=None if pixels is None else (pixels[0], pixels[1]),
+        factor=factor,
+    )
 
 
 def _converted(corner: tuple[float, float], source: Space, target: Space) -> tuple[float, float]:

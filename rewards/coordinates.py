@@ -16,31 +16,45 @@ MAX_DEPTH = 32
 _BOX_KEYS = ("bbox_2d", "bbox", "box_2d", "box")
 _POINT_KEYS = ("point_2d", "point", "coordinate", "position")
 _LABEL_KEYS = ("label", "labels", "category", "class")
+_SCORE_KEYS = ("score", "confidence")
 _PLAIN = re.compile(r"(?<![\w.])-?\d{1,12}(?:\.\d{1,12})?(?![\w])")
 
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """A box as it is written: four numbers, and what it is said to hold."""
+    """A box as it is written: four numbers, what it is said to hold, and how sure that is."""
 
     numbers: tuple[float, float, float, float]
     label: str | None = None
+    score: float | None = None
 
 
 def stated_boxes(source: Any) -> list[Stated]:
     """The boxes in a text, or in the value of a data row, in order.
 
     A box is a list of four numbers, two corners, or an object with one of these as ``bbox_2d``, ``bbox``, ``box_2d`` or
-    ``box`` and perhaps a ``label``. A text without brackets that states exactly four numbers is one box. Numbers beyond
-    ``MAX_COORDINATE`` are none.
+    ``box`` and perhaps a ``label`` and a ``score``. A text without brackets that states exactly four numbers is one
+    box. Numbers beyond ``MAX_COORDINATE`` are none.
     """
     values = json_values(source) if isinstance(source, str) else [source]
-    found = list(_boxes(values if isinstance(source, str) else source, None, 0))
+    found = list(_boxes(values if isinstance(source, str) else source, _Named(), 0))
     if found or not isinstance(source, str) or values:
         return found
     plain = [float(digits) for digits in _PLAIN.findall(source)]
     four = _numbers(plain, 4)
     return [] if four is None else [Stated((four[0], four[1], four[2], four[3]))]
+
+
+def one_box(value: Any) -> Stated | None:
+    """The box of a data row; None unless it holds exactly one."""
+    found = stated_boxes(value)
+    return found[0] if len(found) == 1 else None
+
+
+def box_list(value: Any) -> list[Stated] | None:
+    """The boxes of a data row; an empty list or text of one says that there are none, anything else is None."""
+    found = stated_boxes(value)
+    return found if found or value in ([], (), "[]") else None
 
 
 def points_in(text: str) -> list[tuple[float, float]]:
@@ -67,21 +81,41 @@ def pair(value: Any) -> tuple[float, float] | None:
     return None if two is None else (two[0], two[1])
 
 
-def _boxes(value: Any, label: Any, depth: int) -> Iterator[Stated]:
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """The label and the score that stand beside a box, each perhaps a list for a list of boxes."""
+
+    label: Any = None
+    score: Any = None
+
+    def each(self, count: int) -> list[_Named]:
+        """What goes with each of as many boxes."""
+        lists = [
+            value if isinstance(value, list | tuple) and len(value) == count else [value] * count
+            for value in (self.label, self.score)
+        ]
+        return [_Named(*pair) for pair in zip(*lists, strict=True)]
+
+
+def _boxes(value: Any, named: _Named, depth: int) -> Iterator[Stated]:
     if depth > MAX_DEPTH:
         return
     four = _four(value)
     if four is not None:
-        yield Stated((four[0], four[1], four[2], four[3]), _label(label))
+        yield Stated((four[0], four[1], four[2], four[3]), _label(named.label), finite(named.score))
     elif isinstance(value, Mapping):
-        held = next((value[key] for key in _BOX_KEYS if key in value), None)
-        named = next((value[key] for key in _LABEL_KEYS if key in value), None)
+        held = _held(value, _BOX_KEYS)
+        here = _Named(_held(value, _LABEL_KEYS), _held(value, _SCORE_KEYS))
         for inner in value.values() if held is None else [held]:
-            yield from _boxes(inner, named, depth + 1)
+            yield from _boxes(inner, here, depth + 1)
     elif isinstance(value, list | tuple):
-        labels = label if isinstance(label, list | tuple) and len(label) == len(value) else [label] * len(value)
-        for inner, its_label in zip(_corners_joined(value), labels, strict=False):
-            yield from _boxes(inner, its_label, depth + 1)
+        joined = _corners_joined(value)
+        for inner, its in zip(joined, named.each(len(joined)), strict=True):
+            yield from _boxes(inner, its, depth + 1)
+
+
+def _held(value: Mapping[Any, Any], keys: tuple[str, ...]) -> Any:
+    return next((value[key] for key in keys if key in value), None)
 
 
 def _four(value: Any) -> list[float] | None:
@@ -104,7 +138,7 @@ def _points(value: Any, depth: int) -> Iterator[tuple[float, float]]:
     if two is not None:
         yield two[0], two[1]
     elif isinstance(value, Mapping) and depth <= MAX_DEPTH:
-        held = next((value[key] for key in _POINT_KEYS if key in value), None)
+        held = _held(value, _POINT_KEYS)
         if held is None and "x" in value and "y" in value:
             held = [value["x"], value["y"]]
         for inner in value.values() if held is None else [held]:

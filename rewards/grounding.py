@@ -8,12 +8,12 @@ from typing import Any, Literal, final
 import numpy as np
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.boxes import Box, Layout, Point, SpaceName, Spaces, box_of, giou, iou
-from mmgrpo.rewards.coordinates import Stated, pair, points_in, spans_in, stated_boxes
+from mmgrpo.rewards.boxes import Box, Layout, Point, SpaceName, box_of, declared_spaces, giou, iou
+from mmgrpo.rewards.coordinates import Stated, box_list, one_box, pair, points_in, spans_in, stated_boxes
 from mmgrpo.rewards.explaining import drawn_boxes, drawn_points
-from mmgrpo.rewards.parsing import Extract, extracted, one_of
+from mmgrpo.rewards.parsing import Extract, extracted, one_of, share
 from mmgrpo.rewards.references import graded, references
-from mmgrpo.types import Prompt, Sample, Score
+from mmgrpo.types import Sample, Score
 
 BoxMode = Literal["iou", "giou", "threshold"]
 TimeUnit = Literal["seconds", "frames"]
@@ -58,15 +58,15 @@ class BoxIou:
         factor: int = 28,
     ) -> None:
         self._column = column
-        self._spaces = _spaces("BoxIou", space, reference_space, original_size, resized_size, pixels, factor)
+        self._spaces = declared_spaces("BoxIou", space, reference_space, original_size, resized_size, pixels, factor)
         self._mode: BoxMode = one_of("BoxIou.mode", mode, BoxMode)
-        self._threshold = _share("BoxIou.threshold", threshold)
+        self._threshold = share("BoxIou.threshold", threshold)
         self._extract: Extract = one_of("BoxIou.extract", extract, Extract)
         self._layout: Layout = one_of("BoxIou.layout", layout, Layout)
         self._reference_layout: Layout = one_of("BoxIou.reference_layout", reference_layout, Layout)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("box_iou", samples, self._column, _one_box)
+        known = references("box_iou", samples, self._column, one_box)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
 
     def _score(self, sample: Sample, reference: Stated) -> Score:
@@ -100,8 +100,7 @@ class Detection:
     Range: 0 to 1.
     Source: one-to-one matching: Liu et al. 2025 (VisionReasoner), arXiv:2505.12081, sec. 3.5; the length penalty
     against many boxes: Shen et al. 2025 (VLM-R1), arXiv:2504.07615, odLength. Deviation: the penalty is a ratio.
-    Traps: with ``length_power: 0`` only misses cost, and a policy learns to list many boxes. Raw average precision
-    is hacked the same way and depends on the order of equal scores, which is why it is not offered.
+    Traps: with ``length_power: 0`` only misses cost, and a policy learns to list many boxes.
     """
 
     def __init__(
@@ -125,8 +124,8 @@ class Detection:
         if not length_power >= 0 or max_boxes < 1:
             raise ConfigError(f"Detection needs length_power >= 0 and max_boxes >= 1, got {length_power}, {max_boxes}")
         self._column = column
-        self._spaces = _spaces("Detection", space, reference_space, original_size, resized_size, pixels, factor)
-        self._threshold = _share("Detection.threshold", threshold)
+        self._spaces = declared_spaces("Detection", space, reference_space, original_size, resized_size, pixels, factor)
+        self._threshold = share("Detection.threshold", threshold)
         self._graded = graded
         self._labels = labels
         self._length_power = length_power
@@ -136,7 +135,7 @@ class Detection:
         self._reference_layout: Layout = one_of("Detection.reference_layout", reference_layout, Layout)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("detection", samples, self._column, _box_list)
+        known = references("detection", samples, self._column, box_list)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
 
     def _score(self, sample: Sample, known: list[Stated]) -> Score:
@@ -199,12 +198,14 @@ class PointInBox:
         factor: int = 28,
     ) -> None:
         self._column = column
-        self._spaces = _spaces("PointInBox", space, reference_space, original_size, resized_size, pixels, factor)
+        self._spaces = declared_spaces(
+            "PointInBox", space, reference_space, original_size, resized_size, pixels, factor
+        )
         self._extract: Extract = one_of("PointInBox.extract", extract, Extract)
         self._reference_layout: Layout = one_of("PointInBox.reference_layout", reference_layout, Layout)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("point_in_box", samples, self._column, _one_box)
+        known = references("point_in_box", samples, self._column, one_box)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
 
     def _score(self, sample: Sample, reference: Stated) -> Score:
@@ -250,40 +251,6 @@ class TemporalIou:
         start, end = start / self._fps, end / self._fps
         shared = max(min(end, to) - max(start, from_), 0.0)
         return shared / ((end - start) + (to - from_) - shared)
-
-
-def _spaces(
-    owner: str, space: str, reference: str, original: str, resized: str, pixels: Sequence[int] | None, factor: int
-) -> Spaces:
-    if pixels is not None and (len(pixels) != 2 or not 0 < pixels[0] <= pixels[1]):
-        raise ConfigError(f"{owner}.pixels must be [least, most], got {pixels!r}")
-    if factor < 1:
-        raise ConfigError(f"{owner}.factor must be at least 1, got {factor}")
-    return Spaces(
-        model=one_of(f"{owner}.space", space, SpaceName),
-        reference=one_of(f"{owner}.reference_space", reference, SpaceName),
-        original_column=original,
-        resized_column=resized,
-        pixels=None if pixels is None else (pixels[0], pixels[1]),
-        factor=factor,
-    )
-
-
-def _share(where: str, value: float) -> float:
-    if not 0 <= value <= 1:
-        raise ConfigError(f"{where} must lie in [0, 1], got {value}")
-    return value
-
-
-def _one_box(value: Any) -> Stated | None:
-    found = stated_boxes(value)
-    return found[0] if len(found) == 1 else None
-
-
-def _box_list(value: Any) -> list[Stated] | None:
-    """The reference boxes; an empty list or text of one says that there are none."""
-    found = stated_boxes(value)
-    return found if found or value in ([], (), "[]") else None
 
 
 def _span(value: Any) -> tuple[float, float] | None:

@@ -37,6 +37,13 @@ def one_of(where: str, value: str, allowed: Any) -> Any:
     return value
 
 
+def share(where: str, value: float) -> float:
+    """The value, if it lies in [0, 1]; else a ConfigError."""
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{where} must lie in [0, 1], got {value}")
+    return value
+
+
 def extracted(text: str, how: Extract) -> str | None:
     r"""The part of a text that is its answer, stripped of white space; None where there is none.
 

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+from collections.abc import Sequence
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.precision import AveragePrecision
+from tests.rewards.written import explained, score_of, wrote
+
+A, B, C = [0, 0, 10, 10], [20, 0, 30, 10], [40, 0, 50, 10]
+NEAR_B = [20, 0, 30, 8]  # IoU 0.8 with B
+FAR = [900, 900, 999, 999]
+
+
+def reward(**settings: Any) -> AveragePrecision:
+    return AveragePrecision(**{"space": "norm1000", "reference_space": "norm1000", **settings})
+
+
+def by_coco(stated: Sequence[dict[str, Any]], known: Sequence[dict[str, Any]], thresholds: Sequence[float]) -> float:
+    """pycocotools' average precision, boxes of equal score in the order given."""
+    coco = pytest.importorskip("pycocotools.coco").COCO()
+    evaluator = pytest.importorskip("pycocotools.cocoeval").COCOeval
+    labels = sorted({one["label"] for one in known})
+    coco.dataset = {
+        "info": {},
+        "images": [{"id": 0, "width": 1000, "height": 1000}],
+        "categories": [{"id": i, "name": label} for i, label in enumerate(labels)],
+        "annotations": [entry(one, labels) | {"id": i + 1, "iscrowd": 0} for i, one in enumerate(known)],
+    }
+    with contextlib.redirect_stdout(io.StringIO()):
+        coco.createIndex()
+        results = [entry(one, labels) | {"score": one["score"]} for one in stated if one["label"] in labels]
+        if not results:
+            return 0.0
+        evaluation = evaluator(coco, coco.loadRes(results), "bbox")
+        evaluation.params.iouThrs = np.array(thresholds)
+        evaluation.evaluate()
+        evaluation.accumulate()
+    return float(evaluation.eval["precision"][:, :, :, 0, 2].mean())
+
+
+def entry(one: dict[str, Any], labels: list[str]) -> dict[str, Any]:
+    left, top, right, bottom = one["bbox"]
+    box = [left, top, right - left, bottom - top]
+    return {"image_id": 0, "category_id": labels.index(one["label"]), "bbox": box, "area": box[2] * box[3]}
+
+
+def drawn(draw: random.Random, label: str) -> dict[str, Any]:
+    left, top = draw.randint(0, 40), draw.randint(0, 40)
+    box = [left, top, left + draw.randint(20, 40), top + draw.randint(20, 40)]
+    return {"bbox": box, "label": label, "score": draw.random()}
+
+
+def test_by_hand():
+    # one of two found: the 51 recalls from 0 to 0.5 are reached with precision 1
+    assert score_of(reward(), json.dumps([A]), [A, B]) == pytest.approx(51 / 101)
+    # IoU 0.8 counts at 7 of the 10 thresholds: both found; at the other three one of two boxes hits one of two
+    assert score_of(reward(), json.dumps([A, NEAR_B]), [A, B]) == pytest.approx(0.7 + 0.3 * 0.5 * 51 / 101)
+    assert score_of(reward(threshold=0.5), json.dumps([A, NEAR_B]), [A, B]) == 1
+    assert score_of(reward(threshold=0.81), json.dumps([NEAR_B]), [B]) == 0
+    # two hits among three boxes: precision 2/3 at every recall, times the penalty 2/3
+    assert score_of(reward(), json.dumps([A, B, FAR]), [A, B]) == pytest.approx(4 / 9)
+    assert score_of(reward(length_power=0), json.dumps([A, B, FAR]), [A, B]) == pytest.approx(2 / 3)
+    assert score_of(reward(), json.dumps([A, A]), [A]) == pytest.approx(0.25)  # a second box on it is a miss
+
+
+def test_of_nothing():
+    assert [score_of(reward(), text, []) for text in ("[]", "none", json.dumps([A]))] == [1, 1, 0]
+    assert score_of(reward(), "[]", [A]) == 0
+    assert score_of(reward(), "[]", "a dog") is None
+    assert score_of(reward(), json.dumps([[10, 10, 0, 0]]), [A]) == 0
+
+
+def test_stated_scores_order_the_boxes():
+    said = json.dumps([{"bbox": FAR, "score": 0.2}, {"bbox": A, "score": 0.9}])
+    sure, unsure = reward(confidence="stated", length_power=0), reward(length_power=0)
+    assert score_of(sure, said, [A]) == 1
+    assert score_of(unsure, said, [A]) == 0.5
+    wrong = json.dumps([{"bbox": FAR, "score": 0.9}, {"bbox": A, "score": 0.2}])
+    assert score_of(sure, wrong, [A]) == 0.5
+    without = json.dumps([{"bbox": A}, {"bbox": FAR, "score": 0.5}])
+    assert score_of(sure, without, [A]) == 1  # no score is a score of 1
+
+
+def test_classes_are_averaged():
+    known = [{"bbox": A, "label": "dog"}, {"bbox": B, "label": "cat"}]
+    said = json.dumps([{"bbox": A, "label": "dog"}, {"bbox": B, "label": "dog"}])
+    # dogs: precision 1/2 at every recall; cats: none found
+    assert score_of(reward(), said, known) == pytest.approx(0.25)
+    assert score_of(reward(labels=False), said, known) == 1
+    assert score_of(reward(), said, [A, {"bbox": B, "label": "cat"}]) == 1
+    # a bird that no reference has is no false positive of a class, and costs by the penalty
+    bird = json.dumps([{"bbox": A, "label": "dog"}, {"bbox": B, "label": "cat"}, {"bbox": C, "label": "bird"}])
+    assert score_of(reward(length_power=0), bird, known) == 1
+    assert score_of(reward(), bird, known) == pytest.approx(2 / 3)
+
+
+def test_equal_to_coco_where_scores_differ():
+    draw = random.Random(0)
+    thresholds = [round(0.5 + 0.05 * step, 2) for step in range(10)]
+    values = []
+    for _ in range(60):
+        known = [drawn(draw, draw.choice("ab")) for _ in range(draw.randint(1, 5))]
+        stated = [moved(draw, draw.choice(known)) for _ in range(draw.randint(1, 7))]
+        said = json.dumps(stated)
+        ours = score_of(reward(confidence="stated", length_power=0), said, known)
+        assert ours == pytest.approx(by_coco(stated, known, thresholds), abs=1e-9)
+        at_half = score_of(reward(confidence="stated", length_power=0, threshold=0.5), said, known)
+        assert at_half == pytest.approx(by_coco(stated, known, [0.5]), abs=1e-9)
+        values.append(ours)
+    assert len(set(values)) > 30
+
+
+def moved(draw: random.Random, one: dict[str, Any]) -> dict[str, Any]:
+    return {"bbox": [edge + draw.randint(-4, 4) for edge in one["bbox"]], "label": one["label"], "score": draw.random()}
+
+
+def test_equal_scores_are_the_worst_order_of_coco():
+    """Over every order; equal where what misses lies apart from every reference, so that it can come first."""
+    draw = random.Random(1)
+    known = [{"bbox": box, "label": "a"} for box in (A, B, C)]
+    for _ in range(12):
+        hits = [moved(draw, one) | {"score": 1.0} for one in draw.sample(known, draw.randint(1, 2))]
+        misses = [{"bbox": FAR, "label": "a", "score": 1.0}] * draw.randint(0, 1)
+        twice = [moved(draw, hits[0]) | {"score": 1.0}] * draw.randint(0, 1)
+        ours, least = over_orders(hits + misses, known)
+        assert ours == pytest.approx(least, abs=1e-9)
+        ours, least = over_orders(hits + misses + twice, known)
+        assert ours <= least + 1e-9
+
+
+def over_orders(stated: list[dict[str, Any]], known: list[dict[str, Any]]) -> tuple[float, float]:
+    """Our average precision at an IoU of 0.5, and the least of COCO's."""
+    ours = score_of(reward(length_power=0, threshold=0.5), json.dumps(stated), known)
+    return ours, min(by_coco(order, known, [0.5]) for order in permutations(stated))
+
+
+def test_the_order_does_not_matter():
+    draw = random.Random(2)
+    for confidence in ("equal", "stated"):
+        for _ in range(40):
+            known = [drawn(draw, "a") for _ in range(4)]
+            stated = [moved(draw, draw.choice(known)) | {"score": draw.choice((0.2, 0.8))} for _ in range(6)]
+            one = score_of(reward(confidence=confidence), json.dumps(stated), known)
+            shuffled = json.dumps(draw.sample(stated, len(stated)))
+            assert score_of(reward(confidence=confidence), shuffled, draw.sample(known, len(known))) == one
+            assert 0 <= one <= 1
+
+
+def test_more_boxes_never_pay():
+    scores = [score_of(reward(), json.dumps([A, *([FAR] * n)]), [A]) for n in range(4)]
+    assert scores == [1, 0.25, pytest.approx(1 / 9), 0.0625]
+    assert score_of(reward(max_boxes=3), json.dumps([A] * 4), [A]) == 0
+
+
+def test_what_it_says_and_what_it_refuses():
+    said = explained(reward(), wrote(json.dumps([A]), [B]))
+    assert [(one["box"], one["role"]) for one in said["boxes"]] == [(A, "stated"), (B, "reference")]
+    assert explained(reward(max_boxes=1), wrote(json.dumps([A, B]), [A])) == {"parsed": "2 boxes, more than 1"}
+    with pytest.raises(ConfigError, match=r"threshold must lie in \[0, 1\], got 50"):
+        AveragePrecision(threshold=50)
+    with pytest.raises(ConfigError, match="confidence must be one of equal, stated, got 'none'"):
+        AveragePrecision(confidence="none")  # pyright: ignore[reportArgumentType]
