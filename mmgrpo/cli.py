@@ -154,7 +154,7 @@ def serve_rewards(
     max_batch: Annotated[int, typer.Option(min=1, help="samples judged in one call")] = 64,
     window_ms: Annotated[float, typer.Option(min=0, help="how long a request waits for others")] = 5.0,
     max_body_mb: Annotated[int, typer.Option(min=1, help="largest request, in MiB")] = 256,
-    timeout_s: Annotated[float, typer.Option(min=0.001, help="time that judging a request may take")] = 300.0,
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="time that judging a request may take")] = 110.0,
 ) -> None:
     """Serves the configuration's rewards to runs elsewhere, whose reward is then named remote."""
     with _plain_errors():

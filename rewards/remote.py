@@ -37,9 +37,9 @@ class Remote:
     to ``max_reward_failure_frac`` whether the run goes on. A request that the server refuses ends the run at once.
 
     Settings: ``url``, such as ``http://127.0.0.1:8000``; ``reward``, its label there, needed where there are several;
-    ``timeout`` in seconds for every wait on the network; ``token_variable``, the environment variable with the bearer
-    token; ``columns``, those that travel (all of them, if not given); ``form``, ``tensors`` (safetensors, large
-    and fast) or ``png`` (small and slow).
+    ``timeout`` in seconds for every wait on the network, above the server's ``--timeout-s`` so that the server says
+    what is slow; ``token_variable``, the environment variable with the bearer token; ``columns``, those that travel
+    (all of them, if not given); ``form``, ``tensors`` (safetensors, large and fast) or ``png`` (small and slow).
     Range: that of the served reward.
     Source: own.
     Traps: the token travels in the clear by ``http``. No proxy is used. Columns must be what JSON can hold, and tuples
@@ -52,7 +52,7 @@ class Remote:
         self,
         url: str,
         reward: str | None = None,
-        timeout: float = 60.0,
+        timeout: float = 120.0,
         retries: int = 3,
         backoff: float = 0.5,
         token_variable: str | None = None,

@@ -45,7 +45,7 @@ class Limits:
     max_body: int = 2**28
     max_pixels: int = MAX_PIXELS
     body_timeout_s: float = 60.0
-    score_timeout_s: float = 300.0
+    score_timeout_s: float = 110.0
 
     def __post_init__(self) -> None:
         numbers = (self.max_batch, self.max_waiting, self.max_body, self.max_pixels)
