@@ -71,6 +71,7 @@ REWARDS: Mapping[str, str] = {
     "prompt_likelihood": "mmgrpo.rewards.judges:PromptLikelihood",
     "api_judge": "mmgrpo.rewards.endpoints:ApiJudge",
     "ocr_accuracy": "mmgrpo.rewards.ocr:OcrAccuracy",
+    "compositional": "mmgrpo.rewards.compositional:Compositional",
 }
 
 EXAMPLES: Mapping[str, str] = {

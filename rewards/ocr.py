@@ -34,8 +34,8 @@ class OcrAccuracy:
     What is asked for is the text in ``column``, or without one what stands in quotes in the prompt, several joined by
     blanks; a row with neither is not judged. Both texts are compared in Unicode NFKC, case folded, without white space.
     ``around: forgiven``: other text in the picture costs nothing if what is asked for stands there in one piece, and
-    the distance is divided by the length asked for, at least 0. ``counted``: every letter too many counts, and the distance
-    is divided by the longer of the two. Of a video ``frames`` are read, and the mean is taken.
+    the distance is divided by the length asked for, at least 0. ``counted``: every letter too many counts, and the
+    distance is divided by the longer of the two. Of a video ``frames`` are read, and the mean is taken.
 
     Settings: ``engine`` is rapidocr, easyocr or pytesseract (``pip install 'mmgrpo[ocr]'`` has the first), or
     ``python:module:function``, a function from a PIL image to the text in it; ``languages`` are the engine's own codes.

@@ -9,12 +9,25 @@ from typing import Any
 import open_clip
 import torch
 from transformers import (
+    BertTokenizer,
     CLIPConfig,
     CLIPImageProcessor,
     CLIPModel,
     CLIPProcessor,
     Dinov2Config,
     Dinov2Model,
+    GroundingDinoConfig,
+    GroundingDinoForObjectDetection,
+    GroundingDinoImageProcessor,
+    GroundingDinoProcessor,
+    Owlv2Config,
+    Owlv2ForObjectDetection,
+    Owlv2ImageProcessor,
+    Owlv2Processor,
+    OwlViTConfig,
+    OwlViTForObjectDetection,
+    OwlViTImageProcessor,
+    OwlViTProcessor,
     ViTImageProcessor,
 )
 
@@ -57,6 +70,74 @@ def save_dino(folder: Path, seed: int = 0) -> Path:
         redraw(model)
     model.save_pretrained(folder)
     ViTImageProcessor(size={"height": SIDE, "width": SIDE}).save_pretrained(folder)
+    return folder
+
+
+def save_owl(folder: Path, version: int = 2, seed: int = 0) -> Path:
+    """OWL-ViT (1) or OWLv2 (2) with its processor, on pictures of 16 x 16 pixels."""
+    tokenizer = tokenizers.clip_tokenizer()
+    tower = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    text = tower | {"vocab_size": len(tokenizer), "max_position_embeddings": 77} | ids
+    settings: dict[str, Any] = {
+        "text_config": text,
+        "vision_config": tower | {"image_size": SIDE, "patch_size": 4},
+        "projection_dim": WIDTH,
+    }
+    size = {"height": SIDE, "width": SIDE}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if version == 1:
+            model, images = OwlViTForObjectDetection(OwlViTConfig(**settings)), OwlViTImageProcessor(size=size)
+            processor: Any = OwlViTProcessor(images, tokenizer)
+        else:
+            model, images = Owlv2ForObjectDetection(Owlv2Config(**settings)), Owlv2ImageProcessor(size=size)
+            processor = Owlv2Processor(images, tokenizer)
+        redraw(model)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def save_grounding_dino(folder: Path, words: str, seed: int = 0) -> Path:
+    """Grounding DINO of two layers, with a Swin of one block a stage, that reads these words and "." as tokens."""
+    marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = BertTokenizer(vocab={word: number for number, word in enumerate([*marks, ".", *words.split()])})
+    text = {
+        "hidden_size": WIDTH,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "vocab_size": len(tokenizer),
+        "model_type": "bert",
+    }
+    backbone = {
+        "model_type": "swin",
+        "image_size": 64,
+        "window_size": 4,
+        "embed_dim": 16,
+        "depths": [1, 1, 1, 1],
+        "num_heads": [1, 1, 2, 2],
+        "out_features": ["stage2", "stage3", "stage4"],
+    }
+    settings: dict[str, Any] = {
+        "backbone_config": backbone,
+        "text_config": text,
+        "d_model": WIDTH,
+        "encoder_layers": 2,
+        "encoder_ffn_dim": 48,
+        "encoder_attention_heads": 2,
+        "decoder_layers": 2,
+        "decoder_ffn_dim": 48,
+        "decoder_attention_heads": 2,
+        "num_queries": 12,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = GroundingDinoForObjectDetection(GroundingDinoConfig(**settings))
+    model.save_pretrained(folder)
+    images = GroundingDinoImageProcessor(size={"shortest_edge": 64, "longest_edge": 96})
+    GroundingDinoProcessor(images, tokenizer).save_pretrained(folder)
     return folder
 
 
