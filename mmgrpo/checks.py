@@ -67,9 +67,7 @@ class Subject:
     @property
     def clip_bound(self) -> float | None:
         """The smallest bound on |ratio - 1| in the surrogate; None if it has none."""
-        numbers = self.config.objective.surrogate.numbers
-        bounds = [numbers[name] for name in ("low", "high") if numbers.get(name) is not None]
-        return min(bounds) if bounds else None
+        return self.config.objective.clip_bound
 
     @property
     def limit(self) -> float:

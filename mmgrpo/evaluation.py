@@ -26,12 +26,13 @@ class Judged:
     scores: Scores
 
     def metrics(self) -> dict[str, float]:
-        """``eval/NAME/mean`` over the samples each judge applied to."""
+        """``eval/NAME/mean`` and ``std`` over the samples each judge applied to."""
         found = {}
         for column, name in enumerate(self.scores.names):
             values = self.scores.value_BR[self.scores.valid_BR[:, column], column]
             if len(values):
                 found[f"eval/{name}/mean"] = float(values.mean())
+                found[f"eval/{name}/std"] = float(values.std(correction=0))
             if self.scores.failures.get(name):
                 found[f"eval/{name}/failed_frac"] = self.scores.failures[name] / len(self.samples)
         return found

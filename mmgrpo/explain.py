@@ -9,12 +9,12 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from mmgrpo.build import bound, build_objective
-from mmgrpo.config import AdvantageConfig, Named, ObjectiveConfig, RewardConfig, RunConfig
+from mmgrpo.config import AdvantageConfig, AlarmKind, Named, ObjectiveConfig, RewardConfig, RunConfig
 from mmgrpo.errors import ConfigError
 from mmgrpo.forwards import Count, forwards_per_sample
 from mmgrpo.loading import explain_validation
@@ -248,6 +248,10 @@ def _passes(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[t
     if not objective.needs_reference and not objective.needs_entropy:
         yield "skipped", "decisions without an advantage or a weight take no forward in the update"
     yield "evaluation", _evaluation_line(config, settings)
+    watchdog = config.watchdog
+    if watchdog is not None:
+        kinds = [kind for kind in get_args(AlarmKind) if getattr(watchdog, kind) is not None]
+        yield "watchdog", f"alarms for {', '.join(kinds)}; stops at {', '.join(watchdog.stop) or 'none'}"
 
 
 def _reference_line(config: RunConfig) -> str:

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from types import TracebackType
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
 from mmgrpo.config import RunConfig
 from mmgrpo.warmup import WarmupStep
+from mmgrpo.watchdog import Alarm
 
 
 class Progress:
@@ -63,3 +65,8 @@ class Progress:
         """After an evaluation."""
         parts = [f"{key.split('/')[1]} {value:.3f}" for key, value in line.items() if key.startswith("eval/")]
         self._console.print(f"step {int(line['step']):>4}  {'   '.join(parts)}", highlight=False)
+
+    def alarmed(self, alarm: Alarm) -> None:
+        """When the watchdog gives an alarm."""
+        said = f"[bold red]alarm[/] step {alarm.step:>4}  {escape(f'{alarm.kind}: {alarm.measured}; {alarm.cure}')}"
+        self._console.print(said, highlight=False)

@@ -6,9 +6,11 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 from torch import Tensor
 
@@ -85,6 +87,41 @@ def completion_metrics(lengths: Sequence[int], finished: Sequence[bool]) -> dict
         "completions/max_length": float(max(lengths)),
         "completions/clipped_frac": finished.count(False) / len(finished),
     }
+
+
+def diversity_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """How different the members of a group are, on average over whole groups.
+
+    ``samples/distinct_frac`` is the share of distinct texts: (number of them - 1) / (members - 1), 0 where all are the
+    same. ``samples/pixel_spread`` is the mean distance of a pixel from the group's mean, 0 to 1, of pictures reduced to
+    32 x 32 in grey; of a video its middle frame.
+    """
+    groups = [list(members) for _, members in groupby(samples, key=lambda sample: sample.group)]
+    groups = [members for members in groups if len(members) > 1]
+    texts = [[s.text for s in members] for members in groups if all(s.text is not None for s in members)]
+    pictures = [[_small(s) for s in members] for members in groups]
+    drawn = [np.stack(known) for group in pictures if len(known := [p for p in group if p is not None]) == len(group)]
+    found = {}
+    if texts:
+        shares = [(len(set(members)) - 1) / (len(members) - 1) for members in texts]
+        found["samples/distinct_frac"] = sum(shares) / len(shares)
+    if drawn:
+        spreads = [float(np.abs(members - members.mean(0)).mean()) for members in drawn]
+        found["samples/pixel_spread"] = sum(spreads) / len(spreads)
+    return found
+
+
+def box_metrics(scores: Scores) -> dict[str, float]:
+    """``samples/mean_boxes``, how many boxes an answer states; nothing where no reward explains itself by boxes."""
+    boxed = ([one for one in said if one is not None and "boxes" in one] for said in scores.explanations.values())
+    known = next((said for said in boxed if said), [])
+    stated = [sum(box.get("role") == "stated" for box in one["boxes"]) for one in known]
+    return {"samples/mean_boxes": sum(stated) / len(stated)} if stated else {}
+
+
+def _small(sample: Sample) -> np.ndarray | None:
+    frame = sample.image if sample.image is not None else sample.video[len(sample.video) // 2] if sample.video else None
+    return None if frame is None else np.asarray(frame.convert("L").resize((32, 32)), dtype=np.float32) / 255
 
 
 def _about(prompt: Prompt, folder: Path) -> dict[str, Any]:

@@ -57,7 +57,12 @@ class RunFolder:
 
     def reopen(self, step: int, warmup_step: int) -> None:
         """Goes on after a checkpoint: lines that will be written again are dropped."""
-        limits = {"metrics.jsonl": step, "evaluation.jsonl": step - 1, "warmup.jsonl": warmup_step}
+        limits = {
+            "metrics.jsonl": step,
+            "alarms.jsonl": step,
+            "evaluation.jsonl": step - 1,
+            "warmup.jsonl": warmup_step,
+        }
         for name, limit in limits.items():
             file = self.path / name
             if file.is_file():
@@ -72,9 +77,14 @@ class RunFolder:
         self._update_header(status=status, finished=_now(), active_s=active_s)
 
     def log(self, file: str, values: Mapping[str, Any]) -> None:
-        """Appends one line to ``metrics.jsonl``, ``evaluation.jsonl`` or ``warmup.jsonl``."""
+        """Appends one line to ``metrics.jsonl``, ``evaluation.jsonl``, ``alarms.jsonl`` or ``warmup.jsonl``."""
         with (self.path / file).open("a") as lines:
             lines.write(json.dumps(values) + "\n")
+
+    def lines(self, file: str) -> list[dict[str, Any]]:
+        """The lines of a file; none if there is no such file."""
+        path = self.path / file
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
     def save_samples(self, step: int, samples: Sequence[Sample], scores: Scores) -> Path:
         """Writes the samples of an evaluation, with what the rewards said of each; returns their folder."""

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from torch import Tensor
 
 from mmgrpo.build import bound, build_objective, build_optimizer, build_plan, build_rewards, build_schedule
 from mmgrpo.checkpoint import Place, load_checkpoint, newest_checkpoint, save_checkpoint
@@ -31,12 +30,13 @@ from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy
 from mmgrpo.progress import Progress
 from mmgrpo.prompts import PromptStream, load_prompts
-from mmgrpo.samples import completion_metrics
+from mmgrpo.samples import box_metrics, completion_metrics, diversity_metrics
 from mmgrpo.scoring import NamedReward, Scorer, named_rewards
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.tracking import RunFolder, fresh_folder, make_accelerator, start_trackers
 from mmgrpo.types import Prompt, Rollout, Sample, Scores
 from mmgrpo.warmup import Warmup
+from mmgrpo.watchdog import Alarm, Watchdog, watched
 
 ROLLOUT_SEED = 0  # keeps the rollouts' random numbers apart from the windows' and the warm-up's
 
@@ -105,9 +105,11 @@ class Trainer:
         evaluation = self.config.evaluation
         judges = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else self.rewards
         self.judges = Scorer(judges, max_failure_frac=1.0, cache_mb=cache_mb)
+        subject = watched(self.config, self.scorer.names, self.judges.names)
+        self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
         self.held_out = load_prompts_of(evaluation.prompts) if evaluation else []
         self.step, self.warmup_step = 0, 0
-        self._stop = False
+        self._stop, self._stopped_by = False, ""
         self.folder = self._open(Path(resume) if resume else None)
 
     def train(self) -> Path:
@@ -125,6 +127,7 @@ class Trainer:
                 while self.step < self.config.steps and not self._should_stop():
                     self._train_step(progress)
                 status = "finished" if self.step >= self.config.steps else "interrupted"
+                status = f"stopped by the alarm {self._stopped_by}" if self._stopped_by else status
                 self._save()
             finally:
                 if self.job.is_main:
@@ -156,7 +159,7 @@ class Trainer:
             penalty = torch.cat(self.job.gather(divergence_B.cpu())), self.config.advantage.kl_beta
             scores, weighed = penalised(scores, *penalty), penalised(weighed, *penalty)
         credit = form_credit(weighed, self.config.rollout.group_size, self.config.advantage)
-        metrics = reward_metrics(scores, credit) | dict(counting.metrics) | self._completions(rollout.samples)
+        metrics = reward_metrics(scores, credit) | dict(counting.metrics) | self._about(rollout.samples, scores)
         metrics |= {
             "groups/zero_std_frac": credit.zero_std_frac,
             "time/rollout_s": drawn - clock,
@@ -214,6 +217,15 @@ class Trainer:
             }
             self._log("metrics.jsonl", line)
         progress.stepped(line)
+        self._heed(self.watchdog.stepped(line) if self.watchdog else [], progress)
+
+    def _heed(self, alarms: Sequence[Alarm], progress: Progress) -> None:
+        """Passes alarms on; one that the configuration names ends the run after this step, with a checkpoint."""
+        for alarm in alarms:
+            self.folder.log("alarms.jsonl", alarm.as_line())
+            progress.alarmed(alarm)
+            if self.config.watchdog and alarm.kind in self.config.watchdog.stop:
+                self._stop, self._stopped_by = True, alarm.kind
 
     def _apply_gradient(self) -> float:
         self.job.sum_gradients(self.parameters)
@@ -241,11 +253,14 @@ class Trainer:
                 raise part
         return merged_scores([part for part in parts if isinstance(part, Scores)])
 
-    def _completions(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Lengths and ends of the whole job's completions, for policies that speak in tokens."""
+    def _about(self, samples: Sequence[Sample], scores: Scores) -> dict[str, float]:
+        """Lengths, ends and variety of the whole job's samples, and how many boxes they state."""
         mine = [(len(sample.tokens), sample.finished) for sample in samples if sample.tokens is not None]
-        everyones = [one for part in self.job.gather(mine) for one in part]
-        return completion_metrics([length for length, _ in everyones], [finished for _, finished in everyones])
+        parts = self.job.gather((mine, diversity_metrics(samples)))
+        everyones = [one for completions, _ in parts for one in completions]
+        found = completion_metrics([length for length, _ in everyones], [finished for _, finished in everyones])
+        varied = {key: sum(variety[key] for _, variety in parts) / len(parts) for key in parts[0][1]}
+        return found | varied | box_metrics(scores)
 
     def _keep(self, samples: Sequence[Sample], scores: Scores, credit: Credit) -> None:
         """Keeps the step's first groups of texts, at the first step and whenever an evaluation is due."""
@@ -287,6 +302,7 @@ class Trainer:
         self._log("evaluation.jsonl", line)
         self.folder.save_samples(self.step, *judged.shown(config.pictures))
         progress.judged(line)
+        self._heed(self.watchdog.judged(line) if self.watchdog else [], progress)
 
     def _log(self, file: str, line: dict[str, Any]) -> None:
         if self.job.is_main:
@@ -328,6 +344,8 @@ class Trainer:
         folder = RunFolder(checkpoint.parent.parent)
         if self.job.is_main:
             folder.reopen(self.step, self.warmup_step)
+        if self.watchdog:
+            self.watchdog.recall(folder.lines("metrics.jsonl"), folder.lines("evaluation.jsonl"))
         return folder
 
     def _should_stop(self) -> bool:

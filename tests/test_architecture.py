@@ -21,7 +21,7 @@ ROOMS = (
     ("prompt_turns",),
     ("prompt_rows",),
     ("build", "prompts", "evaluation", "checks"),
-    ("forwards", "warmup"),
+    ("forwards", "warmup", "watchdog"),
     ("explain", "progress"),
     ("trainer",),
     ("doctor", "serving", "report", "reference", "__init__"),

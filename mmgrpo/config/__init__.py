@@ -8,8 +8,19 @@ from pydantic import Field, model_validator
 
 from mmgrpo.config.rewards import Closed, GateConfig, RewardConfig, gate_order
 from mmgrpo.config.sections import Named, Section
+from mmgrpo.config.watchdog import AlarmKind, WatchdogConfig
 
-__all__ = ["Closed", "GateConfig", "Named", "RewardConfig", "RunConfig", "Section", "gate_order"]
+__all__ = [
+    "AlarmKind",
+    "Closed",
+    "GateConfig",
+    "Named",
+    "RewardConfig",
+    "RunConfig",
+    "Section",
+    "WatchdogConfig",
+    "gate_order",
+]
 
 
 class PromptsConfig(Section):
@@ -154,6 +165,13 @@ class ObjectiveConfig(Section):
     )
     entropy_bonus: float = Field(default=0.0, description="weight of the entropy; not for denoising policies")
 
+    @property
+    def clip_bound(self) -> float | None:
+        """The smallest bound on |ratio - 1| in the surrogate; None if it has none."""
+        numbers = self.surrogate.numbers
+        bounds = [numbers[name] for name in ("low", "high") if numbers.get(name) is not None]
+        return min(bounds) if bounds else None
+
 
 class EmaConfig(Section):
     """Exponential moving average of the trained weights; evaluations use it."""
@@ -266,6 +284,7 @@ class RunConfig(Section):
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
     update: UpdateConfig = Field(default_factory=UpdateConfig)
     evaluation: EvaluationConfig | None = None
+    watchdog: WatchdogConfig | None = None
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)

@@ -1,0 +1,225 @@
+"""Alarms on series made by hand, and on a run whose reward can be hacked."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmgrpo import Trainer
+from mmgrpo.config import RunConfig
+from mmgrpo.errors import ConfigError
+from mmgrpo.explain import explanation
+from mmgrpo.loading import CONFIGS, validated
+from mmgrpo.samples import box_metrics, diversity_metrics
+from mmgrpo.scoring import NamedReward, score
+from mmgrpo.types import Prompt, Sample, Score
+from mmgrpo.watchdog import Alarm, Watchdog, watched
+
+DOCS = CONFIGS.resolve().parent / "docs"
+
+
+def run_of(**limits: Any) -> RunConfig:
+    evaluation = {"prompts": {"source": "x.txt"}}
+    return validated({"evaluation": evaluation, "watchdog": {"window": 2, **limits}})
+
+
+def dog_of(**limits: Any) -> Watchdog:
+    subject = watched(run_of(**limits), ["easy"], ["easy", "judge", "grid_artifacts"])
+    assert subject is not None
+    return Watchdog(subject)
+
+
+def steps(dog: Watchdog, key: str, values: Sequence[float], start: int = 1) -> list[Alarm]:
+    return [alarm for i, value in enumerate(values) for alarm in dog.stepped({"step": start + i, key: value})]
+
+
+def rewarded(
+    dog: Watchdog, trained: Sequence[float], judged: Sequence[float], std: float = 0.5, key: str = "judge"
+) -> list[Alarm]:
+    """Two steps between evaluations, which see the mean of both; nothing is trained before the first."""
+    alarms = dog.judged({"step": 0, f"eval/{key}/mean": 9.0, f"eval/{key}/std": std})
+    for i, (reward, judge) in enumerate(zip(trained, judged, strict=True)):
+        for step, value in ((2 * i + 1, reward - 0.5), (2 * i + 2, reward + 0.5)):
+            alarms += dog.stepped({"step": step, "reward/mean": value, "reward/std": 1.0})
+        alarms += dog.judged({"step": 2 * i + 2, f"eval/{key}/mean": judge, f"eval/{key}/std": std})
+    return alarms
+
+
+def kinds(alarms: Sequence[Alarm]) -> list[tuple[str, int]]:
+    return [(alarm.kind, alarm.step) for alarm in alarms]
+
+
+class TestHacking:
+    def test_reward_up_and_held_out_down(self):
+        # halves of two of four: 1 to 2 is a rise of 1 std; 0.8 to 0.7 a fall of 0.2 of 0.5
+        alarms = rewarded(dog_of(window=4), [1, 1, 2, 2], [0.8, 0.8, 0.7, 0.7])
+        assert kinds(alarms) == [("hacking", 8)]
+        assert alarms[0].measured == (
+            "the reward rose from 1 to 2, and 'judge', which is not trained on, fell from 0.8 to 0.7"
+        )
+        assert "objective.kl_beta" in alarms[0].cure
+        assert "before step 2" in alarms[0].cure
+
+    @pytest.mark.parametrize(
+        ("trained", "judged"),
+        [
+            ([1, 1, 2, 2], [0.8, 0.8, 0.76, 0.76]),  # a fall of 0.08 std is within the margin of 0.1
+            ([1, 1, 1.05, 1.05], [0.8, 0.8, 0.1, 0.1]),  # a rise of 0.05 std is no rise
+            ([2, 2, 1, 1], [0.8, 0.8, 0.1, 0.1]),  # both fall
+            ([1, 1, 2, 2], [0.7, 0.7, 0.8, 0.8]),  # both rise
+            ([1, 2, 3], [0.8, 0.4, 0.1]),  # the window is not full
+        ],
+    )
+    def test_no_alarm(self, trained: list[float], judged: list[float]):
+        assert rewarded(dog_of(window=4), trained, judged) == []
+
+    def test_what_is_one_number_for_all_samples_is_measured_by_its_size(self):
+        # recall 0.5 to 0.44 is 12 % of it, to 0.46 8 %
+        assert kinds(rewarded(dog_of(), [1, 2], [0.5, 0.44], std=0.0)) == [("hacking", 4)]
+        assert rewarded(dog_of(), [1, 2], [0.5, 0.46], std=0.0) == []
+
+    def test_what_is_trained_on_is_not_held_out(self):
+        assert rewarded(dog_of(), [1, 2], [0.8, 0.1], key="easy") == []
+        assert rewarded(dog_of(), [1, 2], [0.8, 0.1], key="grid_artifacts") == []
+        assert kinds(rewarded(dog_of(hacking=None), [1, 2], [0.8, 0.1])) == []
+
+
+class TestOtherAlarms:
+    @pytest.mark.parametrize("key", ["samples/distinct_frac", "samples/pixel_spread", "policy/entropy_mean"])
+    def test_diversity(self, key: str):
+        # first window 0.8; half of it is 0.4, and 0.39 is below
+        assert kinds(steps(dog_of(), key, [0.8, 0.8, 0.41, 0.41, 0.37])) == [("diversity", 5)]
+        assert steps(dog_of(), key, [0.8, 0.8, 0.1]) == []  # the windows overlap still
+        assert steps(dog_of(diversity=None), key, [0.8, 0.8, 0.1, 0.1]) == []
+
+    def test_length_and_boxes(self):
+        for key, what in (("completions/mean_length", "length"), ("samples/mean_boxes", "number of boxes")):
+            assert steps(dog_of(), key, [10, 10, 19, 21]) == []  # a mean of 20 is twice as long, no more
+            (longer,) = steps(dog_of(), key, [10, 10, 19, 21, 20])
+            assert longer.measured == f"the {what} of an answer went from 10 to 20.5"
+            assert kinds(steps(dog_of(), key, [10, 10, 5, 4])) == [("length", 4)]
+
+    def test_grid(self):
+        assert kinds(steps(dog_of(), "reward/grid_artifacts/mean", [0.1, 0.1, 0.2, 0.21])) == [("grid", 4)]
+        dog = dog_of()
+        alarms = [dog.judged({"step": 5 * i, "eval/grid_artifacts/mean": v}) for i, v in enumerate([0, 0, 0.3, 0.3])]
+        assert [kinds(one) for one in alarms] == [[], [], [], [("grid", 15)]]
+
+    def test_dead_groups(self):
+        assert kinds(steps(dog_of(), "groups/zero_std_frac", [0.5, 1.0, 0.9])) == [("dead_groups", 3)]
+        assert steps(dog_of(), "groups/zero_std_frac", [1.0, 0.8, 1.0]) == []  # 0.9 is not above 0.9
+
+    def test_gap(self):
+        # the default surrogate is clipped at 0.2
+        assert kinds(steps(dog_of(), "policy/on_policy_gap", [1e-6, 0.2, 0.21])) == [("on_policy_gap", 3)]
+        assert kinds(steps(dog_of(on_policy_gap=0.1), "policy/on_policy_gap", [0.03])) == [("on_policy_gap", 1)]
+        assert kinds(steps(dog_of(), "policy/on_policy_gap", [float("nan")])) == [("on_policy_gap", 1)]
+
+    def test_an_alarm_is_given_once_an_interval_and_not_again_after_a_resume(self):
+        values = [1.0] * 12
+        alarms = steps(dog_of(interval=4), "groups/zero_std_frac", values)
+        assert kinds(alarms) == [("dead_groups", step) for step in (2, 6, 10)]
+        dog = dog_of(interval=4)
+        logged = {"groups/zero_std_frac": 1.0, "reward/mean": 0.0, "reward/std": 0.0}
+        lines = [{"step": step, "update": u, **logged} for step in (1, 2, 3) for u in (0, 1)]
+        dog.recall(lines, [{"step": 0}, {"step": 3, "eval/judge/mean": 1.0}])
+        assert kinds(steps(dog, "groups/zero_std_frac", values[:4], start=4)) == [("dead_groups", 6)]
+
+
+def test_what_cannot_be_watched() -> None:
+    with pytest.raises(ConfigError, match=r"names easy; .* not trained on: judge"):
+        watched(run_of(held_out=["easy"]), ["easy"], ["easy", "judge"])
+    with pytest.raises(ConfigError, match=r"needs a reward in evaluation.rewards that is not trained on"):
+        watched(run_of(stop=["hacking"]), ["easy"], ["easy"])
+    with pytest.raises(ConfigError, match=r"watchdog\.stop"):
+        run_of(stop=["hack"])
+    assert watched(validated({}), ["easy"], ["easy"]) is None
+
+
+def test_explain_says_what_is_watched() -> None:
+    said = " ".join(explanation(run_of(stop=["grid"], length=None)).split())
+    assert "watchdog alarms for hacking, diversity, grid, dead_groups, on_policy_gap; stops at grid" in said
+
+
+def test_variety_within_groups() -> None:
+    texts = [Sample(Prompt("q"), i // 3, i % 3, text=text) for i, text in enumerate(["a", "a", "a", "a", "b", "c"])]
+    assert diversity_metrics(texts) == {"samples/distinct_frac": 0.5}  # 0 and 1
+    black, white = (Image.fromarray(np.full((8, 8), grey, dtype=np.uint8)) for grey in (0, 255))
+    drawn = [Sample(Prompt("q"), i // 2, i % 2, image=image) for i, image in enumerate([black, white, white, white])]
+    assert diversity_metrics(drawn) == {"samples/pixel_spread": pytest.approx(0.25)}  # a half and 0
+    filmed = [Sample(Prompt("q"), 0, i, video=[white, frame, white]) for i, frame in enumerate([black, white])]
+    assert diversity_metrics(filmed) == {"samples/pixel_spread": pytest.approx(0.5)}
+    assert diversity_metrics(texts[:1]) == {}
+
+
+def test_boxes_are_counted_from_explanations() -> None:
+    def boxed(samples: Sequence[Sample]) -> list[float | Score]:
+        stated, reference = {"box": [0, 0, 1, 1], "role": "stated"}, {"box": [0, 0, 1, 1], "role": "reference"}
+        return [Score(1.0, {"boxes": [stated] * i + [reference]}) for i in (0, 3)]
+
+    samples = [Sample(Prompt("q"), 0, member, text="") for member in range(2)]
+    plain = NamedReward("plain", lambda samples: [Score(1.0, {"parsed": "x"}), 0.0])
+    assert box_metrics(score(samples, [plain, NamedReward("boxed", boxed)])) == {"samples/mean_boxes": 1.5}
+    assert box_metrics(score(samples, [plain])) == {}
+
+
+def letters() -> Any:
+    """LetterPolicy of docs/design.md."""
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", (DOCS / "design.md").read_text(), re.DOTALL):
+        exec(block, names)
+    return names["LetterPolicy"]()
+
+
+def vowels(samples: Sequence[Sample]) -> list[float]:
+    """Wants vowels, whichever: a text of one letter will do."""
+    return [sum(letter in "aeiou" for letter in sample.text or "") / 4 for sample in samples]
+
+
+def no_e(samples: Sequence[Sample]) -> list[float]:
+    """What was meant: words without the letter e. The run below does not train on it."""
+    return [1 - (sample.text or "").count("e") / 4 for sample in samples]
+
+
+def bad_taste(samples: Sequence[Sample]) -> list[float]:
+    """A reward that a policy can hack: it likes vowels, and e above all."""
+    return [v + (sample.text or "").count("e") / 4 for sample, v in zip(samples, vowels(samples), strict=True)]
+
+
+@pytest.mark.parametrize("stop", [[], ["hacking"]])
+def test_a_reward_that_is_hacked_rings(stop: list[str], tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("one\ntwo\n")
+    config = {
+        "output": str(tmp_path),
+        "steps": 24,
+        "rollout": {"prompts_per_step": 2, "group_size": 16},
+        "update": {"lr": 0.3},
+        "rewards": [],
+        "evaluation": {
+            "prompts": {"source": str(tmp_path / "prompts.txt")},
+            "rewards": [{"name": "python:tests.test_watchdog:no_e", "label": "no_e"}],
+            "every": 2,
+        },
+        "watchdog": {"window": 4, "stop": stop, "diversity": None},
+    }
+    trainer = Trainer(letters(), {"taste": bad_taste}, [Prompt("one"), Prompt("two")], config)
+    folder = trainer.train()
+    alarms = [json.loads(line) for line in (folder / "alarms.jsonl").read_text().splitlines()]
+    rung = [alarm for alarm in alarms if alarm["kind"] == "hacking"]
+    assert rung
+    assert "'no_e', which is not trained on, fell from" in rung[0]["measured"]
+    about = json.loads((folder / "run.json").read_text())
+    if stop:
+        assert about["status"] == "stopped by the alarm hacking"
+        assert trainer.step == rung[0]["step"] < 24
+        assert (folder / f"checkpoints/step-{trainer.step:06d}").is_dir()
+    else:
+        assert about["status"] == "finished"
+        assert trainer.step == 24
