@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -127,19 +128,30 @@ def _small(sample: Sample) -> np.ndarray | None:
 def _about(prompt: Prompt, folder: Path) -> dict[str, Any]:
     references: Mapping[str, Any] = {name: prompt.columns.get(name) for name in REFERENCES}
     reference = next((value for value in references.values() if isinstance(value, str | int | float)), None)
+    saved = [_save_shown(folder.parent / "images", image) for image in prompt.images]
     return {
-        "images": [_save_shown(folder.parent / "images", image) for image in prompt.images],
+        "images": [None if one is None else one.name for one in saved],
+        "image_sizes": [None if one is None else list(one.size) for one in saved],
         "num_videos": len(prompt.videos),
         "reference": None if reference is None else str(reference),
     }
 
 
-def _save_shown(folder: Path, image: Any) -> str | None:
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """Where a prompt's picture lies, and its size before it was reduced."""
+
+    name: str
+    size: tuple[int, int]
+
+
+def _save_shown(folder: Path, image: Any) -> _Saved | None:
     """A prompt's picture, reduced; None if it is of a form that only the policy can open."""
     try:
         small = opened(image)
     except DataError:
         return None
+    size = small.size
     small.thumbnail((MAX_SIDE, MAX_SIDE))
     exact = max(small.size) <= EXACT_SIDE
     buffer = io.BytesIO()
@@ -148,7 +160,7 @@ def _save_shown(folder: Path, image: Any) -> str | None:
     folder.mkdir(exist_ok=True)
     if not (folder / name).exists():
         (folder / name).write_bytes(buffer.getvalue())
-    return f"../{folder.name}/{name}"
+    return _Saved(f"../{folder.name}/{name}", size)
 
 
 def _save_media(folder: Path, row: int, sample: Sample) -> str | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmgrpo.report.drawings import parsed_answers
 from mmgrpo.report.reading import Log, is_number, mean_or_none, read_log
 
 
@@ -27,6 +28,8 @@ class Shot:
         finished: False where the text was cut off by its length limit.
         num_tokens: length of the text.
         advantage: what it was worth in training.
+        explanations: reward -> what its score rests on, where it says.
+        image_size: width and height of the first picture that was shown, before it was reduced.
     """
 
     prompt: str
@@ -40,6 +43,13 @@ class Shot:
     finished: bool = True
     num_tokens: int | None = None
     advantage: float | None = None
+    explanations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    image_size: tuple[float, float] | None = None
+
+    @property
+    def parsed(self) -> dict[str, str]:
+        """Reward -> what it read as the answer."""
+        return parsed_answers(self.explanations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +118,9 @@ def _shot(row: Mapping[str, Any], folder: Path) -> Shot:
     rewards, images = row.get("rewards"), row.get("images")
     numbers = rewards.items() if isinstance(rewards, dict) else ()
     shown = images if isinstance(images, list) else []
+    explained, sizes = row.get("explanations"), row.get("image_sizes")
+    known = explained if isinstance(explained, dict) else {}
+    size = sizes[0] if isinstance(sizes, list) and sizes and isinstance(sizes[0], list) else []
     return Shot(
         prompt=str(row.get("prompt", "")),
         path=folder / row["file"] if isinstance(row.get("file"), str) else None,
@@ -120,6 +133,12 @@ def _shot(row: Mapping[str, Any], folder: Path) -> Shot:
         finished=row.get("finished") is not False,
         num_tokens=_whole(row, "num_tokens"),
         advantage=row["advantage"] if _is_finite(row.get("advantage")) else None,
+        explanations={
+            name: said
+            for name, said in (explained if isinstance(explained, dict) else {}).items()
+            if isinstance(said, dict)
+        },
+        image_size=(size[0], size[1]) if len(size) == 2 and all(map(_is_finite, size)) else None,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from mmgrpo.report.curves import Chart, draw_chart, read_curve, span
+from mmgrpo.report.numbers import number
 from mmgrpo.report.reading import Log, by_step
 
 KNOWN = {
@@ -22,6 +23,12 @@ EXPLAINED = {
     "groups/zero_std_frac": "fraction of groups that teach nothing",
 }
 PAIRED = ("policy/clip_low_frac", "policy/clip_high_frac", "policy/ratio_mean", "policy/ratio_std")
+SHARES = {
+    "failed on": "failed_frac",
+    "closed by its gate for": "gated_frac",
+    "clipped, where it counts, for": "clipped_frac",
+    "known already for": "cached_frac",
+}
 OF_TEXTS = ("completions/mean_length", "completions/max_length", "completions/clipped_frac", "policy/entropy_mean")
 ELSEWHERE = ("step", "update", "reward/mean", "reward/std", "count/forwards_per_sample", *PAIRED, *OF_TEXTS)
 
@@ -72,18 +79,25 @@ def reward_chart(metrics: Log) -> Chart | None:
 
 
 def each_reward_charts(metrics: Log) -> list[Chart]:
-    """A chart per reward, with how often it failed."""
+    """A chart per reward of what it gave, with how often it failed, was gated or clipped, and a weight that moves."""
     charts = []
     for key in metrics.numeric_keys():
         match = re.fullmatch(r"reward/(.+)/mean", key)
         if not match:
             continue
-        failed = max(by_step(metrics, f"reward/{match[1]}/failed_frac", max).values(), default=0.0)
-        note = f"failed on up to {failed:.1%} of a step's samples" if failed else ""
+        most = {what: max(_shares(metrics, match[1], key).values(), default=0.0) for what, key in SHARES.items()}
+        notes = [f"{what} up to {share:.1%} of a step's samples" for what, share in most.items() if share]
+        weights = list(_shares(metrics, match[1], "weight").values())
+        notes += [f"weight {number(weights[0])} to {number(weights[-1])}"] if weights else []
+        note = "; ".join(notes)
         charts.append(
             draw_chart(match[1], [read_curve(metrics, key, "mean", spread=f"reward/{match[1]}/std")], note=note)
         )
     return [chart for chart in charts if chart]
+
+
+def _shares(metrics: Log, name: str, key: str) -> dict[float, float]:
+    return by_step(metrics, f"reward/{name}/{key}", max)
 
 
 def completion_charts(metrics: Log) -> list[Chart]:
@@ -125,6 +139,6 @@ def unrecorded_titles(metrics: Log, warmup: Log) -> list[str]:
 
 def other_charts(metrics: Log) -> list[Chart]:
     """A chart for every logged number that no other chart holds."""
-    shown = re.compile(r"time/.*|reward/.+/(mean|std|failed_frac)")
+    shown = re.compile(r"time/.*|reward/.+/(mean|std|weight|(failed|gated|clipped|cached)_frac)")
     keys = [key for key in metrics.numeric_keys() if key not in (*KNOWN, *ELSEWHERE) and not shown.fullmatch(key)]
     return [chart for key in keys if (chart := draw_chart(key, [read_curve(metrics, key, key)]))]

@@ -62,7 +62,8 @@ def write_report(run: Path) -> Path:
 
 def _page(run: Path) -> dict[str, Any]:
     about, config_text = parse_mapping(read_text(run / "run.json") or "") or {}, read_text(run / "config.yaml")
-    metrics, warmup, evaluation = (read_log(run, f"{name}.jsonl") for name in ("metrics", "warmup", "evaluation"))
+    logs = ("metrics", "warmup", "evaluation", "alarms")
+    metrics, warmup, evaluation, alarms = (read_log(run, f"{name}.jsonl") for name in logs)
     albums, trained = read_albums(run), read_albums(run, "train")
     pictures = pictures_of(albums)
     texts = texts_of(albums, trained, media_bytes=MEDIA_BYTES // 4 if pictures else MEDIA_BYTES)
@@ -75,6 +76,7 @@ def _page(run: Path) -> dict[str, Any]:
         "facts": facts(about, metrics),
         "headlines": headlines(evaluation),
         "evaluation": evaluation,
+        "alarms": [{key: str(row.get(key, "")) for key in ("step", "kind", "measured", "cure")} for row in alarms.rows],
         "measures": measures(evaluation),
         "evaluation_charts": evaluation_charts(evaluation),
         "pictures": pictures,
@@ -92,6 +94,8 @@ def _page(run: Path) -> dict[str, Any]:
         "versions": versions if isinstance(versions, dict) else {},
         "checkpoints": sorted(path.name for path in (run / "checkpoints").glob("step-*")),
         "unreadable": [
-            log for log in (metrics, warmup, evaluation, *(a.log for a in (*albums, *trained))) if log.num_unreadable
+            log
+            for log in (metrics, warmup, evaluation, alarms, *(a.log for a in (*albums, *trained)))
+            if log.num_unreadable
         ],
     }

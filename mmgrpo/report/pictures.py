@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mmgrpo.report.albums import Album, Change, first_and_last, reward_changes, shared_requests
 from mmgrpo.report.choosing import evenly, in_turn
+from mmgrpo.report.drawings import Mark, marks_of
 from mmgrpo.report.media import Picture, load_picture
 from mmgrpo.report.numbers import clip, number
 
@@ -26,6 +27,7 @@ class Cell:
     picture: Picture | None
     alt: str
     bars: tuple[float | None, ...]
+    marks: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,11 +166,14 @@ class Easel:
         if shot is None or shot.path is None:
             return Cell(request=request, picture=None, alt=f"step {album.step}: no picture", bars=())
         rewards = "".join(f"; {name} {number(value)}" for name, value in shot.rewards.items())
+        picture = load_picture(shot.path, self.share)
+        size = (picture.width, picture.height) if picture is not None and picture.exact else None
         return Cell(
             request=request,
-            picture=load_picture(shot.path, self.share),
+            picture=picture,
             alt=f"step {album.step}: {clip(shot.prompt, 200)}{rewards}",
             bars=tuple(self._filled(shot.rewards.get(name), *self.scales[name]) for name in list(self.scales)[:3]),
+            marks=tuple(marks_of(shot.explanations, size, "after")),
         )
 
     def _filled(self, value: float | None, empty: float, full: float) -> float | None:

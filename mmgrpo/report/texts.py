@@ -8,6 +8,7 @@ from itertools import groupby
 
 from mmgrpo.report.albums import Album, Shot, first_and_last, shared_requests
 from mmgrpo.report.choosing import evenly
+from mmgrpo.report.drawings import MAX_MARKS, Mark, marks_of
 from mmgrpo.report.media import Picture, load_picture
 from mmgrpo.report.numbers import clip
 
@@ -30,6 +31,7 @@ class Request:
         num_videos: videos that were shown.
         reference: the right answer, where the data has one.
         alt: the pictures in words.
+        marks: what rewards saw in the first picture.
     """
 
     prompt: str
@@ -38,6 +40,7 @@ class Request:
     num_videos: int
     reference: str | None
     alt: str
+    marks: tuple[Mark, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +124,7 @@ def texts_of(albums: Sequence[Album], trained: Sequence[Album], *, media_bytes: 
         steps=tuple(album.step for album in ends),
         rows=tuple(
             TextRow(
-                request=_request(ends[0].shots[index], share),
+                request=_request([album.shots[index] for album in ends], share),
                 answers=tuple(a.shots[index] if a.shots[index].text is not None else None for a in ends),
             )
             for index in chosen
@@ -141,15 +144,18 @@ def _trained_group(step: int, shots: Sequence[Shot], share: int) -> TrainedGroup
     ranked = sorted(shots, key=lambda shot: -(shot.advantage or 0.0))
     return TrainedGroup(
         step=step,
-        request=_request(shots[0], share),
+        request=_request(shots, share, grouped=True),
         members=tuple(evenly(ranked, MAX_MEMBERS)),
         num_members=len(shots),
         is_dead=all(shot.advantage == 0 for shot in shots),
     )
 
 
-def _request(shot: Shot, share: int) -> Request:
-    shown = shot.images[:MAX_IMAGES]
+def _request(shots: Sequence[Shot], share: int, *, grouped: bool = False) -> Request:
+    """What was asked, with the marks of all answers; of those to one request over time the first is before."""
+    shot, shown = shots[0], shots[0].images[:MAX_IMAGES]
+    kinds = ["after" if grouped or len(shots) == 1 else "before", *["after"] * (len(shots) - 1)]
+    marks = [m for s, kind in zip(shots, kinds, strict=True) for m in marks_of(s.explanations, shot.image_size, kind)]
     return Request(
         prompt=shot.prompt,
         pictures=tuple(load_picture(path, share) if path else None for path in shown),
@@ -157,4 +163,5 @@ def _request(shot: Shot, share: int) -> Request:
         num_videos=shot.num_videos,
         reference=shot.reference,
         alt=f"shown with: {clip(shot.prompt, 200)}",
+        marks=tuple(dict.fromkeys(marks))[:MAX_MARKS] if shot.path is None else (),
     )
