@@ -52,6 +52,8 @@ class ClipScore:
     pictures come to carry the prompt's words.
     """
 
+    deterministic = True
+
     def __init__(
         self,
         model: str = "openai/clip-vit-large-patch14",
@@ -100,6 +102,8 @@ class PickScore:
     Traps: trained on, it makes glossy, high-contrast pictures; it reads 77 tokens and cuts the rest.
     """
 
+    deterministic = True
+
     def __init__(
         self,
         model: str = "yuvalkirstain/PickScore_v1",
@@ -143,6 +147,8 @@ class HpsV2:
     runs in half precision, and pictures are resized as bytes, theirs as floats.
     Traps: versions 2.0 and 2.1 are on different scales; it likes fine texture, up to noise.
     """
+
+    deterministic = True
 
     def __init__(
         self,
@@ -193,6 +199,8 @@ class Aesthetic:
     arXiv:2305.13301, sec. 5.1.
     Traps: it never sees the prompt: alone it gives one style and one subject. Pair it with a reward for agreement.
     """
+
+    deterministic = True
 
     def __init__(
         self,

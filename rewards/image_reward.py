@@ -64,6 +64,8 @@ class ImageReward:
     breaks pictures within a few hundred steps.
     """
 
+    deterministic = True
+
     def __init__(
         self,
         checkpoint: str = "THUDM/ImageReward/ImageReward.pt",

@@ -55,6 +55,8 @@ class Motion:
     not followed, so more frames per second see more; flicker and cuts look like movement without direction.
     """
 
+    deterministic = True
+
     def __init__(
         self,
         measure: MotionMeasure = "direction",
@@ -103,6 +105,8 @@ class TemporalConsistency:
     Source: Huang et al. 2023 (VBench), arXiv:2311.17982, subject and background consistency.
     Traps: a still picture gets 1: pair it with ``motion``.
     """
+
+    deterministic = True
 
     def __init__(
         self,

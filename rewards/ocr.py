@@ -45,6 +45,8 @@ class OcrAccuracy:
     the text or fill up with others; read the explanations.
     """
 
+    deterministic = True
+
     def __init__(
         self,
         engine: str | Reader = "rapidocr",

@@ -35,6 +35,8 @@ class ImageSimilarity:
     fewer than 11 pixels a side has no SSIM and is not judged.
     """
 
+    deterministic = True
+
     def __init__(
         self,
         measure: Measure = "feature",
@@ -86,6 +88,8 @@ class EditConsistency:
     Traps: the untouched source gets 1: pair it with ``edit_direction`` or a judge.
     """
 
+    deterministic = True
+
     def __init__(self, mask_column: str = "mask", column: str | None = None) -> None:
         self._mask_column = mask_column
         self._column = column
@@ -119,6 +123,8 @@ class EditDirection:
     al. 2022 (InstructPix2Pix), arXiv:2211.09800, sec. 3.1.2.
     Traps: it does not ask that anything else stays: pair it with ``edit_consistency`` or ``image_similarity``.
     """
+
+    deterministic = True
 
     def __init__(
         self,

@@ -42,6 +42,8 @@ class Colour:
     Traps: at its best the picture is nothing but the colour, unless ``target`` is set.
     """
 
+    deterministic = True
+
     def __init__(
         self,
         colour: str | None = None,
@@ -86,6 +88,8 @@ class Sharpness:
     Traps: noise and grids are the sharpest pictures of all: watch ``grid_artifacts`` beside it.
     """
 
+    deterministic = True
+
     def __init__(self, size: int | None = 512) -> None:
         if size is not None and size < 3:
             raise ConfigError(f"Sharpness.size must be at least 3 pixels or null, got {size}")
@@ -105,7 +109,7 @@ class Sharpness:
 
 @final
 class GridArtifacts:
-    """Alarm: share of the fine detail that is a grid of one period, as generators make that a reward has broken.
+    """Reward: share of the fine detail that is a grid of one period; an alarm, for what a broken generator draws.
 
     The picture less its local mean (5 x 5) is turned into the power at each frequency along rows, and along columns. At
     the harmonics of ``period`` what stands out above the median of its neighbours is added up and divided by the power
@@ -119,6 +123,8 @@ class GridArtifacts:
     the measure itself is ours.
     Traps: pictures of real grids (windows, tiles, text in even lines) ring it too: look at its rise over training.
     """
+
+    deterministic = True
 
     def __init__(self, period: int = 16) -> None:
         if period < 2 or period & (period - 1):

@@ -95,12 +95,15 @@ def test_sure_objects_are_kept_one_by_one() -> None:
         thing("cat", 0.4, near),
         thing("dog", 0.1),
     ]
-    rules: dict[str, Any] = {"threshold": 0.2, "max_overlap": 0.5, "max_objects": 16}
-    assert [(f.label, f.score) for f in kept(objects, **rules)] == [("dog", 0.9), ("dog", 0.3), ("cat", 0.4)]
-    assert [f.score for f in kept(objects, **rules | {"max_overlap": 1})] == [0.9, 0.5, 0.3, 0.4]
-    assert [f.score for f in kept(objects, **rules | {"max_overlap": 0.9})] == [0.9, 0.5, 0.3, 0.4]
-    assert [f.score for f in kept(objects, **rules | {"max_objects": 1})] == [0.9, 0.4]
-    assert [f.score for f in kept(objects, **rules | {"threshold": 0.4})] == [0.9]
+
+    def keep(**changed: Any) -> list[Found]:
+        return kept(objects, **{"threshold": 0.2, "max_overlap": 0.5, "max_objects": 16, **changed})
+
+    assert [(f.label, f.score) for f in keep()] == [("dog", 0.9), ("dog", 0.3), ("cat", 0.4)]
+    assert [f.score for f in keep(max_overlap=1)] == [0.9, 0.5, 0.3, 0.4]
+    assert [f.score for f in keep(max_overlap=0.9)] == [0.9, 0.5, 0.3, 0.4]
+    assert [f.score for f in keep(max_objects=1)] == [0.9, 0.4]
+    assert [f.score for f in keep(threshold=0.4)] == [0.9]
 
 
 @pytest.mark.parametrize(
