@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.actions import GuiAction, word_f1
+from mmgrpo.rewards.calls import MAX_ACTIONS, Action, actions_in
+from mmgrpo.types import Prompt, Sample
+from tests.rewards.written import explained, score_of, scores_of, wrote
+
+CLICK = {"action": "click", "bbox": [0, 0, 10, 10]}
+NEAR = {"action": "click", "point": [100, 100]}
+TYPE = {"action": "type", "text": "hello big world"}
+
+
+def reward(**settings: Any) -> GuiAction:
+    return GuiAction(**{"space": "original", "reference_space": "original", **settings})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"action": "click", "coordinate": [3, 4]}',
+        "[{'action': 'click', 'point': [3, 4], 'input_text': 'no input text'}]",
+        '{"name": "computer_use", "arguments": {"action": "left_click", "coordinate": [3, 4]}}',
+        '{"action_type": "TAP", "x": 3, "y": 4}',
+        "click(x=3, y=4)",
+        "click(3, 4)",
+        "pyautogui.click(3.0, 4)",
+        '{"type": "function", "function": {"name": "click", "arguments": {"coordinate": [3, 4]}}}',
+        "Action: click(start_box='(3,4)')",
+        "click(point='<point>3 4</point>')",
+        "click([3, 4])",
+        "left_click( coordinate=(3, 4) )",
+        "click(start_box='[2, 3, 4, 5]')",
+    ],
+)
+def test_clicks_are_read_as_models_write_them(text: str):
+    (action,) = actions_in(text)
+    assert (action.kind, action.place, action.text) == ("click", (3, 4), None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"action": "type", "text": "it\'s on"}',
+        "type(content='it\\'s on')",
+        'type("it\'s on")',
+        'pyautogui.write("it\'s on", interval=0.1)',
+        '{"action": "input_text", "input_text": "it\'s on", "point": null}',
+    ],
+)
+def test_texts_are_read_as_models_write_them(text: str):
+    assert actions_in(text) == [Action("type", text="it's on")]
+
+
+def test_other_actions():
+    assert actions_in("scroll(direction='down', point='<point>5 6</point>')") == [Action("scroll", (5, 6), text="down")]
+    assert actions_in("press_home()") == actions_in('{"action": "home"}') == [Action("press_home")]
+    assert actions_in("wait( )\nfinished(content='ok')") == [Action("wait"), Action("finished", text="ok")]
+    assert actions_in({"action": "click", "gt_bbox": [1, 2, 3, 4]}) == [Action("click", box=(1, 2, 3, 4))]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "click", "click 3, 4", "click(", "click(3, 4", "click(3 4)", "click(x=)",
+        "click(__import__('os').system('x'))", "click(3, 4]",
+        "the button(s) here", "[3, 4]", '{"coordinate": [3, 4]}', '{"action": 3}', "3(4)",
+    ],
+)  # fmt: skip
+def test_what_is_no_action(text: str):
+    assert actions_in(text) == []
+    assert score_of(reward(), text, CLICK) == 0
+
+
+def test_places_by_hand():
+    inside = "click(x=10, y=0)"  # a corner of the box
+    assert score_of(reward(), inside, CLICK) == 1
+    assert score_of(reward(), "click(x=11, y=0)", CLICK) == 0
+    assert score_of(reward(), "click()", CLICK) == 0
+    assert score_of(reward(), "double_click(x=5, y=5)", CLICK) == 0
+    # 84 and 112 apart: 140 away, which is not less than 140
+    assert score_of(reward(), "click(16, 212)", NEAR) == 0
+    assert score_of(reward(), "click(17, 212)", NEAR) == 1
+    assert score_of(reward(distance=5), "click(103, 104)", NEAR) == 0
+    assert score_of(reward(distance=5.1), "click(103, 104)", NEAR) == 1
+    corner = {"action": "click", "bbox": [10, 20, 30, 40]}  # left, top, width, height
+    assert score_of(reward(reference_layout="xywh"), "click(39, 59)", corner) == 1
+
+
+def test_texts_by_hand():
+    # 2 of 3 words, 2 of 2: F1 = 2 * 2 / 5
+    assert word_f1("hello world", "hello big world") == pytest.approx(0.8)
+    assert word_f1("a a b", "a b b") == pytest.approx(2 / 3)
+    assert (word_f1("...", "..."), word_f1("...", "!"), word_f1("", "a"), word_f1("a", "apple")) == (1, 0, 0, 0)
+    assert score_of(reward(), "type(content='Hello, world')", TYPE) == 1
+    assert score_of(reward(text_threshold=None), "type(content='Hello, world')", TYPE) == pytest.approx(0.8)
+    assert score_of(reward(text_threshold=0.9), "type(content='Hello, world')", TYPE) == 0
+    assert score_of(reward(), "type(content='bye')", TYPE) == score_of(reward(), "type()", TYPE) == 0
+    assert score_of(reward(), "scroll(direction='UP')", {"action": "scroll", "text": "up", "bbox": [0, 0, 1, 1]}) == 1
+
+
+def test_weights_by_hand():
+    both = {"action": "click", "bbox": [0, 0, 10, 10], "text": "ok"}
+    weighted = reward(type_weight=0.2, place_weight=0.5, text_weight=0.3)
+    assert score_of(weighted, "click(5, 5, 'ok')", both) == 1
+    assert score_of(weighted, "click(5, 5, 'no')", both) == pytest.approx(0.7)
+    assert score_of(weighted, "click(50, 50)", both) == pytest.approx(0.2)
+    assert score_of(weighted, "click(50, 50)", CLICK) == pytest.approx(0.2 / 0.7)
+    assert score_of(weighted, "type(content='ok')", both) == 0
+    assert score_of(reward(), "press_back()", {"action": "press_back"}) == 1
+    assert score_of(reward(), "press_home()", {"action": "press_back"}) == 0
+    assert score_of(reward(aliases={"press": "click"}), "press(1, 1)", CLICK) == 1
+
+
+def test_guir1_rows_are_references():
+    row = '{"action": "click", "gt_bbox": [0, 0, 10, 10], "input_text": "no input text"}'
+    text = "<think>so click(1, 1)</think><answer>[{'action': 'click', 'point': [5, 5], 'input_text': 'no input text'}]"
+    assert score_of(reward(extract="tag"), text + "</answer>", row) == 1
+    typed = '{"action": "type", "gt_bbox": [500, 500], "input_text": "Paris"}'  # where to type is not asked
+    assert score_of(reward(), "type(content='paris')", typed) == 1
+    for reference in ("a dog", [], {"bbox": [0, 0, 1, 1]}, [CLICK, CLICK]):
+        assert score_of(reward(), "click(1, 1)", reference) is None
+
+
+def test_several_actions_are_wrong():
+    assert score_of(reward(), "click(5, 5) click(5, 5)", CLICK) == 0
+    assert explained(reward(), wrote("click(5, 5) click(5, 5)", CLICK)) == {"parsed": "2 actions"}
+    assert len(actions_in("a() " * 1000)) == MAX_ACTIONS
+
+
+def test_spaces_and_what_it_says():
+    columns = {"original_size": [200, 100], "answer": {"action": "click", "bbox": [20, 10, 40, 30]}}
+    inside, outside = (
+        Sample(Prompt("q", columns=columns), 0, i, text=t) for i, t in enumerate(("click(150, 200)", "click(30, 20)"))
+    )
+    judge = GuiAction(space="norm1000")
+    assert scores_of(judge, [inside, outside]) == [1, 0]
+    said = explained(judge, inside)
+    assert said["parsed"] == "click at (150, 200)"
+    assert said["points"] == [{"point": [30, 20], "role": "stated"}]
+    assert said["parts"] == {"type": 1, "place": 1}
+    assert explained(reward(), wrote("type('x')", TYPE)) == {"parsed": "type: x", "parts": {"type": 1, "text": 0}}
+
+
+@pytest.mark.parametrize(
+    "piece", ["click(", "a('", "a(1,", 'a("', "a(x=", "a.a.", "a(',", "a(\\'", "((", '{"action":', "a([1,"]
+)
+def test_a_hundred_thousand_characters_end(piece: str):
+    started = time.monotonic()
+    for text in (piece * (1_000_000 // len(piece)), "click(x=" + "1" * 1_000_000, "click('" + "x" * 1_000_000 + "')"):
+        assert score_of(reward(), text, CLICK) == 0
+    assert time.monotonic() - started < 30
+
+
+def test_settings_are_checked():
+    with pytest.raises(ConfigError, match=r"weights of at least 0 and a distance above, got \(-1"):
+        GuiAction(type_weight=-1)
+    with pytest.raises(ConfigError, match="list of actions, got 'click'"):
+        GuiAction(pointing="click")
