@@ -118,14 +118,14 @@ def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield items[start : start + size]
 
 
-def needed(package: str, extra: str) -> Any:
-    """An optional package, imported. Raises MissingPackageError that names the extra to install."""
+def needed(package: str, install: str) -> Any:
+    """An optional package, imported. Raises MissingPackageError that names what to install."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         if error.name != package.split(".")[0]:
             raise
-        raise MissingPackageError(f"this needs the package {package!r}: pip install 'mmgrpo[{extra}]'") from error
+        raise MissingPackageError(f"this needs the package {package!r}: pip install {install}") from error
 
 
 def _numbered(name: str, prefix: str) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmgrpo.rewards.checkpoints import batches, chosen_device, chosen_dtype, frozen, needed, once
+from mmgrpo.rewards.checkpoints import batches, chosen_device, chosen_dtype, frozen, once
 
 Library = Literal["transformers", "open_clip"]
 ResizeMode = Literal["shortest", "longest", "squash"]
@@ -174,7 +174,8 @@ def _pooled(features: Any) -> Tensor:
 def _open_clip(
     model: str, pretrained: str | None, resize_mode: str | None, device: torch.device, dtype: torch.dtype
 ) -> tuple[Any, Any, Any]:
-    open_clip = needed("open_clip", "clip")
+    import open_clip
+
     made, transform = open_clip.create_model_from_pretrained(
         model, pretrained=pretrained, device="cpu", image_resize_mode=resize_mode, weights_only=True
     )

@@ -112,7 +112,7 @@ def plain(text: str) -> str:
 
 
 def _rapidocr(languages: tuple[str, ...], gpu: bool) -> Reader:
-    engine = needed("rapidocr", "ocr").RapidOCR()
+    engine = needed("rapidocr", "'mmgrpo[ocr]'").RapidOCR()
 
     def read(image: Image.Image) -> str:
         return " ".join(engine(image).txts or ())
@@ -121,12 +121,12 @@ def _rapidocr(languages: tuple[str, ...], gpu: bool) -> Reader:
 
 
 def _easyocr(languages: tuple[str, ...], gpu: bool) -> Reader:
-    engine: Any = needed("easyocr", "ocr").Reader(list(languages), gpu=gpu)
+    engine: Any = needed("easyocr", "easyocr").Reader(list(languages), gpu=gpu)
     return lambda image: " ".join(engine.readtext(np.asarray(image), detail=0))
 
 
 def _pytesseract(languages: tuple[str, ...], gpu: bool) -> Reader:
-    return partial(needed("pytesseract", "ocr").image_to_string, lang="+".join(languages))
+    return partial(needed("pytesseract", "pytesseract").image_to_string, lang="+".join(languages))
 
 
 ENGINES: dict[str, Callable[[tuple[str, ...], bool], Reader]] = {
