@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -24,12 +25,14 @@ class Completion:
         logprob_T: log-probability of each under the distribution it was drawn from, float32.
         support: the tokens that could be drawn, where sampling truncates.
         finished: whether it ended by an end token.
+        certainty: mean over its tokens of KL(uniform || policy), the whole vocabulary under the temperature; nats.
     """
 
     token_T: Tensor
     logprob_T: Tensor
     support: Support | None
     finished: bool
+    certainty: float | None = None
 
 
 @torch.no_grad()
@@ -60,13 +63,16 @@ def complete(
     device, N = prefix.hidden_ND.device, len(prefix.hidden_ND)
     token_NT = torch.zeros(N, max_new_tokens, dtype=torch.long, device=device)
     logprob_NT = torch.zeros(N, max_new_tokens, device=device)
+    certainty_NT = torch.zeros(N, max_new_tokens, device=device)
     supports: list[list[Support]] = [[] for _ in range(N)]
     uniform_NT = None if uniform_NT is None else uniform_NT.to(device)
     row_n, ended_n = torch.arange(N, device=device), torch.zeros(N, dtype=torch.bool, device=device)
     prefix = static(prefix, transformer.model.config, max_new_tokens) if compiled else growing(prefix)
     look_every = LOOK_EVERY_ON_GPU if device.type == "cuda" else 1
     for t in range(max_new_tokens):
-        logits_nV = sampling.tempered(transformer.logits(prefix.hidden_ND))
+        logits_nV = transformer.logits(prefix.hidden_ND)
+        certainty_NT[row_n, t] = _certainty(logits_nV / sampling.temperature)
+        logits_nV = sampling.tempered(logits_nV)
         if sampling.truncates and uniform_NT is not None:
             keep_nV = sampling.support(logits_nV)
             logits_nV = logits_nV.masked_fill(~keep_nV, -torch.inf)
@@ -90,15 +96,23 @@ def complete(
                     ended_n[writing],
                 )
         prefix, _ = transformer.extend(prefix, token_n[:, None])
-    return _cut(token_NT.cpu(), logprob_NT.cpu(), supports, end_ids.cpu())
+    ends = torch.isin(token_NT, end_ids).cpu()
+    drawn_rows = zip(token_NT.cpu(), logprob_NT.cpu(), certainty_NT.cpu(), ends, supports, strict=True)
+    return [_cut(*row) for row in drawn_rows]
 
 
-def _cut(token_NT: Tensor, logprob_NT: Tensor, supports: list[list[Support]], end_ids: Tensor) -> list[Completion]:
-    """Each row up to its first end token."""
-    found = []
-    for token_T, logprob_T, own in zip(token_NT, logprob_NT, supports, strict=True):
-        ends = torch.isin(token_T, end_ids).nonzero()[:, 0]
-        length = int(ends[0]) + 1 if len(ends) else len(token_T)
-        support = Support.chained(own[:length]) if own else None
-        found.append(Completion(token_T[:length].clone(), logprob_T[:length].clone(), support, len(ends) > 0))
-    return found
+def _certainty(logits_nV: Tensor) -> Tensor:
+    return logits_nV.logsumexp(-1) - logits_nV.mean(-1) - math.log(logits_nV.shape[-1])
+
+
+def _cut(token_T: Tensor, logprob_T: Tensor, certainty_T: Tensor, end_T: Tensor, supports: list[Support]) -> Completion:
+    """A row up to its first end token."""
+    ends = end_T.nonzero()[:, 0]
+    length = int(ends[0]) + 1 if len(ends) else len(token_T)
+    return Completion(
+        token_T=token_T[:length].clone(),
+        logprob_T=logprob_T[:length].clone(),
+        support=Support.chained(supports[:length]) if supports else None,
+        finished=len(ends) > 0,
+        certainty=float(certainty_T[:length].mean()),
+    )

@@ -87,6 +87,7 @@ def assembled(
             tokens=completion.token_T.tolist(),
             finished=completion.finished,
             logprob=float(completion.logprob_T.mean()),
+            certainty=completion.certainty,
         )
         for (prompt, group, member), completion in zip(identities, completions, strict=True)
     ]

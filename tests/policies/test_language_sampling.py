@@ -1,0 +1,196 @@
+"""What a language policy draws: against generate, by hand, and in the tokens it may not write."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.language.sampling import Sampling, Support, drawn, token_logprobs
+from mmgrpo.types import Plan, Rollout
+from tests.policies.contract import largest_difference, move, values
+from tests.policies.tiny_language import TEMPERATURE, policy_of, prompts_of
+from tests.tiny.language_models import TINY, make
+
+GREEDY = Plan(stochastic=())
+FAMILIES = ("llama", "gemma2", "mistral", "qwen2.5-vl", "idefics3", "gemma3")
+SEED = 3
+
+
+def rollout_of(policy: LanguagePolicy, name: str, group_size: int = 3) -> Rollout:
+    return policy.rollout(prompts_of(name), group_size=group_size, seed=SEED)
+
+
+@pytest.mark.parametrize("name", [name for name in TINY if name != "paligemma"])
+def test_greedy_completions_are_those_of_generate(name: str) -> None:
+    policy = policy_of(name)
+    prompts = prompts_of(name)
+    written = policy.rollout(prompts, group_size=2, seed=SEED, plan=GREEDY)
+    for number, prompt in enumerate(prompts):
+        encoded = policy._encoder(prompt)
+        inputs = {"input_ids": encoded.ids_P[None], **encoded.per_token, **encoded.media}
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        suppressed = policy._sampling.suppressed.tolist()
+        model: Any = policy.model
+        out: Any = model.generate(**inputs, max_new_tokens=7, do_sample=False, suppress_tokens=suppressed or None)
+        theirs = out[0, encoded.length :].tolist()
+        for sample in written.samples[2 * number : 2 * number + 2]:
+            assert list(sample.tokens or ()) == theirs[: len(sample.tokens or ())]
+            assert len(sample.tokens or ()) == len(theirs)
+    assert not written.mask_BT.any()
+
+
+@pytest.mark.parametrize(
+    "truncation", [{"top_k": 5}, {"top_p": 0.6}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.8, "min_p": 0.05}]
+)
+def test_truncated_sampling_is_scored_on_the_same_tokens(truncation: dict[str, Any]) -> None:
+    policy = policy_of("llama", **truncation)
+    rollout = rollout_of(policy, "llama", group_size=6)
+    assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-6
+    limit = truncation.get("top_k", 10**6)
+    for completion, sample in zip(rollout.trace.completions, rollout.samples, strict=True):
+        assert completion.support is not None
+        parts = completion.support.ids.split(completion.support.counts)
+        assert all(token in part for token, part in zip(sample.tokens or (), parts, strict=True))
+        assert all(1 <= len(part) <= limit for part in parts)
+    move(policy.trainable, scale=0.3)  # a token may leave today's support; its score stays finite
+    assert torch.isfinite(values(policy, rollout)).all()
+
+
+def test_supports_by_hand() -> None:
+    logits_MV = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.05, 0.15, 0.3, 0.5]]).log()
+
+    def support(**truncation: Any) -> list[list[bool]]:
+        options = {"top_k": None, "top_p": None, "min_p": None, **truncation}
+        sampling = Sampling(temperature=1.0, suppressed=torch.empty(0, dtype=torch.long), **options)
+        return sampling.support(logits_MV).tolist()
+
+    assert support(top_k=2) == [[True, True, False, False], [False, False, True, True]]
+    assert support(top_p=0.5)[0] == [True, False, False, False]
+    assert support(top_p=0.51)[0] == [True, True, False, False]
+    assert support(top_p=1.0)[0] == [True] * 4
+    assert support(min_p=0.3)[0] == [True, True, True, False]  # at least 0.15
+    assert support(top_k=3, top_p=0.6)[1] == [False, False, True, True]  # 0.5 of the 0.95 kept is below 0.6
+    assert support()[0] == [True] * 4
+
+
+def test_scores_and_entropies_by_hand() -> None:
+    probability_V = torch.tensor([0.5, 0.25, 0.125, 0.125])
+    sampling = Sampling(temperature=2.0, top_k=None, top_p=None, min_p=None, suppressed=torch.tensor([3]))
+    options: dict[str, Any] = {"chunk": 16, "entropy": True}
+    hidden_MD, token_M = (2 * probability_V.log())[None], torch.tensor([1])
+    logprob_M, entropy_M = token_logprobs(hidden_MD, token_M, lambda x: x, sampling, **options)
+    assert logprob_M.tolist() == pytest.approx([torch.tensor(0.25 / 0.875).log().item()])
+    left_V = probability_V[:3] / 0.875
+    assert entropy_M is not None
+    assert entropy_M.tolist() == pytest.approx([-(left_V * left_V.log()).sum().item()], rel=1e-5)
+    support = Support(torch.tensor([0, 1], dtype=torch.int32), (2,))
+    logprob_M, entropy_M = token_logprobs(hidden_MD, token_M, lambda x: x, sampling, support=support, **options)
+    assert logprob_M.tolist() == pytest.approx([torch.tensor(1 / 3).log().item()])
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits_V = torch.tensor([0.5, 0.0, 0.2, 0.3]).log()
+    number = 20_000
+    uniform_N = torch.rand(number, generator=torch.Generator().manual_seed(0))
+    token_N = drawn(logits_V.expand(number, -1), uniform_N)
+    share_V = token_N.bincount(minlength=4) / number
+    assert share_V[1] == 0
+    assert (share_V - logits_V.exp()).abs().max() < 0.015  # four standard errors
+    edges_N = drawn(logits_V.expand(3, -1), torch.tensor([0.0, 0.4999, 1 - 2**-24]))
+    assert edges_N.tolist() == [0, 0, 3]
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-vl", "internvl", "gemma3", "idefics3"])
+def test_tokens_of_pictures_are_never_written(name: str) -> None:
+    policy = policy_of(name, temperature=1e4, max_new_tokens=48)
+    tokenizer = policy._tokenizer
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values()}
+    pictures = {
+        token for token in special if any(word in token.lower() for word in ("image", "img", "vision", "video"))
+    }
+    forbidden = {tokenizer.convert_tokens_to_ids(token) for token in pictures}
+    assert len(forbidden) > 0
+    rollout = rollout_of(policy, name, group_size=24)  # near uniform over a few hundred tokens
+    written = {token for sample in rollout.samples for token in sample.tokens or ()}
+    assert len(written) > 200
+    assert not written & forbidden
+
+
+def test_every_end_token_ends_a_completion() -> None:
+    policy = policy_of("llama", temperature=50.0, max_new_tokens=200)
+    ends = set(policy._end_ids.tolist())
+    assert len(ends) > 1
+    rollout = rollout_of(policy, "llama", group_size=32)
+    last = [list(sample.tokens or ())[-1] for sample in rollout.samples if sample.finished]
+    assert set(last) == ends
+    for sample, length in zip(rollout.samples, rollout.mask_BT.sum(1).tolist(), strict=True):
+        tokens = list(sample.tokens or ())
+        assert len(tokens) == length
+        assert not set(tokens[:-1]) & ends
+        assert sample.finished == (tokens[-1] in ends)
+        assert sample.finished or length == 200
+
+
+def test_groups_share_their_first_state_and_no_other() -> None:
+    rollout = rollout_of(policy_of("llama"), "llama")
+    assert rollout.state_BT[:, 0].tolist() == [0, 0, 0, 1, 1, 1]
+    later = rollout.state_BT[:, 1:]
+    assert later.unique().numel() == later.numel()
+    assert int(later.min()) > 1
+
+
+def test_segments_end_with_what_is_asked_for() -> None:
+    policy = policy_of("llama", segment_end="e")
+    rollout = rollout_of(policy, "llama")
+    for row, sample in enumerate(rollout.samples):
+        pieces = [policy._tokenizer.decode([token]) for token in sample.tokens or ()]
+        expected = [sum("e" in piece for piece in pieces[:t]) for t in range(len(pieces))]
+        assert rollout.segment_BT[row, : len(pieces)].tolist() == expected
+    assert int(rollout.segment_BT.max()) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
+def test_a_compiled_decode_over_a_static_cache_writes_the_same(name: str) -> None:
+    policy, compiled = policy_of(name), policy_of(name, compile=True)
+    plain, fast = rollout_of(policy, name), rollout_of(compiled, name)
+    assert [sample.tokens for sample in fast.samples] == [sample.tokens for sample in plain.samples]
+    assert largest_difference(fast.old_logprob_BT, plain.old_logprob_BT, plain.mask_BT) < 2e-6
+
+
+def test_a_cache_that_forgets_is_not_compiled() -> None:
+    with pytest.raises(ConfigError, match=r"policy\.compile needs a cache of full attention in every layer"):
+        policy_of("gemma3", compile=True)
+
+
+def test_a_rescored_rollout_is_scored_by_the_update() -> None:
+    model, processor = make("qwen2.5-vl")
+    settings: dict[str, Any] = {"max_new_tokens": 7, "temperature": TEMPERATURE, "share_prefix": False}
+    gaps = []
+    for rescore in (False, True):
+        policy = LanguagePolicy(copy.deepcopy(model).bfloat16(), processor, {**settings, "rescore": rescore})
+        rollout = rollout_of(policy, "qwen2.5-vl")
+        gaps.append(largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT))
+    assert gaps[0] > 1e-4
+    assert gaps[1] == 0.0
+
+
+def test_a_sample_carries_its_mean_log_probability() -> None:
+    rollout = rollout_of(policy_of("llama"), "llama")
+    mean_B = (rollout.old_logprob_BT * rollout.mask_BT).sum(1) / rollout.mask_BT.sum(1)
+    assert [sample.logprob for sample in rollout.samples] == pytest.approx(mean_B.tolist())
+
+
+def test_certainty_is_the_divergence_of_the_uniform_distribution() -> None:
+    policy = policy_of("llama")
+    rollout = rollout_of(policy, "llama")
+    completion, sample = rollout.trace.completions[0], rollout.samples[0]
+    logits_TV = policy._transformer.true_logits(rollout.trace.prompts[0], completion.token_T) / TEMPERATURE
+    uniform_V = torch.full((logits_TV.shape[-1],), 1 / logits_TV.shape[-1])
+    kl_T = (uniform_V * (uniform_V.log() - logits_TV.log_softmax(-1))).sum(-1)
+    assert sample.certainty == pytest.approx(float(kl_T.mean()), rel=1e-4)
