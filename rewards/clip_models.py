@@ -176,7 +176,9 @@ def _open_clip(
 ) -> tuple[Any, Any, Any]:
     import open_clip
 
-    made, transform = open_clip.create_model_from_pretrained(
+    made: Any
+    transform: Any
+    made, transform = open_clip.create_model_from_pretrained(  # pyright: ignore[reportGeneralTypeIssues]
         model, pretrained=pretrained, device="cpu", image_resize_mode=resize_mode, weights_only=True
     )
     return frozen(made, device, dtype), transform, open_clip.get_tokenizer(model)
