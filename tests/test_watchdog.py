@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,12 @@ from mmgrpo import Trainer
 from mmgrpo.config import RunConfig
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain import explanation
-from mmgrpo.loading import CONFIGS, validated
+from mmgrpo.loading import validated
 from mmgrpo.samples import box_metrics, diversity_metrics
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.types import Prompt, Sample, Score
 from mmgrpo.watchdog import Alarm, Watchdog, watched
-
-DOCS = CONFIGS.resolve().parent / "docs"
+from tests.policies.letters import letters
 
 
 def run_of(**limits: Any) -> RunConfig:
@@ -168,14 +166,6 @@ def test_boxes_are_counted_from_explanations() -> None:
     plain = NamedReward("plain", lambda samples: [Score(1.0, {"parsed": "x"}), 0.0])
     assert box_metrics(score(samples, [plain, NamedReward("boxed", boxed)])) == {"samples/mean_boxes": 1.5}
     assert box_metrics(score(samples, [plain])) == {}
-
-
-def letters() -> Any:
-    """LetterPolicy of docs/design.md."""
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", (DOCS / "design.md").read_text(), re.DOTALL):
-        exec(block, names)
-    return names["LetterPolicy"]()
 
 
 def vowels(samples: Sequence[Sample]) -> list[float]:

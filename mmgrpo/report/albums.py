@@ -133,11 +133,7 @@ def _shot(row: Mapping[str, Any], folder: Path) -> Shot:
         finished=row.get("finished") is not False,
         num_tokens=_whole(row, "num_tokens"),
         advantage=row["advantage"] if _is_finite(row.get("advantage")) else None,
-        explanations={
-            name: said
-            for name, said in (explained if isinstance(explained, dict) else {}).items()
-            if isinstance(said, dict)
-        },
+        explanations={name: said for name, said in known.items() if isinstance(said, dict)},
         image_size=(size[0], size[1]) if len(size) == 2 and all(map(_is_finite, size)) else None,
     )
 

@@ -1,0 +1,18 @@
+"""The policy of ``docs/design.md``: four letters, each from a table of its own, all as likely at the start."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from mmgrpo.loading import CONFIGS
+
+PAGE = CONFIGS.resolve().parent / "docs" / "design.md"
+
+
+def letters() -> Any:
+    """A LetterPolicy."""
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        exec(block, names)
+    return names["LetterPolicy"]()
