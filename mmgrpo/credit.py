@@ -73,12 +73,10 @@ class Counted:
     Attributes:
         rollout: its mask keeps what is trained on.
         zero_B: bool, samples that count as zeros although nothing of them is trained on.
-        truncated_B: bool, samples cut off by their length limit.
     """
 
     rollout: Rollout
     zero_B: Tensor
-    truncated_B: Tensor
 
 
 def counted(rollout: Rollout, keep_B: Tensor, truncated: str) -> Counted:
@@ -86,9 +84,9 @@ def counted(rollout: Rollout, keep_B: Tensor, truncated: str) -> Counted:
     rollout = rollout.keep(keep_B[:, None])
     truncated_B = torch.tensor([not sample.finished for sample in rollout.samples])
     if truncated == "keep":
-        return Counted(rollout, torch.zeros_like(truncated_B), truncated_B)
+        return Counted(rollout, torch.zeros_like(truncated_B))
     zero_B = truncated_B & rollout.mask_BT.any(1) if truncated == "zero" else torch.zeros_like(truncated_B)
-    return Counted(rollout.keep(~truncated_B[:, None]), zero_B, truncated_B)
+    return Counted(rollout.keep(~truncated_B[:, None]), zero_B)
 
 
 def form_credit(scores: Scores, group_size: int, config: AdvantageConfig) -> Credit:

@@ -180,8 +180,6 @@ class Trainer:
         mine = slice(self.job.rank * B, (self.job.rank + 1) * B)
         part_of_job = counted(rollout, credit.keep_B[mine], self.config.objective.truncated)
         rollout, zero_B = part_of_job.rollout, part_of_job.zero_B
-        num_truncated = sum(self.job.gather(int(part_of_job.truncated_B.sum())))
-        metrics = metrics | {"samples/truncated_frac": num_truncated / (B * self.job.size)}
         advantage_B, num_forwards, gap = credit.advantage_B[mine], rollout.num_forwards, 0.0
         for number in range(update.epochs * update.minibatches):
             clock = time.perf_counter()

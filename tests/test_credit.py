@@ -78,4 +78,3 @@ def test_truncated_samples(choice: str, num_samples: int, num_decisions: int, we
     assert (totals.num_samples, totals.num_decisions) == (num_samples, num_decisions)
     mean: Tensor = sample_mean(found.rollout.mask_BT, totals).sum(1)
     torch.testing.assert_close(mean, torch.tensor(weight_B))
-    assert found.truncated_B.tolist() == [False, True, False, True]

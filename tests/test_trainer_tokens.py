@@ -61,7 +61,7 @@ def test_entropy_and_nearness_choose_what_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("choice", ["keep", "zero", "drop"])
 def test_truncated_samples_are_counted_and_left_out(choice: str, tmp_path: Path) -> None:
     _, lines = run(tmp_path, objective={"truncated": choice})  # five tokens end no completion of this model
-    assert {line["samples/truncated_frac"] for line in lines} == {1.0}
+    assert {line["completions/clipped_frac"] for line in lines} == {1.0}
     assert all((line["optimizer/grad_norm"] > 0) == (choice == "keep") for line in lines)
 
 
