@@ -36,6 +36,7 @@ REWARDS: Mapping[str, str] = {
     "detection": "mmgrpo.rewards.grounding:Detection",
     "average_precision": "mmgrpo.rewards.precision:AveragePrecision",
     "point_in_box": "mmgrpo.rewards.grounding:PointInBox",
+    "mask_iou": "mmgrpo.rewards.masks:MaskIou",
     "gui_action": "mmgrpo.rewards.actions:GuiAction",
     "temporal_iou": "mmgrpo.rewards.grounding:TemporalIou",
     "format": "mmgrpo.rewards.structure:Format",
