@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from transformers import AutoModelForZeroShotObjectDetection, AutoProcessor, CLIPModel, CLIPProcessor
+from transformers import AutoModelForZeroShotObjectDetection, AutoProcessor, CLIPModel
 
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.rewards.compositional import Compositional
@@ -91,7 +91,7 @@ def test_counts_are_those_of_the_detector(owl: Path, clip: Path) -> None:
 def test_colours_are_told_apart_by_clip_on_the_crop(owl: Path, clip: Path) -> None:
     image = noise(1, 48, 48)
     surest = next(f for f in found_by(owl, image) if f.label == "dog")
-    model, processor = CLIPModel.from_pretrained(clip).eval(), CLIPProcessor.from_pretrained(clip)
+    model, processor = CLIPModel.from_pretrained(clip).eval(), AutoProcessor.from_pretrained(clip)
     left, top = (max(int(edge), 0) for edge in (surest.box.left, surest.box.top))
     right = min(max(round(surest.box.right), left + 1), 48)
     bottom = min(max(round(surest.box.bottom), top + 1), 48)
