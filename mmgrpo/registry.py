@@ -31,6 +31,7 @@ REWARDS: Mapping[str, str] = {
     "number": "mmgrpo.rewards.quantities:Number",
     "mean_relative_accuracy": "mmgrpo.rewards.quantities:MeanRelativeAccuracy",
     "count": "mmgrpo.rewards.quantities:Count",
+    "chart_answer": "mmgrpo.rewards.charts:ChartAnswer",
     "math_verify": "mmgrpo.rewards.mathematics:MathVerify",
     "box_iou": "mmgrpo.rewards.grounding:BoxIou",
     "detection": "mmgrpo.rewards.grounding:Detection",
