@@ -46,7 +46,7 @@ class Compositional:
     def __init__(
         self,
         model: str = "google/owlv2-base-patch16-ensemble",
-        clip: str = "openai/clip-vit-large-patch14",
+        clip_model: str = "openai/clip-vit-large-patch14",
         clip_pretrained: str | None = None,
         threshold: float = 0.3,
         counting_threshold: float = 0.9,
@@ -73,7 +73,9 @@ class Compositional:
         chosen_dtype("Compositional", dtype)
         self._detector = DetectorSource(model=model, device=device, dtype=dtype)
         size = positive("Compositional.batch_size", batch_size)
-        self._clip = ClipSource(model=clip, pretrained=clip_pretrained, device=device, dtype=dtype, batch_size=size)
+        self._clip = ClipSource(
+            model=clip_model, pretrained=clip_pretrained, device=device, dtype=dtype, batch_size=size
+        )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return [self._score(sample) for sample in samples]

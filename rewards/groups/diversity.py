@@ -34,7 +34,7 @@ class DiversityAdjusted:
     """Reward: another reward, lowered for what resembles its group or raised for what stands out in it.
 
     With s_ij in 0 to 1 the similarity of two members: ``rule: divide`` gives r_i / (1 + sum over j of s_ij);
-    ``rule: bonus`` gives r_i + ``weight`` (1 - mean over j of s_ij), only where r_i > 0, so that what is merely odd
+    ``rule: bonus`` gives r_i + ``strength`` (1 - mean over j of s_ij), only where r_i > 0, so that what is merely odd
     earns nothing. j runs over the other members that the reward judged. What the reward leaves out (None) or fails on
     (NaN) stays so.
 
@@ -44,7 +44,7 @@ class DiversityAdjusted:
     samples that gives a vector for each, it is the cosine, at least 0. A sample without what is compared gets None.
 
     Settings: ``of``, the reward with its settings, such as ``{name: exact_match, extract: tag}``, or its bare name.
-    Range: ``divide``: 1 / G of the reward's range up to all of it; ``bonus``: the reward's, and up to ``weight`` more.
+    Range: ``divide``: 1 / G of the reward's range up to all of it; ``bonus``: up to ``strength`` more.
     Source: ``divide``: Chen et al. 2025 (DRA-GRPO), arXiv:2505.09655, sec. 3.2, with embeddings; ``bonus``: Hu et al.
     2025 (DIVER), arXiv:2509.26209, without its schedule; there s is BLEU, or shared formulas.
     Traps: it holds the reward, so do not add that beside it. ``divide`` shrinks negative rewards as well, so copies of
@@ -56,16 +56,16 @@ class DiversityAdjusted:
         self,
         of: Reward,
         rule: Rule = "divide",
-        weight: float = 0.5,
+        strength: float = 0.5,
         similarity: Similarity = "ngrams",
         size: int = 2,
         embed: Embed | None = None,
     ) -> None:
-        if size < 1 or not (weight >= 0 and math.isfinite(weight)):
-            raise ConfigError(f"DiversityAdjusted needs size >= 1 and weight >= 0, got {size} and {weight}")
+        if size < 1 or not (strength >= 0 and math.isfinite(strength)):
+            raise ConfigError(f"DiversityAdjusted needs size >= 1 and strength >= 0, got {size} and {strength}")
         self._of = of
         self._rule: Rule = one_of("DiversityAdjusted.rule", rule, Rule)
-        self._weight = weight
+        self._strength = strength
         self._similarity: Similarity = one_of("DiversityAdjusted.similarity", similarity, Similarity)
         self._size = size
         self._embed = embed
@@ -80,7 +80,7 @@ class DiversityAdjusted:
             similarity_GG = similarities([features[row] for row in rows], compare)
             if self._rule == "divide":
                 return divided(rewards, similarity_GG)
-            return with_bonus(rewards, similarity_GG, self._weight)
+            return with_bonus(rewards, similarity_GG, self._strength)
 
         return said.explain(within_groups(samples, known, rule))
 
@@ -98,12 +98,12 @@ def divided(rewards: Sequence[float], similarity_GG: Matrix) -> list[float]:
     return [reward / (1 + float(sum_)) for reward, sum_ in zip(rewards, others_G, strict=True)]
 
 
-def with_bonus(rewards: Sequence[float], similarity_GG: Matrix, weight: float) -> list[float]:
-    """r_i + weight (1 - mean similarity to the others) where r_i > 0; one alone in its group keeps its reward."""
+def with_bonus(rewards: Sequence[float], similarity_GG: Matrix, strength: float) -> list[float]:
+    """r_i + strength (1 - mean similarity to the others) where r_i > 0; one alone in its group keeps its reward."""
     num = len(rewards) - 1
     others_G = similarity_GG.sum(1) - similarity_GG.diagonal()
     return [
-        reward + weight * (1 - float(sum_) / num) if reward > 0 and num else reward
+        reward + strength * (1 - float(sum_) / num) if reward > 0 and num else reward
         for reward, sum_ in zip(rewards, others_G, strict=True)
     ]
 

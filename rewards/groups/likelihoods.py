@@ -16,23 +16,23 @@ from mmgrpo.types import Sample, Score
 class Unlikeliness:
     """Reward: another reward, lowered for the likely among the right samples of a group.
 
-    r_i (1 - ``weight`` rank_i / G) where r_i > 0; other rewards stay. rank_i is a member's place among the G that the
+    r_i (1 - ``strength`` rank_i / G) where r_i > 0; other rewards stay. rank_i is a member's place among the G that the
     reward judged, by mean log-probability (``Sample.logprob``): 0 for the least likely, G - 1 for the most likely;
     equal ones share their mean rank. None where the reward has None or it is not known how likely the sample was.
 
     Settings: ``of``, the reward with its settings, or its bare name.
-    Range: (1 - ``weight`` (G - 1) / G) of a positive reward up to all of it.
-    Source: He et al. 2025, arXiv:2506.02355; ``weight: 0.25`` as in its code. Deviation: rewards below 0 stay as they
+    Range: (1 - ``strength`` (G - 1) / G) of a positive reward up to all of it.
+    Source: He et al. 2025, arXiv:2506.02355; ``strength: 0.25`` as in its code. Deviation: rewards below 0 stay as they
     are, where its proofs are right (1) or wrong (0).
     Traps: it holds the reward, so do not add that beside it. The mean over tokens is the measure, so a long sample is
     not unlikely by being long. Greedy samples of a group are all alike and share one rank.
     """
 
-    def __init__(self, of: Reward, weight: float = 0.25) -> None:
-        if not 0 <= weight <= 1:
-            raise ConfigError(f"Unlikeliness.weight must lie in [0, 1], got {weight}")
+    def __init__(self, of: Reward, strength: float = 0.25) -> None:
+        if not 0 <= strength <= 1:
+            raise ConfigError(f"Unlikeliness.strength must lie in [0, 1], got {strength}")
         self._of = of
-        self._weight = weight
+        self._strength = strength
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         said = asked(self._of, samples)
@@ -42,7 +42,7 @@ class Unlikeliness:
             ranks = mean_ranks([samples[row].logprob or 0.0 for row in rows])
             rewards = [value for row in rows if is_score(value := known[row])]
             return [
-                reward * (1 - self._weight * rank / len(rows)) if reward > 0 else reward
+                reward * (1 - self._strength * rank / len(rows)) if reward > 0 else reward
                 for reward, rank in zip(rewards, ranks, strict=True)
             ]
 
@@ -71,14 +71,14 @@ class SelfCertainty:
 class LikelihoodConsistency:
     """Reward: another reward, with a bonus for right samples whose reasoning makes their answer likely.
 
-    r_i + ``weight`` r_i where the sample is right and its answer is likely enough: r_i > 0.1 and at least the group's
+    r_i + ``strength`` r_i where the sample is right and its answer is likely enough: r_i > 0.1 and at least the group's
     mean reward; and its likelihood p_i, cut at ``ceiling``, is at least the mean over the right ones less ``margin``.
     p_i, 0 to 1, is the mean probability per token of the answer after the sample's reasoning, under a model that
     changes slowly. None where either the reward or the likelihood has None.
 
     Settings: ``of``, the reward with its settings, or its bare name; ``likelihood``, another one that gives p, such as
     a ``python:module:function`` of the samples, or a served model by ``remote``.
-    Range: that of the reward, times 1 + ``weight`` where it is positive.
+    Range: that of the reward, times 1 + ``strength`` where it is positive.
     Source: Chen et al. 2025 (GRPO-CARE), arXiv:2506.16141, and its code, whose scripts have these numbers;
     there p is by a moving average of the policy.
     Traps: it holds the reward, so do not add that beside it. In a group of equal likelihoods every right sample has the
@@ -86,16 +86,16 @@ class LikelihoodConsistency:
     """
 
     def __init__(
-        self, of: Reward, likelihood: Reward, weight: float = 0.5, margin: float = 0.01, ceiling: float = 0.95
+        self, of: Reward, likelihood: Reward, strength: float = 0.5, margin: float = 0.01, ceiling: float = 0.95
     ) -> None:
-        if not (weight >= 0 and math.isfinite(weight)) or margin < 0 or not 0 < ceiling <= 1:
+        if not (strength >= 0 and math.isfinite(strength)) or margin < 0 or not 0 < ceiling <= 1:
             raise ConfigError(
-                f"LikelihoodConsistency needs weight >= 0, margin >= 0 and ceiling in (0, 1], "
-                f"got {weight}, {margin} and {ceiling}"
+                f"LikelihoodConsistency needs strength >= 0, margin >= 0 and ceiling in (0, 1], "
+                f"got {strength}, {margin} and {ceiling}"
             )
         self._of = of
         self._likelihood = likelihood
-        self._weight = weight
+        self._strength = strength
         self._margin = margin
         self._ceiling = ceiling
 
@@ -108,7 +108,7 @@ class LikelihoodConsistency:
             given = [value for row in rows if is_score(value := rewards[row])]
             likely = [min(p, self._ceiling) for row in rows if is_score(p := likelihoods[row])]
             bonus = consistent(given, likely, self._margin)
-            return [r + self._weight * r if has else r for r, has in zip(given, bonus, strict=True)]
+            return [r + self._strength * r if has else r for r, has in zip(given, bonus, strict=True)]
 
         return said.explain(within_groups(samples, known, rule))
 

@@ -56,13 +56,13 @@ class NoisyVerifier:
 class Conciseness:
     """Reward: another reward, lowered for the long among the right samples of a group.
 
-    r_i (1 - ``weight`` (n_i - least) / (most - least)) for a right sample, one of at least ``right_from`` and above 0;
+    r_i (1 - ``strength`` (n_i - least) / (most - least)) for a right sample, of at least ``right_from`` and above 0;
     least and most are the lengths of the group's shortest and longest right sample. Where they are equal, and for wrong
     samples, the reward stays. With ``all_right`` nothing changes before the whole group is right. Lengths are tokens,
     the end token included, or ``unit: characters`` of the text. None where the reward has None or nothing is counted.
 
     Settings: ``of``, the reward with its settings, or its bare name.
-    Range: that of the reward; a right sample keeps at least 1 - ``weight`` of it.
+    Range: that of the reward; a right sample keeps at least 1 - ``strength`` of it.
     Source: the group-relative length of Kimi k1.5, arXiv:2501.12599, there over all samples and added; waiting for
     the whole group: Song and Zheng 2025 (ConciseR), arXiv:2505.21178. Deviation: a factor, on right samples alone.
     Traps: it holds the reward, so do not add that beside it. One token less than its only right sibling makes as much
@@ -71,12 +71,12 @@ class Conciseness:
     """
 
     def __init__(
-        self, of: Reward, weight: float = 0.5, right_from: float = 1.0, all_right: bool = False, unit: Unit = "tokens"
+        self, of: Reward, strength: float = 0.5, right_from: float = 1.0, all_right: bool = False, unit: Unit = "tokens"
     ) -> None:
-        if not 0 <= weight <= 1:
-            raise ConfigError(f"Conciseness.weight must lie in [0, 1], got {weight}")
+        if not 0 <= strength <= 1:
+            raise ConfigError(f"Conciseness.strength must lie in [0, 1], got {strength}")
         self._of = of
-        self._weight = weight
+        self._strength = strength
         self._right_from = right_from
         self._all_right = all_right
         self._unit: Unit = one_of("Conciseness.unit", unit, Unit)
@@ -91,7 +91,7 @@ class Conciseness:
             right = [reward >= self._right_from and reward > 0 for reward in rewards]
             if self._all_right and not all(right):
                 return rewards
-            return shortened(rewards, [len(counted[row] or "") for row in rows], right, self._weight)
+            return shortened(rewards, [len(counted[row] or "") for row in rows], right, self._strength)
 
         return said.explain(within_groups(samples, known, rule))
 
@@ -101,11 +101,11 @@ def unbiased(passed: bool, false_positive: float, false_negative: float) -> floa
     return (float(passed) - false_positive) / (1 - false_positive - false_negative)
 
 
-def shortened(rewards: Sequence[float], lengths: Sequence[int], right: Sequence[bool], weight: float) -> list[float]:
-    """The rewards of right members times 1 - weight (length - least) / (most - least), over the right ones."""
+def shortened(rewards: Sequence[float], lengths: Sequence[int], right: Sequence[bool], strength: float) -> list[float]:
+    """The rewards of right members times 1 - strength (length - least) / (most - least), over the right ones."""
     of_right = [length for length, is_right in zip(lengths, right, strict=True) if is_right]
     least, span = min(of_right, default=0), max(of_right, default=0) - min(of_right, default=0)
     return [
-        reward * (1 - weight * (length - least) / span) if is_right and span > 0 else reward
+        reward * (1 - strength * (length - least) / span) if is_right and span > 0 else reward
         for reward, length, is_right in zip(rewards, lengths, right, strict=True)
     ]

@@ -39,7 +39,7 @@ def test_divided_by_hand():
 
 def test_bonus_by_hand():
     samples = members("a b c", "a b c", "b c d", "x y", scores=[1, 0, 1, -1])
-    values = DiversityAdjusted(column_score, rule="bonus", weight=0.6)(samples)
+    values = DiversityAdjusted(column_score, rule="bonus", strength=0.6)(samples)
     # mean similarity to the three others: (1 + 1/3 + 0) / 3 and (1/3 + 1/3 + 0) / 3; nothing for what is not right
     assert values == pytest.approx([1 + 0.6 * (1 - 4 / 9), 0, 1 + 0.6 * (1 - 2 / 9), -1])
     assert DiversityAdjusted(column_score, rule="bonus")(members("a", scores=[2])) == [2]
@@ -82,5 +82,5 @@ def test_embeddings_of_another_form_are_an_error(vectors: Any):
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ConfigError, match="rule must be one of divide, bonus"):
         DiversityAdjusted(column_score, rule="add")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="size >= 1 and weight >= 0, got 0 and"):
+    with pytest.raises(ConfigError, match="size >= 1 and strength >= 0, got 0 and"):
         DiversityAdjusted(column_score, size=0)

@@ -22,7 +22,7 @@ def test_unlikely_right_samples_keep_their_reward():
     samples = members("a", "b", "c", "d", scores=[1, 1, 0, -1], logprob=[-0.1, -2.0, -0.5, -1.0])
     # ranks 3, 0, 2, 1 of four: 1 - 0.25 * 3/4
     assert Unlikeliness(column_score)(samples) == pytest.approx([0.8125, 1, 0, -1])
-    assert Unlikeliness(column_score, weight=1.0)(samples[:2]) == [0.5, 1]
+    assert Unlikeliness(column_score, strength=1.0)(samples[:2]) == [0.5, 1]
 
 
 def test_who_is_not_judged_has_no_rank():
@@ -80,6 +80,6 @@ def test_samples_say_nothing_of_likelihoods_by_themselves():
 
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ConfigError, match=r"\[0, 1\], got 2"):
-        Unlikeliness(column_score, weight=2)
+        Unlikeliness(column_score, strength=2)
     with pytest.raises(ConfigError, match=r"ceiling in \(0, 1\]"):
         LikelihoodConsistency(column_score, column_chance, ceiling=0)

@@ -40,7 +40,7 @@ def test_a_verifier_worse_than_a_coin_is_refused():
 def test_short_right_answers_keep_their_reward():
     samples = members(*"abcde", scores=[1, 1, 1, 0, None], tokens=[[1] * n for n in (10, 30, 20, 5, 1)])
     assert Conciseness(column_score)(samples) == [1, 0.5, 0.75, 0, None]
-    assert Conciseness(column_score, weight=1.0)(samples) == [1, 0, 0.5, 0, None]
+    assert Conciseness(column_score, strength=1.0)(samples) == [1, 0, 0.5, 0, None]
     assert Conciseness(column_score, all_right=True)(samples) == [1, 1, 1, 0, None]
     assert Conciseness(column_score, all_right=True)(samples[:3]) == [1, 0.5, 0.75]
 
@@ -59,6 +59,6 @@ def test_characters_where_there_are_no_tokens():
 
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ConfigError, match=r"\[0, 1\], got 2"):
-        Conciseness(column_score, weight=2)
+        Conciseness(column_score, strength=2)
     with pytest.raises(ConfigError, match="unit must be one of tokens, characters"):
         Conciseness(column_score, unit="words")  # type: ignore[arg-type]
