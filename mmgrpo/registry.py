@@ -40,6 +40,7 @@ REWARDS: Mapping[str, str] = {
     "mask_iou": "mmgrpo.rewards.masks:MaskIou",
     "gui_action": "mmgrpo.rewards.actions:GuiAction",
     "temporal_iou": "mmgrpo.rewards.grounding:TemporalIou",
+    "tracking": "mmgrpo.rewards.tracks:Tracking",
     "format": "mmgrpo.rewards.structure:Format",
     "json_schema": "mmgrpo.rewards.structure:JsonSchema",
     "overlong": "mmgrpo.rewards.lengths:Overlong",

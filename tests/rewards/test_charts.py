@@ -68,7 +68,23 @@ def test_like_pix2struct_on_its_own_inputs():
         except ValueError:
             return None
 
-    written = "1 1.04 1.06 0.96 -1 96% 100% 1e0 3.5 Blue blue b 2019 2020 12%".split()
+    written = [
+        "1",
+        "1.04",
+        "1.06",
+        "0.96",
+        "-1",
+        "96%",
+        "100%",
+        "1e0",
+        "3.5",
+        "Blue",
+        "blue",
+        "b",
+        "2019",
+        "2020",
+        "12%",
+    ]
     for answer in written:
         for known in written:
             made, wanted = as_float(answer), as_float(known)
