@@ -28,6 +28,7 @@ REWARDS: Mapping[str, str] = {
     "yes_no": "mmgrpo.rewards.answers:YesNo",
     "classification": "mmgrpo.rewards.answers:Classification",
     "edit_distance": "mmgrpo.rewards.answers:EditDistance",
+    "caption_score": "mmgrpo.rewards.captions:CaptionScore",
     "number": "mmgrpo.rewards.quantities:Number",
     "mean_relative_accuracy": "mmgrpo.rewards.quantities:MeanRelativeAccuracy",
     "count": "mmgrpo.rewards.quantities:Count",
