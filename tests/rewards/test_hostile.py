@@ -12,11 +12,17 @@ from typing import Any
 
 import pytest
 
+from mmgrpo.rewards.actions import GuiAction
 from mmgrpo.rewards.answers import Classification, EditDistance, ExactMatch, MultipleChoice, YesNo
+from mmgrpo.rewards.captions import CaptionScore
+from mmgrpo.rewards.charts import ChartAnswer
 from mmgrpo.rewards.grounding import BoxIou, Detection, PointInBox, TemporalIou
 from mmgrpo.rewards.lengths import Repetition
+from mmgrpo.rewards.masks import MaskIou
+from mmgrpo.rewards.precision import AveragePrecision
 from mmgrpo.rewards.quantities import Count, MeanRelativeAccuracy, Number
 from mmgrpo.rewards.structure import Format, JsonSchema
+from mmgrpo.rewards.tracks import Tracking
 from tests.rewards.written import score_of
 
 MILLION = 1_000_000
@@ -40,6 +46,12 @@ REWARDS: dict[str, tuple[Callable[..., Any], Any]] = {
     "detection": (Detection(**SPACE), [[0, 0, 1, 1]]),
     "point_in_box": (PointInBox(**SPACE), [0, 0, 1, 1]),
     "temporal_iou": (TemporalIou(), [0, 1]),
+    "average_precision": (AveragePrecision(**SPACE), [[0, 0, 1, 1]]),
+    "mask_iou": (MaskIou(**SPACE), {"size": [4, 4], "counts": [2, 9, 5]}),
+    "tracking": (Tracking(**SPACE), {"time": [0, 1], "boxes": {"1": [0, 0, 1, 1]}}),
+    "gui_action": (GuiAction(**SPACE), {"action": "a", "text": "dog"}),
+    "chart_answer": (ChartAnswer(percent="either"), "7"),
+    "caption_score": (CaptionScore(metric="cider"), ["a b dog", "7"]),
     "format": (Format(max_chars=2 * MILLION), None),
     "json_schema": (JsonSchema({"a": {"b": "any"}}, anywhere=True), None),
     "repetition": (Repetition(unit="words"), None),

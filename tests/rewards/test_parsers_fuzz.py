@@ -1,0 +1,141 @@
+"""Drawn by hypothesis: no parser raises, what it finds is bounded, and what was written down is read back."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mmgrpo.rewards.boxes import Box, Space, iou
+from mmgrpo.rewards.calls import MAX_ACTIONS, actions_in
+from mmgrpo.rewards.coordinates import MAX_COORDINATE, points_in, spans_in, stated_boxes
+from mmgrpo.rewards.numerals import numbers, seconds
+from mmgrpo.rewards.parsing import extracted, json_document, json_values, normalised, words
+from mmgrpo.rewards.regions import MAX_SHAPES, decoded, painted, shapes_in
+from mmgrpo.rewards.tracks import MAX_MOMENTS, span_iou, track_in
+
+fuzzed = settings(
+    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
+)
+
+# fmt: off
+PIECES = st.sampled_from([
+    "[", "]", "{", "}", "(", ")", '"', "'", "\\", ",", ":", "=", "-", ".", "%", "/", " ", "\n", "<answer>", "</answer>",
+    "\\boxed{", "1", "23", "4.5", "1e9", "1e999", "NaN", "true", "None", "null", "click(", "x=", '"bbox_2d":',
+    '"label":', '"size":', '"counts":', '"frame":', '"time":', '"action":', '"polygon":', "0:12", "twenty", "and",
+    "hundred", "\x00", "\u0301", "\ud800", "\u0663", "[1,2,3,4]", "[[1,2],[3,4]]", "[3,2]", '"231"',
+])
+# fmt: on
+HOSTILE = st.lists(st.one_of(PIECES, st.text(max_size=4)), max_size=40).map("".join)
+LEAF = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=8)
+)
+KEY = st.one_of(
+    st.sampled_from(["bbox", "label", "score", "frame", "time", "boxes", "x", "y", "action", "text", "mask", "size"]),
+    st.text(max_size=4),
+)
+VALUE = st.recursive(
+    LEAF, lambda inner: st.one_of(st.lists(inner, max_size=6), st.dictionaries(KEY, inner, max_size=5)), max_leaves=25
+)
+EDGE = st.integers(0, 1000)
+BOX = st.tuples(EDGE, EDGE, EDGE, EDGE).map(list)
+
+
+def check_everything(source: Any) -> None:
+    """What rows and texts go through."""
+    for box in stated_boxes(source):
+        assert all(math.isfinite(number) and abs(number) <= MAX_COORDINATE for number in box.numbers)
+        assert box.score is None or math.isfinite(box.score)
+    actions = actions_in(source)
+    assert len(actions) <= MAX_ACTIONS
+    assert all(action.place is None or all(map(math.isfinite, action.place)) for action in actions)
+    shapes = shapes_in(source)
+    assert shapes is None or len(shapes) <= MAX_SHAPES
+    track = track_in(source)
+    assert len(track.boxes) <= MAX_MOMENTS + 1
+    assert all(map(math.isfinite, [*track.boxes, *(track.span or ())]))
+
+
+@fuzzed
+@given(HOSTILE)
+def test_any_text(text: str) -> None:
+    check_everything(text)
+    assert all(map(math.isfinite, numbers(text) + seconds(text)))
+    assert all(len(pair) == 2 for pair in points_in(text) + spans_in(text))
+    assert isinstance(json.dumps([json_values(text), json_document(text)], allow_nan=False), str)
+    assert all(word == word.casefold() for word in words(text) if word.isascii())
+    for how in ("none", "tag", "boxed", "line"):
+        part = extracted(text, how)
+        assert part is None or part in text
+    plain = normalised(text)
+    assert plain is not None
+    assert plain == " ".join(plain.split())
+
+
+@fuzzed
+@given(VALUE)
+def test_any_value_of_a_row_and_any_json(value: Any) -> None:
+    check_everything(value)
+    written = json.dumps(value)
+    check_everything(written)
+    check_everything(f"so: {written}.")
+
+
+@fuzzed
+@given(st.lists(BOX, min_size=1, max_size=5), st.text("ab ,.:\n", max_size=8))
+def test_boxes_are_read_back(boxes: list[list[int]], before: str) -> None:
+    said = before + json.dumps([{"bbox_2d": box, "label": "a", "score": 0.5} for box in boxes])
+    assert [(list(box.numbers), box.label, box.score) for box in stated_boxes(said)] == [(b, "a", 0.5) for b in boxes]
+
+
+@fuzzed
+@given(VALUE.filter(lambda value: isinstance(value, list | dict)))
+def test_json_is_read_back(value: Any) -> None:
+    assert json_values(json.dumps(value)) == [value]
+    assert json_document(f"```json\n{json.dumps(value)}\n```") == value
+
+
+@fuzzed
+@given(st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6), st.text("abc'\"\\ ,()[]=", max_size=12))
+def test_calls_are_read_back(x: int, y: int, text: str) -> None:
+    said = f"click(x={x}, y={y}, text={text!r})"
+    (action,) = actions_in(said)
+    assert (action.kind, action.place) == ("click", (x, y))
+    assert action.text == (text if text.strip() else None)
+
+
+@fuzzed
+@given(st.integers(1, 9), st.integers(1, 9), st.data())
+def test_masks_are_read_back(height: int, width: int, data: st.DataObject) -> None:
+    cells = data.draw(st.lists(st.booleans(), min_size=height * width, max_size=height * width))
+    counts, current = [0], False
+    for cell in cells:
+        counts, current = ([*counts, 0], cell) if cell != current else (counts, current)
+        counts[-1] += 1
+    grid = decoded([height, width], counts)
+    assert grid is not None
+    assert grid.T.reshape(-1).tolist() == cells
+
+
+@fuzzed
+@given(BOX, BOX)
+def test_overlaps_are_symmetric_and_bounded(one: list[int], other: list[int]) -> None:
+    space = Space("norm1000", 1000, 1000)
+    made, known = (Box(left, top, right, bottom, space) for left, top, right, bottom in (one, other))
+    assert 0 <= iou(made, known) == iou(known, made) <= 1
+    first, second = (one[0], one[1]), (other[0], other[1])
+    assert 0 <= span_iou(first, second) == span_iou(second, first) <= 1
+
+
+@fuzzed
+@given(st.tuples(EDGE, EDGE, EDGE, EDGE))
+def test_a_painted_box_has_its_area(edges: tuple[int, int, int, int]) -> None:
+    left, top, right, bottom = (edge % 40 for edge in edges)
+    grid = painted([(left, top), (right, top), (right, bottom), (left, bottom)], 40, 40)
+    expected = np.zeros((40, 40), bool)
+    expected[min(top, bottom) : max(top, bottom), min(left, right) : max(left, right)] = True
+    assert np.array_equal(grid, expected)
