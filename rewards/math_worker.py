@@ -1,8 +1,9 @@
 """The process that runs math-verify, on its own so that it can be stopped: a line of JSON in, a line of JSON out.
 
 Started by ``mmgrpo.rewards.mathematics`` as a file, so that it imports sympy and not torch. It takes
-``{"gold", "answer", "plain", "limit_s"}`` and says ``{"verdict": true, false or null, "parsed": text or null}``, null where
-the gold answer or the answer cannot be read, or ``{"late": true}``. math-verify's own limits stay off: they cover single steps, this one the whole.
+``{"gold", "answer", "plain", "limit_s"}`` and says ``{"verdict": true, false or null, "parsed": text or null}``, null
+where the gold answer or the answer cannot be read, or ``{"late": true}``. math-verify's own limits stay off: they cover
+single steps, this one the whole.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ def judged(gold: str, answer: str, plain: bool) -> dict[str, Any]:
         plain: also read answers that are not in LaTeX.
 
     Returns:
-        ``verdict``: what TRL 1.16's ``accuracy_reward`` makes of the two, if not ``plain``; ``parsed``: the answer as it
-        was read, None where none was found.
+        ``verdict``: what TRL 1.16's ``accuracy_reward`` makes of the two, if not ``plain``; ``parsed``: the answer as
+        it was read, None where none was found.
     """
     known = _gold(gold)
     if not known:
