@@ -165,8 +165,9 @@ def run_trl(case: Case, steps: int, clock: Clock, folder: str) -> None:
         beta=0.0,
         disable_tqdm=True,
     )
+    reward: Any = clock
     GRPOTrainer(
-        model, clock, args=arguments, train_dataset=Dataset.from_dict(columns), processing_class=processor
+        model, reward, args=arguments, train_dataset=Dataset.from_dict(columns), processing_class=processor
     ).train()
 
 
