@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +262,14 @@ def test_batches_hold_what_fits() -> None:
             longest = max(len(rollout.samples[row].tokens or ()) for row in batch)
             assert read * max(lengths[owner] for owner in owners) + len(batch) * longest <= 128
         assert len(batches) < 20
+
+
+def test_picture_tokens_without_their_features_are_named() -> None:
+    policy = policy_of("qwen2.5-vl")
+    encoded = policy._encoder(Prompt("what", images=[picture()]))
+    marked = encoded.ids_P != policy.model.config.image_token_id
+    cut = replace(
+        encoded, ids_P=encoded.ids_P[marked], per_token={"mm_token_type_ids": torch.zeros(1, int(marked.sum()))}
+    )
+    with pytest.raises(PolicyError, match=r"cannot read the prompt 'what'.*do not match"):
+        policy._transformer.prefill([cut], max_tokens=999)
