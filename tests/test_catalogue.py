@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from mmgrpo import cli
 from mmgrpo.build import build_rewards
 from mmgrpo.catalogue import MARK, page_with_catalogue
-from mmgrpo.cli import app
 from mmgrpo.config import RewardConfig
 from mmgrpo.errors import ConfigError
 from mmgrpo.loading import CONFIGS
@@ -61,7 +62,8 @@ def test_a_setting_that_does_not_exist_is_named():
         build_rewards([RewardConfig.model_validate({"name": "number", "relativ": 0.1})])
 
 
-def test_the_command_lists_them():
-    output = CliRunner().invoke(app, ["rewards"], env={"COLUMNS": "200"}).output
+def test_the_command_lists_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cli, "console", Console(width=200))
+    output = CliRunner().invoke(cli.app, ["rewards"]).output
     assert "math_verify" in output
     assert "equals the reference as a mathematical expression" in output
