@@ -79,6 +79,10 @@ class Encoder:
                 f"policy.chat is true, but {type(processor).__name__} has no chat template; use an instruct "
                 "checkpoint, or set policy.chat: false to feed the prompt's text as it is"
             )
+        if not self._uses_template and (settings.system is not None or settings.template):
+            raise ConfigError(
+                "policy.system and policy.template are for a chat template, and none is used; leave them out"
+            )
         self._known: OrderedDict[int, Encoded] = OrderedDict()
         self._bytes = 0
 
@@ -164,6 +168,11 @@ class Encoder:
 
     def _rendered(self, prompt: Prompt) -> str:
         if not self._uses_template:
+            if prompt.messages is not None and len(prompt.messages) > 1:
+                raise DataError(
+                    f"the prompt {prompt.text!r:.60} has {len(prompt.messages)} turns, which only a chat template can "
+                    "put together; use a checkpoint with one, leave policy.chat unset, or give prompts of one turn"
+                )
             return prompt.text
         messages = [self._turn(turn) for turn in prompt.messages or [{"role": "user", "content": _parts(prompt)}]]
         if self.settings.system is not None and messages[0]["role"] != "system":

@@ -126,6 +126,7 @@ class LanguagePolicy(Policy, Supervised):
     def save(self, directory: Path) -> None:
         """LoRA as peft's own folder, full weights as ``save_pretrained`` has them, the processor beside."""
         self._weights.save(directory)
+        self.processor.save_pretrained(directory if self._weights.lora else directory / "model")
 
     def load(self, directory: Path) -> None:
         """Restores what ``save`` wrote."""
@@ -350,7 +351,8 @@ class LanguagePolicy(Policy, Supervised):
     def _suppressed(self, model: PreTrainedModel, processor: Any) -> Tensor:
         found = {*media_ids(model, processor, self._tokenizer), *self.settings.suppress} - set(self._end_ids.tolist())
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
-        return torch.tensor(sorted(value for value in found if value < vocabulary), dtype=torch.long)
+        kept = sorted(value for value in found if value < vocabulary)
+        return torch.tensor(kept, dtype=torch.long, device=model.device)
 
     @torch.no_grad()
     def _verify(self, rollout: Rollout) -> None:

@@ -98,7 +98,8 @@ class Support:
 
     def at(self, keep_T: Tensor) -> Support:
         """The decisions that a mask keeps; decisions beyond its end are dropped."""
-        return Support.chained([self.part(t, t + 1) for t in keep_T.nonzero()[:, 0].tolist()])
+        lists, kept = self.ids.split(self.counts), keep_T.nonzero()[:, 0].tolist()
+        return Support(torch.cat([lists[t] for t in kept]), tuple(self.counts[t] for t in kept))
 
     @classmethod
     def of(cls, keep_MV: Tensor) -> list[Support]:

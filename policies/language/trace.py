@@ -31,7 +31,7 @@ class Trace:
     completions: Sequence[Completion]
 
     def batches(self, rows: Sequence[int], *, max_tokens: int, shared: bool) -> list[list[int]]:
-        """Rows that are scored together: whole prompts first, their own tokens counted once where they are shared."""
+        """Rows that are scored together, those of a prompt side by side; a shared prompt's tokens are counted once."""
         by_prompt: dict[int, list[int]] = {}
         for row in rows:
             by_prompt.setdefault(self.prompt_of_B[row], []).append(row)

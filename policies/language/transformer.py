@@ -54,8 +54,6 @@ class Transformer:
         self._softcap = getattr(text, "final_logit_softcapping", None)
         self._scale = getattr(text, "logit_scale", 1.0) / getattr(text, "logits_scaling", 1.0)
         self._takes_positions = "position_ids" in signature(self._base.forward).parameters
-        self._positions: Tensor | None = None
-        model.get_decoder().register_forward_pre_hook(self._note_positions, with_kwargs=True)
         cache = self._probed_cache()
         self.shares_prefix = self._takes_positions and mergeable(cache)
         self.compiles = self.shares_prefix and not any(cache.is_sliding)
@@ -175,15 +173,16 @@ class Transformer:
             mask_PL = inputs[MASK] = (torch.arange(L)[None] >= L - torch.tensor(lengths)[:, None]).to(self.device)
             inputs["position_ids"] = (mask_PL.cumsum(1) - 1).clamp(min=0)
         try:
-            output = self._run(**inputs, past_key_values=DynamicCache(config=self.model.config), use_cache=True)
+            with self._decoder_positions() as positions:
+                output = self._run(**inputs, past_key_values=DynamicCache(config=self.model.config), use_cache=True)
         except (ValueError, RuntimeError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             raise PolicyError(
                 f"{type(self.model).__name__} cannot read the prompt {prompts[0].prompt.text!r:.60}: {error}"
             ) from error
-        if self._positions is not None:
-            next_position = (self._positions[..., -1] + 1).expand(*self._positions.shape[:-2], len(prompts))
+        for given in positions:
+            next_position = (given[..., -1] + 1).expand(*given.shape[:-2], len(prompts))
         return Prefix(
             cache=output.past_key_values,
             mask_NL=mask_PL,
@@ -207,8 +206,20 @@ class Transformer:
     def _arithmetic(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=self._autocast, enabled=self._autocast is not None)
 
-    def _note_positions(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        self._positions = kwargs.get("position_ids")
+    @contextmanager
+    def _decoder_positions(self) -> Iterator[list[Tensor]]:
+        """Collects the position ids that the text decoder is called with; nothing where it counts by itself."""
+        found: list[Tensor] = []
+
+        def note(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            if (given := kwargs.get("position_ids")) is not None:
+                found.append(given)
+
+        handle = self.model.get_decoder().register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            yield found
+        finally:
+            handle.remove()
 
     @torch.no_grad()
     def _probed_cache(self) -> Cache:

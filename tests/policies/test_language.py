@@ -11,6 +11,7 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
+from transformers import AutoProcessor
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.policies.language import LanguagePolicy
@@ -162,6 +163,8 @@ def test_weights_are_read_by_transformers(tmp_path: Path) -> None:
     move(policy.trainable)
     policy.save(tmp_path)
     again = type(policy.model).from_pretrained(tmp_path / "model")
+    processor: Any = AutoProcessor.from_pretrained(tmp_path / "model")
+    assert processor.chat_template == policy.processor.chat_template
     for (name, mine), theirs in zip(policy.model.state_dict().items(), again.state_dict().values(), strict=True):
         assert torch.equal(mine, theirs), name
 
@@ -225,6 +228,11 @@ def test_a_processor_without_a_template_reads_text_alone() -> None:
         policy._encoder(Prompt("what", images=[picture()]))
     with pytest.raises(ConfigError, match="has no chat template"):
         LanguagePolicy(copy.deepcopy(model), bare, {"chat": True})
+    with pytest.raises(ConfigError, match="none is used; leave them out"):
+        LanguagePolicy(copy.deepcopy(model), bare, {"system": "You count."})
+    turns = [{"role": "user", "content": "what"}, {"role": "assistant", "content": "one"}]
+    with pytest.raises(DataError, match="has 2 turns, which only a chat template"):
+        policy._encoder(Prompt("what", messages=turns))
 
 
 def test_a_prefix_language_model_is_refused() -> None:
