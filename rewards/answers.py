@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import string
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import excerpt
+from mmgrpo.rewards.letters import standalone_letters
 from mmgrpo.rewards.parsing import MAX_ANSWER_CHARS, Extract, extracted, normalised, one_of, words
 from mmgrpo.rewards.references import graded, texts
 from mmgrpo.types import Sample, Score
@@ -16,10 +16,6 @@ from mmgrpo.types import Sample, Score
 Several = Literal["wrong", "last"]
 Unit = Literal["characters", "words"]
 
-_AFTER_LETTER = re.compile(
-    "and|appears|as|are|because|but|does|fits|has|in|is|looks|matches|must|or|seems|should|shows|since|was|would",
-    re.IGNORECASE,
-)
 _TRUTH: Mapping[str, bool] = {"yes": True, "true": True, "no": False, "false": False}
 
 
@@ -29,7 +25,8 @@ class ExactMatch:
 
     Normalised: Unicode NFKC, runs of white space as one blank, stripped, and case folded unless ``ignore_case`` is
     false. The answer is what ``extract`` takes from the text: ``none`` the whole text, ``tag`` the last
-    ``<answer>..</answer>``, ``boxed`` the last ``\boxed{..}``, ``line`` the last line that is not blank. The reference,
+    ``<answer>..</answer>``, ``boxed`` the last ``\boxed{..}``, ``line`` the last line that is not blank; a thought,
+    ``<think>..</think>`` or one that never closes, holds no answer and is left out before. The reference,
     in ``column``, is a text, a number, or a list of which any will do.
 
     Range: 0 or 1.
@@ -56,13 +53,14 @@ class ExactMatch:
 class MultipleChoice:
     """Reward: 1 if the answer states the reference's letter and no other, else 0.
 
-    A letter counts where it stands alone: ``B``, ``(B)``, ``B.``, ``**B**``, ``Answer: B``; in lower case only if it is
-    all there is, or in brackets. ``A`` at the start of a sentence before a word is the article, ``I`` before a word the
-    pronoun, ``B-52``, ``C++`` and ``D'accord`` are words. Two different letters are wrong; with ``several: last`` the
-    last one counts, for texts that reason before they answer and have no tags.
+    A letter counts where it stands alone: ``B``, ``(B)``, ``B.``, ``**B**``, ``Answer: B``, also among Chinese or
+    Japanese characters and in full width; in lower case only if it is all there is, or in brackets. ``A`` at the start
+    of a sentence before a word is the article, ``I`` before a word the pronoun, ``B-52``, ``C++`` and ``D'accord`` are
+    words. Two different letters are wrong; with ``several: last`` the last one counts, for texts that reason before
+    they answer and have no tags.
 
     Settings: ``letters`` are the options there are; ``extract`` as in ``exact_match``. The reference, in ``column``, is
-    one of the letters, bare or as ``(B)`` or ``B. a dog``.
+    one of the letters, bare or as ``(B)`` or ``B. a dog``; nothing but several letters ("A, C") is not judged.
     Range: 0 or 1.
     Traps: an answer by its text ("a dog") is wrong; say in the prompt that the letter is wanted.
     """
@@ -86,7 +84,8 @@ class MultipleChoice:
 
     def _reference(self, value: Any) -> str | None:
         stated = standalone_letters(value, self._letters) if isinstance(value, str) else []
-        return stated[0] if stated else None
+        several = len(set(stated)) > 1 and not set(words(value)) - {*self._letters.lower(), "and", "or"}
+        return stated[0] if stated and not several else None
 
     def _score(self, text: str, letter: str) -> float:
         stated = standalone_letters(extracted(text, self._extract) or "", self._letters)
@@ -99,7 +98,8 @@ class YesNo:
     """Reward: 1 if the answer says yes or no as the reference does, else 0.
 
     What the answer begins with counts; otherwise it must hold one of the two words and not the other, as a whole word.
-    ``true`` and ``false`` are the same as yes and no. A repeated question ("yes or no") is no answer. The reference, in
+    ``true`` and ``false`` are the same as yes and no. A repeated question ("yes or no") is no answer, nor is "yes and
+    no". The reference, in
     ``column``, is one of the four words or a bool.
 
     Settings: ``extract`` as in ``exact_match``.
@@ -146,7 +146,7 @@ class Classification:
         self._labels = None if labels is None else {_plain(label) for label in labels}
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("classification", samples, self._column, texts, self._score)
+        return graded("classification", samples, self._column, _names, self._score)
 
     def _score(self, text: str, accepted: list[str]) -> float:
         said, wanted = words(extracted(text, self._extract) or ""), {_plain(name) for name in accepted}
@@ -209,34 +209,14 @@ class EditDistance:
         return Levenshtein.normalized_similarity(answer, reference)
 
 
-def standalone_letters(text: str, letters: str) -> list[str]:
-    """The option letters that a text states, in order; see ``MultipleChoice`` for what counts."""
-    alone = text.strip(string.whitespace + string.punctuation)
-    if len(alone) == 1 and alone.upper() in letters:
-        return [alone.upper()]
-    pattern = rf"(?<![\w'\u2019])(?<!\w[-.])([{letters}])(?![\w+#]|['\u2019-]\w|\.\w\b)|[(\[]([{letters.lower()}])[)\]]"
-    return [(m[1] or m[2]).upper() for m in re.finditer(pattern, text) if m[2] or not _is_word(text, m)]
-
-
-def _is_word(text: str, letter: re.Match[str]) -> bool:
-    """Whether a capital A or I before a word is the article or the pronoun."""
-    follower = re.match(r"[ \t]{1,8}([^\W\d_]{1,20})", text[letter.end() : letter.end() + 30])
-    if letter[0] not in "AI" or follower is None:
-        return False
-    if letter[0] == "I":
-        return True
-    before = text[max(letter.start() - 40, 0) : letter.start()].rstrip(" \t\"'*(")
-    starts = not before or before[-1] in ".!?\n>"
-    return starts and not _AFTER_LETTER.fullmatch(follower[1])
-
-
 def _truth(text: str) -> bool | None:
     said = words(text)
     known = [_TRUTH.get(word) for word in said]
     told = {truth for truth in known if truth is not None}
     if len(told) == 1:
         return told.pop()
-    echo = len(said) > 1 and (known[1] is not None or said[1] == "or")
+    joined = len(said) > 2 and said[1] == "and" and known[2] is not None
+    echo = joined or (len(said) > 1 and (known[1] is not None or said[1] == "or"))
     return None if not said or echo else known[0]
 
 
@@ -250,6 +230,12 @@ def _named(said: list[str], labels: set[str]) -> set[str]:
             found.add(" ".join(said[at : at + size]))
         at += size or 1
     return found
+
+
+def _names(value: Any) -> list[str] | None:
+    """The accepted names; None if one of them has no word in it."""
+    known = texts(value)
+    return None if known is None or not all(map(_plain, known)) else known
 
 
 def _plain(label: str) -> str:

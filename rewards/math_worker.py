@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import signal
 import sys
 from functools import lru_cache
@@ -20,6 +21,9 @@ from latex2sympy2_extended import NormalizationConfig
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 MEMORY_BYTES = 4 << 30
+
+_THOUSANDS = re.compile(r"(?<=\d)(?:\\[,;: ]|~)(?=\d{3}(?!\d))")
+_WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}|[$\n]")
 
 
 class Late(BaseException):
@@ -52,17 +56,20 @@ def judged(gold: str, answer: str, plain: bool) -> dict[str, Any]:
         plain: also read answers that are not in LaTeX.
 
     Returns:
-        ``verdict``: what TRL 1.16's ``accuracy_reward`` makes of the two, if not ``plain``; ``parsed``: the answer as
-        it was read, None where none was found.
+        ``verdict``: what TRL 1.16's ``accuracy_reward`` makes of the two, if not ``plain``, but that it reads
+        ``\\frac12``, ``1\\,000`` and gold answers in LaTeX without dollar signs; ``parsed``: the answer as it was read,
+        None where none was found.
     """
     known = _gold(gold)
     if not known:
         return {"verdict": None, "parsed": None}
     latex = LatexExtractionConfig(
-        normalization_config=NormalizationConfig(units=True), boxed_match_priority=0, try_extract_without_anchor=False
+        normalization_config=NormalizationConfig(units=True, malformed_operators=True),
+        boxed_match_priority=0,
+        try_extract_without_anchor=False,
     )
     said = parse(
-        answer,
+        _joined(answer),
         extraction_config=[latex, ExprExtractionConfig()] if plain else [latex],
         extraction_mode="first_match",
         parsing_timeout=0,
@@ -73,7 +80,14 @@ def judged(gold: str, answer: str, plain: bool) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def _gold(gold: str) -> list[Any]:
-    return parse(gold, parsing_timeout=0)
+    """As it stands; else as LaTeX, unless it has words in it."""
+    found = parse(_joined(gold), parsing_timeout=0)
+    return found or ([] if _WORDS.search(gold) else parse(f"${_joined(gold)}$", parsing_timeout=0))
+
+
+def _joined(text: str) -> str:
+    """Without LaTeX's narrow spaces between thousands, which would multiply them."""
+    return _THOUSANDS.sub("", text)
 
 
 def _answer(asked: dict[str, Any]) -> dict[str, Any]:

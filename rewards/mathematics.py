@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
@@ -9,12 +10,13 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, final
 
 from mmgrpo.errors import ConfigError, MissingPackageError
 from mmgrpo.rewards.explaining import excerpt
+from mmgrpo.rewards.parsing import without_thought
 from mmgrpo.rewards.references import references
 from mmgrpo.types import Sample, Score
 
@@ -32,15 +34,15 @@ class MathVerify:
     as well. The reference, in ``column``, is LaTeX, an expression or a number; one that cannot be read is not judged
     (None). Verification runs in a process of its own with ``time_limit_s`` a sample and 4 GiB, on any thread; a sample
     that exceeds either has failed (NaN) and counts in ``failed_frac``. Of the text only the last ``max_chars``
-    characters are read.
+    characters are read, and of those what stands outside of ``<think>..</think>``.
 
     Needs the extra ``math``.
     Range: 0 or 1.   Units: seconds.
     Source: math-verify with the settings of TRL 1.16's ``accuracy_reward``. Deviations: time limits on every thread,
-    and None instead of 0 for what takes too long.
-    Traps: an answer without LaTeX or a box scores 0 unless ``plain``; several boxes are read as one list, and wrong.
-    References such as ``(1,2)`` or ``\frac12`` are not read without dollar signs around them; the log says so, and
-    ``applies_frac`` shows how many.
+    and None instead of 0 for what takes too long; ``\frac12`` is a half and ``1\,000`` a thousand (there 0); references
+    such as ``(1,2)`` and ``\sqrt2`` are read without dollar signs around them.
+    Traps: an answer without LaTeX or a box scores 0 unless ``plain``; several different boxes are read as one list, and
+    wrong. A reference that cannot be read is said once in the log, and ``applies_frac`` shows how many.
     """
 
     deterministic = True
@@ -73,7 +75,12 @@ class MathVerify:
             logger.warning("math-verify cannot read %d references, such as %.80r: not judged", len(unread), unread[0])
 
     def _score(self, text: str, reference: str) -> float | Score | None:
-        asked = {"gold": reference, "answer": text[-self._max_chars :], "plain": self._plain, "limit_s": self._limit_s}
+        asked = {
+            "gold": reference,
+            "answer": without_thought(text[-self._max_chars :]),
+            "plain": self._plain,
+            "limit_s": self._limit_s,
+        }
         said = self._worker.ask(asked, self._limit_s + GRACE_S)
         if "verdict" not in said:
             return float("nan")
@@ -92,6 +99,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self._end: Callable[[], object] = _nothing
         self._lock = threading.Lock()
 
     def ask(self, asked: dict[str, Any], limit_s: float) -> dict[str, Any]:
@@ -99,11 +107,11 @@ class _Worker:
         with self._lock:
             process = self._process
             if process is None or process.poll() is not None:
+                self._end()
                 process = self._process = self._started()
             answer = _exchange(process, json.dumps(asked), limit_s)
             if not answer:
-                process.kill()
-                process.wait()
+                self._end()
                 self._process = None
                 logger.warning("math-verify was stopped after %.1f s on %.80r", limit_s, asked["answer"][-80:])
             return answer
@@ -113,11 +121,22 @@ class _Worker:
             [sys.executable, "-P", str(Path(__file__).with_name("math_worker.py"))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
         )  # fmt: skip
-        weakref.finalize(self, process.kill)
+        self._end = weakref.finalize(self, _ended, process)
         if not _exchange(process, None, START_S):
-            process.kill()
+            self._end()
             raise MissingPackageError("math-verify could not be started: python -c 'import math_verify' says why")
         return process
+
+
+def _nothing() -> None:
+    """What ends no process."""
+
+
+def _ended(process: subprocess.Popen[str]) -> None:
+    """Stops a process, waits for it and closes its pipes."""
+    process.kill()
+    with contextlib.suppress(OSError), process:  # what was not yet written to it breaks the pipe
+        pass
 
 
 def _exchange(process: subprocess.Popen[str], line: str | None, limit_s: float) -> dict[str, Any]:

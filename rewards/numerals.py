@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator
 
 MAX_DIGITS = 100
@@ -22,10 +23,16 @@ _WORDS = {**_SMALL, **_SCALES}
 _DETERMINERS = frozenset(("no", "any", "some", "every", "each", "the", "this", "that", "which", "another"))
 _MINUS = frozenset(("minus", "negative"))
 
-_DECIMAL = r"(?:\d{1,3}(?:,\d{3}){1,6}+(?!\d)|\d++)(?:\.\d++)?+|\.\d++"
+_PART = r"(?:,|[\u00a0\u2009\u202f'\u2019]|\{,\}|\\,|,?\\!)"  # between thousands; no plain blank, which parts numbers
+_DECIMAL = rf"(?:\d{{1,3}}(?:{_PART}\d{{3}}){{1,6}}(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+_MINUSES = "-\u2212\u2013\uff0d"
+_SIGN = rf"(?<![\w)\].])[{_MINUSES}+]"
+_TENS = rf"\s?(?:[x\u00d7*]|\\times|\\cdot)\s?10(?:\^|\*\*)\{{?(?P<tens>[{_MINUSES}+]?\d{{1,3}})(?!\d)\}}?"
+_VULGAR = r"[\u00bc-\u00be\u2150-\u215e]"
 _TOKEN = re.compile(
-    rf"(?<!\w)(?<!\d[./])(?P<sign>(?<![\w)\].])[-+\u2212])?(?P<number>{_DECIMAL})(?P<power>[eE][-+]?\d++)?"
-    r"(?:/(?P<below>\d++(?:\.\d++)?+)(?![/\d]))?(?P<ordinal>(?:st|nd|rd|th)\b)?|(?P<word>[^\W\d_]++)",
+    rf"(?<!\w)(?<!\d[./])(?P<sign>{_SIGN})?(?:(?P<number>{_DECIMAL})(?P<power>[eE][-+]?\d++)?(?:{_TENS})?"
+    rf"(?P<vulgar>{_VULGAR})?(?:/(?P<below>\d++(?:\.\d++)?+)(?![/\d]))?(?P<ordinal>(?:st|nd|rd|th)\b)?"
+    rf"|(?P<alone>{_VULGAR}))|(?P<word>[^\W\d_]++)",
     re.IGNORECASE,
 )
 _CLOCK = re.compile(
@@ -36,10 +43,12 @@ _CLOCK = re.compile(
 def numbers(text: str, *, spoken: bool = True) -> list[float]:
     """The numbers that a text states, in order.
 
-    Digits with a sign, thousands commas, decimals, an exponent or as a fraction ``3/4``, units after them ignored
-    (``5cm``, ``$5``, ``50%`` is 50); English cardinals if ``spoken`` ("minus two hundred and five", "3 million").
-    Not numbers: ordinals, digits inside a word (``x2``), a fraction over zero, "one" after a determiner ("no one").
-    Infinite and over-long numbers are left out. "1,234" is 1234; LaTeX fractions read as two numbers.
+    Digits of any script with a sign, thousands separators (``1,234``, ``1'234``, narrow and unbreakable blanks, LaTeX's
+    ``1{,}234`` and ``1\\,234``), decimals, an exponent (``1e3``, ``1.2 x 10^3``) or as a fraction (``3/4``, or one
+    character after the digits), units after them ignored (``5cm``, ``$5``, ``50%`` is 50); English cardinals if
+    ``spoken`` ("minus two hundred and five", "3 million"). Not numbers: ordinals, digits inside a word (``x2``), a
+    fraction over zero, "one" after a determiner ("no one"). Infinite and over-long numbers are left out. "1,234" is
+    1234; "1 234" and LaTeX fractions are two numbers; a comma before decimals parts two numbers.
     """
     return list(_stated(text, spoken))
 
@@ -61,7 +70,7 @@ def _stated(text: str, spoken: bool) -> Iterator[float]:
             yield from _values(run, before)
             before = before if run == [] else ""
             run = []
-        if token["number"] is not None:
+        if token["number"] is not None or token["alone"] is not None:
             value = _digits(token)
             run = [] if value is None else [value]
         elif spoken and (word in _SMALL or word in _SCALES or (word == "and" and run)):
@@ -83,11 +92,13 @@ def _continues(run: list[str | float], word: str) -> bool:
 def _digits(token: re.Match[str]) -> float | None:
     if token["ordinal"] is not None or len(token[0]) > MAX_DIGITS:
         return None
-    value = float(token["number"].replace(",", "") + (token["power"] or ""))
+    tens = int((token["power"] or "e0")[1:]) + int(re.sub(f"[{_MINUSES}]", "-", token["tens"] or "0"))
+    value = float(re.sub(r"[^\d.]", "", token["number"] or "0") + f"e{tens}")
+    value += unicodedata.numeric(token["vulgar"] or token["alone"] or "0")
     below = 1.0 if token["below"] is None else float(token["below"])
     if below == 0 or not math.isfinite(value):
         return None
-    return (-value if token["sign"] in ("-", "\u2212") else value) / below
+    return (-value if token["sign"] and token["sign"] in _MINUSES else value) / below
 
 
 def _values(run: list[str | float], before: str) -> Iterator[float]:

@@ -47,10 +47,12 @@ def share(where: str, value: float) -> float:
 def extracted(text: str, how: Extract) -> str | None:
     r"""The part of a text that is its answer, stripped of white space; None where there is none.
 
+    A thought, ``<think>..</think>`` or one that never closes, holds no answer: it is left out first.
     ``none`` is the whole text, ``tag`` what the last ``<answer>..</answer>`` holds, ``boxed`` what the last
     ``\boxed{..}`` holds (its braces balanced), ``line`` the last line that is not blank. It ends where it ends, and
     begins at most ``MAX_TEXT_CHARS`` characters before.
     """
+    text = without_thought(text)
     if how == "tag":
         found = _last_tag(text)
     elif how == "boxed":
@@ -58,6 +60,11 @@ def extracted(text: str, how: Extract) -> str | None:
     else:
         found = text.strip() if how == "none" else text.strip().rpartition("\n")[2].strip() or None
     return None if found is None else found[-MAX_TEXT_CHARS:]
+
+
+def without_thought(text: str) -> str:
+    """What stands behind the last ``</think>``, and before a ``<think>`` that does not close."""
+    return text.rpartition("</think>")[2].partition("<think>")[0]
 
 
 def normalised(text: str, *, ignore_case: bool = True) -> str | None:

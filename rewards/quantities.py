@@ -21,15 +21,16 @@ class Number:
 
     Right where |answer - reference| <= max(absolute, relative * |reference|); with both at 0 the numbers must be equal.
     ``relative: 0.05`` is the relaxed accuracy of chart questions. Of several stated numbers ``which`` counts:
-    ``first``, ``last``, or ``only`` (then several different ones are wrong). Read are digits (sign, thousands commas,
-    decimals, exponents, fractions 3/4) and, unless ``spoken`` is false, English cardinals ("twenty-one"). The
-    reference, in ``column``, is a number or a text that states exactly one.
+    ``first``, ``last``, or ``only`` (then several different ones are wrong). Read are digits (sign, thousands
+    separators, decimals, exponents as 1e3 or 1.2 x 10^3, fractions 3/4) and, unless ``spoken`` is false, English
+    cardinals ("twenty-one"). The reference, in ``column``, is a number or a text that states exactly one.
 
     Settings: ``extract`` as in ``exact_match``.
     Range: 0 or 1.
     Source: relaxed accuracy: Masry et al. 2022 (ChartQA), arXiv:2203.10244.
     Traps: a reference of 0 has no relative tolerance, only ``absolute``; units and percent signs are ignored (50% is
-    50, not 0.5); "1,234" is 1234, also where a list was meant; no LaTeX fractions: use ``math_verify``.
+    50, not 0.5, and 2M is 2); "1,234" is 1234, also where a list was meant; "1 234", "1,5" and "3 1/2" are two numbers
+    each; no LaTeX fractions and bare powers ("10^3"): use ``math_verify``.
     """
 
     def __init__(

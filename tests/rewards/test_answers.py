@@ -134,6 +134,32 @@ def test_classes_are_whole_words():
         Classification(labels="bear")
 
 
+def test_letters_beside_letters_and_in_other_scripts():
+    for text in ("A B", "A and B", "\uff21\u3001\uff22", "(a) (b)"):
+        assert score_of(MultipleChoice(), text, "B") == score_of(MultipleChoice(), text, "A") == 0
+    for text in (
+        "\u9009B\uff0c\u56e0\u4e3a",
+        "\u7b54\u6848\u662f\uff22\u3002",
+        "\uff08\uff42\uff09",
+        "<think>A or C?</think>B",
+    ):
+        assert score_of(MultipleChoice(), text, "B") == 1
+    assert score_of(MultipleChoice(), "<think>B", "B") == 0
+
+
+def test_references_of_several_letters_or_no_word_are_not_judged():
+    for reference in ("A, C", "(A) and (C)"):
+        assert score_of(MultipleChoice(), "A", reference) is None
+    assert score_of(MultipleChoice(), "B", "B. Vitamin C") == 1
+    assert score_of(Classification(), "", "?!") is None
+
+
+def test_yes_and_no_is_neither():
+    for text in ("yes and no", "No, and yes", "true and false"):
+        assert score_of(YesNo(), text, "yes") == score_of(YesNo(), text, "no") == 0
+    assert score_of(YesNo(), "Yes and there is no dog", "yes") == 1
+
+
 def test_edit_distance_by_hand():
     # kitten -> sitting: two substitutions and an insertion over 7 characters
     assert score_of(EditDistance(), "kitten", "sitting") == pytest.approx(1 - 3 / 7)

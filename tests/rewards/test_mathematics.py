@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import threading
 import time
 
@@ -53,6 +55,21 @@ def test_as_trl_has_it(reward: MathVerify):
     assert scores_of(reward, samples_of(*PAIRS)) == accuracy(chats, [gold for _, gold in PAIRS])
 
 
+def test_where_trl_reads_less(reward: MathVerify):
+    """TRL 1.16 gives 0 for a half, 1 for 1\\,000 = 0, and does not judge the others."""
+    pairs = [
+        (r"\boxed{\frac12}", "1/2", 1), (r"\boxed{\sqrt2}", r"\sqrt{2}", 1), (r"\boxed{1\,000}", "1000", 1),
+        (r"\boxed{1\,000}", "0", 0), (r"\boxed{12\,000\,000}", "12000000", 1), (r"\boxed{(1,2)}", "(1,2)", 1),
+        (r"\boxed{[0,1)}", "[0,1)", 1), (r"\boxed{2}", r"\sqrt2", 0), (r"\boxed{x}", "so be it", None),
+    ]  # fmt: skip
+    assert scores_of(reward, samples_of(*(pair[:2] for pair in pairs))) == [value for *_, value in pairs]
+
+
+def test_a_thought_holds_no_answer(reward: MathVerify):
+    texts = (r"<think>\boxed{1}</think>\boxed{2}", r"<think>\boxed{2}</think>\boxed{1}", r"<think>\boxed{2}")
+    assert scores_of(reward, samples_of(*((text, "2") for text in texts))) == [1, 0, 0]
+
+
 def test_on_another_thread_and_beside_itself(reward: MathVerify):
     found: dict[int, list[float | None]] = {}
 
@@ -102,3 +119,16 @@ def test_what_was_read_is_said(reward: MathVerify):
     assert explained(reward, wrote(r"so \boxed{\frac{1}{2}}", solution="0.5")) == {"parsed": r"\frac{1}{2}"}
     assert explained(reward, wrote("no idea", solution="0.5")) == {"parsed": None}
     assert reward.deterministic
+
+
+def test_its_process_ends_with_the_interpreter_and_leaves_nothing_open():
+    program = (
+        "from mmgrpo.rewards.mathematics import MathVerify\n"
+        "from mmgrpo.types import Prompt, Sample\n"
+        "sample = Sample(Prompt('q', columns={'solution': '2'}), group=0, member=0, text=r'\\boxed{2}')\n"
+        "reward = MathVerify(time_limit_s=60)\n"
+        "print([float(score) for score in reward([sample])])\n"
+    )
+    found = subprocess.run([sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "[1.0]\n"
+    assert "ResourceWarning" not in found.stderr

@@ -25,6 +25,13 @@ from mmgrpo.rewards.parsing import Extract, extracted, json_document, json_value
         ("boxed", r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
         ("boxed", r"\boxed{1", None),
         ("boxed", "12", None),
+        ("none", "<think>3?</think> 4", "4"),
+        ("none", "4 <think>or 3", "4"),
+        ("line", "<think>3\n", None),
+        ("tag", "<think><answer>3</answer></think> 4", None),
+        ("tag", "<think><answer>3</answer></think><answer>4</answer>", "4"),
+        ("tag", "<think>so <answer>3</answer>", None),
+        ("boxed", r"</think>\boxed{1}</think>\boxed{2}", "2"),
     ],
 )
 def test_extraction(how: Extract, text: str, answer: str | None):
