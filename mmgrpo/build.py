@@ -27,7 +27,7 @@ from mmgrpo.maths.windows import WINDOWS
 from mmgrpo.policy import Policy, Scheduled
 from mmgrpo.registry import resolve, suggestion
 from mmgrpo.scoring import Gate, NamedReward, as_reward
-from mmgrpo.types import Plan
+from mmgrpo.types import Plan, Sample
 
 _NESTED = ("of", "likelihood")  # settings of a reward that name another one
 
@@ -83,7 +83,14 @@ def build_objective(config: ObjectiveConfig) -> Objective:
     )
 
 
-def build_plan(config: RunConfig, policy: Policy, step: int, prompt_ids: Sequence[int]) -> Plan:
+def build_plan(
+    config: RunConfig,
+    policy: Policy,
+    step: int,
+    prompt_ids: Sequence[int],
+    *,
+    on_samples: Callable[[Sequence[Sample]], None] | None = None,
+) -> Plan:
     """How this step's rollout is drawn; the window is a function of the run's seed and the step, the same everywhere.
 
     Args:
@@ -91,6 +98,7 @@ def build_plan(config: RunConfig, policy: Policy, step: int, prompt_ids: Sequenc
         policy: what draws; a window needs it to be ``Scheduled``.
         step: counted from 0.
         prompt_ids: identity of each prompt of this process, unique in the step over the whole job.
+        on_samples: takes samples as they are drawn.
 
     Returns:
         The plan.
@@ -103,6 +111,7 @@ def build_plan(config: RunConfig, policy: Policy, step: int, prompt_ids: Sequenc
         share_noise=config.rollout.share_noise,
         keep_mean=config.objective.recentre,
         prompt_ids=tuple(prompt_ids),
+        on_samples=on_samples,
     )
 
 

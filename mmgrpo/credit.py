@@ -49,6 +49,7 @@ def merged_scores(parts: Sequence[Scores]) -> Scores:
             if any(name in part.explanations for part in parts)
         },
         cached={name: sum(part.cached[name] for part in parts) for name in parts[0].cached},
+        took_s={name: max(part.took_s[name] for part in parts) for name in parts[0].took_s},
     )
 
 
@@ -130,4 +131,6 @@ def reward_metrics(scores: Scores, credit: Credit) -> dict[str, float]:
         metrics[f"reward/{name}/failed_frac"] = scores.failures.get(name, 0) / len(scores.value_BR)
         if name in scores.cached:
             metrics[f"reward/{name}/cached_frac"] = scores.cached[name] / len(scores.value_BR)
+        if name in scores.took_s:
+            metrics[f"time/reward/{name}_s"] = scores.took_s[name]
     return metrics

@@ -15,9 +15,10 @@ class Reward(Protocol):
     Returns one number per sample, in order, or a ``Score``: a number with what it rests on; None where the reward does
     not apply. It may raise: the samples it was given then count as failed, never as zero.
 
-    What a reward may say of itself, by attributes that are True: ``concurrent``, it may run on a thread beside other
-    rewards; ``deterministic``, the score of a sample depends on that sample alone (its prompt with its columns, and
-    what was generated), not on its siblings, its place or the moment, so that what is known is not asked for again.
+    What a reward may say of itself, by attributes that are True: ``concurrent``, it may run on a thread beside the
+    rollout and other rewards, asked about some whole groups at a time; ``deterministic``, the score of a sample depends
+    on that sample alone (its prompt with its columns, and what was generated), not on its siblings, its place or the
+    moment, so that what is known is not asked for again.
     """
 
     def __call__(self, samples: Sequence[Sample], /) -> Sequence[float | Score | None]: ...

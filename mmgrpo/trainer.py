@@ -31,7 +31,7 @@ from mmgrpo.policy import Policy
 from mmgrpo.progress import Progress
 from mmgrpo.prompts import PromptStream, load_prompts
 from mmgrpo.samples import box_metrics, completion_metrics, diversity_metrics
-from mmgrpo.scoring import NamedReward, Scorer, named_rewards
+from mmgrpo.scoring import NamedReward, Scorer, Scoring, named_rewards
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.tracking import RunFolder, fresh_folder, make_accelerator, start_trackers
 from mmgrpo.types import Prompt, Rollout, Sample, Scores
@@ -139,11 +139,14 @@ class Trainer:
         """One step of GRPO."""
         clock = time.perf_counter()
         prompts = self.job.share(self.stream.take(self.step), "rollout.prompts_per_step")
+        scoring = self.scorer.open(group_size=self.config.rollout.group_size)
         rollout = self.policy.rollout(
             [prompt for _, (_, prompt) in prompts],
             group_size=self.config.rollout.group_size,
             seed=derive_seed(self.config.seed, ROLLOUT_SEED, self.step),
-            plan=build_plan(self.config, self.policy, self.step, [index for index, _ in prompts]),
+            plan=build_plan(
+                self.config, self.policy, self.step, [index for index, _ in prompts], on_samples=scoring.add
+            ),
         )
         if not bool(rollout.mask_BT.any()):
             raise ConfigError("no decision of the rollout is random, so nothing can be learnt: raise policy.strength")
@@ -152,7 +155,7 @@ class Trainer:
         if self.config.advantage.divergence is not None:
             known = measured(self.policy, rollout, self.config.advantage.divergence)
             rollout, divergence_B = known.rollout, known.divergence_B
-        scores = self._score(rollout.samples)
+        scores = self._score(scoring, rollout.samples)
         counting = shaped(scores, self.rewards, self.step)
         weighed = counting.scores
         if divergence_B is not None:
@@ -238,11 +241,11 @@ class Trainer:
             self.average.update()
         return float(norm)
 
-    def _score(self, samples: Sequence[Sample]) -> Scores:
+    def _score(self, scoring: Scoring, samples: Sequence[Sample]) -> Scores:
         """The scores of the whole job; a reward that fails too often on one process stops all of them."""
         mine: Scores | RewardError
         try:
-            mine = self.scorer(samples)
+            mine = scoring.scores(samples)
         except RewardError as error:
             mine = error
         parts = self.job.gather(mine)

@@ -6,7 +6,7 @@ Axes: B samples in prompt-major order, T decisions, P prompts, G group size, R r
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -101,12 +101,15 @@ class Plan:
             the first stochastic decision.
         keep_mean: store what objectives that measure drift from the sampling policy need (the Gaussian means).
         prompt_ids: the prompts' integer identities within the whole job's step; None numbers them from 0.
+        on_samples: takes samples as soon as they are drawn, in any order, each once, as the very objects that the
+            rollout will hold: rewards on threads judge them while the rest is drawn. A policy may leave it alone.
     """
 
     stochastic: tuple[int, ...] | None = None
     share_noise: bool = False
     keep_mean: bool = False
     prompt_ids: tuple[int, ...] | None = None
+    on_samples: Callable[[Sequence[Sample]], None] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         chosen = self.stochastic
@@ -117,6 +120,11 @@ class Plan:
     def deterministic(self) -> bool:
         """Whether no decision is drawn at random."""
         return self.stochastic == ()
+
+    def hand_over(self, samples: Sequence[Sample]) -> None:
+        """For policies: passes on samples that are drawn, if anybody takes them."""
+        if self.on_samples is not None:
+            self.on_samples(samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +266,7 @@ class Scores:
         failures: per reward, how many samples it failed on (raised, took too long, or gave NaN or infinity).
         explanations: per reward that explains itself, one entry per sample; None where it said nothing.
         cached: per reward whose results are kept, for how many samples it was not asked.
+        took_s: per reward, seconds that it ran.
     """
 
     names: tuple[str, ...]
@@ -267,6 +276,7 @@ class Scores:
     failures: Mapping[str, int] = field(default_factory=dict)
     explanations: Mapping[str, Sequence[Mapping[str, Any] | None]] = field(default_factory=dict)
     cached: Mapping[str, int] = field(default_factory=dict)
+    took_s: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         R = len(self.names)

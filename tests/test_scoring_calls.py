@@ -112,13 +112,103 @@ class TestThreads:
         assert scorer(FOUR).value_BR[:, 0].tolist() == [1.0] * 4  # and now it answers again
 
 
+class TestOverlap:
+    """A rollout of two groups of two whose samples come some at a time."""
+
+    ROLLOUT: Sequence[Sample] = tuple(
+        Sample(Prompt("q"), group, member, text="ab"[group] * (member + 1)) for group in (0, 1) for member in (0, 1)
+    )
+
+    def test_rewards_on_threads_are_asked_about_whole_groups_and_the_others_once(self):
+        beside, after = Counting(deterministic=False), Counting(deterministic=False)
+        scorer = Scorer([NamedReward("after", after), NamedReward("beside", beside, concurrent=True)])
+        scoring = scorer.open(group_size=2)
+        a, aa, _, bb = self.ROLLOUT
+        for portion in ([bb], [aa], [a]):
+            scoring.add(portion)
+        scores = scoring.scores(self.ROLLOUT)
+        assert beside.asked == [["a", "aa"], ["b", "bb"]]  # the second group was never whole before the end
+        assert after.asked == [["a", "aa", "b", "bb"]]
+        assert scores.names == ("after", "beside")
+        assert scores.value_BR.tolist() == [[1.0, 1.0], [2.0, 2.0]] * 2
+        assert set(scores.took_s) == {"after", "beside"}
+
+    def test_equal_samples_in_different_groups_are_asked_about_once(self):
+        same = [Sample(Prompt("q"), group, member, text="a" * (member + 1)) for group in (0, 1) for member in (0, 1)]
+        reward = Counting()
+        scoring = Scorer([NamedReward("x", reward, concurrent=True)]).open(group_size=2)
+        scoring.add(same[:2])
+        scoring.add(same[2:])
+        scores = scoring.scores(same)
+        assert reward.asked == [["a", "aa"]]
+        assert scores.value_BR[:, 0].tolist() == [1.0, 2.0, 1.0, 2.0]
+        assert scores.cached == {"x": 2}
+
+    def test_samples_that_were_not_handed_over_are_asked_about_at_the_end(self):
+        reward = Counting(deterministic=False)
+        scoring = Scorer([NamedReward("x", reward, concurrent=True)]).open(group_size=2)
+        scoring.add(self.ROLLOUT[2:])
+        copies = [replace(sample) for sample in self.ROLLOUT[2:]]  # a policy that hands over others than it returns
+        scores = scoring.scores([*self.ROLLOUT[:2], *copies])
+        assert reward.asked == [["b", "bb"], ["a", "aa", "b", "bb"]]
+        assert scores.value_BR[:, 0].tolist() == [1.0, 2.0, 1.0, 2.0]
+
+    def test_what_a_call_fails_on_is_a_share_of_the_whole_rollout(self):
+        def broken(sample: Sample) -> float:
+            if sample.text == "bb":
+                raise OSError("away")
+            return 1.0
+
+        def scored(max_failure_frac: float) -> Scores:
+            reward = NamedReward("x", Counting(broken, deterministic=False), concurrent=True)
+            scoring = Scorer([reward], max_failure_frac=max_failure_frac).open(group_size=2)
+            scoring.add(self.ROLLOUT[:2])
+            scoring.add(self.ROLLOUT[2:])
+            return scoring.scores(self.ROLLOUT)
+
+        assert scored(0.5).valid_BR[:, 0].tolist() == [True, True, False, False]
+        with pytest.raises(RewardError, match=r"'x' failed on 2 of 4.*OSError: away"):
+            scored(0.25)
+
+    def test_calls_that_wait_behind_a_stuck_one_are_given_up_together(self):
+        leave = threading.Event()
+
+        def stuck(samples: Sequence[Sample]) -> list[float]:
+            leave.wait(30)
+            return [1.0] * len(samples)
+
+        rollout = [Sample(Prompt("q"), group, 0, text="a") for group in range(20)]
+        reward = NamedReward("stuck", stuck, timeout_s=0.5, concurrent=True)
+        scoring = Scorer([reward], max_failure_frac=1.0).open(group_size=1)
+        began = time.monotonic()
+        for sample in rollout:
+            scoring.add([sample])
+        assert scoring.scores(rollout).failures == {"stuck": 20}
+        assert time.monotonic() - began < 5  # and not twenty limits, one after the other
+        leave.set()
+
+    def test_a_queue_of_calls_within_their_limits_is_waited_for(self):
+        def slow(samples: Sequence[Sample]) -> list[float]:
+            time.sleep(0.2)
+            return [1.0] * len(samples)
+
+        rollout = [Sample(Prompt("q"), group, 0, text="a") for group in range(8)]
+        scoring = Scorer([NamedReward("slow", slow, timeout_s=1.0, concurrent=True)]).open(group_size=1)
+        for sample in rollout:
+            scoring.add([sample])
+        scores = scoring.scores(rollout)  # 1.6 s in all, none of them more than 1 s
+        assert scores.failures == {"slow": 0}
+        assert scores.took_s["slow"] >= 1.6
+
+
 class Counting:
     """Scores a text by its length, and counts what it was asked."""
 
-    deterministic = True
-
-    def __init__(self, values: Callable[[Sample], float] = lambda sample: len(sample.text or "")) -> None:
+    def __init__(
+        self, values: Callable[[Sample], float] = lambda sample: len(sample.text or ""), *, deterministic: bool = True
+    ) -> None:
         self.asked: list[list[str | None]] = []
+        self.deterministic = deterministic
         self._values = values
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Sample
 from tests.policies.tiny_language import policy_of, prompts_of
@@ -29,9 +31,12 @@ def equal(samples: Sequence[Sample]) -> list[float]:
     return [1.0 for _ in samples]
 
 
-def run(folder: Path, reward: Any = length, **sections: Any) -> tuple[Trainer, list[dict[str, Any]]]:
+def run(
+    folder: Path, reward: Any = length, *, rollout_batch: int = 8, **sections: Any
+) -> tuple[Trainer, list[dict[str, Any]]]:
     values = {**BASE, "output": str(folder), **sections}
-    trainer = Trainer(policy_of("llama", max_new_tokens=5), {"reward": reward}, prompts_of("llama"), values)
+    policy = policy_of("llama", max_new_tokens=5, batch=rollout_batch)
+    trainer = Trainer(policy, {"reward": reward}, prompts_of("llama"), values)
     trainer.train()
     return trainer, [json.loads(line) for line in (trainer.folder.path / "metrics.jsonl").read_text().splitlines()]
 
@@ -73,3 +78,42 @@ def test_an_update_without_advantages_is_a_step_with_zeros(tmp_path: Path) -> No
     assert line["count/forwards_per_sample"] == 1.0  # the rollout alone
     before = torch.cat([parameter.detach().flatten() for parameter in policy_of("llama").trainable])
     torch.testing.assert_close(weights(trainer), before * (1 - 1e-2 * 0.5))  # AdamW's decay and nothing else
+
+
+class Thinking:
+    """Scores by ``length`` on a thread, and remembers about which groups it was asked."""
+
+    concurrent = True
+
+    def __init__(self) -> None:
+        self.asked: list[list[int]] = []
+        self.began = threading.Event()
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float]:
+        self.asked.append([sample.group for sample in samples])
+        self.began.set()
+        return length(samples)
+
+
+def test_a_reward_on_a_thread_judges_the_first_groups_while_the_rest_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thinking, written = Thinking(), LanguagePolicy.rollout
+
+    def waiting(policy: LanguagePolicy, *args: Any, **kwargs: Any) -> Any:
+        rollout = written(policy, *args, **kwargs)
+        assert thinking.began.wait(60)  # asked, although the rollout is not given back yet
+        thinking.began.clear()
+        return rollout
+
+    plain, expected = run(tmp_path / "plain", rollout_batch=4)
+    monkeypatch.setattr(LanguagePolicy, "rollout", waiting)
+    trainer, lines = run(tmp_path / "beside", thinking, rollout_batch=4)
+    for step in (thinking.asked[:2], thinking.asked[2:]):
+        assert sorted(step) == [[0] * 4, [1] * 4]  # each group alone, and whole
+    assert torch.equal(weights(trainer), weights(plain))
+    for line, other in zip(lines, expected, strict=True):
+        assert {k: v for k, v in line.items() if "time/" not in k} == {
+            k: v for k, v in other.items() if "time/" not in k
+        }
+        assert line["time/reward/reward_s"] >= 0

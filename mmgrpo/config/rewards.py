@@ -44,7 +44,8 @@ class RewardConfig(Named):
         default=None, gt=0, description="seconds a call may take; then all it was asked about has failed"
     )
     concurrent: bool | None = Field(
-        default=None, description="runs on a thread, beside other rewards; null: if it declares that it may"
+        default=None,
+        description="runs on a thread, beside rollout and other rewards; null: if it declares that it may",
     )
     deterministic: bool | None = Field(
         default=None, description="what it said of a sample is kept; null: if it declares that nothing else matters"

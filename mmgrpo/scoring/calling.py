@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, final
 
@@ -17,7 +18,7 @@ from mmgrpo.types import Sample
 
 @final
 class Caller:
-    """Calls one reward, never twice at once.
+    """Calls one reward, never twice at once, in the order of the calls.
 
     A thread cannot be stopped: a call that is given up after its time limit goes on in the background, and the calls
     that follow wait for it, within their own limits. Threads do not keep the process from ending.
@@ -27,52 +28,113 @@ class Caller:
         self._function = function
         self._threaded = threaded
         self._timeout_s = timeout_s
-        self._one_at_a_time = threading.Lock()
+        self._queue = _Queue()
 
     @property
     def threaded(self) -> bool:
         """Whether calls run on a thread, beside whatever else is going on."""
         return self._threaded
 
-    def start(self, samples: Sequence[Sample]) -> Callable[[], Any]:
-        """Begins a call.
+    def start(self, samples: Sequence[Sample]) -> Call:
+        """Begins a call; on the caller's own thread the reward runs when it is waited for.
 
         Args:
             samples: what is to be judged.
 
         Returns:
-            A function that waits for what the reward returns; it raises what the reward raised, or TimeoutError. On the
-            caller's own thread the reward runs when it is waited for.
+            The call.
         """
-        if not self._threaded and self._timeout_s is None:
-            return partial(self._function, samples)
-        return self._launched(samples) if self._threaded else lambda: self._launched(samples)()
+        call = Call(partial(self._function, samples), self._timeout_s, self._queue)
+        if self._threaded:
+            call.launch()
+        return call
 
-    def _launched(self, samples: Sequence[Sample]) -> Callable[[], Any]:
-        future: Future[Any] = Future()
-        deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
-        threading.Thread(target=self._run, args=(future, samples, _device()), daemon=True).start()
-        return partial(self._waited, future, deadline)
 
-    def _run(self, future: Future[Any], samples: Sequence[Sample], device: int | None) -> None:
-        with self._one_at_a_time:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
+@dataclass(slots=True)
+class _Queue:
+    """The calls of one reward that run on threads: each goes on when the one before it is over."""
+
+    last: Call | None = None
+
+
+@final
+class Call:
+    """One call of a reward."""
+
+    def __init__(self, function: Callable[[], Any], timeout_s: float | None, queue: _Queue) -> None:
+        self._function = function
+        self._timeout_s = timeout_s
+        self._queue = queue
+        self._before: Call | None = None
+        self._future: Future[Any] = Future()
+        self._launched_s: float | None = None
+        self._began_s: float | None = None
+        self._ended_s: float | None = None
+        self._over = threading.Event()
+
+    @property
+    def took_s(self) -> float:
+        """Seconds that the reward ran, so far if it still does; waiting for its turn is none of them."""
+        if self._began_s is None:
+            return 0.0
+        return (time.monotonic() if self._ended_s is None else self._ended_s) - self._began_s
+
+    def launch(self) -> None:
+        """Runs on a thread from now on, in its turn."""
+        self._launched_s = time.monotonic()
+        self._before, self._queue.last = self._queue.last, self
+        threading.Thread(target=self._run_in_turn, args=(_device(),), daemon=True).start()
+
+    def result(self) -> Any:
+        """Waits for what the reward returns; raises what the reward raised, or TimeoutError.
+
+        The time limit counts from where the reward began on this call; while an earlier call does not end, from where
+        this one was launched.
+        """
+        if self._launched_s is None:
+            if self._timeout_s is None:
+                return self._run()
+            self.launch()
+        while not self._future.done() and (left_s := self._left_s()) > 0:
+            wait([self._future], None if math.isinf(left_s) else left_s)
+        if self._future.cancel() or not self._future.done():
+            raise TimeoutError(f"no answer within timeout_s = {self._timeout_s:g}")
+        return self._future.result()
+
+    def _left_s(self) -> float:
+        """Seconds left until it is given up, as it stands now."""
+        before = self._before
+        if self._timeout_s is None:
+            return math.inf
+        if self._began_s is not None:
+            return self._began_s + self._timeout_s - time.monotonic()
+        if before is None or before._over.is_set():  # about to begin
+            return self._timeout_s
+        assert self._launched_s is not None
+        return self._launched_s + self._timeout_s - time.monotonic()
+
+    def _run_in_turn(self, device: int | None) -> None:
+        if self._before is not None:
+            self._before._over.wait()
+            self._before = None  # keeps no chain of finished calls
+        try:
+            if self._future.set_running_or_notify_cancel():
                 if device is not None:
                     torch.cuda.set_device(device)
-                future.set_result(self._function(samples))
-            except BaseException as error:  # whatever ends the call is the waiting thread's to see
-                future.set_exception(error)
+                self._future.set_result(self._run())
+        except BaseException as error:  # whatever ends the call is the waiting thread's to see
+            self._future.set_exception(error)
+        finally:
+            if self._queue.last is self:
+                self._queue.last = None  # nor the samples of the last one
+            self._over.set()
 
-    def _waited(self, future: Future[Any], deadline: float | None) -> Any:
+    def _run(self) -> Any:
+        self._began_s = time.monotonic()
         try:
-            return future.result(None if deadline is None else max(deadline - time.monotonic(), 0.0))
-        except FutureTimeoutError:
-            if future.done():  # the reward's own error
-                raise
-            future.cancel()
-            raise TimeoutError(f"no answer within timeout_s = {self._timeout_s:g}") from None
+            return self._function()
+        finally:
+            self._ended_s = time.monotonic()
 
 
 def _device() -> int | None:

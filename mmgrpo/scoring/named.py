@@ -41,7 +41,7 @@ class NamedReward:
         clip: lowest and highest value that counts; None: as it is.
         schedule: factor on the weight as a function of the step, counted from 0; None: 1.
         timeout_s: seconds a call may take; None: any time.
-        concurrent: whether it may run beside other rewards, on a thread; None: as the function declares.
+        concurrent: whether it may run beside rollout and other rewards, on a thread; None: as the function declares.
         deterministic: whether known results are kept; None: as the function declares. See ``Reward``.
     """
 

@@ -1,26 +1,21 @@
-"""Asks every reward about every sample: side by side where rewards allow it, and only about what is not known yet."""
+"""Asks every reward about every sample: side by side where rewards allow it, and while the rest is still drawn."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, final
+from typing import final
 
 import torch
 
-from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.scoring.cache import ResultCache, fingerprints
-from mmgrpo.scoring.calling import Caller
+from mmgrpo.errors import ConfigError
+from mmgrpo.scoring.cache import fingerprints
+from mmgrpo.scoring.inquiry import Answer, Judge, Token
 from mmgrpo.scoring.named import NamedReward
-from mmgrpo.scoring.reading import FAILED, Result, explanations_of, read_results
+from mmgrpo.scoring.reading import explanations_of
 from mmgrpo.types import Sample, Scores
 
-logger = logging.getLogger(__name__)
-
 CACHE_MB = 64.0
-_traceback_shown: set[str] = set()  # reward names; one traceback per reward and process is enough
 
 
 @final
@@ -33,6 +28,9 @@ class Scorer:
 
     Rewards that allow it (``concurrent``) run on threads, beside each other and beside the others, which run one after
     the other on the caller's thread; every call waits for all of them.
+
+    Attributes:
+        names: the rewards', in their order.
     """
 
     def __init__(
@@ -42,7 +40,7 @@ class Scorer:
 
         Args:
             rewards: one or more, each with its own name.
-            max_failure_frac: share of a call's samples on which a reward may fail.
+            max_failure_frac: share of a scoring's samples on which a reward may fail.
             cache_mb: MiB that the results of each deterministic reward may take; 0 keeps none.
 
         Raises:
@@ -52,10 +50,10 @@ class Scorer:
         if not rewards or len(set(self.names)) != len(self.names):
             raise ConfigError(f"rewards must be one or more, each with its own name, got {list(self.names)}")
         self._weight_R = torch.tensor([reward.weight for reward in rewards], dtype=torch.float32)
-        self._inquiries = [_Inquiry(reward, max_failure_frac, int(cache_mb * 2**20)) for reward in rewards]
+        self._judges = [Judge(reward, max_failure_frac, int(cache_mb * 2**20)) for reward in rewards]
 
     def __call__(self, samples: Sequence[Sample]) -> Scores:
-        """Calls every reward at most once.
+        """Asks every reward at most once.
 
         Args:
             samples: what is to be judged; whole groups, prompt-major.
@@ -67,111 +65,112 @@ class Scorer:
             RewardError: at once for a reward that returns the wrong number of values or something other than numbers,
                 or raises RewardError itself; and when one fails on more than ``max_failure_frac`` of the samples.
         """
-        remembers = any(inquiry.cache is not None for inquiry in self._inquiries)
-        keys = fingerprints(samples) if remembers else [None] * len(samples)
-        threads_first = sorted(range(len(self._inquiries)), key=lambda i: not self._inquiries[i].caller.threaded)
-        begun = {i: self._inquiries[i].begin(samples, keys) for i in threads_first}
-        ended = {i: begun[i]() for i in reversed(threads_first)}  # threads go on while the others run here
-        answers = [ended[i] for i in range(len(self._inquiries))]
-        results_R_B = [answer.results for answer in answers]
-        value_RB = [[result.value for result in results] for results in results_R_B]
-        explained = {name: explanations_of(results) for name, results in zip(self.names, results_R_B, strict=True)}
+        return self.open(group_size=0).scores(samples)
+
+    def open(self, *, group_size: int) -> Scoring:
+        """A scoring whose samples may come some at a time.
+
+        Args:
+            group_size: how many members make a group whole.
+
+        Returns:
+            The scoring.
+        """
+        return Scoring(self._judges, self._weight_R, group_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Early:
+    """A sample that rewards on threads were asked about before its rollout was whole."""
+
+    sample: Sample  # kept, so that its identity stays its own
+    key: bytes | None
+    tokens: Sequence[Token]
+
+
+@final
+class Scoring:
+    """The scores of one rollout; rewards on threads are asked about its first groups while the rest is drawn."""
+
+    def __init__(self, judges: Sequence[Judge], weight_R: torch.Tensor, group_size: int) -> None:
+        self._weight_R = weight_R
+        self._group_size = group_size
+        self._judges = judges
+        self._inquiries = [judge.inquire() for judge in judges]
+        self._threaded = [r for r, judge in enumerate(judges) if judge.caller.threaded]
+        self._others = [r for r, judge in enumerate(judges) if not judge.caller.threaded]
+        self._unfinished: dict[int, list[Sample]] = {}
+        self._early: dict[int, _Early] = {}
+
+    def add(self, samples: Sequence[Sample]) -> None:
+        """Takes samples of a rollout that is being drawn, in any order: ``Plan.on_samples``.
+
+        Rewards on threads are asked about a group when it is whole; the others, and groups that never are, wait for
+        ``scores``.
+        """
+        whole: list[Sample] = []
+        for sample in samples:
+            members = self._unfinished.setdefault(sample.group, [])
+            members.append(sample)
+            if len(members) == self._group_size:
+                whole += sorted(self._unfinished.pop(sample.group), key=lambda one: one.member)
+        if whole and self._threaded:
+            keys = self._keys(whole, self._threaded)
+            asked = [self._inquiries[r].ask(whole, keys) for r in self._threaded]
+            for sample, key, *tokens in zip(whole, keys, *asked, strict=True):
+                self._early[id(sample)] = _Early(sample, key, tokens)
+
+    def scores(self, samples: Sequence[Sample]) -> Scores:
+        """Asks about everything that was not asked about yet, and waits for all answers.
+
+        Args:
+            samples: the whole rollout; those that ``add`` was given are known by identity.
+
+        Returns:
+            The scores, in the samples' order.
+
+        Raises:
+            RewardError: as ``Scorer.__call__``.
+        """
+        early = [self._early.get(id(sample)) for sample in samples]
+        late = [row for row, known in enumerate(early) if known is None]
+        late_keys = iter(self._keys([samples[row] for row in late], range(len(self._judges))))
+        keys = [next(late_keys) if known is None else known.key for known in early]
+        tokens_R: dict[int, Sequence[Token]] = {}
+        for place, r in enumerate(self._threaded):
+            new = iter(self._asked(r, samples, keys, late) if late or not samples else ())
+            tokens_R[r] = [next(new) if known is None else known.tokens[place] for known in early]
+        for r in self._others:
+            tokens_R[r] = self._asked(r, samples, keys, range(len(samples)))
+        answer_R = {r: self._inquiries[r].answer(tokens_R[r]) for r in (*self._others, *self._threaded)}
+        return self._as_scores([answer_R[r] for r in range(len(self._judges))])
+
+    def _asked(
+        self, r: int, samples: Sequence[Sample], keys: Sequence[bytes | None], rows: Sequence[int]
+    ) -> list[Token]:
+        return self._inquiries[r].ask([samples[row] for row in rows], [keys[row] for row in rows])
+
+    def _keys(self, samples: Sequence[Sample], asked: Iterable[int]) -> Sequence[bytes | None]:
+        remembers = any(self._judges[r].cache is not None for r in asked)
+        return fingerprints(samples) if remembers else [None] * len(samples)
+
+    def _as_scores(self, answers: Sequence[Answer]) -> Scores:
+        names = tuple(judge.name for judge in self._judges)
+        said = dict(zip(names, answers, strict=True))
+        value_RB = [[result.value for result in answer.results] for answer in answers]
+        explained = {name: explanations_of(answer.results) for name, answer in said.items()}
         return Scores(
-            names=self.names,
+            names=names,
             weight_R=self._weight_R,
             value_BR=torch.tensor([[value or 0.0 for value in values] for values in value_RB], dtype=torch.float32).T,
             valid_BR=torch.tensor([[value is not None for value in values] for values in value_RB]).T.bool(),
-            failures={
-                name: sum(result.failed for result in results)
-                for name, results in zip(self.names, results_R_B, strict=True)
-            },
-            explanations={name: said for name, said in explained.items() if said is not None},
-            cached={
-                name: answer.num_cached
-                for name, answer, inquiry in zip(self.names, answers, self._inquiries, strict=True)
-                if inquiry.cache is not None
-            },
+            failures={name: sum(result.failed for result in answer.results) for name, answer in said.items()},
+            explanations={name: entries for name, entries in explained.items() if entries is not None},
+            cached={judge.name: said[judge.name].num_cached for judge in self._judges if judge.cache is not None},
+            took_s={name: answer.took_s for name, answer in said.items()},
         )
 
 
 def score(samples: Sequence[Sample], rewards: Sequence[NamedReward], *, max_failure_frac: float = 0.25) -> Scores:
     """What a ``Scorer`` of these rewards says, once."""
     return Scorer(rewards, max_failure_frac=max_failure_frac)(samples)
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What a reward said of every sample, and for how many of them it did not have to be asked."""
-
-    results: Sequence[Result]
-    num_cached: int
-
-
-@final
-class _Inquiry:
-    """One reward, how it is called, and what it is known to say."""
-
-    def __init__(self, reward: NamedReward, max_failure_frac: float, cache_bytes: int) -> None:
-        self._name = reward.name
-        self._max_failure_frac = max_failure_frac
-        self.caller = Caller(reward.function, threaded=bool(reward.concurrent), timeout_s=reward.timeout_s)
-        self.cache = ResultCache(cache_bytes) if reward.deterministic and cache_bytes > 0 else None
-
-    def begin(self, samples: Sequence[Sample], keys: Sequence[bytes | None]) -> Callable[[], _Answer]:
-        """Starts asking about what is not known, equal samples once; what is returned waits for the answer."""
-        cache = self.cache
-        own = [row if cache is None or key is None else key for row, key in enumerate(keys)]
-        found = {} if cache is None else {key: cache.get(key) for key in own if isinstance(key, bytes)}
-        known: dict[int | bytes, Result] = {key: result for key, result in found.items() if result is not None}
-        row_of: dict[int | bytes, int] = {}
-        for row, key in enumerate(own):
-            if key not in known:
-                row_of.setdefault(key, row)
-        asked = [samples[row] for row in row_of.values()]
-        call = self.caller.start(asked) if asked or not samples else list
-        return partial(self._finish, own, list(row_of), known, call)
-
-    def _finish(
-        self,
-        own: Sequence[int | bytes],
-        asked: Sequence[int | bytes],
-        known: Mapping[int | bytes, Result],
-        call: Callable[[], Any],
-    ) -> _Answer:
-        found, error = self._results(call, len(asked))
-        said = {**known, **dict(zip(asked, found, strict=True))}
-        if self.cache is not None:
-            for key in asked:
-                if isinstance(key, bytes):
-                    self.cache.put(key, said[key])
-        results = [said[key] for key in own]
-        self._check(sum(result.failed for result in results), len(results), error)
-        return _Answer(results, len(own) - len(asked))
-
-    def _results(self, call: Callable[[], Any], num_asked: int) -> tuple[list[Result], Exception | None]:
-        """What it said, and what it raised, if so."""
-        try:
-            results = read_results(call(), num_asked)
-        except RewardError as error:
-            raise RewardError(f"reward '{self._name}': {error}") from error
-        except Exception as error:  # a reward is foreign code: whatever it raises is a counted failure
-            kind, first = type(error).__name__, self._name not in _traceback_shown
-            _traceback_shown.add(self._name)
-            said = "reward '%s' raised %s: %s; its %d samples are masked"
-            logger.warning(said, self._name, kind, error, num_asked, exc_info=error if first else None)
-            return [FAILED] * num_asked, error
-        num_failed = sum(result.failed for result in results)
-        if num_failed:
-            said = "reward '%s' gave NaN or infinity for %d of %d samples; they are masked"
-            logger.warning(said, self._name, num_failed, num_asked)
-        return results, None
-
-    def _check(self, num_failed: int, B: int, error: Exception | None) -> None:
-        if num_failed <= self._max_failure_frac * B:
-            return
-        reason = "it gave NaN or infinity" if error is None else f"it raised {type(error).__name__}: {error}"
-        raise RewardError(
-            f"reward '{self._name}' failed on {num_failed} of {B} samples ({num_failed / B:.0%}), where at most "
-            f"{self._max_failure_frac:.0%} may fail: {reason}. Mend the reward, let it return None for samples that it "
-            f"does not apply to, or raise max_reward_failure_frac if such failures are expected."
-        ) from error

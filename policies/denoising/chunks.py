@@ -31,7 +31,7 @@ class Chunk:
 
     rows: Sequence[Row]
     recorder: Recorder
-    media: Sequence[Any]
+    samples: Sequence[Sample]
     num_forwards: int
 
 
@@ -110,7 +110,7 @@ def assemble(chunks: Sequence[Chunk], plan: Plan, segments: Sequence[int] | None
     mask_BT = noise.std_BT > 0
     old_logprob_BT = torch.cat([_logprobs(chunk, mask_BT[0]) for chunk in chunks])
     return Rollout(
-        samples=[sample for chunk in chunks for sample in samples_of(chunk.rows, chunk.media)],
+        samples=[sample for chunk in chunks for sample in chunk.samples],
         prompt_index_B=torch.tensor([row.group for row in rows]),
         old_logprob_BT=old_logprob_BT,
         mask_BT=mask_BT,

@@ -146,7 +146,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         plan = plan or Plan()
         groups = make_groups(prompts, group_size, seed, plan)
         if plan.deterministic:
-            return self._deterministic([row for members in groups for row in members])
+            return self._deterministic([row for members in groups for row in members], plan)
         chunks = [self._record(stem, plan) for stem in self._stems(groups, plan)]
         rollout = assemble(chunks, plan, self.settings.segments)
         return self._verified(rollout, min(len(chunks[0].rows), self._update_batch))
@@ -197,10 +197,11 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         session = Session(on_step=recorder, ghost=lambda iteration: iteration <= last_known)
         output = self._stage.run(session, row_arguments(stem.rows, self.settings.call), seed=stem.rows[0].seed)
         _require_denoisers(self._stage.denoisers, session)
-        media = media_of(output, len(stem.rows))
-        return Chunk(stem.rows, recorder, media, session.num_forwards + stem.num_forwards)
+        samples = samples_of(stem.rows, media_of(output, len(stem.rows)))
+        plan.hand_over(samples)
+        return Chunk(stem.rows, recorder, samples, session.num_forwards + stem.num_forwards)
 
-    def _deterministic(self, rows: Sequence[Row]) -> Rollout:
+    def _deterministic(self, rows: Sequence[Row], plan: Plan) -> Rollout:
         """The stock pipeline with its stock sampler; nothing is recorded."""
         samples: list[Sample] = []
         call = {**self.settings.call, **self.settings.evaluation_call}
@@ -208,7 +209,9 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         for chunk in chunked(rows, self._rollout_batch):
             session = Session(on_step=None)
             output = self._stage.run(session, row_arguments(chunk, call), seed=chunk[0].seed)
-            samples += samples_of(chunk, media_of(output, len(chunk)))
+            drawn = samples_of(chunk, media_of(output, len(chunk)))
+            plan.hand_over(drawn)
+            samples += drawn
             num_forwards, T = num_forwards + session.num_forwards, session.iteration + 1
         B = len(rows)
         return Rollout(

@@ -28,11 +28,11 @@ from mmgrpo.policies.language.loading import (
 )
 from mmgrpo.policies.language.sampling import Sampling, Support, token_logprobs
 from mmgrpo.policies.language.settings import LanguageSettings
-from mmgrpo.policies.language.trace import Trace, assembled
+from mmgrpo.policies.language.trace import Trace, assembled, sample_of
 from mmgrpo.policies.language.transformer import Transformer
 from mmgrpo.policies.weights import PeftFiles, Weights
 from mmgrpo.policy import Policy, Supervised
-from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout
+from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, Sample
 
 EXACTNESS = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 """How far a stored log-probability may lie from the model's own, called plainly, before the model is refused."""
@@ -161,17 +161,25 @@ class LanguagePolicy(Policy, Supervised):
         ids = plan.prompt_ids or tuple(range(len(prompts)))
         encoded = [self._encoder(prompt) for prompt in prompts]
         drawn = 1 if plan.deterministic else group_size
+        carried = group_size // drawn  # rows of the rollout that carry one completion
         keys = [(p, ids[p], member) for p in range(len(prompts)) for member in range(drawn)]
-        completions: list[Completion | None] = [None] * len(keys)
-        for batch in self._decode_batches(encoded, drawn):
-            for row, completion in zip(batch, self._complete(encoded, keys, batch, seed, plan), strict=True):
-                completions[row] = completion
-        repeats = group_size // drawn
-        written = [completion for completion in completions for _ in range(repeats) if completion is not None]
         identities = [(prompts[p], ids[p], member) for p in range(len(prompts)) for member in range(group_size)]
-        trace = Trace(encoded, [p for p in range(len(prompts)) for _ in range(group_size)], written)
+        written: dict[int, Completion] = {}
+        samples: dict[int, Sample] = {}
+        for batch in self._decode_batches(encoded, drawn):
+            rows = [row * carried + n for row in batch for n in range(carried)]
+            completions = self._complete(encoded, keys, batch, seed, plan)
+            written |= zip(rows, (one for one in completions for _ in range(carried)), strict=True)
+            samples |= {row: sample_of(*identities[row], written[row], self._tokenizer) for row in rows}
+            plan.hand_over([samples[row] for row in rows])
+        everything = range(len(identities))
+        trace = Trace(encoded, [row // group_size for row in everything], [written[row] for row in everything])
         rollout = assembled(
-            trace, identities, self._tokenizer, segment_end=self._segment_end, trained=not plan.deterministic
+            trace,
+            [samples[row] for row in everything],
+            self._tokenizer,
+            segment_end=self._segment_end,
+            trained=not plan.deterministic,
         )
         self._verify(rollout)
         return self._rescored(rollout) if self.settings.rescore and not plan.deterministic else rollout

@@ -52,9 +52,23 @@ class Trace:
         return found
 
 
+def sample_of(prompt: Prompt, group: int, member: int, completion: Completion, tokenizer: Any) -> Sample:
+    """What the rewards will see of a completion."""
+    return Sample(
+        prompt=prompt,
+        group=group,
+        member=member,
+        text=tokenizer.decode(completion.token_T, skip_special_tokens=True),
+        tokens=completion.token_T.tolist(),
+        finished=completion.finished,
+        logprob=float(completion.logprob_T.mean()),
+        certainty=completion.certainty,
+    )
+
+
 def assembled(
     trace: Trace,
-    identities: Sequence[tuple[Prompt, int, int]],
+    samples: Sequence[Sample],
     tokenizer: Any,
     *,
     segment_end: Pattern[str] | None,
@@ -64,7 +78,7 @@ def assembled(
 
     Args:
         trace: what was written.
-        identities: prompt, group and member of each row.
+        samples: what the rewards see of each row.
         tokenizer: turns ids into text.
         segment_end: what ends a segment.
         trained: whether the decisions were drawn at random, and so can be trained on.
@@ -78,19 +92,6 @@ def assembled(
     exists_BT = torch.arange(T)[None] < lengths_B[:, None]
     state_BT = B + torch.arange(B * T).reshape(B, T)
     state_BT[:, 0] = torch.tensor(trace.prompt_of_B)
-    samples = [
-        Sample(
-            prompt=prompt,
-            group=group,
-            member=member,
-            text=tokenizer.decode(completion.token_T, skip_special_tokens=True),
-            tokens=completion.token_T.tolist(),
-            finished=completion.finished,
-            logprob=float(completion.logprob_T.mean()),
-            certainty=completion.certainty,
-        )
-        for (prompt, group, member), completion in zip(identities, completions, strict=True)
-    ]
     return Rollout(
         samples=samples,
         prompt_index_B=torch.tensor([sample.group for sample in samples]),

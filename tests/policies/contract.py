@@ -130,6 +130,16 @@ def check_prompt_ids(subject: Subject) -> None:
     assert sample_difference(twice.samples[:1], twice.samples[1:]) > 0
 
 
+def check_hand_over(subject: Subject) -> None:
+    """Samples are handed over while the rest is drawn: each once, as the objects that the rollout holds."""
+    for stochastic in (None, ()):  # drawn at random, and without noise
+        portions: list[Sequence[Sample]] = []
+        rollout = subject.rollout(subject.make(1), Plan(stochastic=stochastic, on_samples=portions.append))
+        handed_over = [sample for portion in portions for sample in portion]
+        assert len(portions) > 1
+        assert sorted(map(id, handed_over)) == sorted(map(id, rollout.samples))
+
+
 def check_reference(subject: Subject) -> None:
     """The reference is the untrained policy, and asking for it leaves the trained one as it was."""
     policy = subject.make(subject.rows)

@@ -77,6 +77,10 @@ def test_prompt_ids_key_the_noise(subject: Subject) -> None:
     contract.check_prompt_ids(subject)
 
 
+def test_samples_are_handed_over_as_they_are_drawn(subject: Subject) -> None:
+    contract.check_hand_over(subject)
+
+
 def test_reference_is_the_untrained_policy(subject: Subject) -> None:
     contract.check_reference(subject)
 

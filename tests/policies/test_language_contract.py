@@ -66,6 +66,11 @@ def test_prompt_ids(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
+def test_hand_over(name: str) -> None:
+    contract.check_hand_over(subject(name, FULL))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
 @pytest.mark.parametrize("settings", [FULL, LORA], ids=["full", "lora"])
 def test_reference(name: str, settings: dict[str, Any]) -> None:
     contract.check_reference(subject(name, settings))

@@ -1,0 +1,151 @@
+"""Asks one reward, only about what it has not said yet."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, final
+
+from mmgrpo.errors import RewardError
+from mmgrpo.scoring.cache import ResultCache
+from mmgrpo.scoring.calling import Call, Caller
+from mmgrpo.scoring.named import NamedReward
+from mmgrpo.scoring.reading import FAILED, Result, read_results
+from mmgrpo.types import Sample
+
+logger = logging.getLogger(__name__)
+
+Token = int | bytes
+"""What a question goes by: the sample's fingerprint where known results are kept, or a number of its own."""
+
+_traceback_shown: set[str] = set()  # reward names; one traceback per reward and process is enough
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a reward said of every sample.
+
+    Attributes:
+        results: one per sample.
+        num_cached: for how many of them it did not have to be asked.
+        took_s: seconds that it ran.
+    """
+
+    results: Sequence[Result]
+    num_cached: int
+    took_s: float
+
+
+@final
+class Judge:
+    """One reward, how it is called, and what it is known to say.
+
+    Attributes:
+        name: the reward's.
+        caller: calls it.
+        cache: known results, if they are kept.
+    """
+
+    def __init__(self, reward: NamedReward, max_failure_frac: float, cache_bytes: int) -> None:
+        self.name = reward.name
+        self.caller = Caller(reward.function, threaded=bool(reward.concurrent), timeout_s=reward.timeout_s)
+        self.cache = ResultCache(cache_bytes) if reward.deterministic and cache_bytes > 0 else None
+        self._max_failure_frac = max_failure_frac
+
+    def inquire(self) -> Inquiry:
+        """A fresh round of questions."""
+        return Inquiry(self)
+
+    def read(self, call: Call, num_asked: int) -> tuple[list[Result], Exception | None]:
+        """What it said, and what it raised, if so."""
+        try:
+            results = read_results(call.result(), num_asked)
+        except RewardError as error:
+            raise RewardError(f"reward '{self.name}': {error}") from error
+        except Exception as error:  # a reward is foreign code: whatever it raises is a counted failure
+            kind, first = type(error).__name__, self.name not in _traceback_shown
+            _traceback_shown.add(self.name)
+            said = "reward '%s' raised %s: %s; its %d samples are masked"
+            logger.warning(said, self.name, kind, error, num_asked, exc_info=error if first else None)
+            return [FAILED] * num_asked, error
+        num_failed = sum(result.failed for result in results)
+        if num_failed:
+            said = "reward '%s' gave NaN or infinity for %d of %d samples; they are masked"
+            logger.warning(said, self.name, num_failed, num_asked)
+        return results, None
+
+    def check(self, num_failed: int, B: int, error: Exception | None) -> None:
+        """Raises RewardError if too many failed."""
+        if num_failed <= self._max_failure_frac * B:
+            return
+        reason = "it gave NaN or infinity" if error is None else f"it raised {type(error).__name__}: {error}"
+        raise RewardError(
+            f"reward '{self.name}' failed on {num_failed} of {B} samples ({num_failed / B:.0%}), where at most "
+            f"{self._max_failure_frac:.0%} may fail: {reason}. Mend the reward, let it return None for samples that it "
+            f"does not apply to, or raise max_reward_failure_frac if such failures are expected."
+        ) from error
+
+
+@final
+class Inquiry:
+    """The questions of one scoring, asked at once or some at a time; equal samples are asked about once."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._numbers = count()
+        self._known: dict[Token, Result] = {}
+        self._calls: list[tuple[list[Token], Call]] = []
+        self._asked: set[Token] = set()
+
+    def ask(self, samples: Sequence[Sample], keys: Sequence[bytes | None]) -> list[Token]:
+        """Begins a call about what is neither known nor asked yet.
+
+        Args:
+            samples: what is to be judged.
+            keys: their fingerprints, where there are any.
+
+        Returns:
+            One token per sample.
+        """
+        cache = self._judge.cache
+        tokens = [next(self._numbers) if cache is None or key is None else key for key in keys]
+        new: dict[Token, Any] = {}
+        for token, sample in zip(tokens, samples, strict=True):
+            if token in self._known or token in self._asked or token in new:
+                continue
+            result = cache.get(token) if cache is not None and isinstance(token, bytes) else None
+            if result is None:
+                new[token] = sample
+            else:
+                self._known[token] = result
+        if new or not samples:
+            self._asked |= new.keys()
+            self._calls.append((list(new), self._judge.caller.start(list(new.values()))))
+        return tokens
+
+    def answer(self, tokens: Sequence[Token]) -> Answer:
+        """Waits for everything that was asked.
+
+        Args:
+            tokens: one per sample, as ``ask`` gave them.
+
+        Returns:
+            The results, in the tokens' order.
+
+        Raises:
+            RewardError: the reward says what no reward may say, or fails on too many samples.
+        """
+        cause = None
+        for asked, call in self._calls:
+            results, error = self._judge.read(call, len(asked))
+            cause = cause or error
+            self._known |= zip(asked, results, strict=True)
+            for token in asked:
+                if self._judge.cache is not None and isinstance(token, bytes):
+                    self._judge.cache.put(token, self._known[token])
+        results = [self._known[token] for token in tokens]
+        self._judge.check(sum(result.failed for result in results), len(results), cause)
+        took_s = sum(call.took_s for _, call in self._calls)
+        return Answer(results, len(tokens) - sum(len(asked) for asked, _ in self._calls), took_s)
