@@ -26,7 +26,8 @@ from torch import nn
 from mmgrpo.rewards.pixels import Brightness
 from mmgrpo.rewards.remote import Remote
 from mmgrpo.scoring import NamedReward
-from mmgrpo.serving.app import Limits, make_app, serve
+from mmgrpo.serving.app import Limits, make_app
+from mmgrpo.serving.server import serve
 from mmgrpo.types import Prompt, Sample
 
 CALL_S = 0.02

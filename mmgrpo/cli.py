@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from mmgrpo.errors import MmgrpoError
@@ -160,19 +161,29 @@ def serve_rewards(
     with _plain_errors():
         from mmgrpo.build import build_rewards
         from mmgrpo.errors import MissingPackageError
+        from mmgrpo.wire import token_of
 
         try:
-            from mmgrpo.serving.app import Limits, make_app, serve, token_of
+            from mmgrpo.serving.app import Limits, make_app
+            from mmgrpo.serving.server import ignored_settings, serve
         except ModuleNotFoundError as error:
             raise MissingPackageError(f"a server needs {error.name}: pip install 'mmgrpo[serve]'") from error
         limits = Limits(
             max_batch=max_batch, window_s=window_ms / 1000, max_body=max_body_mb * 2**20, score_timeout_s=timeout_s
         )
-        rewards = build_rewards(_settings(config, overrides).rewards)
+        settings = _settings(config, overrides)
+        rewards = build_rewards(settings.rewards)
         app = make_app(rewards, limits=limits, token=token_of(token_variable))
         served = ", ".join(reward.name for reward in rewards)
         if token_variable is None and host not in ("127.0.0.1", "localhost", "::1"):
             console.print("[bold yellow]warning:[/] whoever reaches this machine may ask; set --token-variable")
+        if ignored := ", ".join(ignored_settings(settings)):
+            console.print(
+                "[bold yellow]warning:[/] a server judges and no more; how it counts is for the run that asks, "
+                f"and these do nothing here: {escape(ignored)}",
+                highlight=False,
+                soft_wrap=True,
+            )
         console.print(f"serving {served} at http://{host}:{port}/score", highlight=False, soft_wrap=True)
         serve(app, host=host, port=port)
 

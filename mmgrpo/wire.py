@@ -11,30 +11,45 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import os
 import struct
 from collections.abc import Mapping, Sequence
 from io import BytesIO
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from mmgrpo.errors import DataError
+from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.media import UNREADABLE, opened
 from mmgrpo.types import Prompt, Sample
 
 JSON = "application/json"
 SAFETENSORS = "application/x-safetensors"
 MAX_PIXELS = 2**27
-"""Pixels that the PNGs of one request may unpack to; tensors are bounded by the size of the body."""
+"""Pixels that the pictures of one request may have, all together."""
+MIN_PIXELS = 2**12
+"""What a picture counts for at least: tiny ones cost memory beside their pixels."""
+MAX_VALUES = 2**21
+"""Commas and opening brackets in the JSON of one request, which bound the memory that it unpacks to."""
+MAX_SAMPLES = 2**16
 
 Form = Literal["tensors", "png"]
-_STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 _CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}  # modes that an array holds whole
+_STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def _finite(value: JsonValue) -> JsonValue:
+    """The value, if JSON can hold it: pydantic lets NaN and infinity pass in a ``JsonValue``."""
+    json.dumps(value, allow_nan=False)
+    return value
+
+
+Finite = Annotated[JsonValue, AfterValidator(_finite)]
 
 
 class WireTensor(BaseModel):
@@ -55,9 +70,9 @@ class WirePrompt(BaseModel):
     model_config = _STRICT
 
     text: str
-    columns: dict[str, JsonValue] = Field(default_factory=dict)
+    columns: dict[str, Finite] = Field(default_factory=dict)
     negative: str | None = None
-    messages: list[dict[str, JsonValue]] | None = None
+    messages: list[dict[str, Finite]] | None = None
     images: list[Picture] = Field(default_factory=list)
     videos: list[Video] = Field(default_factory=list)
 
@@ -85,8 +100,8 @@ class ScoreRequest(BaseModel):
     model_config = _STRICT
 
     reward: str | None = None
-    prompts: list[WirePrompt]
-    samples: list[WireSample]
+    prompts: list[WirePrompt] = Field(max_length=MAX_SAMPLES)
+    samples: list[WireSample] = Field(max_length=MAX_SAMPLES)
 
 
 class ScoreResponse(BaseModel):
@@ -103,8 +118,23 @@ class ScoreResponse(BaseModel):
 
     values: list[float | None]
     failed: list[int] = Field(default_factory=list)
-    explanations: list[dict[str, JsonValue] | None] | None = None
+    explanations: list[dict[str, Finite] | None] | None = None
     error: str | None = None
+
+
+def token_of(variable: str | None) -> str | None:
+    """The bearer token that an environment variable holds; None without a variable.
+
+    Raises ConfigError if there is none in it, or one that no header can carry.
+    """
+    if variable is None:
+        return None
+    token = os.environ.get(variable, "").strip()
+    if not token:
+        raise ConfigError(f"the environment variable {variable} for the bearer token is not set")
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigError(f"the bearer token in {variable} must be printable ASCII, all that an HTTP header carries")
+    return token
 
 
 def packed(
@@ -153,7 +183,7 @@ def unpacked(body: bytes, content_type: str, *, max_pixels: int = MAX_PIXELS) ->
     Args:
         body: as ``packed`` makes it.
         content_type: likewise.
-        max_pixels: how many pixels the PNGs may unpack to, all together.
+        max_pixels: how many pixels the pictures may have, all together; each counts for at least ``MIN_PIXELS``.
 
     Returns:
         The reward's name or None, and the samples; those of one prompt share it.
@@ -166,6 +196,8 @@ def unpacked(body: bytes, content_type: str, *, max_pixels: int = MAX_PIXELS) ->
         body, tensors = _opened_safetensors(body)
     elif content_type != JSON:
         raise DataError(f"the content type must be {JSON} or {SAFETENSORS}, not {content_type[:80]!r}")
+    else:
+        _check_values(body)
     try:
         request = ScoreRequest.model_validate_json(body)
     except (ValidationError, RecursionError) as error:
@@ -242,15 +274,25 @@ def _png(image: Image.Image) -> str:
 def _opened_safetensors(body: bytes) -> tuple[bytes, Mapping[str, NDArray[np.uint8]]]:
     """The document and the tensors of a safetensors file."""
     try:
-        tensors = load(body)
         (length,) = struct.unpack_from("<Q", body)
-        text = json.loads(body[8 : 8 + length])["__metadata__"]["request"]
-    except (SafetensorError, KeyError, TypeError, ValueError, struct.error, RecursionError) as error:
+        header = body[8 : 8 + length]
+        _check_values(header)
+        tensors = load(body)
+        document = json.loads(header)["__metadata__"]["request"].encode()
+    except DataError:
+        raise
+    except (SafetensorError, KeyError, TypeError, AttributeError, ValueError, struct.error, RecursionError) as error:
         raise DataError(f"no safetensors file with metadata 'request': {type(error).__name__}: {error}") from None
     wrong = [name for name, tensor in tensors.items() if tensor.dtype != np.uint8]
     if wrong:
         raise DataError(f"tensors must be uint8; {wrong[0][:80]!r} is {tensors[wrong[0]].dtype}")
-    return text.encode(), tensors
+    return document, tensors
+
+
+def _check_values(document: bytes) -> None:
+    """Refuses JSON of so many parts that its objects would fill the memory, whatever its strings weigh."""
+    if sum(document.count(mark) for mark in (b",", b"[", b"{")) > MAX_VALUES:
+        raise DataError(f"the request's JSON has more than {MAX_VALUES} parts; send smaller batches")
 
 
 class _Reader:
@@ -285,7 +327,7 @@ class _Reader:
         )
 
     def _picture(self, picture: Picture) -> Image.Image:
-        return self._from_png(picture) if isinstance(picture, str) else _from_array(self._tensor(picture))
+        return self._from_png(picture) if isinstance(picture, str) else self._from_array(self._tensor(picture))
 
     def _video(self, video: Video) -> list[Image.Image]:
         if isinstance(video, list):
@@ -293,7 +335,7 @@ class _Reader:
         array = self._tensor(video)
         if array.ndim < 3:
             raise DataError(f"a video must be (T, H, W) or (T, H, W, C), got {array.shape}")
-        return [_from_array(frame) for frame in array]
+        return [self._from_array(frame) for frame in array]
 
     def _tensor(self, named: WireTensor) -> NDArray[np.uint8]:
         if named.tensor not in self._tensors:
@@ -303,9 +345,7 @@ class _Reader:
     def _from_png(self, text: str) -> Image.Image:
         try:
             with Image.open(BytesIO(base64.b64decode(text, validate=True)), formats=["PNG"]) as image:
-                self._pixels_left -= image.width * image.height
-                if self._pixels_left < 0:
-                    raise DataError("the request's PNGs have more pixels than the server takes; send smaller batches")
+                self._spend(image.width * image.height)
                 image.load()
                 return image
         except (*UNREADABLE, binascii.Error) as error:
@@ -313,11 +353,16 @@ class _Reader:
                 raise
             raise DataError(f"a picture is no PNG in base64: {type(error).__name__}: {error}") from None
 
+    def _from_array(self, array: NDArray[np.uint8]) -> Image.Image:
+        if 0 in array.shape or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (2, 3, 4)):
+            raise DataError(f"a picture must be (H, W) or (H, W, C) with C 2, 3 or 4, got {array.shape}")
+        self._spend(array.shape[0] * array.shape[1])
+        return Image.fromarray(np.ascontiguousarray(array))
 
-def _from_array(array: NDArray[np.uint8]) -> Image.Image:
-    if 0 in array.shape or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (2, 3, 4)):
-        raise DataError(f"a picture must be (H, W) or (H, W, C) with C 2, 3 or 4, got {array.shape}")
-    return Image.fromarray(np.ascontiguousarray(array))
+    def _spend(self, pixels: int) -> None:
+        self._pixels_left -= max(pixels, MIN_PIXELS)
+        if self._pixels_left < 0:
+            raise DataError("the request's pictures have more pixels than the server takes; send smaller batches")
 
 
 def _first_problem(error: ValidationError | RecursionError) -> str:

@@ -6,23 +6,22 @@ import http.client
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Literal, final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import ValidationError
 
 from mmgrpo.errors import ConfigError, DataError, RewardError
 from mmgrpo.types import Sample, Score
-from mmgrpo.wire import Form, ScoreResponse, packed
+from mmgrpo.wire import Form, ScoreResponse, packed, token_of
 
 logger = logging.getLogger(__name__)
 
 WhenDown = Literal["stop", "fail"]
-_PASSING = {429, 502, 503, 504}  # statuses that another attempt may change
+_PASSING = {408, 429}  # statuses that another attempt may change, beside those of 500 and more
 
 
 @final
@@ -31,10 +30,11 @@ class Remote:
 
     Samples travel with their prompts, columns, texts, tokens and pictures, exactly, and the values come back exactly:
     None stays None, and a sample that the server's reward failed on is a failure here. A request holds whole groups, at
-    most ``batch_size`` samples unless one group has more. A server that does not answer, or is too busy, is asked
-    ``retries`` times more, after ``backoff`` seconds, twice that, and so on. If it still does not, ``when_down: stop``
-    ends the run with the cause, and ``when_down: fail`` counts the samples of that request as failed, which leaves it
-    to ``max_reward_failure_frac`` whether the run goes on. A request that the server refuses ends the run at once.
+    most ``batch_size`` samples unless one group has more. A server that does not answer, is too busy or at fault (a
+    status of 500 or more) is asked ``retries`` times more, after ``backoff`` seconds, twice that, and so on. If that
+    does not help, ``when_down: stop`` ends the run with the cause, and ``when_down: fail`` counts the samples of that
+    request as failed, which leaves it to ``max_reward_failure_frac`` whether the run goes on. A request that the server
+    refuses ends the run at once. Every request has a connection of its own.
 
     Settings: ``url``, such as ``http://127.0.0.1:8000``; ``reward``, its label there, needed where there are several;
     ``timeout`` in seconds for every wait on the network, above the server's ``--timeout-s`` so that the server says
@@ -61,9 +61,7 @@ class Remote:
         form: Form = "tensors",
         when_down: WhenDown = "stop",
     ) -> None:
-        address = urlsplit(url)
-        if address.scheme not in ("http", "https") or not address.hostname:
-            raise ConfigError(f"Remote.url must be such as http://127.0.0.1:8000, got {url!r}")
+        self._url, address = url.rstrip("/"), _address(url)
         if not timeout > 0 or retries < 0 or backoff < 0 or batch_size < 1:
             raise ConfigError(
                 f"Remote needs timeout > 0, retries >= 0, backoff >= 0 and batch_size >= 1, "
@@ -73,12 +71,9 @@ class Remote:
             raise ConfigError(f"Remote.form must be tensors or png and when_down stop or fail, got {form}, {when_down}")
         if isinstance(columns, str):
             raise ConfigError(f"Remote.columns must be a list of names, got {columns!r}")
-        token = None if token_variable is None else os.environ.get(token_variable, "").strip()
-        if token == "":
-            raise ConfigError(f"Remote.token_variable: the environment variable {token_variable} is not set")
-        self._url = url.rstrip("/")
+        token = token_of(token_variable)
         self._https = address.scheme == "https"
-        self._host, self._port, self._path = address.hostname, address.port, address.path.rstrip("/")
+        self._host, self._port, self._path = address.hostname or "", address.port, address.path.rstrip("/")
         self._reward = reward
         self._timeout = timeout
         self._retries = retries
@@ -138,7 +133,7 @@ class Remote:
             connection.close()
         if status == http.client.OK:
             return said
-        if status in _PASSING:
+        if status in _PASSING or status >= 500:
             raise ConnectionError(f"status {status}: {_detail(said)}")
         raise RewardError(f"the reward server {self._url} refused ({status}): {_detail(said)}")
 
@@ -154,6 +149,16 @@ class Remote:
             logger.warning("the reward at %s failed on %d samples: %s", self._url, num, said.error)
         values = [math.nan if i in set(said.failed) else value for i, value in enumerate(said.values)]
         return [_scored(value, why) for value, why in zip(values, explained, strict=True)]
+
+
+def _address(url: str) -> SplitResult:
+    """The parts of a server's address. Raises ConfigError for anything but scheme, host, port and path."""
+    with suppress(ValueError):  # of a port that is no number
+        address = urlsplit(url)
+        known = address._replace(netloc=address.netloc.rpartition("@")[2], query="", fragment="")
+        if address == known and address.scheme in ("http", "https") and address.hostname and address.port != 0:
+            return address
+    raise ConfigError(f"Remote.url must be such as http://127.0.0.1:8000, got {url!r}")
 
 
 def batches(samples: Sequence[Sample], size: int) -> Iterator[list[int]]:

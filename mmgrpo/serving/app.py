@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
 
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.scoring import NamedReward
 from mmgrpo.serving.batching import Batcher, TooBusyError
 from mmgrpo.serving.metrics import CONTENT_TYPE, Metrics
-from mmgrpo.wire import JSON, MAX_PIXELS, unpacked
+from mmgrpo.wire import JSON, unpacked
 
 logger = logging.getLogger(__name__)
+
+CLOSE_S = 1.0  # for a reward to end its call when the server ends: the requests have had their time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,8 @@ class Limits:
         window_s: how long a request waits for others to be judged with.
         max_waiting: samples that may wait for a reward; further requests get 503.
         max_body: bytes of a request; more get 413.
-        max_pixels: pixels that the PNGs of a request may unpack to; more get 400.
+        max_pixels: pixels that the pictures of a request may have; more get 400. None: half as many as ``max_body``
+            has bytes, which is what RGB tensors can hold and more.
         body_timeout_s: a body that has not arrived by then gets 408.
         score_timeout_s: a request that is not judged by then gets 504.
     """
@@ -43,14 +45,19 @@ class Limits:
     window_s: float = 0.005
     max_waiting: int = 4096
     max_body: int = 2**28
-    max_pixels: int = MAX_PIXELS
+    max_pixels: int | None = None
     body_timeout_s: float = 60.0
     score_timeout_s: float = 110.0
 
     def __post_init__(self) -> None:
-        numbers = (self.max_batch, self.max_waiting, self.max_body, self.max_pixels)
+        numbers = (self.max_batch, self.max_waiting, self.max_body, self.pixels)
         if min(numbers) < 1 or self.window_s < 0 or min(self.body_timeout_s, self.score_timeout_s) <= 0:
             raise ConfigError(f"the limits of a reward server must be positive, got {self}")
+
+    @property
+    def pixels(self) -> int:
+        """The limit on pixels, given or derived."""
+        return self.max_body // 2 if self.max_pixels is None else self.max_pixels
 
 
 class _RefusedError(Exception):
@@ -97,8 +104,9 @@ def make_app(rewards: Sequence[NamedReward], *, limits: Limits | None = None, to
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        for batcher in batchers.values():
-            await run_in_threadpool(batcher.close)
+        for name, batcher in batchers.items():
+            if not await run_in_threadpool(batcher.close, CLOSE_S):
+                logger.warning("reward '%s' is still judging; nobody waits for it, and it is broken off", name)
 
     app = FastAPI(title="mmgrpo rewards", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
 
@@ -127,27 +135,12 @@ def make_app(rewards: Sequence[NamedReward], *, limits: Limits | None = None, to
     return app
 
 
-def serve(app: FastAPI, *, host: str, port: int) -> None:
-    """Serves until the process is told to end."""
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=30)
-
-
-def token_of(variable: str | None) -> str | None:
-    """The bearer token that an environment variable holds; None without a variable. Raises ConfigError if empty."""
-    if variable is None:
-        return None
-    token = os.environ.get(variable, "").strip()
-    if not token:
-        raise ConfigError(f"the environment variable {variable} for the bearer token is not set")
-    return token
-
-
 async def _scored(request: Request, batchers: Mapping[str, Batcher], limits: Limits, metrics: Metrics) -> Response:
     body = await _body(request, limits)
     start = time.monotonic()
     content_type = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     try:
-        name, samples = await run_in_threadpool(unpacked, body, content_type, max_pixels=limits.max_pixels)
+        name, samples = await run_in_threadpool(unpacked, body, content_type, max_pixels=limits.pixels)
     except DataError as error:
         raise _RefusedError(400, str(error)) from None
     if name is None and len(batchers) == 1:
@@ -182,6 +175,8 @@ async def _body(request: Request, limits: Limits, *, kept: int | None = None) ->
                     chunks.clear()
                 if size > 2 * limits.max_body:
                     break
+    except ClientDisconnect:
+        raise _RefusedError(400, "the client went away before its body had arrived") from None
     except TimeoutError:
         raise _RefusedError(408, f"the body did not arrive within {limits.body_timeout_s:g} s") from None
     if size > limits.max_body:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import queue
 import threading
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, final
 
 from mmgrpo.errors import RewardError
@@ -73,10 +75,11 @@ class Batcher:
         self._tasks.put(task)
         return task.answer
 
-    def close(self) -> None:
-        """Ends the thread once what waits is judged."""
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Ends the thread once what waits is judged, and says whether it ended in time; no call is broken off."""
         self._tasks.put(None)
-        self._thread.join()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         held: _Task | None = None  # taken from the queue, but too large for the batch before
@@ -108,33 +111,29 @@ class Batcher:
 
     def _answer(self, batch: Sequence[_Task]) -> None:
         """Judges all at once; if the reward raises, each request by itself, so that one does not fail the others."""
-        samples = apart([task.samples for task in batch])
         try:
-            said = self._judged(samples)
-        except Exception as error:  # a reward is foreign code: whatever it raises is an answer
+            answers = self._judged([task.samples for task in batch])
+        except BaseException as error:  # a reward is foreign code: whatever it raises, sys.exit included, is an answer
             if len(batch) > 1:
                 for task in batch:
                     self._answer([task])
                 return
-            self._metrics.samples.labels(self._name).inc(len(samples))
-            self._metrics.failures.labels(self._name).inc(len(samples))
-            batch[0].answer.set_result(_all_failed(len(samples), error))
-            return
-        start = 0
-        for task in batch:
-            answer = response_of(said[start : start + len(task.samples)])
-            start += len(task.samples)
+            answers = [_all_failed(len(batch[0].samples), error)]
+        for task, answer in zip(batch, answers, strict=True):
             self._metrics.samples.labels(self._name).inc(len(task.samples))
             self._metrics.failures.labels(self._name).inc(len(answer.failed))
             task.answer.set_result(answer)
 
-    def _judged(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+    def _judged(self, requests: Sequence[Sequence[Sample]]) -> list[ScoreResponse]:
+        """What one call of the reward says of each request."""
+        samples = apart(requests)
         self._metrics.batch_samples.labels(self._name).observe(len(samples))
         with self._metrics.batch_seconds.labels(self._name).time():
             said = [_plain(value) for value in self._reward(samples)]
         if len(said) != len(samples):
             raise RewardError(f"the reward gave {len(said)} values for {len(samples)} samples")
-        return said
+        rest = iter(said)
+        return [response_of(list(islice(rest, len(request)))) for request in requests]
 
 
 def apart(requests: Sequence[Sequence[Sample]]) -> list[Sample]:
@@ -152,9 +151,7 @@ def apart(requests: Sequence[Sequence[Sample]]) -> list[Sample]:
 def response_of(said: Sequence[float | Score | None]) -> ScoreResponse:
     """What a reward said of the samples of one request; NaN and infinity are failures."""
     numbers = [None if value is None else float(value) for value in said]
-    explained: list[Mapping[str, Any] | None] = [
-        dict(value.explanation) if isinstance(value, Score) and value.explanation else None for value in said
-    ]
+    explained = [_as_json(value.explanation) if isinstance(value, Score) else None for value in said]
     return ScoreResponse.model_validate(
         {
             "values": [value if value is not None and math.isfinite(value) else None for value in numbers],
@@ -168,5 +165,15 @@ def _plain(value: Any) -> float | Score | None:
     return value if value is None or isinstance(value, Score) else float(value)
 
 
-def _all_failed(num: int, error: Exception) -> ScoreResponse:
-    return ScoreResponse(values=[None] * num, failed=list(range(num)), error=f"{type(error).__name__}: {error}"[:2000])
+def _as_json(explanation: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The explanation as it will arrive: tuples as lists, keys as texts, half a surrogate pair as a question mark."""
+    return json.loads(_sendable(json.dumps(dict(explanation), ensure_ascii=False))) or None
+
+
+def _all_failed(num: int, error: BaseException) -> ScoreResponse:
+    raised = _sendable(f"{type(error).__name__}: {error}"[:2000])
+    return ScoreResponse(values=[None] * num, failed=list(range(num)), error=raised)
+
+
+def _sendable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()

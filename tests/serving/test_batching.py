@@ -117,6 +117,40 @@ def test_what_a_reward_says():
     batcher.close()
 
 
+def test_explanations_of_every_kind_arrive():
+    """As JSON has them; none of them ends the thread that judges."""
+    said = [Score(1.0, {1: (2, 3)}), Score(1.0, {"path": "\ud800"}), Score(1.0, {"nested": {"deep": [None, 0.5]}})]  # type: ignore[dict-item]
+    batcher = Batcher("r", lambda samples: said, Metrics())
+    for _ in range(2):
+        answer = batcher.submit(wrote("a", "b", "c")).result(10)
+        assert answer.explanations == [{"1": [2, 3]}, {"path": "?"}, {"nested": {"deep": [None, 0.5]}}]
+        assert answer.model_dump_json()
+    assert batcher.close(10)
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), MemoryError(), ValueError("caf\ud800")])
+def test_whatever_a_reward_raises_the_thread_goes_on(raised: BaseException):
+    def reward(samples: Sequence[Sample]) -> list[float]:
+        if samples[0].text == "bad":
+            raise raised
+        return [1.0]
+
+    batcher = Batcher("r", reward, Metrics())
+    answer = batcher.submit(wrote("bad")).result(10)
+    assert answer.failed == [0]
+    assert answer.error == f"{type(raised).__name__}: {raised}".replace("\ud800", "?")
+    assert batcher.submit(wrote("good")).result(10).values == [1]
+    assert batcher.close(10)
+
+
+def test_closing_does_not_wait_for_ever(reward: Recording):
+    batcher = Batcher("r", reward, Metrics())
+    batcher.submit(wrote("a"))
+    reward.begun.wait(10)
+    assert not batcher.close(0.01)
+    reward.go.set()
+
+
 def test_groups_of_different_requests_stay_apart():
     requests = [wrote("a", "b", group=7) + wrote("c", group=1), wrote("d", group=7)]
     assert [sample.group for sample in apart(requests)] == [0, 0, 1, 2]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
+import threading
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,8 +23,9 @@ from mmgrpo.rewards.pixels import Brightness
 from mmgrpo.rewards.remote import Remote
 from mmgrpo.trainer import Trainer
 from mmgrpo.types import Sample
-from tests.serving.loopback import serving
+from tests.serving.loopback import ServerProcess, serving
 
+EVERY = range(4)  # samples of a step
 AWAY = (1, 2)  # calls during which there is no server
 CALL = {"height": 8, "width": 8, "num_inference_steps": 2, "guidance_scale": 1.0, "max_sequence_length": 1}
 
@@ -51,14 +55,59 @@ class ComesAndGoes:
 
 
 class FailsByItself:
-    """The local reward, which fails at the same calls."""
+    """The local reward, which fails on the given samples of each of the first calls."""
 
-    def __init__(self) -> None:
-        self._calls = 0
+    def __init__(self, *failing: Sequence[int]) -> None:
+        self._failing = list(failing)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        failing = self._failing.pop(0) if self._failing else ()
+        return [math.nan if row in failing else value for row, value in enumerate(Brightness()(samples))]
+
+
+class HangsOnce:
+    """A served reward that hangs at its fourth call, whichever process it lives in, and says so."""
+
+    def __init__(self) -> None:
+        forked = multiprocessing.get_context("fork")
+        self.hangs, self._calls = forked.Event(), forked.Value("i", 0)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        with self._calls.get_lock():
+            self._calls.value += 1
+            number = self._calls.value
+        if number == 4:
+            self.hangs.set()
+            time.sleep(600)
+        return Brightness()(samples)
+
+
+class Asks:
+    """Asks a server process, which is started again before the given call."""
+
+    def __init__(self, server: ServerProcess, restart_at: int, **settings: Any) -> None:
+        self._remote = Remote(server.url, batch_size=2, retries=0, **settings)
+        self._server, self._restart_at, self._calls = server, restart_at, 0
+
+    def __call__(self, samples: Sequence[Sample]) -> Sequence[Any]:
+        if self._calls == self._restart_at:
+            self._server.start()
         self._calls += 1
-        return [math.nan] * len(samples) if self._calls - 1 in AWAY else Brightness()(samples)
+        return self._remote(samples)
+
+
+def killed_when(reward: HangsOnce, server: ServerProcess, *, start_again: bool = False) -> threading.Thread:
+    """A thread that kills the server in the middle of the call in which the reward hangs."""
+
+    def kill() -> None:
+        reward.hangs.wait(120)
+        server.kill()
+        if start_again:
+            server.start()
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    return thread
 
 
 def trained(output: Path, reward: Any, **changes: Any) -> tuple[torch.Tensor, list[dict[str, Any]]]:
@@ -80,7 +129,8 @@ def trained(output: Path, reward: Any, **changes: Any) -> tuple[torch.Tensor, li
 def test_a_run_goes_on_without_its_scorer(tmp_path: Path):
     with ComesAndGoes(when_down="fail") as reward:
         weights, metrics = trained(tmp_path / "remote", reward, max_reward_failure_frac=1.0)
-    local_weights, local_metrics = trained(tmp_path / "local", FailsByItself(), max_reward_failure_frac=1.0)
+    local = FailsByItself((), EVERY, EVERY)
+    local_weights, local_metrics = trained(tmp_path / "local", local, max_reward_failure_frac=1.0)
     assert [line["reward/bright/failed_frac"] for line in metrics] == [0, 1, 1, 0]
     assert torch.equal(weights, local_weights)
     for place in (0, 3):
@@ -95,3 +145,51 @@ def test_a_run_stops_with_the_cause(tmp_path: Path):
         trained(tmp_path / "fail", reward)
     (metrics,) = (tmp_path / "fail").rglob("metrics.jsonl")
     assert len(metrics.read_text().splitlines()) == 1
+
+
+def counted(metrics: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """What the run's metrics say of the reward and of the groups, without the times."""
+    return [{n: v for n, v in line.items() if n.startswith(("reward/", "groups/", "samples/"))} for line in metrics]
+
+
+def test_a_killed_scorer_loses_nothing_but_what_it_was_asked(tmp_path: Path):
+    """Killed in the middle of the second request of step 2, away at step 3, back at step 4."""
+    reward = HangsOnce()
+    with ServerProcess({"bright": reward}) as server:
+        killer = killed_when(reward, server)
+        asks = Asks(server, restart_at=3, when_down="fail")
+        weights, metrics = trained(tmp_path / "remote", asks, max_reward_failure_frac=1.0)
+        killer.join()
+    assert [line["step"] for line in metrics] == [1, 2, 3, 4]
+    assert [line["reward/bright/failed_frac"] for line in metrics] == [0, 0.5, 1, 0]
+    assert [line["reward/bright/applies_frac"] for line in metrics] == [1, 0.5, 0, 1]
+    local = FailsByItself((), (2, 3), EVERY)
+    local_weights, local_metrics = trained(tmp_path / "local", local, max_reward_failure_frac=1.0)
+    assert counted(metrics) == counted(local_metrics)
+    assert torch.equal(weights, local_weights)
+
+
+def test_a_killed_scorer_that_is_started_again_is_not_noticed(tmp_path: Path):
+    """The client asks until it is back, so that the run is the one that was never disturbed."""
+    reward = HangsOnce()
+    with ServerProcess({"bright": reward}) as server:
+        killer = killed_when(reward, server, start_again=True)
+        client = Remote(server.url, batch_size=2, retries=10, backoff=0.02)
+        weights, metrics = trained(tmp_path / "remote", client)
+        killer.join()
+    local_weights, local_metrics = trained(tmp_path / "local", FailsByItself())
+    assert reward.hangs.is_set()
+    assert counted(metrics) == counted(local_metrics)
+    assert torch.equal(weights, local_weights)
+
+
+def test_a_killed_scorer_stops_the_run_as_configured(tmp_path: Path):
+    for when_down, cause in [("stop", "did not answer in 1 attempts"), ("fail", "failed on 2 of 4 samples")]:
+        reward = HangsOnce()
+        with ServerProcess({"bright": reward}) as server:
+            killer = killed_when(reward, server)
+            with pytest.raises(RewardError, match=cause):
+                trained(tmp_path / when_down, Asks(server, restart_at=-1, when_down=when_down))
+            killer.join()
+        (metrics,) = (tmp_path / when_down).rglob("metrics.jsonl")
+        assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [1]

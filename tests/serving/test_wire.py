@@ -16,7 +16,7 @@ from safetensors.numpy import save
 
 from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt, Sample
-from mmgrpo.wire import JSON, SAFETENSORS, Form, packed, unpacked
+from mmgrpo.wire import JSON, MIN_PIXELS, SAFETENSORS, Form, packed, unpacked
 
 FORMS = get_args(Form)
 
@@ -139,6 +139,12 @@ HOSTILE = {
     "nested": (b"[" * 1_000_000, "Invalid JSON"),
     "nested column": (document(prompts=[{"text": "x", "columns": {"a": 0}}]).replace(b"0}}", b"[" * 99_999), "Inv"),
     "long number": (b'{"prompts": [{"text": "x"}], "samples": [{"prompt": 1' + b"0" * 100_000 + b"}]}", "number"),
+    "not UTF-8": (b'{"prompts": [{"text": "\xe9"}], "samples": []}', "Invalid JSON"),
+    "half a surrogate pair": (b'{"prompts": [{"text": "\\ud800"}], "samples": []}', "Invalid JSON"),
+    "NaN in a column": (document(prompts=[{"text": "x", "columns": {"a": [float("nan")]}}]), "columns.a: .*not JSON"),
+    "infinity": (document(prompts=[{"text": "x", "columns": {"a": 7}}]).replace(b"7", b"1e999"), "columns.a: .*JSON"),
+    "too many parts": (b'{"prompts": [], "samples": [' + b"[]," * 2**20 + b"1]}", "more than 2097152 parts"),
+    "too many samples": (document(samples=[{"prompt": 0}] * (2**16 + 1)), "samples: .*at most 65536"),
     "NaN": (b'{"prompts": [], "samples": [{"prompt": 0, "logprob": NaN}]}', "logprob"),
     "unknown key": (document(pickle="gASV"), "pickle"),
     "no such prompt": (document(samples=[{"prompt": 1}]), "names prompt 1, but there are 1"),
@@ -165,6 +171,7 @@ def safetensors_of(array: Any, **changes: Any) -> bytes:
     return save({"a": array}, metadata={"request": text})
 
 
+NAMED = {"prompt": 0, "image": {"tensor": "a"}}
 BYTES = np.zeros((2, 3), np.uint8)
 HOSTILE_TENSORS = {
     "empty": (b"", "no safetensors"),
@@ -176,6 +183,8 @@ HOSTILE_TENSORS = {
     "one axis": (safetensors_of(np.zeros(4, np.uint8)), r"got \(4,\)"),
     "five channels": (safetensors_of(np.zeros((2, 2, 5), np.uint8)), r"got \(2, 2, 5\)"),
     "no pixels": (safetensors_of(np.zeros((0, 2), np.uint8)), r"got \(0, 2\)"),
+    "a bomb of frames": (safetensors_of(np.zeros((2**16, 1, 1), np.uint8), image=None, video={"tensor": "a"}), "more"),
+    "too many parts": (save({"a": BYTES}, metadata={"request": "[" * 2**21}), "more than 2097152 parts"),
     "a picture for a video": (safetensors_of(BYTES, image=None, video={"tensor": "a"}), "a video must be"),
 }
 
@@ -185,6 +194,24 @@ def test_what_are_no_tensors_is_refused(name: str):
     body, reason = HOSTILE_TENSORS[name]
     with pytest.raises(DataError, match=reason):
         unpacked(body, SAFETENSORS)
+
+
+def test_a_tensor_counts_as_often_as_it_is_named():
+    """A small body may name one picture many times."""
+    three, four = (
+        save({"a": np.zeros((100, 100), np.uint8)}, metadata={"request": document(samples=[NAMED] * num).decode()})
+        for num in (3, 4)
+    )
+    assert len(unpacked(three, SAFETENSORS, max_pixels=30_000)[1]) == 3
+    with pytest.raises(DataError, match="more pixels than the server takes"):
+        unpacked(four, SAFETENSORS, max_pixels=39_999)
+
+
+def test_a_tiny_picture_counts_for_more():
+    body = document(samples=[{"prompt": 0, "image": png(Image.new("L", (2, 2)))}] * 3)
+    assert len(unpacked(body, JSON, max_pixels=3 * MIN_PIXELS)[1]) == 3
+    with pytest.raises(DataError, match="more pixels than the server takes"):
+        unpacked(body, JSON, max_pixels=3 * MIN_PIXELS - 1)
 
 
 def test_pickles_are_not_even_looked_at():

@@ -1,0 +1,103 @@
+"""The process that serves: connections with time limits, and an end that comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, ClassVar, final
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mmgrpo.config import RewardConfig, RunConfig
+
+GRACE_S = 30
+_SERVED = {"name", "label"}  # of a reward's entry, beside its own settings
+_READ = {"rewards", "runtime"}  # of a configuration
+
+
+@final
+class ImpatientProtocol(H11Protocol):
+    """HTTP that closes a connection whose request line and headers do not arrive in time.
+
+    uvicorn waits for them for ever, so that a few hundred half requests would take every file the process may open.
+    """
+
+    header_timeout_s: ClassVar[float] = 20.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._patience: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting()
+        elif self._patience is None:
+            self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._patience = self.loop.call_later(self.header_timeout_s, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+
+def make_server(app: FastAPI, *, host: str = "127.0.0.1", port: int = 0, grace_s: int = GRACE_S) -> uvicorn.Server:
+    """The server of an application.
+
+    Args:
+        app: as ``make_app`` makes it.
+        host: address to listen on.
+        port: port to listen on; 0 is any that is free.
+        grace_s: seconds that requests under way may take once the server is told to end.
+
+    Returns:
+        The server; its ``run`` serves until the process is told to end.
+    """
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            http=ImpatientProtocol,
+            ws="none",
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=grace_s,
+        )
+    )
+
+
+def serve(app: FastAPI, *, host: str, port: int, grace_s: int = GRACE_S) -> None:
+    """Serves until the process is told to end, and then for ``grace_s`` at most what is under way."""
+    make_server(app, host=host, port=port, grace_s=grace_s).run()
+
+
+def ignored_settings(config: RunConfig) -> list[str]:
+    """The settings that a configuration gives and a server does nothing with: how rewards count is for the run to say.
+
+    Args:
+        config: what is served.
+
+    Returns:
+        Their names, such as ``rewards.pick.weight``.
+    """
+    sections = sorted(config.model_fields_set - _READ)
+    return [*sections, *(f"rewards.{name}" for reward in config.rewards for name in _uncounted(reward))]
+
+
+def _uncounted(reward: RewardConfig) -> Sequence[str]:
+    declared = set(type(reward).model_fields) - _SERVED
+    return [f"{reward.known_as}.{name}" for name in sorted(reward.model_fields_set & declared)]
