@@ -72,6 +72,7 @@ REWARDS: Mapping[str, str] = {
     "motion": "mmgrpo.rewards.motion:Motion",
     "temporal_consistency": "mmgrpo.rewards.motion:TemporalConsistency",
     "frame_mean": "mmgrpo.rewards.motion:FrameMean",
+    "video_align": "mmgrpo.rewards.video_align:VideoAlign",
     "vlm_judge": "mmgrpo.rewards.judges:VlmJudge",
     "prompt_likelihood": "mmgrpo.rewards.judges:PromptLikelihood",
     "api_judge": "mmgrpo.rewards.endpoints:ApiJudge",

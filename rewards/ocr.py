@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Literal, final
 
 import numpy as np
@@ -13,7 +12,9 @@ from PIL import Image
 from rapidfuzz.distance import Levenshtein
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.checkpoints import chosen_device, needed, once, positive
+from mmgrpo.rewards.checkpoints import chosen_device, once, positive
+from mmgrpo.rewards.explaining import drawn_boxes
+from mmgrpo.rewards.ocr_engines import ENGINES, Engine, Line
 from mmgrpo.rewards.parsing import one_of
 from mmgrpo.rewards.pictures import frames_of
 from mmgrpo.types import Sample, Score
@@ -37,11 +38,16 @@ class OcrAccuracy:
     the distance is divided by the length asked for, at least 0. ``counted``: every letter too many counts, and the
     distance is divided by the longer of the two. Of a video ``frames`` are read, and the mean is taken.
 
-    Settings: ``engine`` is rapidocr, easyocr or pytesseract (``pip install 'mmgrpo[ocr]'`` has the first), or
-    ``python:module:function``, a function from a PIL image to the text in it; ``languages`` are the engine's own codes.
+    Settings: ``engine`` is rapidocr (its wheel carries its models, nothing is fetched), pytesseract (needs the program
+    tesseract; ``pip install 'mmgrpo[ocr]'`` has both), easyocr (fetches its weights), or ``python:module:function``, a
+    function from a PIL image to the text in it. ``languages`` are the engine's own codes; none leaves it its own
+    default: rapidocr reads Latin, Chinese and Japanese script with one model, the others English. ``device`` is used by
+    easyocr, and by rapidocr with the package onnxruntime-gpu; pictures are read one by one.
     Range: 0 to 1.
-    Source: Flow-GRPO, arXiv:2505.05470, sec. 5.1: max(1 - distance / length asked for, 0), there with PaddleOCR.
-    Traps: engines read what they expect: a glyph that is nearly an A is read as one. ``forgiven`` lets a picture repeat
+    Source: Flow-GRPO, arXiv:2505.05470, sec. 5.1: max(1 - distance / length asked for, 0), there with PaddleOCR, and
+    for the first quotation alone.
+    Traps: engines read what they expect: a glyph that is nearly an A is read as one. rapidocr reads text that stands on
+    its side or head, tesseract does not, and neither reads letters of a few pixels. ``forgiven`` lets a picture repeat
     the text or fill up with others; read the explanations.
     """
 
@@ -52,7 +58,7 @@ class OcrAccuracy:
         engine: str | Reader = "rapidocr",
         column: str | None = None,
         around: Around = "forgiven",
-        languages: Sequence[str] = ("en",),
+        languages: Sequence[str] = (),
         frames: int = 4,
         device: str | None = None,
     ) -> None:
@@ -77,14 +83,24 @@ class OcrAccuracy:
             values.append(self._scored(text or "", found) if found else None)
         return values
 
-    def _scored(self, wanted: str, found: Sequence[str]) -> Score:
-        value = float(np.mean([text_accuracy(text, wanted, self._around) for text in found]))
-        return Score(value, {"text": " | ".join(found)[:500], "reference": wanted[:500]})
+    def _scored(self, wanted: str, found: Sequence[Sequence[Line]]) -> Score:
+        texts = [" ".join(line.text for line in lines) for lines in found]
+        value = float(np.mean([text_accuracy(text, wanted, self._around) for text in texts]))
+        drawn = drawn_lines(found[0]) if len(found) == 1 else {}
+        return Score(value, {"text": " | ".join(texts)[:500], "reference": wanted[:500]} | drawn)
 
-    def _reader(self) -> Reader:
-        if not isinstance(self._engine, str):
-            return self._engine
-        return once(ENGINES[self._engine], self._languages, chosen_device(self._device).type == "cuda")
+    def _reader(self) -> Engine:
+        if isinstance(self._engine, str):
+            return once(ENGINES[self._engine], self._languages, chosen_device(self._device))
+        reader = self._engine
+        return lambda image: [Line(reader(image), None)]
+
+
+def drawn_lines(lines: Sequence[Line]) -> dict[str, Any]:
+    """The boxes of the lines that have one, with their text, for reports; nothing if there are none."""
+    placed = [line for line in lines if line.box is not None]
+    boxes = [line.box for line in placed if line.box is not None]
+    return drawn_boxes(boxes, (), labels=[line.text for line in placed]) if boxes else {}
 
 
 def wanted_text(sample: Sample, column: str | None) -> str | None:
@@ -109,28 +125,3 @@ def text_accuracy(found: str, wanted: str, around: Around) -> float:
 def plain(text: str) -> str:
     """NFKC, case folded, without white space; cut at ``MAX_CHARS``."""
     return "".join(unicodedata.normalize("NFKC", text[:MAX_CHARS]).casefold().split())[:MAX_CHARS]
-
-
-def _rapidocr(languages: tuple[str, ...], gpu: bool) -> Reader:
-    engine = needed("rapidocr", "'mmgrpo[ocr]'").RapidOCR()
-
-    def read(image: Image.Image) -> str:
-        return " ".join(engine(image).txts or ())
-
-    return read
-
-
-def _easyocr(languages: tuple[str, ...], gpu: bool) -> Reader:
-    engine: Any = needed("easyocr", "easyocr").Reader(list(languages), gpu=gpu)
-    return lambda image: " ".join(engine.readtext(np.asarray(image), detail=0))
-
-
-def _pytesseract(languages: tuple[str, ...], gpu: bool) -> Reader:
-    return partial(needed("pytesseract", "pytesseract").image_to_string, lang="+".join(languages))
-
-
-ENGINES: dict[str, Callable[[tuple[str, ...], bool], Reader]] = {
-    "rapidocr": _rapidocr,
-    "easyocr": _easyocr,
-    "pytesseract": _pytesseract,
-}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mmgrpo.types import Prompt, Sample
+from mmgrpo.types import Prompt, Sample, Score
 
 
 def drew(image: Image.Image | None, text: str = "a red cat", **columns: Any) -> Sample:
@@ -25,3 +25,13 @@ def noise(seed: int, width: int = 24, height: int = 20) -> Image.Image:
     """An RGB picture of which no two pixels go together."""
     pixels = np.random.RandomState(seed).randint(0, 256, size=(height, width, 3))
     return Image.fromarray(pixels.astype(np.uint8))
+
+
+def values(scores: Sequence[float | Score | None]) -> list[float | None]:
+    """The numbers that a reward gave, with or without what they rest on."""
+    return [None if score is None else float(score) for score in scores]
+
+
+def said(scores: Sequence[float | Score | None]) -> list[dict[str, Any] | None]:
+    """What a reward said of its scores."""
+    return [dict(score.explanation) if isinstance(score, Score) else None for score in scores]

@@ -1,18 +1,22 @@
-"""Text in pictures. No engine is installed here: a real function that reads a picture's own mark stands for one."""
+"""Text in pictures, read by the engines themselves, and by a function that knows how a picture was made."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from mmgrpo.errors import ConfigError, MissingPackageError
+from mmgrpo.errors import ConfigError, MissingPackageError, RewardError
 from mmgrpo.rewards.ocr import OcrAccuracy, text_accuracy, wanted_text
-from tests.rewards.drawn import drew, filmed
+from mmgrpo.types import Score
+from tests.rewards.drawn import drew, filmed, values
 
 READER = '''
 def read(image):
@@ -38,7 +42,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Image.I
 
 
 def values_of(reward: OcrAccuracy, *samples: Any) -> list[float | None]:
-    return [None if score is None else float(score) for score in reward(samples)]
+    return values(reward(samples))
 
 
 @pytest.mark.parametrize(
@@ -108,10 +112,86 @@ def test_an_engine_is_named_in_yaml_as_a_function(reader: Callable[[Image.Image]
     assert [float(score or 0) for score in named.function([drew(written("opun"), '"Open"')])] == [0.75]
 
 
-def test_an_engine_that_is_not_installed_names_the_extra() -> None:
-    with pytest.raises(MissingPackageError, match=r"rapidocr.*mmgrpo\[ocr\]"):
-        OcrAccuracy()([drew(written("a"), '"a"')])
-    assert OcrAccuracy()([drew(written("a"), "a")]) == [None]
+def lettered(text: str, size: int = 40, width: int = 320, height: int = 160, turned: int = 0) -> Image.Image:
+    image = Image.new("RGB", (width, height), "white")
+    ImageDraw.Draw(image).text((20, 20), text, fill="black", font=ImageFont.load_default(size))
+    return image.rotate(turned, expand=True)
+
+
+PICTURES = {
+    "right": (lettered("Hello World"), 1),
+    "wrong": (lettered("Hallo Wurld"), 0.8),
+    "small": (lettered("Hello World", 14, 180, 60), 1),
+    "two lines": (lettered("Hello\nWorld", width=256), 1),
+    "empty": (Image.new("RGB", (96, 96), "white"), 0),
+    "illegible": (lettered("Hello World", 4, 80, 40), 0),
+    "a strip": (Image.new("RGB", (1500, 3)), 0),
+    "a pixel": (Image.new("RGB", (1, 1)), 0),
+}
+
+
+def installed(engine: str) -> bool:
+    return find_spec(engine) is not None and (engine != "pytesseract" or shutil.which("tesseract") is not None)
+
+
+@pytest.mark.parametrize("engine", ["rapidocr", "pytesseract"])
+def test_engines_read_what_is_written(engine: str) -> None:
+    """Wrong: two of ten letters without the blank are others."""
+    if not installed(engine):
+        pytest.skip(f"{engine} is not installed")
+    pictures, expected = zip(*PICTURES.values(), strict=True)
+    found = values_of(OcrAccuracy(engine), *[drew(image, 'a sign that says "Hello World"') for image in pictures])
+    assert dict(zip(PICTURES, found, strict=True)) == dict(zip(PICTURES, map(pytest.approx, expected), strict=True))
+
+
+def test_rapidocr_reads_text_on_its_side_and_head() -> None:
+    turned = [drew(lettered("Hello", 48, 192, 128, turned), '"Hello"') for turned in (90, 180, 270)]
+    assert values_of(OcrAccuracy(), *turned) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("engine", ["rapidocr", "pytesseract"])
+def test_lines_are_drawn_where_they_stand(engine: str) -> None:
+    """The ink, from the pixels themselves: in the middle of the box, which may leave a margin around it."""
+    if not installed(engine):
+        pytest.skip(f"{engine} is not installed")
+    image = lettered("Open")
+    left, top, right, bottom = ImageOps.invert(image.convert("L")).getbbox() or (0, 0, 0, 0)
+    (score,) = OcrAccuracy(engine)([drew(image, '"Open"')])
+    assert isinstance(score, Score)
+    said = dict(score.explanation)
+    assert said["text"] == "Open"
+    assert said["space"] == {"name": "original", "width": 320, "height": 160}
+    (line,) = said["boxes"]
+    assert (line["role"], line["label"]) == ("stated", "Open")
+    x, y, beyond_x, beyond_y = line["box"]
+    assert (x + beyond_x, y + beyond_y) == pytest.approx((left + right, top + bottom), abs=8)
+    assert beyond_x - x == pytest.approx(right - left, abs=48)
+    assert x - 2 <= left < right <= beyond_x + 2
+
+
+def test_one_engine_serves_several_threads() -> None:
+    reward = OcrAccuracy()
+    words = ("Alpha", "Bravo", "Gamma", "Delta")
+    samples = [drew(lettered(word, 40, 192, 128), f'"{word}"') for word in words]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda sample: values_of(reward, sample), samples)) == [[1.0]] * 4
+
+
+def test_languages_that_an_engine_does_not_read_are_refused() -> None:
+    sample = drew(lettered("a"), '"a"')
+    with pytest.raises(RewardError, match="korean"):
+        OcrAccuracy(languages="korean")([sample])
+    with pytest.raises(ConfigError, match="reads with one model"):
+        OcrAccuracy(languages=("en", "de"))([sample])
+
+
+def test_an_engine_that_is_not_installed_is_named() -> None:
+    if installed("easyocr"):
+        pytest.skip("easyocr is installed")
+    with pytest.raises(MissingPackageError, match="easyocr"):
+        OcrAccuracy("easyocr")([drew(written("a"), '"a"')])
+    assert OcrAccuracy("easyocr")([drew(written("a"), "a")]) == [None]
+    assert OcrAccuracy()([]) == []
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
