@@ -100,7 +100,8 @@ def gdpo_advantage(
 
     Shapes: (R, P, G) of the whole batch, (R,) -> (P, G), G >= 2.   Units: any reward scales -> dimensionless.
     Raises: ShapeError if not 3-D, G < 2, weight_R is not (R,), or valid_RPG is not bool of the same shape.
-    Source: GDPO, arXiv:2601.05242. Deviation: eps in both denominators. TRL takes correction=1.
+    Source: GDPO, arXiv:2601.05242, sec. 3: eq. 4 (each reward), 7 (weights) and 6 (batch). Its code has eps = 1e-4 in
+    both denominators, as here, takes correction=1 (as TRL does), and counts a missing reward as 0.
     """
     valid_RPG = _checked(reward_RPG, valid_RPG, ndim=3)
     if weight_R.shape != reward_RPG.shape[:1]:

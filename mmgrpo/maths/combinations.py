@@ -44,7 +44,7 @@ def normalised_sum(
     the batch.
 
     Shapes: (R, P, G), (R,), bool (R, P, G) -> (P, G), G >= 2.   Units: any reward scales -> dimensionless.
-    Raises: ShapeError unless the shapes fit.   Source: GDPO, arXiv:2601.05242, eq. 4-5, without the batch's norm.
+    Raises: ShapeError unless the shapes fit.   Source: GDPO, arXiv:2601.05242, eq. 4 and 7, without eq. 6.
     """
     valid_RPG = _checked(reward_RPG, weight_R, valid_RPG)
     scores = [

@@ -11,7 +11,7 @@ from typing import final
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.reward import Reward
 from mmgrpo.rewards.groups.grouping import asked, is_score
-from mmgrpo.types import Sample
+from mmgrpo.types import Sample, Score
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +19,11 @@ Judge = Callable[[Sample, Sample], float | None]
 """The probability that the first sample is the better one; None if that cannot be said."""
 
 Pair = tuple[int, int]
+Meeting = tuple[int, float | None]
+"""The row of the other one, and the probability that this one is better; None or NaN where there is none."""
+
+MAX_MATCHES = 30  # in an explanation
+
 Decide = Callable[[Sequence[Pair]], list[float | None]]
 """For pairs of rows the probabilities that the first is better; None or NaN where there is none."""
 
@@ -103,9 +108,35 @@ def verdict(preference: float) -> float:
     return 0.5 if preference == 0.5 else float(preference > 0.5)
 
 
-def nothing_said(preferences: Sequence[float | None]) -> float | None:
+def meetings(num_samples: int, pairs: Sequence[Pair], preferences: Sequence[float | None]) -> list[list[Meeting]]:
+    """Of each sample, whom it met in these pairs and with what outcome, in their order."""
+    found: list[list[Meeting]] = [[] for _ in range(num_samples)]
+    for (first, second), preference in zip(pairs, preferences, strict=True):
+        found[first].append((second, preference))
+        found[second].append((first, 1 - preference if is_score(preference) else preference))
+    return found
+
+
+def nothing_said(met: Sequence[Meeting]) -> float | None:
     """The score of a sample of which no pair was decided: None, or NaN if judging any of them failed."""
-    return math.nan if any(value is not None for value in preferences) else None
+    return math.nan if any(value is not None for _, value in met) else None
+
+
+def explained(
+    value: float | None, met: Sequence[Meeting], samples: Sequence[Sample], **parts: float | None
+) -> Score | None:
+    """The score with what it rests on: its wins, ties and defeats, and against which members."""
+    if value is None:
+        return None
+    decided = [verdict(preference) for _, preference in met if is_score(preference)]
+    counts = {"wins": decided.count(1), "ties": decided.count(0.5), "defeats": decided.count(0)}
+    counts["undecided"] = len(met) - len(decided)
+    matches = [[samples[row].member, _short(preference)] for row, preference in met[:MAX_MATCHES]]
+    return Score(value, {"parts": {name: _short(part) for name, part in (parts | counts).items()}, "matches": matches})
+
+
+def _short(number: float | None) -> float | None:
+    return round(number, 4) if is_score(number) else None
 
 
 def _asked(judge: Judge, first: Sample, second: Sample) -> float | None:

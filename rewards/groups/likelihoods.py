@@ -22,8 +22,8 @@ class Unlikeliness:
 
     Settings: ``of``, the reward with its settings, or its bare name.
     Range: (1 - ``strength`` (G - 1) / G) of a positive reward up to all of it.
-    Source: He et al. 2025, arXiv:2506.02355; ``strength: 0.25`` as in its code. Deviation: rewards below 0 stay as they
-    are, where its proofs are right (1) or wrong (0).
+    Source: He et al. 2025, arXiv:2506.02355; ranks and ``strength: 0.25`` as in its code. Deviations: rewards below 0
+    stay as they are, where its proofs are right (1) or wrong (0); equal likelihoods share a rank.
     Traps: it holds the reward, so do not add that beside it. The mean over tokens is the measure, so a long sample is
     not unlikely by being long. Greedy samples of a group are all alike and share one rank.
     """
@@ -58,7 +58,8 @@ class SelfCertainty:
     the sample does not fill it.
 
     Range: 0 and more.   Units: nats per token.
-    Source: Zhao et al. 2025 (Intuitor), arXiv:2505.19590, self-certainty.
+    Source: Zhao et al. 2025 (Intuitor), arXiv:2505.19590, self-certainty; its code leaves out the constant log V, which
+    no advantage sees.
     Traps: it rewards confidence, not truth: repetition and boilerplate are what a policy is surest of, so watch a
     held-out accuracy and ``repetition``. Its scale depends on the vocabulary: normalise by group.
     """
@@ -73,14 +74,14 @@ class LikelihoodConsistency:
 
     r_i + ``strength`` r_i where the sample is right and its answer is likely enough: r_i > 0.1 and at least the group's
     mean reward; and its likelihood p_i, cut at ``ceiling``, is at least the mean over the right ones less ``margin``.
-    p_i, 0 to 1, is the mean probability per token of the answer after the sample's reasoning, under a model that
-    changes slowly. None where either the reward or the likelihood has None.
+    p_i, 0 to 1, is the probability per token (the geometric mean) of the answer after the sample's reasoning, under a
+    model that changes slowly. None where either the reward or the likelihood has None.
 
     Settings: ``of``, the reward with its settings, or its bare name; ``likelihood``, another one that gives p, such as
     a ``python:module:function`` of the samples, or a served model by ``remote``.
     Range: that of the reward, times 1 + ``strength`` where it is positive.
-    Source: Chen et al. 2025 (GRPO-CARE), arXiv:2506.16141, and its code, whose scripts have these numbers;
-    there p is by a moving average of the policy.
+    Source: Chen et al. 2025 (GRPO-CARE), arXiv:2506.16141, and its code, whose scripts have these numbers; there p is
+    by a moving average of the policy (0.995 every 10 steps), and ``of`` is the accuracy alone.
     Traps: it holds the reward, so do not add that beside it. In a group of equal likelihoods every right sample has the
     bonus. An answer that is copied from the prompt is likely without any reasoning.
     """

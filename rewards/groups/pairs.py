@@ -11,9 +11,19 @@ from typing import Literal, final, get_args
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.reward import Reward
-from mmgrpo.rewards.groups.duels import Decide, Duels, Judge, Pair, nothing_said, verdict
+from mmgrpo.rewards.groups.duels import (
+    Decide,
+    Duels,
+    Judge,
+    Meeting,
+    Pair,
+    explained,
+    meetings,
+    nothing_said,
+    verdict,
+)
 from mmgrpo.rewards.groups.grouping import groups, is_score
-from mmgrpo.types import Prompt, Sample
+from mmgrpo.types import Prompt, Sample, Score
 
 Seeding = Literal["anchor", "random"]
 Placing = Literal["points", "matches"]
@@ -29,11 +39,14 @@ class PairwiseWinRate:
     which nothing is known is left out of both rates. A sample without a decided pair, such as one alone in its group,
     gets None; NaN if judging failed.
 
+    Explains itself by the sample's wins, ties and defeats, and against whom.
+
     Settings: either ``judge``, a ``python:module:function`` of two samples that gives the probability that the first is
     better (or a bool, or None), or ``of``, another reward whose higher score wins; with ``temperature`` t > 0 its
     probability is logistic((a - b) / t). ``workers`` are threads, for judges that wait for an endpoint.
     Range: 0 to 1; the mean over a group is 1/2.
-    Source: Wang et al. 2025 (Pref-GRPO), arXiv:2508.20751; ties count half as in its code. Deviation: order swap.
+    Source: Wang et al. 2025 (Pref-GRPO), arXiv:2508.20751; ties count half as in its code. Deviations: order swap; a
+    pair of which the judge says nothing is left out, where the code counts a tie.
     Traps: it says nothing of how good a group is, so its mean stays at 1/2: watch a held-out score. With ``of`` and
     without ``soft`` the scale of the other reward is gone, which is what it is for. Quadratic in the group's size.
     """
@@ -50,9 +63,10 @@ class PairwiseWinRate:
         self._duels = Duels(judge, of, swap, temperature, workers)
         self._soft = soft
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[Score | None]:
         pairs = [pair for rows in groups(samples).values() for pair in combinations(rows, 2)]
-        return win_rates(len(samples), pairs, self._duels.between(samples)(pairs), soft=self._soft)
+        met = meetings(len(samples), pairs, self._duels.between(samples)(pairs))
+        return [explained(win_rate(found, soft=self._soft), found, samples) for found in met]
 
 
 @final
@@ -66,12 +80,15 @@ class Tournament:
     by points a group of G takes at most 2 (G - 1) comparisons where all pairs would be G (G - 1) / 2; a pair that met
     before is not judged again. A sample alone in its group, or with no decided match, gets None; NaN if judging failed.
 
+    Explains itself by the sample's place, points and matches in the order in which they were played.
+
     Settings: ``judge``, ``of``, ``swap``, ``temperature`` and ``workers`` as in ``pairwise_win_rate``. Draws depend on
     ``seed``, the prompt's text and the members' numbers alone.
     Range: 0 to 1; the mean over a group is 1/2.
     Source: Zhang et al. 2026 (ArenaRL), arXiv:2601.06487, seeded single elimination and its code; the reward is
-    1 - place / (G - 1), which its quantile advantages normalise. Deviations: the anchor is a member, not a greedy
-    sample beside them, and seeded as its own equal (1/2); the best seeds get the byes.
+    1 - place / (G - 1), which its advantages standardise. Deviations: the anchor is a drawn member, where the code
+    takes the first and the paper a greedy sample; it is seeded as its own equal (1/2), not by its mean against the
+    others; the best seeds get the byes; equal losers share their places; a pair is not judged twice.
     Traps: only the first place is sure even with a judge without noise; a strong member that meets the strongest early
     is placed low. For groups up to about 6 ``pairwise_win_rate`` costs little more and is exact.
     """
@@ -96,15 +113,17 @@ class Tournament:
         self._placing: Placing = placing
         self._seed = seed
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[Score | None]:
         decide = self._duels.between(samples)
-        found: list[float | None] = [None] * len(samples)
+        found: list[Score | None] = [None] * len(samples)
         for rows in groups(samples).values():
             matches = Matches(decide)
             draw = self._draw(samples[rows[0]].prompt).sample(rows, len(rows))
             seeded = seeded_by_anchor(draw, matches) if self._seeding == "anchor" else draw
-            for row, value in scores_of_places(knock_out(seeded, matches, self._placing)).items():
-                found[row] = value if matches.points(row) is not None else nothing_said(matches.of(row))
+            for row, place in shared_places(knock_out(seeded, matches, self._placing)).items():
+                met, points = matches.of(row), matches.points(row)
+                value = nothing_said(met) if points is None else 1 - place / (len(rows) - 1)
+                found[row] = explained(value, met, samples, place=place + 1, points=points)
         return found
 
     def _draw(self, prompt: Prompt) -> random.Random:
@@ -112,26 +131,18 @@ class Tournament:
         return random.Random(derive_seed(self._seed, int.from_bytes(text, "little")))
 
 
-def win_rates(
-    num_samples: int, pairs: Sequence[Pair], preferences: Sequence[float | None], *, soft: bool = False
-) -> list[float | None]:
-    """Each sample's mean outcome over the decided pairs it is in.
+def win_rate(met: Sequence[Meeting], *, soft: bool = False) -> float | None:
+    """Mean outcome of a sample's meetings.
 
     Args:
-        num_samples: how many samples there are.
-        pairs: two rows each.
-        preferences: probability that the first of each pair is better; None or NaN if undecided.
+        met: whom it met, and the probability that it is better.
         soft: take the probabilities themselves, not wins, ties and defeats.
 
     Returns:
-        A rate per sample; None where it is in no decided pair, NaN if that is because judging failed.
+        The mean over those decided; None if none is, NaN if that is because judging failed.
     """
-    said: list[list[float | None]] = [[] for _ in range(num_samples)]
-    for (first, second), preference in zip(pairs, preferences, strict=True):
-        outcome = preference if soft or not is_score(preference) else verdict(preference)
-        said[first].append(outcome)
-        said[second].append(1 - outcome if is_score(outcome) else outcome)
-    return [_mean_of_decided(outcomes) for outcomes in said]
+    decided = [preference if soft else verdict(preference) for _, preference in met if is_score(preference)]
+    return sum(decided) / len(decided) if decided else nothing_said(met)
 
 
 @final
@@ -148,14 +159,14 @@ class Matches:
         self._known.update(zip(new, self._decide(new), strict=True))
         return [self._seen_by(a, (a, b) if (a, b) in self._known else (b, a)) for a, b in pairs]
 
-    def of(self, row: int) -> list[float | None]:
-        """The row's outcomes in all its matches."""
-        return [self._seen_by(row, pair) for pair in self._known if row in pair]
+    def of(self, row: int) -> list[Meeting]:
+        """Whom the row met, in order, and with what outcome."""
+        return [(pair[pair[0] == row], self._seen_by(row, pair)) for pair in self._known if row in pair]
 
     def points(self, row: int) -> float | None:
         """Mean over the row's decided matches; None without one."""
-        decided = [value for value in self.of(row) if is_score(value)]
-        return sum(decided) / len(decided) if decided else None
+        mean = win_rate(self.of(row), soft=True)
+        return mean if is_score(mean) else None
 
     def _seen_by(self, row: int, pair: Pair) -> float | None:
         value = self._known[pair]
@@ -211,25 +222,13 @@ def tied(rows: Sequence[int], key: Callable[[int], float]) -> list[list[int]]:
     return [[row for row in rows if key(row) == value] for value in sorted({key(row) for row in rows}, reverse=True)]
 
 
-def scores_of_places(places: Sequence[Sequence[int]]) -> Mapping[int, float | None]:
-    """1 for the first, 0 for the last, evenly spaced; who shares places gets their mean; None for one alone."""
-    num = sum(map(len, places))
-    if num < 2:
-        return {row: None for rows in places for row in rows}
+def shared_places(places: Sequence[Sequence[int]]) -> Mapping[int, float]:
+    """Each row's place, from 0; those who stand together have the mean of theirs."""
     before = [sum(map(len, places[:place])) for place in range(len(places))]
-    return {
-        row: 1 - (first + (len(rows) - 1) / 2) / (num - 1)
-        for first, rows in zip(before, places, strict=True)
-        for row in rows
-    }
+    return {row: first + (len(rows) - 1) / 2 for first, rows in zip(before, places, strict=True) for row in rows}
 
 
 def _winner(pair: Pair, preference: float | None, seed: Mapping[int, int]) -> int:
     if is_score(preference) and preference != 0.5:
         return pair[preference < 0.5]
     return min(pair, key=seed.__getitem__)
-
-
-def _mean_of_decided(outcomes: Sequence[float | None]) -> float | None:
-    decided = [value for value in outcomes if is_score(value)]
-    return sum(decided) / len(decided) if decided else nothing_said(outcomes)

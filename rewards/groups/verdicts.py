@@ -24,7 +24,8 @@ class NoisyVerifier:
     Settings: ``of``, the verifier with its settings, or its bare name; ``false_positive``, the share of wrong samples
     that it passes; ``false_negative``, the share of right ones that it fails; together below 1.
     Range: two values, one at most 0, the other at least 1.
-    Source: Cai et al. 2025, arXiv:2510.00915, backward correction.
+    Source: Cai et al. 2025, arXiv:2510.00915, backward correction, with rho_0 = fp and rho_1 = fn; its forward
+    correction weighs gradients and is no reward.
     Traps: it is a change of scale, so an advantage divided by the group's spread is the same with it and without: it
     counts where advantages are only centred, beside other rewards, and in the curves. Rates that are too high
     overcorrect; measure them on labelled samples of the policy that is trained. It raises the variance by

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from typing import Literal, final
+from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.groups.grouping import groups, within_groups
+from mmgrpo.rewards.explaining import excerpt
+from mmgrpo.rewards.groups.grouping import groups
 from mmgrpo.rewards.parsing import Extract, extracted, normalised, one_of
-from mmgrpo.types import Sample
+from mmgrpo.types import Sample, Score
+
+MAX_NAMED = 8  # winners of a tie, in an explanation
 
 Mode = Literal["agreement", "share"]
 Entails = Callable[[Sample, Sample], float]
@@ -29,11 +32,14 @@ class MajorityVote:
     ``entropy`` w takes w H / log k off every score of a group, H being the entropy of its k different answers: 0 for
     one voice, w where all are equally frequent.
 
+    Explains itself by the answer it read, the most frequent ones and the counts.
+
     Settings: ``extract`` and ``ignore_case`` as in ``exact_match``.
     Range: 0 to 1, less ``entropy``.
     Source: agreement: Zuo et al. 2025 (TTRL), arXiv:2504.16084; share and entropy: Singh et al. 2025 (TTRV),
-    arXiv:2510.06783, whose code has ``mode: share`` and ``entropy: 0.75``. Deviations: ties, which TTRL's code gives
-    to the answer that came first; samples without an answer vote for nothing.
+    arXiv:2510.06783, whose code has ``mode: share`` and ``entropy: 0.75``, and divides H by log k as here. Deviations:
+    ties, which TTRL's code gives to the answer that came first; samples without an answer vote for nothing, where the
+    codes count them as one more answer.
     Traps: it rewards agreement, not truth: where most samples are wrong it teaches the error, so watch a held-out
     accuracy. The entropy is the same for the whole group, so every advantage that subtracts the group's mean drops it.
     Nothing is equal by value ("7.0" is not "7"): use ``semantic_clusters`` with a judge of one's own.
@@ -49,16 +55,23 @@ class MajorityVote:
         self._ignore_case = ignore_case
         self._entropy = entropy
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        answers = [answer_of(sample, self._extract, ignore_case=self._ignore_case) for sample in samples]
-        of_group = agreement if self._mode == "agreement" else shares
+    def __call__(self, samples: Sequence[Sample]) -> list[Score | None]:
+        return among_writers(samples, self._scores)
 
-        def rule(rows: Sequence[int]) -> list[float | None]:
-            votes = [answers[row] for row in rows]
-            penalty = self._entropy * relative_entropy(votes)
-            return [value - penalty for value in of_group(votes)]
-
-        return within_groups(samples, [None if sample.text is None else 0.0 for sample in samples], rule)
+    def _scores(self, members: Sequence[Sample]) -> list[Score | None]:
+        votes = [answer_of(member, self._extract, ignore_case=self._ignore_case) for member in members]
+        values = agreement(votes) if self._mode == "agreement" else shares(votes)
+        disorder = relative_entropy(votes)
+        counts: Counter[str | None] = Counter(vote for vote in votes if vote is not None)
+        of_all = {"voters": len(votes), "answers": len(counts), "relative_entropy": round(disorder, 4)}
+        majority = [excerpt(vote) for vote in winners(votes)[:MAX_NAMED]]
+        return [
+            Score(
+                value - self._entropy * disorder,
+                {"parsed": excerpt(vote), "majority": majority, "parts": {"votes": counts[vote], **of_all}},
+            )
+            for vote, value in zip(votes, values, strict=True)
+        ]
 
 
 @final
@@ -74,10 +87,14 @@ class SemanticClusters:
     ``entropy_max`` gets None: what is settled or hopeless teaches nothing. A sample without an answer says the same as
     no other; one without text gets None and does not count.
 
+    Explains itself by the answer it read (without ``entails``), the size of its cluster and the group's entropy.
+
     Settings: ``extract`` and ``ignore_case`` as in ``exact_match``; they do nothing with ``entails``.
     Range: 1 / G to 1.   Units: entropies in nats, 0 to log G.
-    Source: Zhang et al. 2025 (EMPO), arXiv:2504.05812. Deviation: connected pairs instead of clusters grown one by one,
-    so that the order of the members does not matter.
+    Source: Zhang et al. 2025 (EMPO), arXiv:2504.05812. Deviations: connected pairs instead of clusters grown from the
+    first of each, so that the order of the members does not matter; a group outside the bounds gets None and a sample
+    without an answer 1 / G, where the code gives 0 (for mathematics it leaves out only groups of G different answers:
+    ``entropy_max`` just below log G).
     Traps: as ``majority_vote``, it rewards agreement, not truth; and short, vague answers agree most.
     """
 
@@ -102,21 +119,27 @@ class SemanticClusters:
         self._entropy_min = entropy_min
         self._entropy_max = entropy_max
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        found: list[float | None] = [None] * len(samples)
-        for rows in groups(samples).values():
-            wrote = [row for row in rows if samples[row].text is not None]
-            clusters = self._clusters([samples[row] for row in wrote])
-            if self._entropy_min <= entropy(clusters) <= self._entropy_max:
-                for row, share in zip(wrote, shares(clusters), strict=True):
-                    found[row] = share
-        return found
+    def __call__(self, samples: Sequence[Sample]) -> list[Score | None]:
+        return among_writers(samples, self._scores)
 
-    def _clusters(self, members: Sequence[Sample]) -> list[Hashable]:
+    def _scores(self, members: Sequence[Sample]) -> list[Score | None]:
+        answers, clusters = self._clusters(members)
+        disorder, counts = entropy(clusters), Counter(clusters)
+        if not self._entropy_min <= disorder <= self._entropy_max:
+            return [None] * len(members)
+        of_all = {"voters": len(clusters), "clusters": len(counts), "entropy": round(disorder, 4)}
+        return [
+            Score(share, answer | {"parts": {"votes": counts[cluster], **of_all}})
+            for answer, cluster, share in zip(answers, clusters, shares(clusters), strict=True)
+        ]
+
+    def _clusters(self, members: Sequence[Sample]) -> tuple[list[dict[str, Any]], Sequence[Hashable]]:
+        """What is read of each member, and its cluster."""
         if self._entails is not None:
-            return connected(members, self._same)
+            return [{}] * len(members), connected(members, self._same)
         answers = [answer_of(member, self._extract, ignore_case=self._ignore_case) for member in members]
-        return [(place,) if answer is None else answer for place, answer in enumerate(answers)]
+        clusters = [(place,) if answer is None else answer for place, answer in enumerate(answers)]
+        return [{"parsed": excerpt(answer)} for answer in answers], clusters
 
     def _same(self, first: Sample, second: Sample) -> bool:
         return all(
@@ -131,12 +154,29 @@ def answer_of(sample: Sample, extract: Extract, *, ignore_case: bool) -> str | N
     return None if answer is None else normalised(answer, ignore_case=ignore_case) or None
 
 
-def agreement(votes: Sequence[Hashable | None]) -> list[float]:
-    """1 / k for those whose vote is one of the k most frequent, 0 for others and for None."""
+def among_writers(
+    samples: Sequence[Sample], rule: Callable[[Sequence[Sample]], list[Score | None]]
+) -> list[Score | None]:
+    """The scores by a rule that sees a group's members that wrote something; None for the others."""
+    found: list[Score | None] = [None] * len(samples)
+    for rows in groups(samples).values():
+        wrote = [row for row in rows if samples[row].text is not None]
+        for row, score in zip(wrote, rule([samples[row] for row in wrote]), strict=True):
+            found[row] = score
+    return found
+
+
+def winners(votes: Sequence[str | None]) -> list[str]:
+    """The most frequent votes, in order."""
     counts = Counter(vote for vote in votes if vote is not None)
     most = max(counts.values(), default=0)
-    winners = [vote for vote, count in counts.items() if count == most]
-    return [1 / len(winners) if vote in winners else 0.0 for vote in votes]
+    return sorted(vote for vote, count in counts.items() if count == most)
+
+
+def agreement(votes: Sequence[str | None]) -> list[float]:
+    """1 / k for those whose vote is one of the k most frequent, 0 for others and for None."""
+    most = winners(votes)
+    return [1 / len(most) if vote in most else 0.0 for vote in votes]
 
 
 def shares(votes: Sequence[Hashable | None]) -> list[float]:

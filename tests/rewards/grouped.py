@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from mmgrpo.types import Prompt, Sample
+from mmgrpo.types import Prompt, Sample, Score
 
 
 def members(*texts: str | None, group: int = 0, scores: Sequence[Any] = (), **fields: Any) -> list[Sample]:
@@ -26,6 +26,11 @@ def scored(*scores: float | None, group: int = 0) -> list[Sample]:
 
 def in_group(samples: Sequence[Sample], group: int) -> list[Sample]:
     return [replace(sample, group=group) for sample in samples]
+
+
+def plain(values: Sequence[float | Score | None]) -> list[float | None]:
+    """The numbers without what they rest on."""
+    return [None if value is None else float(value) for value in values]
 
 
 def column_score(samples: Sequence[Sample]) -> list[float | None]:

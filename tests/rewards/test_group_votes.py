@@ -6,21 +6,21 @@ import pytest
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.groups.votes import MajorityVote, SemanticClusters, entropy, relative_entropy
-from mmgrpo.types import Sample
-from tests.rewards.grouped import members
+from mmgrpo.types import Sample, Score
+from tests.rewards.grouped import members, plain
 
 
 def test_majority_by_hand():
     samples = members("<answer>7</answer>", "<answer> 7</answer>", "<answer>8</answer>", "seven", None)
-    assert MajorityVote(extract="tag")(samples) == [1, 1, 0, 0, None]
-    assert MajorityVote("share", extract="tag")(samples) == [0.5, 0.5, 0.25, 0, None]  # of the four that wrote
+    assert plain(MajorityVote(extract="tag")(samples)) == [1, 1, 0, 0, None]
+    assert plain(MajorityVote("share", extract="tag")(samples)) == [0.5, 0.5, 0.25, 0, None]  # of the four that wrote
 
 
 def test_ties_share_the_majority():
-    assert MajorityVote()(members("a", "b", "A", "b", "c")) == [0.5, 0.5, 0.5, 0.5, 0]
-    assert MajorityVote(ignore_case=False)(members("a", "b", "A", "b", "c")) == [0, 1, 0, 1, 0]
-    assert MajorityVote()(members("a", "b", "c")) == pytest.approx([1 / 3] * 3)
-    assert MajorityVote()(members("", " ", "\n")) == [0, 0, 0]
+    assert plain(MajorityVote()(members("a", "b", "A", "b", "c"))) == [0.5, 0.5, 0.5, 0.5, 0]
+    assert plain(MajorityVote(ignore_case=False)(members("a", "b", "A", "b", "c"))) == [0, 1, 0, 1, 0]
+    assert plain(MajorityVote()(members("a", "b", "c"))) == pytest.approx([1 / 3] * 3)
+    assert plain(MajorityVote()(members("", " ", "\n"))) == [0, 0, 0]
 
 
 def test_entropy_by_hand():
@@ -30,20 +30,20 @@ def test_entropy_by_hand():
     assert relative_entropy(["a", "a", "a", "b", None]) == pytest.approx(nats / math.log(2))
     assert relative_entropy(["a", "b", "c"]) == pytest.approx(1)
     assert relative_entropy(["a", "a"]) == relative_entropy([None]) == entropy([]) == 0
-    values = MajorityVote("share", entropy=0.75)(members("a", "a", "a", "b"))
+    values = plain(MajorityVote("share", entropy=0.75)(members("a", "a", "a", "b")))
     off = 0.75 * nats / math.log(2)
     assert values == pytest.approx([0.75 - off, 0.75 - off, 0.75 - off, 0.25 - off])
 
 
 def test_groups_vote_apart():
     samples = [*members("a", "b", "b", group=2), *members("a", group=1), *members("a", "a", group=5)]
-    assert MajorityVote()(samples) == [0, 1, 1, 1, 1, 1]
-    assert SemanticClusters()(samples) == pytest.approx([1 / 3, 2 / 3, 2 / 3, 1, 1, 1])
+    assert plain(MajorityVote()(samples)) == [0, 1, 1, 1, 1, 1]
+    assert plain(SemanticClusters()(samples)) == pytest.approx([1 / 3, 2 / 3, 2 / 3, 1, 1, 1])
 
 
 def test_clusters_by_answer():
     samples = members("A cat", "a  cat", "a dog", "", "", None)
-    assert SemanticClusters()(samples) == [0.4, 0.4, 0.2, 0.2, 0.2, None]  # nothing said is like nothing else
+    assert plain(SemanticClusters()(samples)) == [0.4, 0.4, 0.2, 0.2, 0.2, None]  # nothing said is like nothing else
 
 
 def shares_a_word(first: Sample, second: Sample) -> float:
@@ -53,7 +53,7 @@ def shares_a_word(first: Sample, second: Sample) -> float:
 
 def test_clusters_by_entailment_need_both_directions():
     # "a b" says "b a" and the other way round; "a b c" says both, but neither says it
-    assert SemanticClusters(shares_a_word)(members("a b", "b a", "a b c", "d")) == [0.5, 0.5, 0.25, 0.25]
+    assert plain(SemanticClusters(shares_a_word)(members("a b", "b a", "a b c", "d"))) == [0.5, 0.5, 0.25, 0.25]
 
 
 def test_clusters_are_what_pairs_connect():
@@ -61,14 +61,39 @@ def test_clusters_are_what_pairs_connect():
         return 1 / (1 + abs(int(first.text or 0) - int(second.text or 0)))
 
     # 1 - 2 - 3 hang together by pairs of distance 1 (0.5 > 0.4), 9 does not
-    assert SemanticClusters(near, threshold=0.4)(members("1", "3", "9", "2")) == [0.75, 0.75, 0.25, 0.75]
-    assert SemanticClusters(near, threshold=0.5)(members("1", "3", "9", "2")) == [0.25] * 4
+    assert plain(SemanticClusters(near, threshold=0.4)(members("1", "3", "9", "2"))) == [0.75, 0.75, 0.25, 0.75]
+    assert plain(SemanticClusters(near, threshold=0.5)(members("1", "3", "9", "2"))) == [0.25] * 4
 
 
 def test_settled_and_hopeless_groups_are_left_out():
     reward = SemanticClusters(entropy_min=0.1, entropy_max=1.0)
     samples = [*members("a", "a", group=0), *members("a", "b", group=1), *members("a", "b", "c", group=2)]
-    assert reward(samples) == [None, None, 0.5, 0.5, None, None, None]  # 0, log 2 = 0.69, log 3 = 1.10
+    assert plain(reward(samples)) == [None, None, 0.5, 0.5, None, None, None]  # 0, log 2 = 0.69, log 3 = 1.10
+
+
+def test_votes_say_what_was_counted():
+    first, *_, silent = MajorityVote(extract="tag", entropy=1.0)(
+        members("<answer>7</answer>", "<answer> 7</answer>", "<answer>8</answer>", "seven")
+    )
+    # two of three for one of two answers: (2/3 log 3/2 + 1/3 log 3) / log 2 = 0.9183 of the most there can be
+    parts = {"voters": 4, "answers": 2, "relative_entropy": 0.9183}
+    assert first is not None
+    assert silent is not None
+    assert first.explanation == {"parsed": "7", "majority": ["7"], "parts": {"votes": 2, **parts}}
+    assert silent.explanation == {"parsed": None, "majority": ["7"], "parts": {"votes": 0, **parts}}
+    (tie, *_) = MajorityVote()(members(*(f"{i:03}" + "x" * 500 for i in range(20))))
+    assert tie is not None
+    assert len(tie.explanation["majority"]) == 8
+    assert [len(named) for named in tie.explanation["majority"]] == [200] * 8
+
+
+def test_clusters_say_what_was_counted():
+    a_cat, same, dog = SemanticClusters()(members("A cat", "a  cat", "a dog"))
+    parts = {"voters": 3, "clusters": 2, "entropy": 0.6365}  # 2/3 log 3/2 + 1/3 log 3
+    assert a_cat == same == Score(2 / 3, {"parsed": "a cat", "parts": {"votes": 2, **parts}})
+    assert dog == Score(1 / 3, {"parsed": "a dog", "parts": {"votes": 1, **parts}})
+    judged = SemanticClusters(shares_a_word)(members("a b", "b a"))
+    assert judged == [Score(1, {"parts": {"votes": 2, "voters": 2, "clusters": 1, "entropy": 0}})] * 2
 
 
 def test_settings_that_make_no_sense_are_refused():

@@ -21,7 +21,7 @@ from mmgrpo.rewards.groups.verdicts import Conciseness, NoisyVerifier
 from mmgrpo.rewards.groups.votes import MajorityVote, SemanticClusters
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.types import Prompt, Sample, Score
-from tests.rewards.grouped import column_chance, column_score
+from tests.rewards.grouped import column_chance, column_score, plain
 
 HERE = "python:tests.rewards.test_groups"
 REWARDS_OF_GROUPS: dict[str, Callable[..., Any]] = {
@@ -63,9 +63,9 @@ def test_the_order_of_samples_does_not_matter(name: str):
     reward = REWARDS_OF_GROUPS[name]
     for seed in range(10):
         samples = drawn(seed)
-        values = reward(samples)
+        values = plain(reward(samples))
         order = random.Random(seed).sample(range(len(samples)), len(samples))
-        shuffled = reward([samples[row] for row in order])
+        shuffled = plain(reward([samples[row] for row in order]))
         assert shuffled == pytest.approx([values[row] for row in order], nan_ok=True)
 
 
@@ -76,16 +76,18 @@ def test_the_members_numbers_do_not_matter(name: str):
     for seed in range(10):
         samples = drawn(seed)
         renumbered = [replace(sample, member=100 - sample.member) for sample in samples]
-        assert reward(renumbered) == pytest.approx(reward(samples), nan_ok=True)
+        assert plain(reward(renumbered)) == pytest.approx(plain(reward(samples)), nan_ok=True)
 
 
 @pytest.mark.parametrize("name", REWARDS_OF_GROUPS)
 def test_each_group_is_judged_as_if_it_were_alone(name: str):
     reward, samples = REWARDS_OF_GROUPS[name], drawn(3)
-    values = reward(samples)
+    values = plain(reward(samples))
     for group in {sample.group for sample in samples}:
         rows = [row for row, sample in enumerate(samples) if sample.group == group]
-        assert reward([samples[row] for row in rows]) == pytest.approx([values[row] for row in rows], nan_ok=True)
+        assert plain(reward([samples[row] for row in rows])) == pytest.approx(
+            [values[row] for row in rows], nan_ok=True
+        )
 
 
 @pytest.mark.parametrize("name", REWARDS_OF_GROUPS)
@@ -121,9 +123,9 @@ def test_what_the_reward_within_rests_on_is_passed_on(wrap: Callable[..., Any]):
 def test_a_million_characters():
     texts = ["a " * 500_000, "\u0301" * 1_000_000, "<answer>" * 100_000, "\\boxed{" * 100_000, "a" * 1_000_000]
     samples = [Sample(Prompt("q"), 0, i, text=text) for i, text in enumerate(texts)]
-    assert MajorityVote(extract="boxed")(samples) == [0] * 5
-    assert MajorityVote("share")(samples) == [0] * 5  # nothing so long is an answer
-    assert SemanticClusters(extract="tag")(samples) == [0.2] * 5
+    assert plain(MajorityVote(extract="boxed")(samples)) == [0] * 5
+    assert plain(MajorityVote("share")(samples)) == [0] * 5  # nothing so long is an answer
+    assert plain(SemanticClusters(extract="tag")(samples)) == [0.2] * 5
     values = DiversityAdjusted(lambda samples: [1.0] * 5)(samples)
     assert values == pytest.approx([1] * 5, abs=0.01)
 
