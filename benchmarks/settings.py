@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from benchmarks.model import PIXELS, T5_TOKENS
-from mmgrpo.policies.denoising.loading import DTYPES
+from mmgrpo.policies.loading import DTYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,13 @@ class Judge:
     """
 
     def __init__(self, reward: NamedReward, max_failure_frac: float, cache_bytes: int) -> None:
+        """Takes the reward; it is not called yet.
+
+        Args:
+            reward: the reward, and how it is called.
+            max_failure_frac: share of a scoring's samples on which it may fail.
+            cache_bytes: what its known results may take, if it is deterministic; 0 keeps none.
+        """
         self.name = reward.name
         self.caller = Caller(reward.function, threaded=bool(reward.concurrent), timeout_s=reward.timeout_s)
         self.cache = ResultCache(cache_bytes) if reward.deterministic and cache_bytes > 0 else None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -19,8 +17,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.policies.language.settings import LanguageSettings
+from mmgrpo.policies.loading import DTYPES, built, named
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 MEDIA_WORDS = ("image", "video", "vision", "audio", "img")
 
 
@@ -32,22 +30,24 @@ def load_model(settings: LanguageSettings) -> tuple[PreTrainedModel, Any]:
 
     Raises: ConfigError if nothing is named or what is named cannot be loaded.
     """
-    if not settings.model:
-        raise ConfigError("policy.model is not set: give a path, a hub id or python:module:function")
-    if settings.model.startswith("python:"):
-        model, processor = _built(settings.model)
-        return model.to(DTYPES[settings.dtype]), processor
-    source = {"pretrained_model_name_or_path": settings.model, "revision": settings.revision or "main"}
+    source = named(settings.model)
+    if source.startswith("python:"):
+        found = built(source)
+        if not isinstance(found, tuple) or len(found) != 2:
+            given = type(found).__name__
+            raise ConfigError(f"policy.model {source!r} must return a model and its processor, got {given}")
+        return found[0].to(DTYPES[settings.dtype]), found[1]
+    where = {"pretrained_model_name_or_path": source, "revision": settings.revision or "main"}
     try:
-        config = AutoConfig.from_pretrained(**source)
+        config = AutoConfig.from_pretrained(**where)
         shows = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
         model_class = AutoModelForImageTextToText if shows else AutoModelForCausalLM
         processor_class = AutoProcessor if shows else AutoTokenizer
         chosen = {} if settings.attention is None else {"attn_implementation": settings.attention}
-        model = model_class.from_pretrained(**source, dtype=DTYPES[settings.dtype], **chosen)
-        return model, processor_class.from_pretrained(**source, **settings.processor)
+        model = model_class.from_pretrained(**where, dtype=DTYPES[settings.dtype], **chosen)
+        return model, processor_class.from_pretrained(**where, **settings.processor)
     except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"policy.model {settings.model!r} cannot be loaded as a language model: {error}") from error
+        raise ConfigError(f"policy.model {source!r} cannot be loaded as a language model: {error}") from error
 
 
 def end_ids(model: PreTrainedModel, tokenizer: Any) -> list[int]:
@@ -97,15 +97,3 @@ def language_linears(model: PreTrainedModel) -> list[str]:
         for path, module in model.named_modules()
         if isinstance(module, nn.Linear) and id(module) in decoder and module is not head
     ]
-
-
-def _built(source: str) -> tuple[Any, Any]:
-    try:
-        _, module, attribute = source.split(":")
-        builder = getattr(importlib.import_module(module), attribute)
-    except (ValueError, ImportError, AttributeError) as error:
-        raise ConfigError(f"policy.model {source!r} must be python:module:function; {error}") from error
-    found = builder()
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise ConfigError(f"policy.model {source!r} must return a model and its processor, got {type(found).__name__}")
-    return found

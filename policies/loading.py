@@ -1,0 +1,29 @@
+"""What every adapter loads models by: dtypes, and builders in place of a path."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from mmgrpo.errors import ConfigError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def named(model: str | None) -> str:
+    """``policy.model``. Raises ConfigError if it is not set."""
+    if not model:
+        raise ConfigError("policy.model is not set: give a path, a hub id or python:module:function")
+    return model
+
+
+def built(source: str) -> Any:
+    """What the function that ``python:module:function`` names returns. Raises ConfigError if there is none."""
+    try:
+        _, module, attribute = source.split(":")
+        builder = getattr(importlib.import_module(module), attribute)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise ConfigError(f"policy.model {source!r} must be python:module:function; {error}") from error
+    return builder()
