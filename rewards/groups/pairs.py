@@ -88,7 +88,7 @@ class Tournament:
     Source: Zhang et al. 2026 (ArenaRL), arXiv:2601.06487, seeded single elimination and its code; the reward is
     1 - place / (G - 1), which its advantages standardise. Deviations: the anchor is a drawn member, where the code
     takes the first and the paper a greedy sample; it is seeded as its own equal (1/2), not by its mean against the
-    others; the best seeds get the byes; equal losers share their places; a pair is not judged twice.
+    others; the best seeds get the byes; equal losers share their places; a pair is neither judged nor counted twice.
     Traps: only the first place is sure even with a judge without noise; a strong member that meets the strongest early
     is placed low. For groups up to about 6 ``pairwise_win_rate`` costs little more and is exact.
     """

@@ -95,7 +95,9 @@ class SemanticClusters:
     first of each, so that the order of the members does not matter; a group outside the bounds gets None and a sample
     without an answer 1 / G, where the code gives 0 (for mathematics it leaves out only groups of G different answers:
     ``entropy_max`` just below log G).
-    Traps: as ``majority_vote``, it rewards agreement, not truth; and short, vague answers agree most.
+    Traps: as ``majority_vote``, it rewards agreement, not truth; and short, vague answers agree most. The cosine of
+    sentence embeddings tells topics apart, not statements: with all-MiniLM-L6-v2 paraphrases have 0.63 to 0.97, and
+    opposites ("closed", "open"; "7", "8"; who chases whom) 0.71 to 0.99; judge those by a model of entailment.
     """
 
     def __init__(
