@@ -1,76 +1,155 @@
-"""The rewards there are, from their docstrings: ``python -m mmgrpo.catalogue docs/rewards.md`` renews its tail."""
+"""The rewards there are, a page each from its docstring: ``python -m mmgrpo.catalogue docs/rewards.md`` writes them.
+
+The page given keeps its head and gets an index at its end; the pages of the rewards stand in the folder beside it.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+import typing
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.registry import REWARDS, resolve
+from mmgrpo.config import RewardConfig
+from mmgrpo.errors import MmgrpoError
+from mmgrpo.reference import type_name, value_text
+from mmgrpo.registry import REWARDS, names, resolve
 
 MARK = "<!-- From here on generated from the docstrings: python -m mmgrpo.catalogue docs/rewards.md -->"
 
-_LABELS = ("Settings", "Judges", "Needs", "Range", "Units", "Source", "Traps", "Raises")
-_LABEL = re.compile(rf"^({'|'.join(_LABELS)}):? ")
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "Answers": ("answers", "quantities", "charts", "mathematics", "captions"),
+    "Grounding: boxes, points, masks, actions, time": ("grounding", "precision", "masks", "actions", "tracks"),
+    "Checks of form and length": ("structure", "lengths"),
+    "Image: what people prefer, judges": ("clip_scores", "image_reward", "judges", "endpoints"),
+    "Image: what it shows": ("ocr", "compositional", "similarity"),
+    "Image: pixels, without a model": ("pixels", "textures"),
+    "Video": ("motion",),
+    "Groups, and rewards of rewards": ("groups",),
+    "On a server": ("remote",),
+    "The digits of the quickstarts": ("digits",),
+}
+"""Kinds of rewards, with the modules or packages of ``mmgrpo.rewards`` that hold them."""
+
+FOREIGN = "Other packages"
+
+SHARED = tuple(key for key in RewardConfig.model_fields if key != "name")
+"""What the configuration of any reward may hold."""
+
+_LABELS = ("Settings", "Example", "Judges", "Needs", "Range", "Units", "Source", "Traps", "Raises")
+_LABEL = re.compile(rf"({'|'.join(_LABELS)}): ")
+_SECOND_LABEL = re.compile(rf" {{3}}(?=(?:{'|'.join(_LABELS)}): )")
 
 
-def page_with_catalogue(page: str) -> str:
-    """A page whose part after the mark is the catalogue of now: a section per reward, in the registry's order.
+def by_kind() -> dict[str, list[str]]:
+    """The names of the rewards of each kind that there is, in the registry's order; those of other packages last."""
+    found: dict[str, list[str]] = {kind: [] for kind in (*KINDS, FOREIGN)}
+    for name, target in names("rewards").items():
+        found[kind_of(target)].append(name)
+    return {kind: members for kind, members in found.items() if members}
+
+
+def kind_of(target: str) -> str:
+    """The kind of a reward that lives at "module:attribute"."""
+    room = target.partition(":")[0].removeprefix("mmgrpo.rewards.").partition(".")[0]
+    ours = target.startswith("mmgrpo.rewards.")
+    return next((kind for kind, rooms in KINDS.items() if ours and room in rooms), FOREIGN)
+
+
+def summary_of(name: str) -> str:
+    """The first line of a reward's docstring, in Markdown; of one that cannot be imported the cause."""
+    try:
+        return _marked((inspect.getdoc(resolve("rewards", name)) or "").partition("\n")[0]).removeprefix("Reward: ")
+    except MmgrpoError as error:
+        return f"({error})"
+
+
+def page_of(name: str) -> str:
+    """The page of a reward in Markdown: what it is, an example, its settings, and what its docstring says of them.
 
     Args:
-        page: the page as it is; without a mark the catalogue is put at its end.
+        name: a registered name, or ``python:module:attribute``.
+
+    Returns:
+        The page.
+
+    Raises:
+        UnknownNameError: no such name; the nearest are listed.
+        MissingPackageError: its module needs a package that is not installed.
+    """
+    reward = resolve("rewards", name)
+    summary, _, body = (inspect.getdoc(reward) or "").partition("\n")
+    passages = list(_passages(body))
+    texts, labelled = [text for label, text in passages if not label], dict(passages)
+    example = labelled.pop("Example", f"{{name: {name}}}").strip("` .")
+    where = ["evaluation:", "  rewards:"] if summary.startswith("Evaluation") else ["rewards:"]
+    lines = [f"# {name}", "", _marked(summary), "", "```yaml", *where, f"{'  ' * len(where)}- {example}", "```", ""]
+    for text in texts:
+        lines += [_marked(text), ""]
+    lines += ["## Settings", "", *_settings(reward, labelled.pop("Settings", ""))]
+    lines += [f"* **{label}**: {_marked(text)}" for label, text in labelled.items() if label]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def page_with_index(page: str) -> str:
+    """A page whose part after the mark is the index of now: a table of each kind.
+
+    Args:
+        page: the page as it is; without a mark the index is put at its end.
 
     Returns:
         The page to write.
     """
-    head = page.partition(MARK)[0].rstrip()
-    return "\n".join([head, "", MARK, "", *_catalogue()]) + "\n"
+    lines = [page.partition(MARK)[0].rstrip(), "", MARK, "", "## The rewards there are"]
+    for kind, members in by_kind().items():
+        ours = [name for name in members if name in REWARDS]
+        rows = [f"| [`{name}`](rewards/{name}.md) | {summary_of(name).replace('|', chr(92) + '|')} |" for name in ours]
+        lines += ["", f"### {kind}", "", "| name | what it is |", "| --- | --- |", *rows] if rows else []
+    return "\n".join(lines) + "\n"
 
 
-def _catalogue() -> Iterator[str]:
-    yield from ("## The rewards there are", "", "| name | what it is |", "| --- | --- |")
+def write(page: Path) -> None:
+    """Renews the index of a page and, in the folder beside it that has its name, the page of every reward of ours."""
+    page.write_text(page_with_index(page.read_text()))
+    folder = page.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.md"):
+        old.unlink()
     for name in REWARDS:
-        summary = (inspect.getdoc(resolve("rewards", name)) or "").splitlines()[0]
-        yield f"| [`{name}`](#{name}) | {_marked(summary).replace('|', chr(92) + '|')} |"
-    for name in REWARDS:
-        yield from _section(name, resolve("rewards", name))
+        (folder / f"{name}.md").write_text(page_of(name))
 
 
-def _section(name: str, reward: Any) -> Iterator[str]:
-    """Heading, settings with their defaults, and the docstring, its labelled lines as a list."""
-    summary, _, body = (inspect.getdoc(reward) or "").partition("\n")
-    yield from ("", f"### {name}", "", _marked(summary), "")
-    yield f"`{{{', '.join([f'name: {name}', *_settings(reward)])}}}`"
-    for paragraph in body.strip().split("\n\n"):
-        yield from ("", *_lines(paragraph))
+def _passages(body: str) -> Iterator[tuple[str, str]]:
+    """Label, or nothing, and text of each paragraph and of each labelled passage within one."""
+    for paragraph in _SECOND_LABEL.sub("\n", body.strip()).split("\n\n"):
+        entries: list[str] = []
+        for line in paragraph.splitlines():
+            if _LABEL.match(line) or not entries:
+                entries.append(line.strip())
+            else:
+                entries[-1] += f" {line.strip()}"
+        for entry in entries:
+            label = _LABEL.match(entry)
+            yield (label[1], entry[label.end() :]) if label else ("", entry)
 
 
-def _settings(reward: Any) -> Iterator[str]:
-    for parameter in inspect.signature(reward).parameters.values():
-        yield f"{parameter.name}: {'..' if parameter.default is parameter.empty else _shown(parameter.default)}"
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_shown, value))}]"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _lines(paragraph: str) -> Iterator[str]:
-    """A paragraph as Markdown: running text on one line, each labelled passage as an entry of a list."""
-    entries: list[str] = []
-    for line in paragraph.splitlines():
-        if _LABEL.match(line) or not entries:
-            entries.append(line.strip())
-        else:
-            entries[-1] += f" {line.strip()}"
-    for entry in entries:
-        yield f"* {_marked(entry)}" if _LABEL.match(entry) else _marked(entry)
+def _settings(reward: Any, said: str) -> Iterator[str]:
+    parameters = inspect.signature(reward).parameters.values()
+    hints = typing.get_type_hints(reward.__init__ if isinstance(reward, type) else reward)
+    if said:
+        yield from (_marked(said), "")
+    if parameters:
+        yield from ("| setting | type | default |", "| --- | --- | --- |")
+    else:
+        yield "None of its own."
+    for parameter in parameters:
+        default = "required" if parameter.default is parameter.empty else value_text(parameter.default)
+        kind = type_name(hints[parameter.name]) if parameter.name in hints else ""
+        yield f"| `{parameter.name}` | {kind} | {default} |"
+    yield from ("", f"Those of every reward: {', '.join(f'`{key}`' for key in SHARED)}.", "")
 
 
 def _marked(text: str) -> str:
@@ -80,5 +159,4 @@ def _marked(text: str) -> str:
 
 
 if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    path.write_text(page_with_catalogue(path.read_text()))
+    write(Path(sys.argv[1]))

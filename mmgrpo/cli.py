@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.markup import escape
 from rich.table import Table
 
@@ -195,9 +196,23 @@ def policies() -> None:
 
 
 @app.command()
-def rewards() -> None:
-    """Lists the rewards."""
-    _list_names("rewards")
+def rewards(name: Annotated[str | None, typer.Argument(help="a reward, whose page is shown")] = None) -> None:
+    """Lists the rewards by kind, or shows the page of one."""
+    from mmgrpo.catalogue import by_kind, page_of, summary_of
+
+    with _plain_errors():
+        if name is not None:
+            console.print(Markdown(page_of(name)))
+            return
+        width = max(len(member) for members in by_kind().values() for member in members)
+        for kind, members in by_kind().items():
+            table = Table(title=kind, title_justify="left", title_style="bold", box=None, show_header=False)
+            table.add_column(no_wrap=True, min_width=width)
+            table.add_column()
+            for member in members:
+                table.add_row(member, Markdown(summary_of(member)))
+            console.print(table, "")
+        console.print("mmgrpo rewards NAME shows a reward's settings, range, source and traps.", highlight=False)
 
 
 @app.command()

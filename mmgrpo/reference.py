@@ -6,7 +6,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -26,6 +26,7 @@ from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.maths.transitions import SAMPLERS
 from mmgrpo.maths.windows import WINDOWS
 from mmgrpo.registry import POLICIES, resolve
+from mmgrpo.reward import Reward
 
 PREAMBLE = """# Configuration
 
@@ -54,6 +55,7 @@ FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "policy.reduction": REDUCTIONS,
 }
 GIVEN = {"seed", "step", "strength"}  # keyword parameters that are no numbers beside the name
+PLAIN_TYPES = {str: "text", type(None): "null", bool: "true or false", Reward: "reward"}
 LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
@@ -118,23 +120,27 @@ def _type(field: FieldInfo) -> str:
         for name, sign in LIMITS.items()
         if hasattr(limit, name)
     ]
-    return ", ".join([_name_of(field.annotation), *limits])
+    return ", ".join([type_name(field.annotation), *limits])
 
 
-def _name_of(annotation: Any) -> str:
+def type_name(annotation: Any) -> str:
+    """A type as a reader of YAML calls it, in Markdown."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
         return " or ".join(f"`{value}`" for value in arguments)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(_name_of(kind) for kind in arguments)
-    if origin is tuple:
-        inner = [_name_of(kind) for kind in arguments if kind is not Ellipsis]
-        return f"list of {inner[0]}" if Ellipsis in arguments else f"[{', '.join(inner)}]"
-    if origin is dict or annotation is dict:
+        return " or ".join(type_name(kind) for kind in arguments)
+    if origin is tuple and Ellipsis not in arguments:
+        return f"[{', '.join(map(type_name, arguments))}]"
+    if origin in (tuple, Sequence):
+        return f"list of {type_name(arguments[0])}"
+    if (origin or annotation) in (dict, Mapping):
         return "mapping"
+    if origin is Callable:
+        return "function"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "named" if annotation is Named else "section"
-    return {str: "text", type(None): "null", bool: "true or false"}.get(annotation, annotation.__name__)
+    return PLAIN_TYPES.get(annotation, annotation.__name__)
 
 
 def _default(field: FieldInfo) -> str:
@@ -145,8 +151,13 @@ def _default(field: FieldInfo) -> str:
         return "its defaults"
     if isinstance(value, Named):
         value = value.model_dump()
+    return value_text(value)
+
+
+def value_text(value: Any) -> str:
+    """A value as YAML on one line, in back ticks."""
     plain = list(value) if isinstance(value, tuple) else value
-    text = yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=200)
+    text = yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=200, allow_unicode=True)
     return "`" + text.removesuffix("...\n").strip() + "`"
 
 

@@ -141,8 +141,8 @@ Rule = Callable[[Sequence[Mapping[str, Any]], Watched], Iterator[tuple[str, str]
 def hacking(lines: Sequence[Mapping[str, Any]], subject: Watched) -> Iterator[tuple[str, str]]:
     """The reward rises while a held-out reward falls, from the older half of the window to the newer.
 
-    Each by more than ``hacking`` times the standard deviation of its samples (of its mean, where all samples share one
-    value).
+    Each by more than ``hacking`` times the largest standard deviation that its samples had (of its mean, where all
+    samples share one value).
     """
     margin, window = subject.config.hacking, subject.config.window
     kept = [line for line in lines if "trained/mean" in line][-window:]
@@ -250,7 +250,7 @@ def _change(lines: Sequence[Mapping[str, Any]], key: str) -> _Change | None:
     if len(values) < len(lines) or half == 0:
         return None
     before, after = fmean(values[:half]), fmean(values[-half:])
-    spread = fmean(_values(lines, f"{key}/std") or [0.0])
+    spread = max(_values(lines, f"{key}/std"), default=0.0)
     unit = spread if spread > 0 else abs(before)
     if unit == 0:
         return _Change(before, after, math.copysign(math.inf, after - before) if after != before else 0.0)

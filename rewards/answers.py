@@ -30,6 +30,8 @@ class ExactMatch:
     in ``column``, is a text, a number, or a list of which any will do.
 
     Range: 0 or 1.
+    Source: exact match after normalisation, as in SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250). Deviation: articles
+    and punctuation stay.
     Traps: punctuation counts ("7." is not "7"); nothing is equal by value ("7.0" is not "7": use ``number``). An answer
     of more than 10,000 characters is wrong.
     """
@@ -62,6 +64,7 @@ class MultipleChoice:
     Settings: ``letters`` are the options there are; ``extract`` as in ``exact_match``. The reference, in ``column``, is
     one of the letters, bare or as ``(B)`` or ``B. a dog``; nothing but several letters ("A, C") is not judged.
     Range: 0 or 1.
+    Source: the project's own rules for the letter; the task as in MMMU (Yue et al. 2023, arXiv:2311.16502).
     Traps: an answer by its text ("a dog") is wrong; say in the prompt that the letter is wanted.
     """
 
@@ -104,6 +107,7 @@ class YesNo:
 
     Settings: ``extract`` as in ``exact_match``.
     Range: 0 or 1.
+    Source: the project's own rules; the task as in POPE (Li et al. 2023, arXiv:2305.10355).
     Traps: "no" in passing ("there is no doubt") is a no where no yes stands beside it, and "not true" is a yes: ask for
     one word, or use tags. An answer of more than 10,000 characters is wrong.
     """
@@ -134,6 +138,7 @@ class Classification:
 
     Settings: ``extract`` as in ``exact_match``.
     Range: 0 or 1.
+    Source: accuracy of the class name, as Visual-RFT (Liu et al. 2025, arXiv:2503.01785) has it; the rules are our own.
     Traps: substrings do not count ("male" in "female"), nor do plurals and synonyms: list them as accepted names.
     A negation ("not a cat") still names the class. An answer of more than 10,000 characters is wrong.
     """

@@ -193,8 +193,12 @@ def fit_judge() -> SVC:
 class DigitVerifier:
     """Reward: 1.0 if a classifier of the training split reads the digit that column ``digit`` asks for, else 0.0.
 
-    A sample without an image, or a prompt without the column, is not judged (None). Says nothing about diversity: a
-    generator that draws one perfect seven scores 1.0, so watch ``Recall`` and ``Spread`` beside it.
+    A sample without an image, or a prompt without the column, is not judged (None).
+
+    Range: 0 or 1.
+    Source: the project's own: a perceptron fitted on UCI digits; it reads 0.978 of the held-out ones.
+    Traps: it says nothing about diversity: a generator that draws one perfect seven scores 1.0, so watch
+    ``digit_recall`` and ``digit_spread`` beside it.
     """
 
     def __init__(self) -> None:
@@ -209,6 +213,10 @@ class HeldOutJudge:
     """Evaluation (``held_out_accuracy``): as ``DigitVerifier``, by another kind of classifier fitted on other images.
 
     It shares neither model nor data with the verifier, so a gap that opens between the two is reward hacking.
+
+    Range: 0 or 1.
+    Source: the project's own: a support vector machine fitted on the held-out UCI digits; it reads 0.983 of the rest.
+    Traps: trained on, it is no judge any more. It too is blind to diversity.
     """
 
     def __init__(self) -> None:
@@ -224,11 +232,12 @@ class Recall:
 
     |{r : some g has |r - g| <= radius(g)}| / |real|, where radius(g) is the distance from g to its k-th nearest
     neighbour in the generated set, in pixel space. A set-level number: every sample with an image gets the same value,
-    the set is the samples of one call, and fewer than k + 1 images give None. It depends on the size of the set, so
-    compare only sets of equal size, and scattered noise reaches everything, so read it beside ``Precision``. For
-    evaluation; as a training reward it has no advantage within a group.
+    the set is the samples of one call, and fewer than k + 1 images give None.
 
+    Range: 0 to 1.
     Source: Kynkaanniemi et al. 2019, arXiv:1904.06991, eq. 1-2. Deviation: pixels in place of VGG features.
+    Traps: it depends on the size of the set, so compare only sets of equal size; scattered noise reaches everything, so
+    read it beside ``digit_precision``. As a training reward it has no advantage within a group.
     """
 
     def __init__(self, neighbours: int = 3) -> None:
@@ -243,9 +252,11 @@ class Recall:
 class Precision:
     """Evaluation: share of the generated images that lie on the manifold of the held-out real digits.
 
-    As ``Recall`` with the two sets exchanged; every sample with an image gets the same value.
+    As ``digit_recall`` with the two sets exchanged; every sample with an image gets the same value.
 
+    Range: 0 to 1.
     Source: Kynkaanniemi et al. 2019, arXiv:1904.06991, eq. 1-2. Deviation: pixels in place of VGG features.
+    Traps: one good picture, repeated, has precision 1: read it beside ``digit_recall``. It depends on the set's size.
     """
 
     def __init__(self, neighbours: int = 3) -> None:
@@ -261,8 +272,12 @@ class Spread:
     """Evaluation: how different the images of one digit are from each other, as a multiple of the real digits'.
 
     mean_k d_k(generated) / mean_k d_k(held-out), with d_k the mean Euclidean distance over the pairs of digit k, and
-    k over the digits that were asked for at least twice. 1 is as varied as real writing, 0 is one picture per digit;
-    wrong digits inflate it. Samples without an image or the column ``digit`` get None, the others all the same value.
+    k over the digits that were asked for at least twice. Samples without an image or the column ``digit`` get None, the
+    others all the same value.
+
+    Range: from 0, one picture per digit, over 1, as varied as real writing; random black and white pixels have 2.5.
+    Source: the project's own.
+    Traps: wrong digits inflate it: read it beside an accuracy.
     """
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:

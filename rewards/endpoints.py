@@ -106,6 +106,7 @@ class ApiJudge:
     ``backoff`` seconds, twice that, and so on, or as long as the server asks for. What gives no reply after that, or a
     reply without a score on the scale, is a failure (NaN) of that sample, counted; the first cause is logged.
 
+    Example: ``{name: api_judge, url: "http://127.0.0.1:8000/v1", model: Qwen/Qwen2.5-VL-7B-Instruct}``.
     Settings: ``url`` such as ``http://127.0.0.1:8000/v1``; ``key_variable``, the environment variable that holds the
     API key, never the key itself; ``extra``, further fields of the request; ``picture`` png or jpeg (quality 95);
     ``question``, ``low``, ``high``, ``key``, ``frames``, ``source`` as in ``vlm_judge``.

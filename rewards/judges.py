@@ -28,6 +28,7 @@ class VlmJudge:
     ``parse``: the model writes (greedily, so that the same picture gets the same score) and the number behind the last
     ``key`` is read; a reply without one, or with one off the scale, is a failure and counted.
 
+    Example: ``{name: vlm_judge, model: Qwen/Qwen2.5-VL-7B-Instruct}``.
     Settings: ``question`` may hold ``{prompt}``, ``{low}``, ``{high}`` and the names of columns; a row that lacks one
     is not judged. ``frames`` of a video are shown as pictures, at even distances. ``source: true`` shows the prompt's
     own pictures first, for edits. ``processor`` and ``template`` are arguments of the processor and the chat template.
@@ -101,6 +102,7 @@ class PromptLikelihood:
     The mean log-probability per token of the prompt (or ``text_column``) as the reply to ``question``; nothing is
     drawn. A video is shown as ``frames`` pictures.
 
+    Example: ``{name: prompt_likelihood, model: Qwen/Qwen2.5-VL-7B-Instruct}``.
     Range: at most 0, in nats per token; about -3 to -0.5. Only differences for one prompt mean something: normalise by
     group.
     Source: PromptEcho, arXiv:2604.12652: the negative cross-entropy of the prompt under a frozen model, given the

@@ -33,6 +33,7 @@ class Overlong:
     With n tokens: 0 for n <= max_length - margin; (max_length - margin - n) / margin up to max_length; -1 beyond.
     ``margin: 0`` is a plain limit. A sample without tokens is not judged (None).
 
+    Example: ``{name: overlong, max_length: 1024, margin: 256}``.
     Units: tokens of the completion, its end token included.   Range: -1 to 0.
     Source: Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 13.
     Traps: never positive, so give it a positive weight. Set ``max_length`` to the run's generation limit: what is cut
@@ -100,6 +101,7 @@ class CosineLength:
     ``{name: exact_match, extract: tag}``, or the bare name; right is a score of at least ``right_from``. None where the
     judge gives None or the sample has no tokens; a judge's NaN stays one.
 
+    Example: ``{name: cosine_length, max_length: 1024}``.
     Judges: math_verify, exact_match, multiple_choice, yes_no, classification, number, count.
     Units: tokens.   Range: the least to the most of the four bounds, by default -1 to 1.
     Source: Yeo et al. 2025, arXiv:2502.03373, appendix C.1, as in TRL's ``get_cosine_scaled_reward``.

@@ -36,7 +36,7 @@ class MathVerify:
     that exceeds either has failed (NaN) and counts in ``failed_frac``. Of the text only the last ``max_chars``
     characters are read, and of those what stands outside of ``<think>..</think>``.
 
-    Needs the extra ``math``.
+    Needs: the extra ``math``.
     Range: 0 or 1.   Units: seconds.
     Source: math-verify with the settings of TRL 1.16's ``accuracy_reward``. Deviations: time limits on every thread,
     and None instead of 0 for what takes too long; ``\frac12`` is a half and ``1\,000`` a thousand (there 0); references

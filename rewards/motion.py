@@ -141,9 +141,10 @@ class TemporalConsistency:
 class FrameMean:
     """Reward: any image reward, asked about frames of the video, and the mean (or the least) of what it says.
 
-    Settings: ``of`` is the reward, by name or with its settings (``of: {name: pick_score, batch_size: 8}``); ``frames``
-    how many are asked about, at even distances, first and last among them; ``pool`` mean or min. Frames that the reward
-    does not judge are left out; a video of which it judges none gets None, one on which it fails (NaN) fails.
+    Example: ``{name: frame_mean, of: {name: pick_score, batch_size: 8}, frames: 4}``.
+    Settings: ``of`` is the reward, by name or with its settings; ``frames`` how many are asked about, at even
+    distances, first and last among them; ``pool`` mean or min. Frames that the reward does not judge are left out; a
+    video of which it judges none gets None, one on which it fails (NaN) fails.
 
     Range: that of the reward.
     Source: frame-wise image rewards as DanceGRPO, arXiv:2505.07818, and Flow-GRPO train video models with.

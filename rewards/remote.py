@@ -36,12 +36,13 @@ class Remote:
     request as failed, which leaves it to ``max_reward_failure_frac`` whether the run goes on. A request that the server
     refuses ends the run at once. Every request has a connection of its own.
 
+    Example: ``{name: remote, url: "http://127.0.0.1:8000"}``.
     Settings: ``url``, such as ``http://127.0.0.1:8000``; ``reward``, its label there, needed where there are several;
     ``timeout`` in seconds for every wait on the network, above the server's ``--timeout-s`` so that the server says
     what is slow; ``token_variable``, the environment variable with the bearer token; ``columns``, those that travel
     (all of them, if not given); ``form``, ``tensors`` (safetensors, large and fast) or ``png`` (small and slow).
     Range: that of the served reward.
-    Source: own.
+    Source: the project's own.
     Traps: the token travels in the clear by ``http``. No proxy is used. Columns must be what JSON can hold, and tuples
     arrive as lists.
     """

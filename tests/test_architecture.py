@@ -17,7 +17,7 @@ ROOMS = (
     ("policy", "reward"),
     ("registry", "config"),
     ("loading", "samples"),
-    ("job", "learner", "scoring", "prompt_media", "checkpoint", "credit", "ema", "tracking", "methods", "catalogue"),
+    ("job", "learner", "scoring", "prompt_media", "checkpoint", "credit", "ema", "tracking", "methods"),
     ("prompt_turns",),
     ("prompt_rows",),
     ("build", "prompts", "evaluation", "checks"),
@@ -25,6 +25,7 @@ ROOMS = (
     ("explain", "progress"),
     ("trainer",),
     ("doctor", "serving", "report", "reference", "__init__"),
+    ("catalogue",),
     ("cli",),
 )
 """The engine. A room imports from the rows before its own and from itself, from nothing beside or after it."""

@@ -1,69 +1,137 @@
-"""The page of rewards: what it says of them, and that it is current."""
+"""The pages of rewards: what they say, that they are current, and how the command shows them."""
 
 from __future__ import annotations
 
+import inspect
+import re
+from pathlib import Path
+
 import pytest
+import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
 from mmgrpo import cli
 from mmgrpo.build import build_rewards
-from mmgrpo.catalogue import MARK, page_with_catalogue
+from mmgrpo.catalogue import FOREIGN, KINDS, MARK, by_kind, kind_of, page_of, page_with_index, summary_of
 from mmgrpo.config import RewardConfig
-from mmgrpo.errors import ConfigError
+from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.loading import CONFIGS
 from mmgrpo.registry import REWARDS, resolve
 
-PAGE = CONFIGS.resolve().parent / "docs" / "rewards.md"
-WITHOUT_MODEL = [
-    f"mmgrpo.rewards.{room}" for room in ("answers", "quantities", "mathematics", "grounding", "structure", "lengths")
-]
-NEEDED = {
-    "overlong": {"max_length": 10, "margin": 2},
-    "cosine_length": {"max_length": 10},
-    "json_schema": {"keys": {"a": "any"}},
-}
+GUIDE = CONFIGS.resolve().parent / "docs" / "rewards.md"
+CURE = "regenerate it: python -m mmgrpo.catalogue docs/rewards.md"
 
 
-def test_page_is_current():
-    assert PAGE.read_text() == page_with_catalogue(PAGE.read_text()), (
-        "regenerate it: python -m mmgrpo.catalogue docs/rewards.md"
-    )
+def shown(*arguments: str) -> str:
+    result = CliRunner().invoke(cli.app, ["rewards", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
-def test_a_section_has_settings_and_labelled_lines():
-    section = page_with_catalogue("# Head").partition("### overlong\n")[2].partition("\n### ")[0]
-    assert "`{name: overlong, max_length: .., margin: ..}`" in section
-    assert "* Source: Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 13.\n* Traps: never positive" in section
-    assert "`max_length`" in section
-    assert "``" not in section
+def test_the_guides_index_is_current():
+    assert GUIDE.read_text() == page_with_index(GUIDE.read_text()), CURE
 
 
-def test_what_stands_before_the_mark_stays():
-    page = page_with_catalogue("# Head\n\nText.")
-    assert page.startswith(f"# Head\n\nText.\n\n{MARK}\n")
-    assert page_with_catalogue(page) == page
+def test_there_is_a_page_of_every_reward_and_no_other():
+    assert {path.stem for path in GUIDE.with_suffix("").iterdir()} == set(REWARDS), CURE
 
 
 @pytest.mark.parametrize("name", REWARDS)
-def test_every_reward_says_what_it_is(name: str):
-    assert (resolve("rewards", name).__doc__ or "").startswith(("Reward", "Evaluation"))
+def test_a_page_is_current_and_its_docstring_says_what_is_needed(name: str):
+    page = (GUIDE.with_suffix("") / f"{name}.md").read_text()
+    assert page == page_of(name), CURE
+    assert (resolve("rewards", name).__doc__ or "").startswith(("Reward: ", "Evaluation"))
+    assert [label for label in ("Range", "Source", "Traps") if f"\n* **{label}**: " not in page] == []
+    assert "``" not in page.replace("```", "")
 
 
-@pytest.mark.parametrize("name", [name for name, target in REWARDS.items() if target.split(":")[0] in WITHOUT_MODEL])
-def test_what_needs_no_model_is_built_from_a_configuration_and_says_its_range(name: str):
-    (reward,) = build_rewards([RewardConfig.model_validate({"name": name, **NEEDED.get(name, {})})])
+@pytest.mark.parametrize("name", REWARDS)
+def test_the_example_of_a_page_is_built(name: str, monkeypatch: pytest.MonkeyPatch):
+    example = yaml.safe_load(page_of(name).partition("```yaml\n")[2].partition("```")[0])
+    (settings,) = example.get("evaluation", example)["rewards"]
+    (reward,) = build_rewards([RewardConfig.model_validate(settings)])
     assert reward.name == name
-    assert "Range: " in (resolve("rewards", name).__doc__ or "")
+
+
+@pytest.mark.parametrize("name", REWARDS)
+def test_every_setting_of_a_page_is_one_that_the_reward_takes(name: str):
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", page_of(name), re.MULTILINE)
+    parameters = inspect.signature(resolve("rewards", name)).parameters
+    assert [row[0] for row in rows] == list(parameters)
+    assert all(kind for _, kind, _ in rows)
+    required = [key for key, _, default in rows if default == "required"]
+    assert required == [key for key, parameter in parameters.items() if parameter.default is parameter.empty]
+
+
+def test_types_and_defaults_are_as_yaml_has_them():
+    page = page_of("ocr_accuracy")
+    assert "| `engine` | text or function | `rapidocr` |" in page
+    assert "| `languages` | list of text | `[en]` |" in page
+    assert "| `around` | `forgiven` or `counted` | `forgiven` |" in page
+    assert "| `column` | text or null | `null` |" in page
+    assert "| `of` | reward | required |" in page_of("frame_mean")
+
+
+def test_labels_of_one_line_are_passages_of_their_own():
+    page = page_of("overlong")
+    assert "\n* **Units**: tokens of the completion, its end token included.\n* **Range**: -1 to 0.\n" in page
+    assert "- {name: overlong, max_length: 1024, margin: 256}\n" in page
+
+
+def test_what_stands_before_the_mark_stays():
+    page = page_with_index("# Head\n\nText.")
+    assert page.startswith(f"# Head\n\nText.\n\n{MARK}\n")
+    assert page_with_index(page) == page
+
+
+def test_every_reward_is_of_a_kind_and_every_module_of_a_kind_exists():
+    assert sorted(name for kind, members in by_kind().items() if kind != FOREIGN for name in members) == sorted(REWARDS)
+    for rooms in KINDS.values():
+        for room in rooms:
+            assert any(target.startswith((f"mmgrpo.rewards.{room}:", f"mmgrpo.rewards.{room}.")) for target in
+                       REWARDS.values()), room  # fmt: skip
+    assert kind_of("elsewhere.answers:Reward") == FOREIGN
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_command_lists_them_by_kind_and_cuts_nothing(width: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cli, "console", Console(width=width))
+    output = shown()
+    assert "…" not in output
+    words = " ".join(output.split())
+    for kind, members in by_kind().items():
+        assert kind in output
+        for name in members:
+            said = re.sub(r"[`\\]", "", summary_of(name))
+            assert f"{name} {said}" in words
+    lines = output.splitlines()
+    assert max(map(len, lines)) <= width
+    if width == 200:
+        assert all(any(line.split()[:1] == [name] for line in lines) for name in REWARDS)
+        assert len(lines) < len(REWARDS) + 3 * len(by_kind())
+
+
+def test_the_command_shows_a_page(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cli, "console", Console(width=100))
+    output = shown("pick_score")
+    assert "yuvalkirstain/PickScore_v1" in output
+    assert "• Traps: trained on, it makes glossy" in output
+
+
+def test_an_unknown_name_is_answered_by_the_nearest():
+    result = CliRunner().invoke(cli.app, ["rewards", "ocr_acuracy"])
+    assert result.exit_code == 2
+    assert "did you mean ocr_accuracy" in result.stderr
+    with pytest.raises(UnknownNameError):
+        page_of("ocr_acuracy")
+
+
+def test_the_pages_need_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert "math-verify" in shown("math_verify")
 
 
 def test_a_setting_that_does_not_exist_is_named():
     with pytest.raises(ConfigError, match=r"reward number: .*'relativ'; it takes \['column', 'extract', 'which'"):
         build_rewards([RewardConfig.model_validate({"name": "number", "relativ": 0.1})])
-
-
-def test_the_command_lists_them(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cli, "console", Console(width=200))
-    output = CliRunner().invoke(cli.app, ["rewards"]).output
-    assert "math_verify" in output
-    assert "equals the reference as a mathematical expression" in output

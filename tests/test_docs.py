@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from typer.testing import CliRunner
 
 import mmgrpo
+from mmgrpo.cli import app
 from mmgrpo.loading import CONFIGS
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.types import Plan, Prompt, Sample
@@ -87,8 +90,25 @@ def test_rewards_of_the_page() -> None:
     assert scores.value_BR.tolist() == [[0, 1, 0], [0, 0, 1], [255, 0, 1]]
 
 
+def test_own_reward_in_ten_lines_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    guide = (DOCS / "rewards.md").read_text().partition("## Your own in ten lines")[2].partition("\n## ")[0]
+    for name, body in re.findall(r"```\w+\n# ([\w.]+).*?\n(.*?)```", guide, re.DOTALL):
+        (tmp_path / name).write_text(body)
+    assert len((tmp_path / "my_rewards.py").read_text().splitlines()) <= 10
+    (command,) = re.findall(r"^\$ mmgrpo (.*)$", guide, re.MULTILINE)
+    small = ["steps=1", "warmup.steps=1", "rollout.group_size=2", "evaluation.samples_per_prompt=2"]
+    result = CliRunner().invoke(app, [*command.split(), *small])
+    assert result.exit_code == 0, result.output
+    line = json.loads((tmp_path / "runs/sharp/metrics.jsonl").read_text().splitlines()[-1])
+    assert line["reward/sharp/mean"] > 0
+    assert line["reward/sharp/applies_frac"] == 1.0
+    assert line["reward/mean"] == pytest.approx(line["reward/digit_verifier/mean"] + 0.01 * line["reward/sharp/mean"])
+
+
 def test_links_between_pages_lead_somewhere() -> None:
-    for page in DOCS.glob("*.md"):
+    for page in DOCS.rglob("*.md"):
         text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         for target in re.findall(r"\]\(((?!https?:|#)[^)#]+)", text):
             assert (page.parent / target).is_file(), f"{page.name} links to {target}"

@@ -83,6 +83,15 @@ class TestHacking:
         assert kinds(rewarded(dog_of(), [1, 2], [0.5, 0.44], std=0.0)) == [("hacking", 4)]
         assert rewarded(dog_of(), [1, 2], [0.5, 0.46], std=0.0) == []
 
+    def test_one_sample_of_many_is_no_fall(self):
+        # 1, 1, 1, 359/360: a fall of 0.0014; the wrong one makes a std of sqrt(359)/360 = 0.053, of which it is 0.026
+        lines = [{"eval/judge/mean": mean, "eval/judge/std": std} for mean, std in [(1, 0)] * 3 + [(359 / 360, 0.0526)]]
+        dog, alarms = dog_of(window=4), []
+        for step, line in enumerate(lines, 1):
+            dog.stepped({"step": step, "reward/mean": step, "reward/std": 0.1})
+            alarms += dog.judged({"step": step, **line})
+        assert alarms == []
+
     def test_what_is_trained_on_is_not_held_out(self):
         assert rewarded(dog_of(), [1, 2], [0.8, 0.1], key="easy") == []
         assert rewarded(dog_of(), [1, 2], [0.8, 0.1], key="grid_artifacts") == []

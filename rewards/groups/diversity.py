@@ -43,6 +43,7 @@ class DiversityAdjusted:
     for videos the mean over their frames as far as both go. With ``embed``, a ``python:module:function`` of a list of
     samples that gives a vector for each, it is the cosine, at least 0. A sample without what is compared gets None.
 
+    Example: ``{name: diversity_adjusted, of: {name: exact_match, extract: tag}}``.
     Settings: ``of``, the reward with its settings, such as ``{name: exact_match, extract: tag}``, or its bare name.
     Range: ``divide``: 1 / G of the reward's range up to all of it; ``bonus``: up to ``strength`` more.
     Source: ``divide``: Chen et al. 2025 (DRA-GRPO), arXiv:2505.09655, with embeddings; its code sums over the whole

@@ -20,6 +20,7 @@ class Unlikeliness:
     reward judged, by mean log-probability (``Sample.logprob``): 0 for the least likely, G - 1 for the most likely;
     equal ones share their mean rank. None where the reward has None or it is not known how likely the sample was.
 
+    Example: ``{name: unlikeliness, of: {name: exact_match, extract: tag}}``.
     Settings: ``of``, the reward with its settings, or its bare name.
     Range: (1 - ``strength`` (G - 1) / G) of a positive reward up to all of it.
     Source: He et al. 2025, arXiv:2506.02355; ranks and ``strength: 0.25`` as in its code. Deviations: rewards below 0
@@ -77,6 +78,7 @@ class LikelihoodConsistency:
     p_i, 0 to 1, is the probability per token (the geometric mean) of the answer after the sample's reasoning, under a
     model that changes slowly. None where either the reward or the likelihood has None.
 
+    Example: ``{name: likelihood_consistency, of: math_verify, likelihood: {name: remote, url: "http://127.0.0.1:8000"}}``.
     Settings: ``of``, the reward with its settings, or its bare name; ``likelihood``, another one that gives p, such as
     a ``python:module:function`` of the samples, or a served model by ``remote``.
     Range: that of the reward, times 1 + ``strength`` where it is positive.

@@ -41,6 +41,7 @@ class PairwiseWinRate:
 
     Explains itself by the sample's wins, ties and defeats, and against whom.
 
+    Example: ``{name: pairwise_win_rate, of: pick_score}``.
     Settings: either ``judge``, a ``python:module:function`` of two samples that gives the probability that the first is
     better (or a bool, or None), or ``of``, another reward whose higher score wins; with ``temperature`` t > 0 its
     probability is logistic((a - b) / t). ``workers`` are threads, for judges that wait for an endpoint.
@@ -82,6 +83,7 @@ class Tournament:
 
     Explains itself by the sample's place, points and matches in the order in which they were played.
 
+    Example: ``{name: tournament, of: pick_score}``.
     Settings: ``judge``, ``of``, ``swap``, ``temperature`` and ``workers`` as in ``pairwise_win_rate``. Draws depend on
     ``seed``, the prompt's text and the members' numbers alone.
     Range: 0 to 1; the mean over a group is 1/2.

@@ -21,6 +21,7 @@ class NoisyVerifier:
     (v - ``false_positive``) / (1 - ``false_positive`` - ``false_negative``), where v is 1 if the verifier's score is at
     least ``right_from`` and 0 otherwise: over the verifier's errors its mean is 1 for a right sample and 0 for others.
 
+    Example: ``{name: noisy_verifier, of: math_verify, false_positive: 0.02, false_negative: 0.1}``.
     Settings: ``of``, the verifier with its settings, or its bare name; ``false_positive``, the share of wrong samples
     that it passes; ``false_negative``, the share of right ones that it fails; together below 1.
     Range: two values, one at most 0, the other at least 1.
@@ -62,6 +63,7 @@ class Conciseness:
     samples, the reward stays. With ``all_right`` nothing changes before the whole group is right. Lengths are tokens,
     the end token included, or ``unit: characters`` of the text. None where the reward has None or nothing is counted.
 
+    Example: ``{name: conciseness, of: math_verify}``.
     Settings: ``of``, the reward with its settings, or its bare name.
     Range: that of the reward; a right sample keeps at least 1 - ``strength`` of it.
     Source: the group-relative length of Kimi k1.5, arXiv:2501.12599, there over all samples and added; waiting for
