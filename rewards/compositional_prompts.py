@@ -68,6 +68,12 @@ def compositional_prompts(
     return list(found.values())
 
 
+def held_out_compositional_prompts() -> list[Prompt]:
+    """30 draws of each task with another seed, without repeats and without what ``compositional_prompts()`` has."""
+    trained = {prompt.text for prompt in compositional_prompts()}
+    return [prompt for prompt in compositional_prompts(30, seed=1) if prompt.text not in trained]
+
+
 def _single(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
     name = rng.choice(objects)
     return _prompt("single_object", f"a photo of {_a(name)}", [_thing(name)])

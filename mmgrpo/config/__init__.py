@@ -213,7 +213,7 @@ class EvaluationConfig(Section):
     @model_validator(mode="after")
     def _plain(self) -> EvaluationConfig:
         for reward in self.rewards:
-            unused = sorted({"gate", "clip", "schedule"} & reward.model_fields_set)
+            unused = [name for name in ("clip", "gate", "schedule") if getattr(reward, name) is not None]
             if unused:
                 raise ValueError(f"an evaluation reports what '{reward.known_as}' gives: leave out {', '.join(unused)}")
         return self

@@ -22,10 +22,12 @@ from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.policy import ATTENTION_PROJECTIONS
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.weights import DiffusersFiles, Weights
+from mmgrpo.watchdog import watched
 from tests.tiny.pipelines import PIPELINES
 
 METHODS = shipped("methods")
 RECIPES = shipped("recipes")
+TASKS = shipped("tasks")
 TINY = {"sd3.5-medium": "sd3", "flux.1-dev": "flux", "qwen-image": "qwen-image", "wan2.1-1.3b": "wan"}
 TINY_LANGUAGE = {"qwen2.5-vl-3b": "qwen2.5-vl", "qwen3-vl-4b": "qwen3-vl"}
 DRAWING_MODELS = [f"models/{name}" for name in TINY]
@@ -201,22 +203,46 @@ def test_second_attention_of_sd35_is_left_alone() -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_keeps_what_it_includes_and_accounts_for_what_it_changes(name: str) -> None:
-    model, method = written(name)["include"]
+    model, method, *task = written(name)["include"]
     resolved = yaml.safe_load(dump_config(load_config(name)))
-    expected = dict(settings_in(model)) | dict(settings_in(method)) | dict(settings_in(name))
-    assert {key: at(resolved, key) for key in expected} == expected
+    expected = {key: value for layer in (model, method, *task, name) for key, value in settings_in(layer)}
+    assert {key: at(resolved, key) for key in expected if key != "evaluation.rewards"} == {
+        key: value for key, value in expected.items() if key != "evaluation.rewards"
+    }
     published = written(method)["method"]["sources"]
     changed = [key for key, _ in settings_in(name) if covered(key, published)]
     accounted = written(name).get("method", {"sources": {}})["sources"]
     assert [key for key in changed if not covered(key, accounted)] == []
-    data = "prompts.txt" if model in DRAWING_MODELS else name.split("-")[-1 if "count" not in name else -2] + ".jsonl"
-    assert expected["prompts.source"] == data
+    assert (model in DRAWING_MODELS) == (len(task) == 1)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_says_where_its_sections_are_from(name: str) -> None:
+    sections = {key for key in written(name) if key != "method"}
+    assert sections == {"prompts", "rewards", "evaluation", "watchdog"}
+    assert sections - {"prompts"} <= set(written(name)["method"]["sources"])
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_rewards_of_a_recipe_exist(name: str) -> None:
+def test_a_recipe_is_trained_on_rewards_that_exist_and_watched_by_others(name: str) -> None:
     config = load_config(name)
-    assert len(build_rewards(config.rewards)) == len(config.rewards)
+    assert config.evaluation is not None
+    trained = [reward.name for reward in build_rewards(config.rewards)]
+    judges = [reward.name for reward in build_rewards(config.evaluation.rewards)]
+    assert not {"jpeg_size", "brightness"} & set(trained)
+    subject = watched(config, trained, judges)
+    assert subject is not None
+    assert subject.held_out
+    assert not set(subject.held_out) & set(trained)
+    assert config.prompts is not None
+    assert config.prompts.source != config.evaluation.prompts.source
+
+
+@pytest.mark.parametrize("name", [*RECIPES, *shipped("quickstart")])
+def test_what_a_run_folder_keeps_reads_back_to_the_same(name: str, tmp_path: Path) -> None:
+    config = load_config(name)
+    (tmp_path / "config.yaml").write_text(dump_config(config))
+    assert load_config(tmp_path / "config.yaml") == config
 
 
 def test_unknown_source_key_is_refused() -> None:

@@ -15,6 +15,7 @@ from mmgrpo.config import RunConfig
 from mmgrpo.loading import CONFIGS, load_config, read_layers, shipped
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.trainer import Trainer, load_prompts_of
+from tests.configs.tiny_scorers import TinyScorers
 from tests.tiny.pipelines import PIPELINES
 
 GROUP_SIZE = 2
@@ -119,27 +120,56 @@ def test_smoke_covers_every_method() -> None:
     assert len(ANY_KIND) + 5 == len(shipped("methods"))
 
 
-@pytest.mark.parametrize(
-    ("name", "pipeline"), [("recipes/sd3.5-flow-grpo-fast", "sd3"), ("recipes/flux-mix-grpo", "flux")]
-)
-def test_recipe_runs_with_the_prompts_alone(
-    name: str, pipeline: str, tmp_path: Path, write: Callable[[dict[str, Any]], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(write({}).parent)  # where prompts.txt is
-    config = load_config(name, SHRUNK | {"steps": 1, "output": str(tmp_path)})
-    metrics = trained(config, pipeline, build_rewards(config.rewards))
-    assert {line["reward/jpeg_size/applies_frac"] for line in metrics} == {1.0}
-    assert all(line["policy/on_policy_gap"] < 1e-5 for line in metrics)
+DRAWING = {
+    "sd3.5-flow-grpo-geneval": "sd3",
+    "sd3.5-flow-grpo-ocr": "sd3",
+    "sd3.5-flow-grpo-pick-score": "sd3",
+    "sd3.5-flow-grpo-fast": "sd3",
+    "flux-mix-grpo": "flux",
+    "flux-dance-grpo": "flux",
+    "wan-flow-grpo": "wan",
+}
+VIDEO = {"policy.call.height": 32, "policy.call.width": 32, "policy.call.num_frames": 5}
 
 
-def test_video_recipe_runs_with_the_prompts_alone(
-    tmp_path: Path, write: Callable[[dict[str, Any]], Path], monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="module")
+def scorers(tmp_path_factory: pytest.TempPathFactory) -> TinyScorers:
+    return TinyScorers(tmp_path_factory.mktemp("scorers"))
+
+
+def test_every_recipe_that_draws_is_here() -> None:
+    drawing = {name for name in shipped("recipes") if "/qwen" not in name}
+    assert {f"recipes/{name}" for name in DRAWING} == drawing
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_recipe_runs_with_its_own_rewards(
+    name: str, scorers: TinyScorers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(write({}).parent)
-    small = {"policy.call.height": 32, "policy.call.width": 32, "policy.call.num_frames": 5}
-    config = load_config("recipes/wan-flow-grpo", SHRUNK | small | {"steps": 1, "output": str(tmp_path)})
-    metrics = trained(config, "wan", build_rewards(config.rewards))
-    assert {line["reward/brightness/applies_frac"] for line in metrics} == {1.0}
-    # 20 steps, of which 19 are drawn; guidance takes two forwards; update and reference
-    assert metrics[-1]["count/forwards_per_sample"] == pytest.approx(2 * (20 + 2 * 19))
-    assert metrics[0]["policy/kl_mean"] == pytest.approx(0.0, abs=1e-9)
+    """Its prompts, rewards, judges and watchdog; the checkpoints of the rewards are tiny and random."""
+    monkeypatch.chdir(tmp_path)
+    for file in ("prompts.txt", "held_out.txt"):
+        (tmp_path / file).write_text('a cat "a"\na dog "ab"\na red cube "a"\ntwo lamps "b"\n')
+    small = {
+        "steps": 1,
+        "output": str(tmp_path),
+        "policy.evaluation_call.num_inference_steps": 2,
+        "evaluation.prompts.limit": 4,
+        "update.minibatches": 2,
+        **(VIDEO if name.startswith("wan") else {}),
+    }
+    config = scorers.in_place_of_the_hubs(load_config(f"recipes/{name}", SHRUNK | small))
+    metrics = trained(config, DRAWING[name], build_rewards(config.rewards))
+    assert metrics[0]["policy/on_policy_gap"] < 1e-5
+    for reward in config.rewards:
+        assert metrics[0][f"reward/{reward.known_as}/applies_frac"] == 1.0
+        assert metrics[0][f"reward/{reward.known_as}/failed_frac"] == 0.0
+    assert config.evaluation is not None
+    (folder,) = tmp_path.glob("*/evaluation.jsonl")
+    judged = [json.loads(line) for line in folder.read_text().splitlines()]
+    assert [line["step"] for line in judged] == [0, 1]
+    asked = {f"eval/{reward.known_as}/mean" for reward in config.evaluation.rewards} - {"eval/motion/mean"}
+    assert {key for line in judged for key in line} >= asked - {"eval/grid_artifacts/mean"}
+    if name.startswith("wan"):  # 20 steps, of which 19 are drawn; guidance takes two forwards; update and reference
+        assert metrics[-1]["count/forwards_per_sample"] == pytest.approx(2 * (20 + 2 * 19))
+        assert metrics[0]["policy/kl_mean"] == pytest.approx(0.0, abs=1e-9)

@@ -27,11 +27,16 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "clevr": ("qwen2.5-vl", {"prompt": "How many circle?", "image": "0.png", "answer": "3"}),
     "geometry3k": ("qwen2.5-vl", {"problem": "<image>Find x.", "images": ["0.png"], "answer": "3"}),
     "refcoco": ("qwen3-vl", {"prompt": "the red square", "image": "0.png", "answer": [1, 2, 9, 12]}),
+    "gui": (
+        "qwen2.5-vl",
+        {"prompt": "open it", "image": "0.png", "answer": {"action": "click", "bbox": [1, 2, 9, 12]}},
+    ),
 }
 RECIPES = {
     "clevr": "recipes/qwen2.5-vl-clevr-count",
     "geometry3k": "recipes/qwen2.5-vl-geometry3k",
     "refcoco": "recipes/qwen3-vl-refcoco",
+    "gui": "recipes/qwen2.5-vl-gui",
 }
 
 
@@ -40,7 +45,8 @@ def test_recipe_trains(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     model_name, row = ROWS[data]
     picture(24, 16).save(tmp_path / "0.png")
-    (tmp_path / f"{data}.jsonl").write_text("".join(json.dumps(row) + "\n" for _ in range(4)))
+    for file in (f"{data}.jsonl", f"{data}_held_out.jsonl"):
+        (tmp_path / file).write_text("".join(json.dumps(row) + "\n" for _ in range(4)))
     config = load_config(RECIPES[data], SHRUNK | {"output": str(tmp_path)})
     assert config.policy is not None
     assert config.prompts is not None
@@ -56,3 +62,7 @@ def test_recipe_trains(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert lines[0][f"reward/{reward.name}/applies_frac"] == 1.0
     assert lines[0]["policy/on_policy_gap"] < 1e-5
     assert lines[0]["completions/max_length"] <= 6
+    assert config.evaluation is not None
+    judged = [json.loads(line) for line in (folder / "evaluation.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in judged] == [0, 1]
+    assert {f"eval/{reward.known_as}/mean" for reward in config.evaluation.rewards} <= set(judged[0])

@@ -72,11 +72,16 @@ def layer(
     return shapes | {f"{prefix}{norm}.{part}": (WIDTH,) for norm in norms for part in ("weight", "bias")}
 
 
+def save_image_reward(folder: Path) -> Path:
+    """The checkpoint, with BERT's tokenizer beside it."""
+    torch.save(published(), folder / "ImageReward.pt")
+    BertTokenizer(vocab={word: number for number, word in enumerate(WORDS)}).save_pretrained(folder)
+    return folder / "ImageReward.pt"
+
+
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    torch.save(published(), tmp_path / "ImageReward.pt")
-    BertTokenizer(vocab={word: number for number, word in enumerate(WORDS)}).save_pretrained(tmp_path)
-    return tmp_path / "ImageReward.pt"
+    return save_image_reward(tmp_path)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])

@@ -1,0 +1,63 @@
+"""Tiny random checkpoints of the classes that the recipes' rewards load, named in place of the hub's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import open_clip
+from PIL import Image
+
+from mmgrpo.config import RewardConfig, RunConfig
+from tests.rewards.test_image_reward import save_image_reward
+from tests.tiny import judges
+
+def read(image: Image.Image) -> str:
+    """Stands for an OCR engine, none of which is installed: reads an a in a picture whose corner is bright."""
+    corner = image.convert("L").getpixel((0, 0))
+    return "a" if isinstance(corner, int) and corner > 127 else ""
+
+
+class TinyScorers:
+    """Makes the checkpoints once, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        names = ("clip", "owl", "open_clip", "hps", "image_reward")
+        clip, owl, plain, tuned, image_reward = (folder / name for name in names)
+        for path in (clip, owl, plain, tuned, image_reward):
+            path.mkdir()
+        judges.save_clip(clip)
+        judges.save_owl(owl)
+        judges.save_open_clip(plain)
+        judges.save_open_clip(tuned, seed=1)
+        architecture = folder / "tiny-clip.json"
+        architecture.write_text(json.dumps(judges.OPEN_CLIP))
+        open_clip.add_model_config(architecture)
+        self._settings: dict[str, dict[str, Any]] = {
+            "pick_score": {"model": str(clip), "processor": str(clip)},
+            "clip_score": {"model": f"local-dir:{plain}"},
+            "hps_v2": {"checkpoint": str(tuned / "open_clip_pytorch_model.bin"), "model": "tiny-clip"},
+            "image_reward": {
+                "checkpoint": str(save_image_reward(image_reward)),
+                "tokenizer": str(image_reward),
+            },
+            "compositional": {"model": str(owl), "clip_model": str(clip), "threshold": 0.0, "counting_threshold": 0.0},
+            "ocr_accuracy": {"engine": f"python:{__name__}:read"},
+        }
+
+    def in_place_of_the_hubs(self, config: RunConfig) -> RunConfig:
+        """The configuration with every reward as it is, but for the names of its checkpoints."""
+        assert config.evaluation is not None
+        judged = config.evaluation.model_copy(update={"rewards": self._all(config.evaluation.rewards)})
+        return config.model_copy(update={"rewards": self._all(config.rewards), "evaluation": judged})
+
+    def _all(self, rewards: tuple[RewardConfig, ...]) -> tuple[RewardConfig, ...]:
+        return tuple(
+            RewardConfig.model_validate(self._tiny(reward.model_dump(exclude_unset=True))) for reward in rewards
+        )
+
+    def _tiny(self, values: str | dict[str, Any]) -> dict[str, Any]:
+        values = {"name": values} if isinstance(values, str) else values
+        within = {"of": self._tiny(values["of"])} if "of" in values else {}
+        return {**values, **within, **self._settings.get(values["name"], {})}
