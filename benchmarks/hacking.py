@@ -27,7 +27,7 @@ HACKED: Mapping[str, Any] = {
     "steps": 40,
     "evaluation.every": 5,
     "evaluation.rewards": [{"name": "held_out_judge", "label": "held_out_accuracy"}],
-    "watchdog": {"window": 4},
+    "watchdog": {"window": 4, "held_out": []},
 }
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "watched": {},

@@ -27,7 +27,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "Image: what people prefer, judges": ("clip_scores", "image_reward", "judges", "endpoints"),
     "Image: what it shows": ("ocr", "compositional", "similarity"),
     "Image: pixels, without a model": ("pixels", "textures"),
-    "Video": ("motion",),
+    "Video": ("motion", "video_align"),
     "Groups, and rewards of rewards": ("groups",),
     "On a server": ("remote",),
     "The digits of the quickstarts": ("digits",),

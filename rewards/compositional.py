@@ -13,6 +13,7 @@ from mmgrpo.rewards.checkpoints import Dtype, chosen_dtype, positive
 from mmgrpo.rewards.clip_models import ClipSource, unit
 from mmgrpo.rewards.compositional_prompts import COLOURS
 from mmgrpo.rewards.detectors import DetectorSource
+from mmgrpo.rewards.explaining import drawn_boxes
 from mmgrpo.rewards.pictures import as_rgb
 from mmgrpo.rewards.scenes import Clause, Found, clauses_of, judged_scene, kept
 from mmgrpo.types import Sample, Score
@@ -101,9 +102,9 @@ class Compositional:
             margin=self._margin,
         )
         value = sum(verdict.held) / len(verdict.held) if self._partial else float(all(verdict.held))
-        boxes = [[f.box.left, f.box.top, f.box.right, f.box.bottom] for f in objects]
         labels = [f"{found.label} {found.score:.2f}" for found in objects]
-        return Score(value, {"boxes": boxes, "labels": labels, "reasons": list(verdict.reasons)})
+        drawn = drawn_boxes([found.box for found in objects], (), labels=labels)
+        return Score(value, {**drawn, "reasons": list(verdict.reasons)})
 
     def _attributes(self, image: Image.Image, group: Sequence[Found], clause: Clause) -> list[str]:
         """The attribute of each object: that whose sentences, in the mean, are nearest to its crop."""

@@ -41,6 +41,7 @@ class VideoAlign:
     three tokens of them. Each score is centred and scaled as the checkpoint's ``inference_config`` says, then they are
     added, ``weights`` times each.
 
+    Example: ``{name: video_align, template: prompt_template.py, video_fps: 16, weights: {VQ: 1, MQ: 1}}``.
     Settings: ``video_fps``, frames per second of the videos that are judged (Wan 16, HunyuanVideo and LTX 24), of which
     the model sees 2, but 4 at least. ``template`` is the path of the authors' ``prompt_template.py``, which is read and
     not run, or of a text file with the same text; it is not part of the checkpoint. ``checkpoint`` is a folder or hub

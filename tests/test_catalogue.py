@@ -67,10 +67,10 @@ def test_every_setting_of_a_page_is_one_that_the_reward_takes(name: str):
 def test_types_and_defaults_are_as_yaml_has_them():
     page = page_of("ocr_accuracy")
     assert "| `engine` | text or function | `rapidocr` |" in page
-    assert "| `languages` | list of text | `[en]` |" in page
     assert "| `around` | `forgiven` or `counted` | `forgiven` |" in page
     assert "| `column` | text or null | `null` |" in page
     assert "| `of` | reward | required |" in page_of("frame_mean")
+    assert "| `classes` | list of text | `[]` |" in page_of("compositional")
 
 
 def test_labels_of_one_line_are_passages_of_their_own():

@@ -13,6 +13,7 @@ from mmgrpo.config import RewardConfig, RunConfig
 from tests.rewards.test_image_reward import save_image_reward
 from tests.tiny import judges
 
+
 def read(image: Image.Image) -> str:
     """Stands for an OCR engine, none of which is installed: reads an a in a picture whose corner is bright."""
     corner = image.convert("L").getpixel((0, 0))

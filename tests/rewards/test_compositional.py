@@ -84,7 +84,11 @@ def test_counts_are_those_of_the_detector(owl: Path, clip: Path) -> None:
     assert isinstance(score, Score)
     assert score.value == 0.5
     assert score.explanation["reasons"] == [f"expected 99 traffic light, found {min(lights, 16)}"]
-    assert len(score.explanation["boxes"]) == len(score.explanation["labels"]) == 2 + min(lights, 16)
+    boxes = score.explanation["boxes"]
+    assert len(boxes) == 2 + min(lights, 16)
+    assert {(len(one["box"]), one["role"], one["label"].rpartition(" ")[0]) for one in boxes} == {
+        (4, "stated", label) for label in LABELS
+    }
 
 
 @torch.no_grad()

@@ -1,0 +1,39 @@
+"""A hackable reward on a small digits model: it rises, held-out accuracy falls, the alarm rings and ends the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.hacking import Ran, run, warmed_up
+
+SMALL: dict[str, Any] = {
+    "steps": 10,
+    "rollout.group_size": 8,
+    "evaluation.every": 2,
+    "evaluation.samples_per_prompt": 20,
+    "watchdog.window": 2,
+    "watchdog.hacking": 0.03,
+}
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    output = tmp_path_factory.mktemp("hacking")
+    return run("stopped", warmed_up(output, steps=200), output, **SMALL)
+
+
+def test_the_trained_reward_rises_and_the_held_out_one_falls(stopped: Ran) -> None:
+    last = max(stopped.trained)
+    assert stopped.trained[last] > stopped.trained[1] + 0.03
+    assert stopped.held_out[last] < stopped.held_out[0] - 0.05
+
+
+def test_the_alarm_names_the_knob_and_ends_the_run_with_a_checkpoint(stopped: Ran) -> None:
+    (alarm,) = [alarm for alarm in stopped.alarms if alarm["kind"] == "hacking"]
+    assert "'held_out_accuracy', which is not trained on, fell from" in alarm["measured"]
+    assert alarm["cure"].startswith("raise objective.kl_beta")
+    assert stopped.status == "stopped by the alarm hacking"
+    assert max(stopped.trained) == alarm["step"] < SMALL["steps"]
+    assert (stopped.folder / f"checkpoints/step-{alarm['step']:06d}").is_dir()
