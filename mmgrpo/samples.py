@@ -116,7 +116,7 @@ def box_metrics(scores: Scores) -> dict[str, float]:
     """``samples/mean_boxes``, how many boxes an answer states; nothing where no reward explains itself by boxes."""
     boxed = ([one for one in said if one is not None and "boxes" in one] for said in scores.explanations.values())
     known = next((said for said in boxed if said), [])
-    stated = [sum(box.get("role") == "stated" for box in one["boxes"]) for one in known]
+    stated = [one.get("num_boxes", sum(box.get("role") == "stated" for box in one["boxes"])) for one in known]
     return {"samples/mean_boxes": sum(stated) / len(stated)} if stated else {}
 
 

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.boxes import Layout, Point, Space, SpaceName, box_of, declared_spaces
+from mmgrpo.rewards.boxes import Box
 from mmgrpo.rewards.calls import Action, actions_in
-from mmgrpo.rewards.explaining import drawn_points, excerpt
+from mmgrpo.rewards.coordinates import Stated
+from mmgrpo.rewards.explaining import compared, drawn_points, rounded
 from mmgrpo.rewards.parsing import Extract, extracted, normalised, one_of, share, words
 from mmgrpo.rewards.references import references
+from mmgrpo.rewards.spaces import Declared, declared
 from mmgrpo.types import Prompt, Sample, Score
 
 POINTING = ("click", "double_click", "right_click", "long_press", "hover", "drag")
@@ -29,9 +31,9 @@ class GuiAction:
     Read are JSON, ``{"action": "click", "coordinate": [x, y], "text": ".."}`` with the usual other names of these keys,
     and calls, ``click(x=1, y=2)``, ``pyautogui.click(1, 2)``, ``type(content='..')``; of a stated box the middle
     counts. Names such as tap and left_click stand for one type; ``aliases`` adds more. The reference, in ``column``, is
-    such an object or text, with a point or a ``bbox``. Spaces and sizes are as in ``box_iou``.
+    such an object or text, with a point or a ``bbox``.
 
-    Settings: ``extract`` as in ``exact_match``; the others as in ``box_iou``.
+    Settings: ``coordinates`` and ``extract`` as in ``box_iou``.
     Range: 0 to 1.   Units: ``distance`` is in those of the reference's space.
     Source: Luo et al. 2025 (GUI-R1), arXiv:2504.10458, r1gui.py: no weight for the type, 140 pixels, F1 from 0.5 on,
     no text in "no input text". Deviation: parsed, never evaluated; a lone word inside the other is no hit, as the
@@ -43,8 +45,7 @@ class GuiAction:
     def __init__(
         self,
         column: str = "answer",
-        space: SpaceName = "resized",
-        reference_space: SpaceName = "original",
+        coordinates: Declared = "resized",
         type_weight: float = 0.0,
         place_weight: float = 1.0,
         text_weight: float = 1.0,
@@ -53,11 +54,6 @@ class GuiAction:
         pointing: Sequence[str] = POINTING,
         aliases: Mapping[str, str] | None = None,
         extract: Extract = "none",
-        reference_layout: Layout = "xyxy",
-        original_size: str = "original_size",
-        resized_size: str = "resized_size",
-        pixels: Sequence[int] | None = None,
-        factor: int = 28,
     ) -> None:
         weights = (type_weight, place_weight, text_weight)
         if not all(weight >= 0 for weight in weights) or not distance > 0:
@@ -65,14 +61,13 @@ class GuiAction:
         if isinstance(pointing, str):
             raise ConfigError(f"GuiAction.pointing must be a list of actions, got {pointing!r}")
         self._column = column
-        self._spaces = declared_spaces("GuiAction", space, reference_space, original_size, resized_size, pixels, factor)
+        self._coordinates = declared("GuiAction", coordinates)
         self._type_weight, self._place_weight, self._text_weight = weights
         self._threshold = None if text_threshold is None else share("GuiAction.text_threshold", text_threshold)
         self._distance = distance
         self._pointing = frozenset(pointing)
         self._aliases = dict(aliases or {})
         self._extract: Extract = one_of("GuiAction.extract", extract, Extract)
-        self._reference_layout: Layout = one_of("GuiAction.reference_layout", reference_layout, Layout)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("gui_action", samples, self._column, _one_action)
@@ -81,15 +76,17 @@ class GuiAction:
     def _score(self, sample: Sample, wanted: Action) -> Score:
         stated = actions_in(extracted(sample.text or "", self._extract) or "")
         if len(stated) != 1:
-            return Score(0.0, {"parsed": f"{len(stated)} actions" if stated else None})
+            return Score(
+                0.0, compared(None, _written(wanted), f"{len(stated) or 'no'} actions, where one is asked for")
+            )
         parts = {"type": float(self._kind(stated[0]) == self._kind(wanted))}
-        said: dict[str, Any] = {"parsed": _written(stated[0])}
+        said = compared(_written(stated[0]), _written(wanted))
         if self._kind(wanted) in self._pointing and wanted.place is not None:
             parts["place"], drawn = self._placed(sample.prompt, stated[0], wanted)
             said |= drawn
         if wanted.text is not None:
             parts["text"] = self._text(stated[0].text or "", wanted.text)
-        return Score(self._weighted(parts), said | {"parts": {name: round(part, 4) for name, part in parts.items()}})
+        return Score(self._weighted(parts), said | {"parts": rounded(parts)})
 
     def _kind(self, action: Action) -> str:
         return self._aliases.get(action.kind, action.kind)
@@ -104,15 +101,14 @@ class GuiAction:
 
     def _placed(self, prompt: Prompt, stated: Action, wanted: Action) -> tuple[float, dict[str, Any]]:
         """Whether the place is right, and the picture of it."""
-        space = self._spaces.of_reference(prompt)
-        points = [Point(*stated.place, self._spaces.of_model(prompt)).to(space)] if stated.place is not None else []
+        points = self._coordinates.points(prompt, [] if stated.place is None else [stated.place])
         if wanted.point is None and wanted.box is not None:
-            box = box_of(wanted.box, self._reference_layout, space)
+            _, (box,) = self._coordinates.boxes(prompt, [], [Stated(wanted.box)])
             return float(any(box.holds(point) for point in points)), drawn_points(points, box)
         x, y = wanted.place or (0.0, 0.0)
         near = any((point.x - x) ** 2 + (point.y - y) ** 2 < self._distance**2 for point in points)
-        around = (x - self._distance, y - self._distance, x + self._distance, y + self._distance)
-        return float(near), drawn_points(points, box_of(around, "xyxy", Space(space.name, space.width, space.height)))
+        reach, space = self._distance, self._coordinates.of_reference(prompt)
+        return float(near), drawn_points(points, Box(x - reach, y - reach, x + reach, y + reach, space))
 
     def _text(self, stated: str, wanted: str) -> float:
         value = word_f1(stated, wanted)
@@ -142,6 +138,6 @@ def _one_action(value: Any) -> Action | None:
     return found[0] if len(found) == 1 else None
 
 
-def _written(action: Action) -> str | None:
+def _written(action: Action) -> str:
     place = "" if action.place is None else " at ({:g}, {:g})".format(*action.place)
-    return excerpt(f"{action.kind}{place}" + ("" if action.text is None else f": {action.text}"))
+    return f"{action.kind}{place}" + ("" if action.text is None else f": {action.text}")

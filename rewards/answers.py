@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import excerpt
+from mmgrpo.rewards.explaining import compared
 from mmgrpo.rewards.letters import standalone_letters
 from mmgrpo.rewards.parsing import MAX_ANSWER_CHARS, Extract, extracted, normalised, one_of, words
 from mmgrpo.rewards.references import graded, texts
@@ -48,7 +48,7 @@ class ExactMatch:
         answer = extracted(text, self._extract)
         plain = None if answer is None else normalised(answer, ignore_case=self._ignore_case)
         equal = plain is not None and plain in [normalised(a, ignore_case=self._ignore_case) for a in accepted]
-        return Score(float(equal), {"parsed": excerpt(answer)})
+        return Score(float(equal), compared(answer, accepted))
 
 
 @final
@@ -90,10 +90,11 @@ class MultipleChoice:
         several = len(set(stated)) > 1 and not set(words(value)) - {*self._letters.lower(), "and", "or"}
         return stated[0] if stated and not several else None
 
-    def _score(self, text: str, letter: str) -> float:
-        stated = standalone_letters(extracted(text, self._extract) or "", self._letters)
-        alone = self._several == "last" or len(set(stated)) == 1
-        return float(bool(stated) and alone and stated[-1] == letter)
+    def _score(self, text: str, letter: str) -> Score:
+        stated = list(dict.fromkeys(reversed(standalone_letters(extracted(text, self._extract) or "", self._letters))))
+        if self._several == "wrong" and len(stated) > 1:
+            return Score(0.0, compared(", ".join(sorted(stated)), letter, "several letters"))
+        return Score(float(stated[:1] == [letter]), compared(stated[0] if stated else None, letter))
 
 
 @final
@@ -123,8 +124,10 @@ class YesNo:
         truth = value if isinstance(value, bool) else _truth(value) if isinstance(value, str) else None
         return None if truth is None else [truth]
 
-    def _score(self, text: str, reference: list[bool]) -> float:
-        return float(_truth(extracted(text, self._extract) or "") == reference[0])
+    def _score(self, text: str, reference: list[bool]) -> Score:
+        said = _truth(extracted(text, self._extract) or "")
+        parsed = None if said is None else _said(said)
+        return Score(float(said == reference[0]), compared(parsed, _said(reference[0])))
 
 
 @final
@@ -153,12 +156,16 @@ class Classification:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("classification", samples, self._column, _names, self._score)
 
-    def _score(self, text: str, accepted: list[str]) -> float:
+    def _score(self, text: str, accepted: list[str]) -> Score:
         said, wanted = words(extracted(text, self._extract) or ""), {_plain(name) for name in accepted}
         if self._labels is None:
-            return float(" ".join(said[1:] if said[:1] in (["a"], ["an"], ["the"]) else said) in wanted)
-        named = _named(said, self._labels | wanted)
-        return float(bool(named) and named <= wanted)
+            named = {" ".join(said[1:] if said[:1] in (["a"], ["an"], ["the"]) else said)} - {""}
+        else:
+            named = _named(said, self._labels | wanted)
+        reason = "several classes" if not named <= wanted and len(named) > 1 else None
+        return Score(
+            float(bool(named) and named <= wanted), compared(", ".join(sorted(named)) or None, sorted(wanted), reason)
+        )
 
 
 @final
@@ -198,13 +205,17 @@ class EditDistance:
         known = texts(value)
         return None if known is None or any(len(text) > MAX_ANSWER_CHARS for text in known) else known
 
-    def _score(self, text: str, accepted: list[str]) -> float:
+    def _score(self, text: str, accepted: list[str]) -> Score:
         answer = extracted(text, self._extract)
         plain = None if answer is None else normalised(answer, ignore_case=self._ignore_case)
         if plain is None:
-            return 0.0
-        best = max(self._similarity(plain, normalised(a, ignore_case=self._ignore_case) or "") for a in accepted)
-        return best if best >= self._floor else 0.0
+            return Score(0.0, compared(answer, accepted, None if answer is None else "too long"))
+        likeness = [self._similarity(plain, normalised(a, ignore_case=self._ignore_case) or "") for a in accepted]
+        best = max(likeness)
+        said = compared(answer, accepted[likeness.index(best)])
+        if best < self._floor:
+            return Score(0.0, said | {"reason": f"{best:.2f} alike, below {self._floor:g}"})
+        return Score(best, said)
 
     def _similarity(self, answer: str, reference: str) -> float:
         from rapidfuzz.distance import Levenshtein
@@ -212,6 +223,10 @@ class EditDistance:
         if self._unit == "words":
             return Levenshtein.normalized_similarity(answer.split(), reference.split())
         return Levenshtein.normalized_similarity(answer, reference)
+
+
+def _said(truth: bool) -> str:
+    return "yes" if truth else "no"
 
 
 def _truth(text: str) -> bool | None:

@@ -6,18 +6,16 @@ A space is a rectangle with its origin at the top left; coordinates are continuo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.media import opened
-from mmgrpo.rewards.parsing import one_of
+from mmgrpo.errors import DataError
 
 SpaceName = Literal["original", "resized", "norm1000", "norm1"]
 Layout = Literal["xyxy", "xywh", "yxyx"]
 
-_NORMALISED = {"norm1000": 1000.0, "norm1": 1.0}
+NORMALISED: Mapping[str, float] = {"norm1000": 1000.0, "norm1": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class Space:
 
 def normalised_space(name: Literal["norm1000", "norm1"]) -> Space:
     """The space 0 to 1000, or 0 to 1, along both axes."""
-    return Space(name, _NORMALISED[name], _NORMALISED[name])
+    return Space(name, NORMALISED[name], NORMALISED[name])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,105 +125,6 @@ def giou(box: Box, other: Box) -> float:
     return shared / union - (hull - union) / hull
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spaces:
-    """Which spaces a model and its references speak in, and where the sizes of a picture are to be found.
-
-    Attributes:
-        model: space of the coordinates that the model writes.
-        reference: space of those in the data.
-        original_column: column with [width, height] of the picture, upright; else the prompt's only image says it.
-        resized_column: column with [width, height] of the picture that the model saw.
-        pixels: least and most pixels of the resized picture, to work out its size as Qwen-VL processors do.
-        factor: what both edges of the resized picture are a multiple of, for ``pixels``.
-    """
-
-    model: SpaceName
-    reference: SpaceName
-    original_column: str
-    resized_column: str
-    pixels: tuple[int, int] | None
-    factor: int
-
-    def of_model(self, prompt: Any) -> Space:
-        """The model's space for one prompt."""
-        return self._space(self.model, prompt)
-
-    def of_reference(self, prompt: Any) -> Space:
-        """The data's space for one prompt."""
-        return self._space(self.reference, prompt)
-
-    def _space(self, name: SpaceName, prompt: Any) -> Space:
-        if self.model == self.reference:
-            return Space(name)
-        if name in _NORMALISED:
-            return Space(name, _NORMALISED[name], _NORMALISED[name])
-        width, height = self._original(prompt) if name == "original" else self._resized(prompt)
-        return Space(name, width, height)
-
-    def _original(self, prompt: Any) -> Sequence[float]:
-        stated = prompt.columns.get(self.original_column)
-        if stated is not None:
-            return _pair(self.original_column, stated)
-        images = list(prompt.images)
-        if len(images) != 1:
-            raise DataError(
-                f"the size of the original picture is needed: give a column '{self.original_column}' with "
-                f"[width, height]; the prompt has {len(images)} images, and only a single one says it by itself"
-            )
-        return opened(images[0]).size
-
-    def _resized(self, prompt: Any) -> Sequence[float]:
-        stated = prompt.columns.get(self.resized_column)
-        if stated is not None:
-            return _pair(self.resized_column, stated)
-        if self.pixels is None:
-            raise DataError(
-                f"the size of the picture that the model saw is needed: give a column '{self.resized_column}' with "
-                f"[width, height], or pixels: [least, most] as the processor has them"
-            )
-        from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
-
-        width, height = self._original(prompt)
-        least, most = self.pixels
-        rows, columns = smart_resize(int(height), int(width), self.factor, min_pixels=least, max_pixels=most)
-        return columns, rows
-
-
-def declared_spaces(
-    owner: str, space: str, reference: str, original: str, resized: str, pixels: Sequence[int] | None, factor: int
-) -> Spaces:
-    """The spaces that the settings of a reward declare.
-
-    Args:
-        owner: class of the reward, for messages.
-        space: the model's.
-        reference: the data's.
-        original: column with the size of the picture.
-        resized: column with the size that the model saw.
-        pixels: least and most pixels of the resized picture, if its size is to be worked out.
-        factor: what its edges are a multiple of.
-
-    Returns:
-        The spaces.
-
-    Raises:
-        ConfigError: a setting is not allowed.
-    """
-    if pixels is not None and (len(pixels) != 2 or not 0 < pixels[0] <= pixels[1]):
-        raise ConfigError(f"{owner}.pixels must be [least, most], got {pixels!r}")
-    if factor < 1:
-        raise ConfigError(f"{owner}.factor must be at least 1, got {factor}")
-    return Spaces(
-        model=one_of(f"{owner}.space", space, SpaceName),
-        reference=one_of(f"{owner}.reference_space", reference, SpaceName),
-        original_column=original,
-        resized_column=resized,
-        pixels=None if pixels is None else (pixels[0], pixels[1]),
-        factor=factor,
-    )
-
-
 def _converted(corner: tuple[float, float], source: Space, target: Space) -> tuple[float, float]:
     if source.width is None or source.height is None or target.width is None or target.height is None:
         raise DataError(f"cannot convert from '{source.name}' to '{target.name}' without the sizes of both")
@@ -241,10 +140,3 @@ def _intersection(box: Box, other: Box) -> float:
     width = min(box.right, other.right) - max(box.left, other.left)
     height = min(box.bottom, other.bottom) - max(box.top, other.top)
     return max(width, 0.0) * max(height, 0.0)
-
-
-def _pair(column: str, value: Any) -> Sequence[float]:
-    pair = list(value) if isinstance(value, list | tuple) else []
-    if len(pair) != 2 or not all(isinstance(edge, int | float) and edge > 0 for edge in pair):
-        raise DataError(f"column '{column}' must be [width, height], both positive, got {value!r:.60}")
-    return pair

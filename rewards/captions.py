@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.explaining import excerpt
+from mmgrpo.rewards.explaining import compared
 from mmgrpo.rewards.ngrams import Words, bleu, cider, document_frequencies, rouge_l
 from mmgrpo.rewards.parsing import Extract, extracted, one_of, words
 from mmgrpo.rewards.references import graded, texts
@@ -63,11 +63,13 @@ class CaptionScore:
 
     def _score(self, text: str, known: list[Words]) -> Score:
         answer = extracted(text, self._extract) or ""
-        return Score(self._value(words(answer), known), {"parsed": excerpt(answer)})
+        made = words(answer)
+        nearest = max(known, key=lambda one: rouge_l(made, one))
+        return Score(self._value(made, known, nearest), compared(answer or None, " ".join(nearest)))
 
-    def _value(self, made: Words, known: list[Words]) -> float:
+    def _value(self, made: Words, known: list[Words], nearest: Words) -> float:
         if self._metric == "rouge_l":
-            return max(rouge_l(made, one) for one in known)
+            return rouge_l(made, nearest)
         if self._metric == "bleu":
             return bleu(made, known, self._order)
         return cider(made, known, self._frequencies, self._documents, self._order)

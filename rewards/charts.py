@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import excerpt
+from mmgrpo.rewards.explaining import compared
 from mmgrpo.rewards.parsing import Extract, extracted, normalised, one_of
 from mmgrpo.rewards.references import graded, texts
 from mmgrpo.types import Sample, Score
@@ -65,7 +65,7 @@ class ChartAnswer:
     def _score(self, text: str, accepted: list[str]) -> Score:
         answer = _plain(extracted(text, self._extract) or "")
         right = answer is not None and any(self._right(answer, _plain(one)) for one in accepted)
-        return Score(float(right), {"parsed": excerpt(answer)})
+        return Score(float(right), compared(answer or None, accepted))
 
     def _right(self, answer: str, wanted: str | None) -> bool:
         if wanted is None or not answer:

@@ -81,6 +81,22 @@ def pair(value: Any) -> tuple[float, float] | None:
     return None if two is None else (two[0], two[1])
 
 
+def span_iou(span: tuple[float, float], other: tuple[float, float]) -> float:
+    """Intersection over union of two spans of time; 0 if either ends before it begins.
+
+    Args:
+        span: start and end.
+        other: start and end.
+
+    Returns:
+        0 to 1.
+    """
+    if span[1] <= span[0] or other[1] <= other[0]:
+        return 0.0
+    shared = max(min(span[1], other[1]) - max(span[0], other[0]), 0.0)
+    return shared / ((span[1] - span[0]) + (other[1] - other[0]) - shared)
+
+
 @dataclass(frozen=True, slots=True)
 class _Named:
     """The label and the score that stand beside a box, each perhaps a list for a list of boxes."""

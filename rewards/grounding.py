@@ -8,11 +8,12 @@ from typing import Any, Literal, final
 import numpy as np
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.boxes import Box, Layout, Point, SpaceName, box_of, declared_spaces, giou, iou
-from mmgrpo.rewards.coordinates import Stated, box_list, one_box, pair, points_in, spans_in, stated_boxes
-from mmgrpo.rewards.explaining import drawn_boxes, drawn_points
+from mmgrpo.rewards.boxes import Box, giou, iou
+from mmgrpo.rewards.coordinates import Stated, box_list, one_box, pair, points_in, span_iou, spans_in, stated_boxes
+from mmgrpo.rewards.explaining import drawn_boxes, drawn_points, drawn_spans, rounded, too_many
 from mmgrpo.rewards.parsing import Extract, extracted, one_of, share
 from mmgrpo.rewards.references import graded, references
+from mmgrpo.rewards.spaces import Declared, declared
 from mmgrpo.types import Sample, Score
 
 BoxMode = Literal["iou", "giou", "threshold"]
@@ -27,17 +28,13 @@ class BoxIou:
     touch, ``threshold`` 1 for an IoU of at least ``threshold``, else 0. No box, several, a swapped or empty one score
     the least.
 
-    Read are JSON (``[x1, y1, x2, y2]``, ``{"bbox_2d": [..]}``), ``(x1,y1),(x2,y2)``, and four bare numbers. The model
-    writes in ``space``, the data in ``reference_space``: ``original`` or ``resized`` pixels, ``norm1000`` (0 to 1000)
-    or ``norm1``. Where they differ, sizes come from the columns ``original_size`` and ``resized_size``, [width,
-    height]; else the original's from the prompt's only image, and the resized one's from ``pixels: [least, most]`` and
-    ``factor`` as Qwen-VL's processor has them. ``layout`` is xyxy, xywh (COCO) or yxyx (Gemini).
+    Read are JSON (``[x1, y1, x2, y2]``, ``{"bbox_2d": [..]}``), ``(x1,y1),(x2,y2)``, and four bare numbers.
 
-    Settings: ``extract`` as in ``exact_match``.
+    Settings: ``coordinates`` declares the spaces and layouts of model and data, see "Coordinates"; ``extract`` as in
+    ``exact_match``.
     Range: 0 to 1; ``giou`` from -1 to 1.   Units: as declared; edges are continuous, without the ``+1`` of pixel
     counts.
-    Source: Rezatofighi et al. 2019, arXiv:1902.09630 (GIoU). Spaces: Qwen2.5-VL writes resized pixels (factor 28);
-    Qwen2-VL, Qwen3-VL and InternVL 0 to 1000.
+    Source: Rezatofighi et al. 2019, arXiv:1902.09630 (GIoU).
     Traps: a wrong space is not seen, boxes merely seem bad: check a few by hand. Ask for one box: several score the
     least, so that none can be picked.
     """
@@ -45,25 +42,16 @@ class BoxIou:
     def __init__(
         self,
         column: str = "answer",
-        space: SpaceName = "resized",
-        reference_space: SpaceName = "original",
+        coordinates: Declared = "resized",
         mode: BoxMode = "iou",
         threshold: float = 0.5,
         extract: Extract = "none",
-        layout: Layout = "xyxy",
-        reference_layout: Layout = "xyxy",
-        original_size: str = "original_size",
-        resized_size: str = "resized_size",
-        pixels: Sequence[int] | None = None,
-        factor: int = 28,
     ) -> None:
         self._column = column
-        self._spaces = declared_spaces("BoxIou", space, reference_space, original_size, resized_size, pixels, factor)
+        self._coordinates = declared("BoxIou", coordinates)
         self._mode: BoxMode = one_of("BoxIou.mode", mode, BoxMode)
         self._threshold = share("BoxIou.threshold", threshold)
         self._extract: Extract = one_of("BoxIou.extract", extract, Extract)
-        self._layout: Layout = one_of("BoxIou.layout", layout, Layout)
-        self._reference_layout: Layout = one_of("BoxIou.reference_layout", reference_layout, Layout)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("box_iou", samples, self._column, one_box)
@@ -71,10 +59,10 @@ class BoxIou:
 
     def _score(self, sample: Sample, reference: Stated) -> Score:
         stated = stated_boxes(extracted(sample.text or "", self._extract) or "")
-        wanted = box_of(reference.numbers, self._reference_layout, self._spaces.of_reference(sample.prompt))
-        of_model = self._spaces.of_model(sample.prompt) if stated else wanted.space
-        boxes = [box_of(one.numbers, self._layout, of_model).to(wanted.space) for one in stated]
-        return Score(self._value(boxes, wanted), drawn_boxes(boxes, [wanted]))
+        made, (wanted,) = self._coordinates.boxes(sample.prompt, stated, [reference])
+        reason = _not_one("box", len(made)) or ("the box is empty" if made[0].empty else None)
+        drawn = drawn_boxes(made, [wanted], pairs=[] if reason else [(0, 0, iou(made[0], wanted))])
+        return Score(self._value(made, wanted), drawn | ({} if reason is None else {"reason": reason}))
 
     def _value(self, boxes: Sequence[Box], wanted: Box) -> float:
         if len(boxes) != 1:
@@ -96,7 +84,7 @@ class Detection:
     Boxes are read and converted as in ``box_iou``; an entry may be ``{"bbox_2d": [..], "label": ".."}``. The reference,
     in ``column``, is a list of boxes or of such entries, or ``{"bbox": [[..], ..], "label": [..]}``.
 
-    Settings: those of ``box_iou``; ``max_boxes`` stated boxes at most, more score 0.
+    Settings: ``coordinates`` and ``extract`` as in ``box_iou``; ``max_boxes`` stated boxes at most, more score 0.
     Range: 0 to 1.
     Source: one-to-one matching: Liu et al. 2025 (VisionReasoner), arXiv:2505.12081, sec. 3.5; the length penalty
     against many boxes: Shen et al. 2025 (VLM-R1), arXiv:2504.07615, odLength. Deviation: the penalty is a ratio.
@@ -106,33 +94,24 @@ class Detection:
     def __init__(
         self,
         column: str = "answer",
-        space: SpaceName = "resized",
-        reference_space: SpaceName = "original",
+        coordinates: Declared = "resized",
         threshold: float = 0.5,
         graded: bool = True,
         labels: bool = True,
         length_power: float = 1.0,
         max_boxes: int = 200,
         extract: Extract = "none",
-        layout: Layout = "xyxy",
-        reference_layout: Layout = "xyxy",
-        original_size: str = "original_size",
-        resized_size: str = "resized_size",
-        pixels: Sequence[int] | None = None,
-        factor: int = 28,
     ) -> None:
         if not length_power >= 0 or max_boxes < 1:
             raise ConfigError(f"Detection needs length_power >= 0 and max_boxes >= 1, got {length_power}, {max_boxes}")
         self._column = column
-        self._spaces = declared_spaces("Detection", space, reference_space, original_size, resized_size, pixels, factor)
+        self._coordinates = declared("Detection", coordinates)
         self._threshold = share("Detection.threshold", threshold)
         self._graded = graded
         self._labels = labels
         self._length_power = length_power
         self._max_boxes = max_boxes
         self._extract: Extract = one_of("Detection.extract", extract, Extract)
-        self._layout: Layout = one_of("Detection.layout", layout, Layout)
-        self._reference_layout: Layout = one_of("Detection.reference_layout", reference_layout, Layout)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("detection", samples, self._column, box_list)
@@ -141,17 +120,15 @@ class Detection:
     def _score(self, sample: Sample, known: list[Stated]) -> Score:
         stated = stated_boxes(extracted(sample.text or "", self._extract) or "")
         if len(stated) > self._max_boxes:
-            return Score(0.0, {"parsed": f"{len(stated)} boxes, more than {self._max_boxes}"})
-        of_reference = self._spaces.of_reference(sample.prompt) if known else self._spaces.of_model(sample.prompt)
-        of_model = self._spaces.of_model(sample.prompt) if stated else of_reference
-        made = [box_of(one.numbers, self._layout, of_model).to(of_reference) for one in stated]
-        real = [box_of(one.numbers, self._reference_layout, of_reference) for one in known]
+            return Score(0.0, too_many(len(stated), self._max_boxes))
+        made, real = self._coordinates.boxes(sample.prompt, stated, known)
         pairs = self._pairs(made, stated, real, known) if made and real else []
         drawn = drawn_boxes(made, real, labels=[one.label for one in stated], pairs=pairs)
         if not known or not stated:
             return Score(float(not known and not stated), drawn)
         total = sum(overlap if self._graded else 1.0 for _, _, overlap in pairs)
-        return Score(total / len(known) * min(1.0, len(known) / len(stated)) ** self._length_power, drawn)
+        parts = {"overlap": total / len(known), "length": min(1.0, len(known) / len(stated)) ** self._length_power}
+        return Score(parts["overlap"] * parts["length"], drawn | {"parts": rounded(parts)})
 
     def _pairs(
         self, made: Sequence[Box], stated: Sequence[Stated], real: Sequence[Box], known: Sequence[Stated]
@@ -177,9 +154,9 @@ class PointInBox:
     """Reward: 1 if the one point that the answer states lies in the reference's box, edges included; else 0.
 
     For GUI grounding and pointing. Read are JSON (``[x, y]``, ``{"point_2d": [x, y]}``), ``(x, y)``, and two bare
-    numbers; no point, or several, are wrong. Spaces, sizes and the reference's box are as in ``box_iou``.
+    numbers; no point, or several, are wrong. The reference's box is as in ``box_iou``.
 
-    Settings: as in ``box_iou``.
+    Settings: ``coordinates`` and ``extract`` as in ``box_iou``.
     Range: 0 or 1.
     Source: Luo et al. 2025 (GUI-R1), arXiv:2504.10458. Deviation: the answer is parsed, never evaluated.
     Traps: boxes of a few pixels give no signal at the start; a swapped or empty reference box is never hit.
@@ -188,21 +165,12 @@ class PointInBox:
     def __init__(
         self,
         column: str = "answer",
-        space: SpaceName = "resized",
-        reference_space: SpaceName = "original",
+        coordinates: Declared = "resized",
         extract: Extract = "none",
-        reference_layout: Layout = "xyxy",
-        original_size: str = "original_size",
-        resized_size: str = "resized_size",
-        pixels: Sequence[int] | None = None,
-        factor: int = 28,
     ) -> None:
         self._column = column
-        self._spaces = declared_spaces(
-            "PointInBox", space, reference_space, original_size, resized_size, pixels, factor
-        )
+        self._coordinates = declared("PointInBox", coordinates)
         self._extract: Extract = one_of("PointInBox.extract", extract, Extract)
-        self._reference_layout: Layout = one_of("PointInBox.reference_layout", reference_layout, Layout)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("point_in_box", samples, self._column, one_box)
@@ -210,10 +178,10 @@ class PointInBox:
 
     def _score(self, sample: Sample, reference: Stated) -> Score:
         stated = points_in(extracted(sample.text or "", self._extract) or "")
-        wanted = box_of(reference.numbers, self._reference_layout, self._spaces.of_reference(sample.prompt))
-        of_model = self._spaces.of_model(sample.prompt) if stated else wanted.space
-        points = [Point(*one, of_model).to(wanted.space) for one in stated]
-        return Score(float(len(points) == 1 and wanted.holds(points[0])), drawn_points(points, wanted))
+        _, (wanted,) = self._coordinates.boxes(sample.prompt, [], [reference])
+        points, reason = self._coordinates.points(sample.prompt, stated), _not_one("point", len(stated))
+        drawn = drawn_points(points, wanted) | ({} if reason is None else {"reason": reason})
+        return Score(float(len(points) == 1 and wanted.holds(points[0])), drawn)
 
 
 @final
@@ -243,14 +211,19 @@ class TemporalIou:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("temporal_iou", samples, self._column, _span, self._score)
 
-    def _score(self, text: str, reference: tuple[float, float]) -> float:
-        stated = spans_in(extracted(text, self._extract) or "")
-        if len(stated) != 1 or stated[0][1] <= stated[0][0]:
-            return 0.0
-        (start, end), (from_, to) = stated[0], reference
-        start, end = start / self._fps, end / self._fps
-        shared = max(min(end, to) - max(start, from_), 0.0)
-        return shared / ((end - start) + (to - from_) - shared)
+    def _score(self, text: str, reference: tuple[float, float]) -> Score:
+        stated = [(start / self._fps, end / self._fps) for start, end in spans_in(extracted(text, self._extract) or "")]
+        drawn, reason = drawn_spans(stated, reference), _not_one("span", len(stated))
+        if reason is None and stated[0][1] <= stated[0][0]:
+            reason = "the span ends before it begins"
+        if reason is not None:
+            return Score(0.0, drawn | {"reason": reason})
+        return Score(span_iou(stated[0], reference), drawn)
+
+
+def _not_one(kind: str, count: int) -> str | None:
+    """Why an answer cannot count that states none of them, or several."""
+    return None if count == 1 else f"no {kind}" if count == 0 else f"{kind} stated {count} times, not once"
 
 
 def _span(value: Any) -> tuple[float, float] | None:

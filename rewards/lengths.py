@@ -8,6 +8,7 @@ from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.answers import Classification, ExactMatch, MultipleChoice, YesNo
+from mmgrpo.rewards.explaining import rounded
 from mmgrpo.rewards.mathematics import MathVerify
 from mmgrpo.rewards.quantities import Count, Number
 from mmgrpo.types import Sample, Score
@@ -48,14 +49,15 @@ class Overlong:
         self._max_length = max_length
         self._margin = margin
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return [None if sample.tokens is None else self._score(len(sample.tokens)) for sample in samples]
 
-    def _score(self, length: int) -> float:
-        over = length - (self._max_length - self._margin)
-        if over <= 0:
-            return 0.0
-        return -1.0 if length > self._max_length else -over / self._margin
+    def _score(self, length: int) -> Score:
+        free = self._max_length - self._margin
+        said = {"reason": f"{length} tokens, free up to {free}, -1 beyond {self._max_length}"}
+        if length <= free:
+            return Score(0.0, said)
+        return Score(-1.0 if length > self._max_length else -(length - free) / self._margin, said)
 
 
 @final
@@ -81,15 +83,19 @@ class Repetition:
         self._max_penalty = max_penalty
         self._unit = unit
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return [self._score(sample) for sample in samples]
 
-    def _score(self, sample: Sample) -> float | None:
+    def _score(self, sample: Sample) -> Score | None:
         items = sample.tokens if self._unit == "tokens" else None if sample.text is None else sample.text.split()
         if items is None:
             return None
         grams = [tuple(items[i : i + self._size]) for i in range(len(items) - self._size + 1)]
-        return self._max_penalty * (1 - len(set(grams)) / len(grams)) if grams else 0.0
+        if not grams:
+            return Score(0.0, {"reason": f"fewer than {self._size} {self._unit}"})
+        repeated = len(grams) - len(set(grams))
+        said = {"reason": f"{repeated} of {len(grams)} runs of {self._size} {self._unit} repeat an earlier one"}
+        return Score(self._max_penalty * (1 - len(set(grams)) / len(grams)), said)
 
 
 @final
@@ -129,16 +135,18 @@ class CosineLength:
         self._wrong = (short_wrong, long_wrong)
         self._right_from = right_from
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return [self._score(sample, verdict) for sample, verdict in zip(samples, self._judge(samples), strict=True)]
 
-    def _score(self, sample: Sample, verdict: float | Score | None) -> float | None:
+    def _score(self, sample: Sample, verdict: float | Score | None) -> float | Score | None:
         value = None if verdict is None else float(verdict)
         if sample.tokens is None or value is None or math.isnan(value):
             return None if sample.tokens is None else value
         short, long = self._right if value >= self._right_from else self._wrong
         share = (1 + math.cos(math.pi * min(len(sample.tokens) / self._max_length, 1.0))) / 2
-        return short * share + long * (1 - share)
+        said = dict(verdict.explanation) if isinstance(verdict, Score) else {}
+        said["parts"] = rounded({"judge": value, "shortness": share})
+        return Score(short * share + long * (1 - share), said)
 
 
 def _judge_of(named: str | Mapping[str, Any]) -> Judge:

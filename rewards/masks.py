@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.boxes import Box, Layout, Point, Space, SpaceName, box_of, declared_spaces
+from mmgrpo.rewards.boxes import Box, Layout, Point, Space, box_of
 from mmgrpo.rewards.coordinates import Stated
-from mmgrpo.rewards.explaining import drawn_boxes
+from mmgrpo.rewards.explaining import drawn_mask, drawn_masks, rounded
 from mmgrpo.rewards.parsing import Extract, extracted, one_of, share
 from mmgrpo.rewards.references import references
 from mmgrpo.rewards.regions import Mask, Polygon, Shape, painted, shapes_in
+from mmgrpo.rewards.spaces import Declared, declared
 from mmgrpo.types import Prompt, Sample, Score
+
+Regions: TypeAlias = "Sequence[Polygon | Mask | None]"  # None for an empty box
+
+MAX_RINGS = 24  # 4 ** 24: from the smallest region that can be written to the widest
 
 
 @final
@@ -26,13 +31,14 @@ class MaskIou:
     Read are polygons (``[[x, y], ..]`` of at least three points, or COCO's flat lists of at least six numbers), COCO's
     run-length masks (``{"size": [h, w], "counts": ..}``, compressed or not), and boxes as in ``box_iou``; what the
     answer covers is all of them together. Regions are compared pixel by pixel: on the grid of the reference's mask if
-    it is one, where what lies outside the picture is left out; else on ``grid`` x ``grid`` cells around both.
+    it is one, where what lies outside the picture is left out; else on ``grid`` x ``grid`` cells around the reference,
+    and around those on cells that grow with the distance.
 
     The reference, in ``column``, is a run-length mask, a picture whose region is not black, or polygons or boxes in
-    ``reference_space``. A mask covers the whole picture and so gives its size, unless there is a column
-    ``original_size``. ``threshold`` makes it 1 for an IoU of at least that, else 0. Spaces are as in ``box_iou``.
+    the data's space. A mask covers the whole picture and so gives its size, unless there is a column
+    ``original_size``. ``threshold`` makes it 1 for an IoU of at least that, else 0.
 
-    Settings: ``extract`` as in ``exact_match``; the others as in ``box_iou``.
+    Settings: ``coordinates`` and ``extract`` as in ``box_iou``.
     Range: 0 to 1.   Units: as declared; a pixel counts by its centre.
     Source: run-length masks: pycocotools, maskApi.c; mask IoU as a reward: Liu et al. 2025 (Seg-Zero),
     arXiv:2503.06520. Deviation: the region is what the model writes, no segmenter stands between.
@@ -43,28 +49,18 @@ class MaskIou:
     def __init__(
         self,
         column: str = "answer",
-        space: SpaceName = "resized",
-        reference_space: SpaceName = "original",
+        coordinates: Declared = "resized",
         threshold: float | None = None,
         grid: int = 512,
         extract: Extract = "none",
-        layout: Layout = "xyxy",
-        reference_layout: Layout = "xyxy",
-        original_size: str = "original_size",
-        resized_size: str = "resized_size",
-        pixels: Sequence[int] | None = None,
-        factor: int = 28,
     ) -> None:
         if not 16 <= grid <= 4096:
             raise ConfigError(f"MaskIou.grid must lie in 16 .. 4096, got {grid}")
         self._column = column
-        self._original_size = original_size
-        self._spaces = declared_spaces("MaskIou", space, reference_space, original_size, resized_size, pixels, factor)
+        self._coordinates = declared("MaskIou", coordinates)
         self._threshold = None if threshold is None else share("MaskIou.threshold", threshold)
         self._grid = grid
         self._extract: Extract = one_of("MaskIou.extract", extract, Extract)
-        self._layout: Layout = one_of("MaskIou.layout", layout, Layout)
-        self._reference_layout: Layout = one_of("MaskIou.reference_layout", reference_layout, Layout)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("mask_iou", samples, self._column, _region)
@@ -73,26 +69,28 @@ class MaskIou:
     def _score(self, sample: Sample, known: list[Shape]) -> Score:
         stated = shapes_in(extracted(sample.text or "", self._extract) or "")
         if not stated:
-            return Score(0.0, {"parsed": "too many regions" if stated is None else None})
+            return Score(0.0, {"reason": "too many regions" if stated is None else "no region"})
         source, target = self._source_and_target(sample.prompt, known)
-        made = [_moved(shape, self._layout, source, target) for shape in stated]
-        real = [_moved(shape, self._reference_layout, target, target) for shape in known]
-        frame = _frame(made, real, target, self._grid)
-        made_HW, real_HW = frame.covered(made), frame.covered(real)
-        union = np.count_nonzero(made_HW | real_HW)
-        value = np.count_nonzero(made_HW & real_HW) / union if union else 0.0
-        drawn = drawn_boxes(frame.bounds(made_HW), frame.bounds(real_HW))
-        value = value if self._threshold is None else float(value >= self._threshold)
-        return Score(value, {"parsed": _named(stated)} | drawn)
+        made = [_moved(shape, self._coordinates.layout, source, target) for shape in stated]
+        real = [_moved(shape, self._coordinates.reference_layout, target, target) for shape in known]
+        whole = _Frame(0, 0, *real[0].size, *real[0].size, target) if isinstance(real[0], Mask) else None
+        frame = whole or _around(real, target, self._grid)
+        value = _iou(made, real, frame)
+        drawn = ((whole or _around(made, target, self._grid)).drawn(made, "stated"), frame.drawn(real, "reference"))
+        said = {"parsed": _named(stated)} | drawn_masks([one for one in drawn if one is not None], target)
+        if self._threshold is None:
+            return Score(value, said)
+        return Score(float(value >= self._threshold), said | {"parts": rounded({"overlap": value})})
 
     def _source_and_target(self, prompt: Prompt, known: Sequence[Shape]) -> tuple[Space, Space]:
         """The model's space, and the one to compare in: the picture of the reference's mask, or the reference's."""
+        coordinates = self._coordinates
         if not isinstance(known[0], Mask):
-            return self._spaces.of_model(prompt), self._spaces.of_reference(prompt)
+            return coordinates.of_model(prompt), coordinates.of_reference(prompt)
         size = known[0].size
-        sized = replace(prompt, columns={self._original_size: list(size), **prompt.columns})
-        spaces = replace(self._spaces, reference="norm1000" if self._spaces.model == "norm1" else "norm1")
-        return spaces.of_model(sized), Space("original", *size)
+        sized = replace(prompt, columns={coordinates.original_size: list(size), **prompt.columns})
+        apart = replace(coordinates, reference_space="norm1000" if coordinates.space == "norm1" else "norm1")
+        return apart.of_model(sized), Space("original", *size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +105,12 @@ class _Frame:
     rows: int
     space: Space
 
-    def covered(self, shapes: Sequence[Polygon | Mask | None]) -> np.ndarray:
+    @property
+    def cell(self) -> float:
+        """The area of one cell."""
+        return self.width / self.columns * (self.height / self.rows)
+
+    def covered(self, shapes: Regions) -> np.ndarray:
         """(rows, columns) bool: what any of the shapes covers."""
         grid_HW = np.zeros((self.rows, self.columns), dtype=bool)
         for shape in shapes:
@@ -117,14 +120,33 @@ class _Frame:
                 grid_HW |= self._sampled(shape)
         return grid_HW
 
-    def bounds(self, grid_HW: np.ndarray) -> list[Box]:
-        """The box around what is covered, if anything is."""
+    def drawn(self, shapes: Regions, role: str) -> dict[str, Any] | None:
+        """What the shapes cover, for the explanation; None if that is nothing."""
+        grid_HW = self.covered(shapes)
         rows, columns = np.flatnonzero(grid_HW.any(1)), np.flatnonzero(grid_HW.any(0))
         if not len(rows):
-            return []
+            return None
         left, right = (self.left + self.width * edge / self.columns for edge in (columns[0], columns[-1] + 1))
         top, bottom = (self.top + self.height * edge / self.rows for edge in (rows[0], rows[-1] + 1))
-        return [Box(float(left), float(top), float(right), float(bottom), self.space)]
+        around = Box(float(left), float(top), float(right), float(bottom), self.space)
+        return drawn_mask(grid_HW[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1], around, role)
+
+    def wider(self) -> _Frame:
+        """As many cells, in eighths, of which this frame is the middle quarter of each side."""
+        left, top = self.left - 1.5 * self.width, self.top - 1.5 * self.height
+        columns, rows = (count // 8 * 8 for count in (self.columns, self.rows))
+        return _Frame(left, top, 4 * self.width, 4 * self.height, columns, rows, self.space)
+
+    def ring(self, shapes: Regions) -> float:
+        """The area that shapes cover outside of the middle quarter of each side."""
+        grid_HW = self.covered(shapes)
+        grid_HW[3 * self.rows // 8 : 5 * self.rows // 8, 3 * self.columns // 8 : 5 * self.columns // 8] = False
+        return np.count_nonzero(grid_HW) * self.cell
+
+    def holds(self, other: _Frame) -> bool:
+        """Whether another frame lies within it."""
+        across = self.left <= other.left and other.left + other.width <= self.left + self.width
+        return across and self.top <= other.top and other.top + other.height <= self.top + self.height
 
     def _on_grid(self, x: float, y: float) -> tuple[float, float]:
         return (x - self.left) / self.width * self.columns, (y - self.top) / self.height * self.rows
@@ -139,14 +161,28 @@ class _Frame:
         return inside_HW & mask.grid_HW[rows][:, np.clip(x, 0, mask.size[0] - 1).astype(int)]
 
 
-def _frame(
-    made: Sequence[Polygon | Mask | None], real: Sequence[Polygon | Mask | None], space: Space, cells: int
-) -> _Frame:
-    """The grid of the reference's mask; else one around everything."""
-    if isinstance(real[0], Mask):
-        return _Frame(0, 0, *real[0].size, *real[0].size, space)
-    corners = [corner for shape in (*made, *real) if isinstance(shape, Polygon) for corner in shape.corners]
-    corners += [corner for shape in made if isinstance(shape, Mask) for corner in ((0.0, 0.0), _extent(shape, space))]
+def _iou(made: Regions, real: Regions, frame: _Frame) -> float:
+    """Intersection over union, on the frame of the reference and, unless that is a picture, on ever wider rings.
+
+    One frame around both would let a sliver far off make its cells so coarse that any box were as good as the right
+    one.
+    """
+    made_HW, real_HW = frame.covered(made), frame.covered(real)
+    shared = np.count_nonzero(made_HW & real_HW) * frame.cell
+    union = np.count_nonzero(made_HW | real_HW) * frame.cell
+    reach = frame if isinstance(real[0], Mask) else _around(made, frame.space, frame.rows)
+    for _ in range(MAX_RINGS):
+        if frame.holds(reach):
+            break
+        frame = frame.wider()
+        union += frame.ring(made)
+    return float(shared / union) if union else 0.0
+
+
+def _around(shapes: Regions, space: Space, cells: int) -> _Frame:
+    """A grid around everything, a mask's whole picture too."""
+    corners = [corner for shape in shapes if isinstance(shape, Polygon) for corner in shape.corners]
+    corners += [corner for shape in shapes if isinstance(shape, Mask) for corner in ((0.0, 0.0), _extent(shape, space))]
     xs, ys = zip(*corners, strict=True) if corners else ((0.0,), (0.0,))
     return _Frame(min(xs), min(ys), (max(xs) - min(xs)) or 1.0, (max(ys) - min(ys)) or 1.0, cells, cells, space)
 

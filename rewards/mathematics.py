@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, final
 
 from mmgrpo.errors import ConfigError, MissingPackageError
-from mmgrpo.rewards.explaining import excerpt
+from mmgrpo.rewards.explaining import compared
 from mmgrpo.rewards.parsing import without_thought
 from mmgrpo.rewards.references import references
 from mmgrpo.types import Sample, Score
@@ -84,7 +84,7 @@ class MathVerify:
         said = self._worker.ask(asked, self._limit_s + GRACE_S)
         if "verdict" not in said:
             return float("nan")
-        return None if said["verdict"] is None else Score(float(said["verdict"]), {"parsed": excerpt(said["parsed"])})
+        return None if said["verdict"] is None else Score(float(said["verdict"]), compared(said["parsed"], reference))
 
 
 def _reference(value: Any) -> str | None:

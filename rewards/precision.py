@@ -8,11 +8,12 @@ from typing import Literal, final
 import numpy as np
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.boxes import Box, Layout, SpaceName, box_of, declared_spaces, iou
+from mmgrpo.rewards.boxes import Box, iou
 from mmgrpo.rewards.coordinates import Stated, box_list, stated_boxes
-from mmgrpo.rewards.explaining import drawn_boxes
+from mmgrpo.rewards.explaining import drawn_boxes, rounded, too_many
 from mmgrpo.rewards.parsing import Extract, extracted, one_of, share
 from mmgrpo.rewards.references import references
+from mmgrpo.rewards.spaces import Declared, declared
 from mmgrpo.types import Sample, Score
 
 Confidence = Literal["equal", "stated"]
@@ -37,7 +38,7 @@ class AveragePrecision:
     given, and no order of it gives less. Classes are labels, as in ``detection``; without ``labels``, or where a
     reference box has none, there is one class. Boxes are read and converted as in ``box_iou``.
 
-    Settings: those of ``box_iou``; ``max_boxes`` stated boxes at most, more score 0.
+    Settings: ``coordinates`` and ``extract`` as in ``box_iou``; ``max_boxes`` stated boxes at most, more score 0.
     Range: 0 to 1.
     Source: COCO's evaluation (pycocotools), and Shen et al. 2025 (VLM-R1), arXiv:2504.07615, ``odLength`` in
     grpo_jsonl.py for the penalty. Deviation: equal scores are one point; VLM-R1's AP depends on their order.
@@ -48,34 +49,25 @@ class AveragePrecision:
     def __init__(
         self,
         column: str = "answer",
-        space: SpaceName = "resized",
-        reference_space: SpaceName = "original",
+        coordinates: Declared = "resized",
         threshold: float | None = None,
         confidence: Confidence = "equal",
         labels: bool = True,
         length_power: float = 1.0,
         max_boxes: int = 100,
         extract: Extract = "none",
-        layout: Layout = "xyxy",
-        reference_layout: Layout = "xyxy",
-        original_size: str = "original_size",
-        resized_size: str = "resized_size",
-        pixels: Sequence[int] | None = None,
-        factor: int = 28,
     ) -> None:
         owner = "AveragePrecision"
         if not length_power >= 0 or max_boxes < 1:
             raise ConfigError(f"{owner} needs length_power >= 0 and max_boxes >= 1, got {length_power}, {max_boxes}")
         self._column = column
-        self._spaces = declared_spaces(owner, space, reference_space, original_size, resized_size, pixels, factor)
+        self._coordinates = declared(owner, coordinates)
         self._thresholds = COCO_THRESHOLDS if threshold is None else (share(f"{owner}.threshold", threshold),)
         self._confidence: Confidence = one_of(f"{owner}.confidence", confidence, Confidence)
         self._labels = labels
         self._length_power = length_power
         self._max_boxes = max_boxes
         self._extract: Extract = one_of(f"{owner}.extract", extract, Extract)
-        self._layout: Layout = one_of(f"{owner}.layout", layout, Layout)
-        self._reference_layout: Layout = one_of(f"{owner}.reference_layout", reference_layout, Layout)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("average_precision", samples, self._column, box_list)
@@ -84,16 +76,14 @@ class AveragePrecision:
     def _score(self, sample: Sample, known: list[Stated]) -> Score:
         stated = stated_boxes(extracted(sample.text or "", self._extract) or "")
         if len(stated) > self._max_boxes:
-            return Score(0.0, {"parsed": f"{len(stated)} boxes, more than {self._max_boxes}"})
-        of_reference = self._spaces.of_reference(sample.prompt) if known else self._spaces.of_model(sample.prompt)
-        of_model = self._spaces.of_model(sample.prompt) if stated else of_reference
-        made = [box_of(one.numbers, self._layout, of_model).to(of_reference) for one in stated]
-        real = [box_of(one.numbers, self._reference_layout, of_reference) for one in known]
+            return Score(0.0, too_many(len(stated), self._max_boxes))
+        made, real = self._coordinates.boxes(sample.prompt, stated, known)
         drawn = drawn_boxes(made, real, labels=[one.label for one in stated])
         if not known or not stated:
             return Score(float(not known and not stated), drawn)
         precision = self._mean_precision(stated, made, known, real)
-        return Score(precision * min(1.0, len(known) / len(stated)) ** self._length_power, drawn)
+        parts = {"precision": precision, "length": min(1.0, len(known) / len(stated)) ** self._length_power}
+        return Score(precision * parts["length"], drawn | {"parts": rounded(parts)})
 
     def _mean_precision(
         self, stated: Sequence[Stated], made: Sequence[Box], known: Sequence[Stated], real: Sequence[Box]

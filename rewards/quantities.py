@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.explaining import compared
 from mmgrpo.rewards.numerals import numbers
 from mmgrpo.rewards.parsing import Extract, extracted, finite, one_of
 from mmgrpo.rewards.references import graded
@@ -53,9 +54,10 @@ class Number:
         return graded("number", samples, self._column, reference_number, self._score)
 
     def _score(self, text: str, reference: float) -> Score:
-        answer = self._answer.number(text)
+        answer, reason = self._answer.number(text)
         allowed = max(self._absolute, self._relative * abs(reference))
-        return Score(float(answer is not None and abs(answer - reference) <= allowed), {"parsed": answer})
+        right = answer is not None and abs(answer - reference) <= allowed
+        return Score(float(right), compared(answer, reference, reason))
 
 
 @final
@@ -80,12 +82,13 @@ class MeanRelativeAccuracy:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("mean_relative_accuracy", samples, self._column, reference_number, self._score)
 
-    def _score(self, text: str, reference: float) -> float:
-        answer = self._answer.number(text)
+    def _score(self, text: str, reference: float) -> Score:
+        answer, reason = self._answer.number(text)
+        said = compared(answer, reference, reason)
         if answer is None or reference == 0:
-            return float(answer is not None and answer == 0)
+            return Score(float(answer is not None and answer == 0), said)
         error = abs(answer - reference)
-        return sum(20 * error < step * abs(reference) for step in range(1, 11)) / 10
+        return Score(sum(20 * error < step * abs(reference) for step in range(1, 11)) / 10, said)
 
 
 @final
@@ -121,10 +124,11 @@ class Count:
         return None if number is None or number < 0 or number != int(number) else number
 
     def _score(self, text: str, reference: float) -> Score:
-        answer = self._answer.number(text)
+        answer, reason = self._answer.number(text)
+        said = compared(answer, reference, reason)
         if answer is None or self._mode == "exact":
-            return Score(float(answer == reference), {"parsed": answer})
-        return Score(max(0.0, 1 - abs(answer - reference) / max(reference, 1.0)), {"parsed": answer})
+            return Score(float(answer == reference), said)
+        return Score(max(0.0, 1 - abs(answer - reference) / max(reference, 1.0)), said)
 
 
 def reference_number(value: Any) -> float | None:
@@ -144,9 +148,9 @@ class _Stated:
         self._which: Which = one_of(f"{owner}.which", which, Which)
         self._spoken = spoken
 
-    def number(self, text: str) -> float | None:
-        """The number; None if there is none, or several different ones where only one may be."""
+    def number(self, text: str) -> tuple[float | None, str | None]:
+        """The number, None if there is none; or None, and why, of several different ones where only one may be."""
         stated = numbers(extracted(text, self._extract) or "", spoken=self._spoken)
-        if not stated or (self._which == "only" and len(set(stated)) > 1):
-            return None
-        return stated[0] if self._which == "first" else stated[-1]
+        if self._which == "only" and len(set(stated)) > 1:
+            return None, f"{len(set(stated))} different numbers"
+        return (None if not stated else stated[0] if self._which == "first" else stated[-1]), None

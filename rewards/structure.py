@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 import regex
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.explaining import excerpt
 from mmgrpo.rewards.parsing import Extract, extracted, json_document, json_values, one_of
-from mmgrpo.types import Sample
+from mmgrpo.types import Sample, Score
 
 PATTERN_LIMIT_S = 1.0
 
@@ -60,29 +62,35 @@ class Format:
         self._opened = opened
         self._max_chars = max_chars
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return [None if sample.text is None else self._score(sample.text) for sample in samples]
 
-    def _score(self, text: str) -> float:
+    def _score(self, text: str) -> float | Score:
         if len(text) > self._max_chars:
-            return 0.0
-        if self._pattern is None:
-            return float(self._tagged(f"<{self._tags[0]}>{text}" if self._opened else text))
+            return Score(0.0, {"reason": f"{len(text)} characters, more than {self._max_chars}"})
         try:
-            return float(self._pattern.fullmatch(text.strip(), timeout=PATTERN_LIMIT_S) is not None)
+            wrong = self._wrong(text)
         except TimeoutError:
             return float("nan")
+        return Score(float(wrong is None), {"reason": wrong or "well formed"})
 
-    def _tagged(self, text: str) -> bool:
-        rest = text.strip()
-        if any(rest.count(f"<{tag}>") != 1 or rest.count(f"</{tag}>") != 1 for tag in self._tags):
-            return False
+    def _wrong(self, text: str) -> str | None:
+        """What is wrong with the form of a text, the first of it; None if nothing is."""
+        if self._pattern is not None:
+            matches = self._pattern.fullmatch(text.strip(), timeout=PATTERN_LIMIT_S) is not None
+            return None if matches else "the pattern does not match"
+        rest = f"<{self._tags[0]}>{text}".strip() if self._opened else text.strip()
+        for mark in (mark for tag in self._tags for mark in (f"<{tag}>", f"</{tag}>")):
+            if rest.count(mark) != 1:
+                return f"{mark} stands {rest.count(mark)} times, not once"
         for tag in self._tags:
             inner, closing, after = rest.removeprefix(f"<{tag}>").partition(f"</{tag}>")
-            if not rest.startswith(f"<{tag}>") or not closing or not inner.strip():
-                return False
+            if not rest.startswith(f"<{tag}>") or not closing:
+                return f"something else where <{tag}> should open"
+            if not inner.strip():
+                return f"nothing in <{tag}>"
             rest = after.lstrip()
-        return not rest
+        return f"something behind </{self._tags[-1]}>" if rest else None
 
 
 @final
@@ -118,17 +126,23 @@ class JsonSchema:
         self._strict = strict
         self._anywhere = anywhere
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return [None if sample.text is None else self._score(sample.text) for sample in samples]
 
-    def _score(self, text: str) -> float:
+    def _score(self, text: str) -> Score:
         answer = extracted(text, self._extract) or ""
         objects = [value for value in json_values(answer) if isinstance(value, dict)] if self._anywhere else []
         found = objects[-1] if objects else json_document(answer)
-        if not isinstance(found, dict) or (self._strict and _extra(found, self._keys)):
-            return 0.0
-        right = _right(found, self._keys)
-        return sum(right) / len(right) if self._partial else float(all(right))
+        if not isinstance(found, dict):
+            return Score(0.0, {"parsed": None, "reason": "no JSON object"})
+        said: dict[str, Any] = {"parsed": excerpt(json.dumps(found, ensure_ascii=False))}
+        extra = list(_extra(found, self._keys)) if self._strict else []
+        if extra:
+            return Score(0.0, said | {"reason": excerpt(f"not asked for: {', '.join(extra)}")})
+        right = list(_right(found, self._keys))
+        said["parts"] = {key: float(fits) for key, fits in right}
+        share = sum(fits for _, fits in right) / len(right)
+        return Score(share if self._partial else float(share == 1), said)
 
 
 def _compiled(pattern: str) -> Any:
@@ -148,16 +162,15 @@ def _check_keys(keys: Any, where: str) -> None:
             raise ConfigError(f"{where}.{key} must be one of {', '.join(_TYPES)}, any, got {kind!r}")
 
 
-def _right(found: Any, keys: Mapping[str, Any]) -> list[bool]:
-    """For every key and inner key, whether it is there with its type."""
-    right: list[bool] = []
+def _right(found: Any, keys: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:
+    """For every key and inner key, by its path, whether it is there with its type."""
     for key, kind in keys.items():
         there = isinstance(found, dict) and key in found
         if isinstance(kind, Mapping):
-            right += _right(found[key] if there else None, kind)
+            yield from _right(found[key] if there else None, kind, f"{path}{key}.")
         else:
-            right.append(_is_kind(found[key], kind) if there else kind.endswith("?") and isinstance(found, dict))
-    return right
+            fits = _is_kind(found[key], kind) if there else kind.endswith("?") and isinstance(found, dict)
+            yield f"{path}{key}", fits
 
 
 def _is_kind(value: Any, kind: str) -> bool:
@@ -167,6 +180,9 @@ def _is_kind(value: Any, kind: str) -> bool:
     return "any" in names or any(isinstance(value, _TYPES[name]) for name in names)
 
 
-def _extra(found: dict[str, Any], keys: Mapping[str, Any]) -> bool:
-    inner = ((found[key], kind) for key, kind in keys.items() if isinstance(kind, Mapping) and key in found)
-    return not found.keys() <= keys.keys() or any(isinstance(v, dict) and _extra(v, kind) for v, kind in inner)
+def _extra(found: dict[str, Any], keys: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """The paths of the keys that are not named."""
+    yield from (f"{path}{key}" for key in found if key not in keys)
+    for key, kind in keys.items():
+        if isinstance(kind, Mapping) and isinstance(found.get(key), dict):
+            yield from _extra(found[key], kind, f"{path}{key}.")

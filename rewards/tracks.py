@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.boxes import Layout, Space, SpaceName, box_of, declared_spaces, iou
-from mmgrpo.rewards.coordinates import Stated, pair, stated_boxes
-from mmgrpo.rewards.explaining import MAX_SHAPES
+from mmgrpo.rewards.boxes import iou
+from mmgrpo.rewards.coordinates import Stated, pair, span_iou, stated_boxes
+from mmgrpo.rewards.explaining import MAX_SHAPES, drawn_spans, rounded
 from mmgrpo.rewards.numerals import seconds
 from mmgrpo.rewards.parsing import Extract, extracted, finite, json_values, one_of, share
 from mmgrpo.rewards.references import references
+from mmgrpo.rewards.spaces import Declared, declared
 from mmgrpo.types import Sample, Score
 
 Over = Literal["reference", "shared", "union"]
@@ -43,10 +44,9 @@ class Tracking:
 
     Read are ``{"time": [start, end], "boxes": {"3": [x1, y1, x2, y2], ..}}`` and lists of ``{"frame": 3, "bbox_2d":
     [..]}``; moments are frame numbers or times (``0:12``, ``2 s``), in the same count as the reference's, and equal
-    within ``tolerance``, the nearest first. The reference, in ``column``, is written likewise. Boxes are as in
-    ``box_iou``; sizes for spaces that differ come from the columns.
+    within ``tolerance``, the nearest first. The reference, in ``column``, is written likewise.
 
-    Settings: those of ``box_iou``; ``max_moments`` stated boxes at most, more score 0.
+    Settings: ``coordinates`` and ``extract`` as in ``box_iou``; ``max_moments`` stated boxes at most, more score 0.
     Range: 0 to 1.   Units: ``tolerance`` in those of the moments.
     Source: OneThinker, arXiv:2512.03043, onethinker_reward.py: tracking (over the reference's frames, no span) and
     spatio-temporal grounding (0.5 and 0.5; there over the shared frames). Deviation: ``reference`` is the default.
@@ -57,33 +57,24 @@ class Tracking:
     def __init__(
         self,
         column: str = "answer",
-        space: SpaceName = "resized",
-        reference_space: SpaceName = "original",
+        coordinates: Declared = "resized",
         temporal: float = 0.5,
         over: Over = "reference",
         tolerance: float = 0.0,
         max_moments: int = 500,
         extract: Extract = "none",
-        layout: Layout = "xyxy",
-        reference_layout: Layout = "xyxy",
-        original_size: str = "original_size",
-        resized_size: str = "resized_size",
-        pixels: Sequence[int] | None = None,
-        factor: int = 28,
     ) -> None:
         if not tolerance >= 0 or not 1 <= max_moments <= MAX_MOMENTS:
             raise ConfigError(
                 f"Tracking needs tolerance >= 0 and max_moments in 1 .. {MAX_MOMENTS}, got {tolerance}, {max_moments}"
             )
         self._column = column
-        self._spaces = declared_spaces("Tracking", space, reference_space, original_size, resized_size, pixels, factor)
+        self._coordinates = declared("Tracking", coordinates)
         self._temporal = share("Tracking.temporal", temporal)
         self._over: Over = one_of("Tracking.over", over, Over)
         self._tolerance = tolerance + _SAME
         self._max_moments = max_moments
         self._extract: Extract = one_of("Tracking.extract", extract, Extract)
-        self._layout: Layout = one_of("Tracking.layout", layout, Layout)
-        self._reference_layout: Layout = one_of("Tracking.reference_layout", reference_layout, Layout)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("tracking", samples, self._column, _reference)
@@ -92,21 +83,21 @@ class Tracking:
     def _score(self, sample: Sample, known: _Track) -> Score:
         stated = track_in(extracted(sample.text or "", self._extract) or "")
         if len(stated.boxes) > self._max_moments:
-            return Score(0.0, {"parsed": f"{len(stated.boxes)} boxes, more than {self._max_moments}"})
+            return Score(0.0, {"reason": f"{len(stated.boxes)} boxes, more than {self._max_moments}"})
         met = self._met(stated, known)
-        overlaps = dict.fromkeys(known.boxes, 0.0)
-        if met:
-            source, target = self._spaces.of_model(sample.prompt), self._spaces.of_reference(sample.prompt)
-            overlaps |= {w: self._overlap(stated.boxes[s], known.boxes[w], source, target) for w, s in met.items()}
+        met_boxes = [stated.boxes[s] for s in met.values()], [known.boxes[w] for w in met]
+        made, real = self._coordinates.boxes(sample.prompt, *met_boxes)
+        overlaps = dict.fromkeys(known.boxes, 0.0) | dict(zip(met, map(iou, made, real), strict=True))
         counted = {"reference": len(known.boxes), "shared": len(met), "union": len(known.boxes)}[self._over]
         counted += len(stated.boxes) - len(met) if self._over == "union" else 0
         spatial = sum(overlaps.values()) / counted if counted else 0.0
         said: dict[str, Any] = {"parsed": f"boxes at {len(met)} of {len(known.boxes)} moments"}
-        said["overlaps"] = [[moment, round(value, 4)] for moment, value in list(overlaps.items())[:MAX_SHAPES]]
+        said["overlaps"] = [[moment, round(value, 4)] for moment, value in sorted(overlaps.items())[:MAX_SHAPES]]
         if known.span is None:
             return Score(spatial, said)
         shared = 0.0 if stated.span is None else span_iou(stated.span, known.span)
-        said |= {"span": None if stated.span is None else list(stated.span), "span_iou": round(shared, 4)}
+        said |= drawn_spans([] if stated.span is None else [stated.span], known.span)
+        said["parts"] = rounded({"boxes": spatial, "span": shared})
         return Score((1 - self._temporal) * spatial + self._temporal * shared, said)
 
     def _met(self, stated: _Track, known: _Track) -> dict[float, float]:
@@ -120,26 +111,6 @@ class Tracking:
                 met[moment] = other
                 taken.add(other)
         return met
-
-    def _overlap(self, stated: Stated, known: Stated, source: Space, target: Space) -> float:
-        made = box_of(stated.numbers, self._layout, source).to(target)
-        return iou(made, box_of(known.numbers, self._reference_layout, target))
-
-
-def span_iou(span: tuple[float, float], other: tuple[float, float]) -> float:
-    """Intersection over union of two spans of time; 0 if either ends before it begins.
-
-    Args:
-        span: start and end.
-        other: start and end.
-
-    Returns:
-        0 to 1.
-    """
-    if span[1] <= span[0] or other[1] <= other[0]:
-        return 0.0
-    shared = max(min(span[1], other[1]) - max(span[0], other[0]), 0.0)
-    return shared / ((span[1] - span[0]) + (other[1] - other[0]) - shared)
 
 
 def track_in(source: Any) -> _Track:

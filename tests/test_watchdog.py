@@ -169,11 +169,12 @@ def test_variety_within_groups() -> None:
 def test_boxes_are_counted_from_explanations() -> None:
     def boxed(samples: Sequence[Sample]) -> list[float | Score]:
         stated, reference = {"box": [0, 0, 1, 1], "role": "stated"}, {"box": [0, 0, 1, 1], "role": "reference"}
-        return [Score(1.0, {"boxes": [stated] * i + [reference]}) for i in (0, 3)]
+        flood = Score(0.0, {"boxes": [stated] * 30, "num_boxes": 300})  # of which only the first were kept
+        return [*(Score(1.0, {"boxes": [stated] * i + [reference]}) for i in (0, 3)), flood]
 
-    samples = [Sample(Prompt("q"), 0, member, text="") for member in range(2)]
-    plain = NamedReward("plain", lambda samples: [Score(1.0, {"parsed": "x"}), 0.0])
-    assert box_metrics(score(samples, [plain, NamedReward("boxed", boxed)])) == {"samples/mean_boxes": 1.5}
+    samples = [Sample(Prompt("q"), 0, member, text="") for member in range(3)]
+    plain = NamedReward("plain", lambda samples: [Score(1.0, {"parsed": "x"}), 0.0, 0.0])
+    assert box_metrics(score(samples, [plain, NamedReward("boxed", boxed)])) == {"samples/mean_boxes": 101}
     assert box_metrics(score(samples, [plain])) == {}
 
 

@@ -40,7 +40,7 @@ def test_what_has_no_text_or_no_reference_is_not_judged():
 def test_a_reference_that_is_not_understood_is_said_once(caplog: pytest.LogCaptureFixture):
     reward = YesNo(column="said_once")
     samples = [wrote("yes", said_once="perhaps"), wrote("yes", said_once="yes")]
-    assert reward(samples) == reward(samples) == [None, 1]
+    assert scores_of(reward, samples) == scores_of(reward, samples) == [None, 1]
     assert (
         caplog.text.count("yes_no does not understand 1 of 2 references in column 'said_once', such as 'perhaps'") == 1
     )
@@ -190,6 +190,6 @@ def test_settings_are_checked():
 
 def test_what_was_read_is_said():
     match = ExactMatch(extract="tag")
-    assert explained(match, wrote("so <answer> Blue </answer>", "red")) == {"parsed": "Blue"}
-    assert explained(match, wrote("so blue", "red")) == {"parsed": None}
-    assert explained(ExactMatch(), wrote("x" * 500, "red")) == {"parsed": "x" * 199 + "\u2026"}
+    assert explained(match, wrote("so <answer> Blue </answer>", "red")) == {"parsed": "Blue", "reference": "red"}
+    assert explained(match, wrote("so blue", "red")) == {"parsed": None, "reference": "red"}
+    assert explained(ExactMatch(), wrote("x" * 500, "red"))["parsed"] == "x" * 199 + "\u2026"

@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 
 from mmgrpo.errors import DataError
-from mmgrpo.rewards.boxes import Box, Point, Space, SpaceName, Spaces, box_of, giou, iou, normalised_space
+from mmgrpo.rewards.boxes import Box, Point, Space, SpaceName, box_of, giou, iou, normalised_space
+from mmgrpo.rewards.spaces import Coordinates
 from mmgrpo.types import Prompt
 
 PIXELS = Space("original", 640, 480)
@@ -85,11 +86,8 @@ def test_two_spaces_are_never_mixed():
         Space("original", 0, 10)
 
 
-def spaces(model: SpaceName, reference: SpaceName, pixels: tuple[int, int] | None = None) -> Spaces:
-    return Spaces(
-        model=model, reference=reference, original_column="original_size", resized_column="resized_size",
-        pixels=pixels, factor=28,
-    )  # fmt: skip
+def spaces(model: SpaceName, reference: SpaceName, pixels: tuple[int, int] | None = None) -> Coordinates:
+    return Coordinates(space=model, reference_space=reference, pixels=pixels)
 
 
 def test_sizes_come_from_columns_or_the_picture(tmp_path: Path):
@@ -112,7 +110,7 @@ def known_size() -> Prompt:
 def test_what_is_missing_is_named():
     with pytest.raises(DataError, match=r"'original_size' with \[width, height\]; the prompt has 0 images"):
         spaces("norm1000", "original").of_reference(Prompt("q"))
-    with pytest.raises(DataError, match=r"'resized_size' with \[width, height\], or pixels"):
+    with pytest.raises(DataError, match=r"'resized_size' with \[width, height\], or coordinates: \{pixels"):
         spaces("resized", "original").of_model(known_size())
     with pytest.raises(DataError, match=r"'original_size' must be \[width, height\], both positive, got '640x480'"):
         spaces("norm1", "original").of_reference(Prompt("q", columns={"original_size": "640x480"}))

@@ -103,7 +103,9 @@ def test_references_and_settings():
     for reference in ("...", [], ["?"], {"a": 1}):
         assert score_of(CaptionScore(), "a dog", reference) is None
     assert score_of(CaptionScore(), "a dog", ["?", "a dog"]) == 1
-    assert explained(CaptionScore(extract="tag"), wrote("so <answer>A dog</answer>", "x")) == {"parsed": "A dog"}
+    assert explained(CaptionScore(extract="tag"), wrote("so <answer>A dog</answer>", "x")) == {
+        "parsed": "A dog", "reference": "x",
+    }  # fmt: skip
     with pytest.raises(ConfigError, match=r"corpus gives weights to metric: cider, and has none in 'bleu'"):
         CaptionScore(metric="bleu", corpus="x")
     with pytest.raises(ConfigError, match=r"order must lie in 1 \.\. 9, got 0"):

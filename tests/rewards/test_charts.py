@@ -94,8 +94,8 @@ def test_like_pix2struct_on_its_own_inputs():
 
 
 def test_what_was_read_is_said():
-    assert explained(ChartAnswer(), wrote(" 45 %.", "1")) == {"parsed": "45 %"}
-    assert explained(ChartAnswer(extract="tag"), wrote("45", "1")) == {"parsed": ""}
+    assert explained(ChartAnswer(), wrote(" 45 %.", "1")) == {"parsed": "45 %", "reference": "1"}
+    assert explained(ChartAnswer(extract="tag"), wrote("45", "1")) == {"parsed": None, "reference": "1"}
 
 
 @pytest.mark.parametrize("piece", ["1,111", "1 ", "9", "e9", "%", "'", "$", "\u0301", "-"])

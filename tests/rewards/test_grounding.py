@@ -17,7 +17,7 @@ from tests.rewards.written import explained, score_of, scores_of, wrote
 
 def same(**settings: Any) -> dict[str, Any]:
     """Model and data in one space."""
-    return {"space": "norm1000", "reference_space": "norm1000", **settings}
+    return {"coordinates": {"space": "norm1000", "reference_space": "norm1000"}, **settings}
 
 
 @pytest.mark.parametrize(
@@ -91,16 +91,16 @@ def test_several_boxes_or_a_swapped_one_score_the_least():
 def test_one_box_in_every_space(space: Any, text: str):
     columns = {"original_size": [640, 480], "resized_size": [320, 240], "answer": [64, 120, 320, 360]}
     sample = Sample(Prompt("q", columns=columns), 0, 0, text=text)
-    assert scores_of(BoxIou(space=space), [sample]) == [pytest.approx(1)]
-    assert scores_of(Detection(space=space), [sample]) == [pytest.approx(1)]
-    (other,) = scores_of(BoxIou(space="norm1" if space == "norm1000" else "norm1000"), [sample])
+    assert scores_of(BoxIou(coordinates=space), [sample]) == [pytest.approx(1)]
+    assert scores_of(Detection(coordinates=space), [sample]) == [pytest.approx(1)]
+    (other,) = scores_of(BoxIou(coordinates="norm1" if space == "norm1000" else "norm1000"), [sample])
     assert other != pytest.approx(1)  # a wrong space is only seen in the score
 
 
 def test_the_prompts_picture_says_its_size():
     prompt = Prompt("q", images=[Image.new("L", (640, 480))], columns={"answer": [64, 120, 256, 240]})
     sample = Sample(prompt, 0, 0, text="[100, 250, 500, 750]")
-    assert scores_of(BoxIou(space="norm1000", reference_layout="xywh"), [sample]) == [1]
+    assert scores_of(BoxIou(coordinates={"space": "norm1000", "reference_layout": "xywh"}), [sample]) == [1]
     with pytest.raises(DataError, match="'resized_size'"):
         BoxIou()([sample])
 
@@ -179,7 +179,7 @@ def test_point_in_box():
     assert [score_of(reward, text, A) for text in texts] == [1, 1, 1, 0, 0, 0]
     prompt = Prompt("q", images=[Image.new("L", (200, 100))], columns={"answer": [20, 10, 40, 30]})
     inside, outside = Sample(prompt, 0, 0, text="[150, 200]"), Sample(prompt, 0, 1, text="[30, 20]")
-    assert scores_of(PointInBox(space="norm1000"), [inside, outside]) == [1, 0]
+    assert scores_of(PointInBox(coordinates="norm1000"), [inside, outside]) == [1, 0]
 
 
 def test_temporal_iou_by_hand():
@@ -196,13 +196,13 @@ def test_temporal_iou_by_hand():
 
 def test_settings_are_checked():
     with pytest.raises(
-        ConfigError, match=r"BoxIou\.space must be one of original, resized, norm1000, norm1, got 'pixels'"
+        ConfigError, match=r"BoxIou\.coordinates\.space must be one of original, resized, norm1000, norm1, got 'pixels'"
     ):
-        BoxIou(space="pixels")  # pyright: ignore[reportArgumentType]
+        BoxIou(coordinates="pixels")
     with pytest.raises(ConfigError, match="positive fps for unit: frames and none for seconds, got None"):
         TemporalIou(unit="frames")
     with pytest.raises(ConfigError, match=r"pixels must be \[least, most\], got \[5\]"):
-        Detection(pixels=[5])
+        Detection(coordinates={"pixels": [5]})
     with pytest.raises(ConfigError, match=r"threshold must lie in \[0, 1\], got 50"):
         BoxIou(threshold=50)
     with pytest.raises(ConfigError, match="length_power >= 0"):
@@ -218,10 +218,17 @@ def test_boxes_are_said_in_the_space_of_the_references():
         {"box": [0, 0, 100, 100], "role": "reference"},
     ]
     space = {"name": "original", "width": 200, "height": 100}
-    assert explained(Detection(space="norm1000"), sample) == {"boxes": boxes, "space": space, "pairs": [[0, 0, 1.0]]}
-    assert explained(BoxIou(space="norm1000"), sample) == {"boxes": boxes, "space": space}
+    assert explained(Detection(coordinates="norm1000"), sample) == {
+        "boxes": boxes,
+        "space": space,
+        "pairs": [[0, 0, 1.0]],
+        "parts": {"overlap": 1, "length": 0.5},
+    }
+    assert explained(BoxIou(coordinates="norm1000"), sample) == {
+        "boxes": boxes, "space": space, "reason": "box stated 2 times, not once",
+    }  # fmt: skip
     pointed = wrote("[100, 500]", [0, 0, 100, 100], original_size=[200, 100])
-    assert explained(PointInBox(space="norm1000"), pointed) == {
+    assert explained(PointInBox(coordinates="norm1000"), pointed) == {
         "points": [{"point": [20, 50], "role": "stated"}],
         "boxes": boxes[2:],
         "space": space,
@@ -230,6 +237,9 @@ def test_boxes_are_said_in_the_space_of_the_references():
 
 def test_a_flood_of_boxes_is_counted_and_not_kept():
     many = str([[0, 0, 1, 1]] * 40)
-    assert explained(Detection(max_boxes=20), wrote(many, [])) == {"parsed": "40 boxes, more than 20"}
-    assert len(explained(Detection(**same()), wrote(many, [[0, 0, 1, 1]]))["boxes"]) == 31
+    assert explained(Detection(max_boxes=20), wrote(many, [])) == {
+        "boxes": [], "num_boxes": 40, "reason": "40 boxes, more than 20",
+    }  # fmt: skip
+    kept = explained(Detection(**same()), wrote(many, [[0, 0, 1, 1]]))
+    assert (len(kept["boxes"]), kept["num_boxes"]) == (31, 40)
     assert explained(Detection(**same()), wrote("nothing", "[]")) == {"boxes": []}

@@ -28,7 +28,7 @@ from tests.rewards.written import score_of
 MILLION = 1_000_000
 SECONDS = 100  # a bound on termination, not on speed: one reward takes up to 2 s on an idle core; quadratic ones hours
 
-SPACE: dict[str, Any] = {"space": "norm1", "reference_space": "norm1"}
+SPACE: dict[str, Any] = {"coordinates": {"space": "norm1", "reference_space": "norm1"}}
 REWARDS: dict[str, tuple[Callable[..., Any], Any]] = {
     "exact_match": (ExactMatch(extract="boxed"), "a"),
     "exact_match tag": (ExactMatch(extract="tag"), "a"),

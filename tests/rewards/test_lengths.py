@@ -11,7 +11,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.answers import ExactMatch
 from mmgrpo.rewards.lengths import CosineLength, Overlong, Repetition
 from mmgrpo.types import Sample
-from tests.rewards.written import wrote
+from tests.rewards.written import scores_of, wrote
 
 
 def of_length(*lengths: int) -> list[Sample]:
@@ -20,17 +20,17 @@ def of_length(*lengths: int) -> list[Sample]:
 
 def test_overlong_by_hand():
     # free up to 80; then (80 - n) / 20 up to 100; -1 beyond
-    assert Overlong(100, 20)(of_length(0, 80, 81, 90, 100, 101, 999)) == [0, 0, -0.05, -0.5, -1, -1, -1]
-    assert Overlong(100, 0)(of_length(100, 101)) == [0, -1]
+    assert scores_of(Overlong(100, 20), of_length(0, 80, 81, 90, 100, 101, 999)) == [0, 0, -0.05, -0.5, -1, -1, -1]
+    assert scores_of(Overlong(100, 0), of_length(100, 101)) == [0, -1]
     assert Overlong(100, 20)([wrote("x" * 999)]) == [None]
 
 
 def test_repetition_by_hand():
     samples = [wrote("a b a b a", tokens=tokens) for tokens in ([1, 2, 3, 4], [5] * 5, [1, 2, 1, 2, 1], [1], [])]
     # bigrams: 3 of 3 distinct; 1 of 4; 2 of 4; none
-    assert Repetition(2)(samples) == [0, -0.75, -0.5, 0, 0]
-    assert Repetition(2, max_penalty=-2.0)(samples)[1] == -1.5
-    assert Repetition(2, unit="words")(samples[:1]) == [-0.5]
+    assert scores_of(Repetition(2), samples) == [0, -0.75, -0.5, 0, 0]
+    assert scores_of(Repetition(2, max_penalty=-2.0), samples)[1] == -1.5
+    assert scores_of(Repetition(2, unit="words"), samples[:1]) == [-0.5]
     assert Repetition()([wrote("a b")]) == Repetition(unit="words")([wrote(None, tokens=[1])]) == [None]
 
 
@@ -40,23 +40,27 @@ def test_cosine_by_hand():
     lengths = (0, 50, 100, 250)
     right = [wrote("a", "a", tokens=[1] * n) for n in lengths]
     wrong = [wrote("b", "a", tokens=[1] * n) for n in lengths]
-    assert reward(right) == pytest.approx([1, 0.75, 0.5, 0.5])
-    assert reward(wrong) == pytest.approx([-1, -0.75, -0.5, -0.5])
+    assert scores_of(reward, right) == pytest.approx([1, 0.75, 0.5, 0.5])
+    assert scores_of(reward, wrong) == pytest.approx([-1, -0.75, -0.5, -0.5])
 
 
 def test_cosine_asks_its_judge():
     samples = [wrote("<answer>a</answer>", "a", tokens=[1]), wrote("a", tokens=[1]), wrote("a", "a")]
     longest = {"max_length": 1, "long_right": 0.25, "long_wrong": -0.25}
-    assert CosineLength(**longest, judge={"name": "exact_match", "extract": "tag"})(samples) == [0.25, None, None]
-    assert CosineLength(**longest, judge=ExactMatch())(samples) == [-0.25, None, None]
-    values = CosineLength(**longest, judge=lambda s: [0.5, math.nan, 0.4], right_from=0.5)([samples[0]] * 3)
+    assert scores_of(CosineLength(**longest, judge={"name": "exact_match", "extract": "tag"}), samples) == [
+        0.25,
+        None,
+        None,
+    ]
+    assert scores_of(CosineLength(**longest, judge=ExactMatch()), samples) == [-0.25, None, None]
+    values = scores_of(CosineLength(**longest, judge=lambda s: [0.5, math.nan, 0.4], right_from=0.5), [samples[0]] * 3)
     assert values == pytest.approx([0.25, math.nan, -0.25], nan_ok=True)
 
 
 def test_shorter_right_answers_and_longer_wrong_ones_score_more():
     reward = CosineLength(64, judge="exact_match")
-    right = reward([wrote("a", "a", tokens=[1] * n) for n in range(65)])
-    wrong = reward([wrote("b", "a", tokens=[1] * n) for n in range(65)])
+    right = scores_of(reward, [wrote("a", "a", tokens=[1] * n) for n in range(65)])
+    wrong = scores_of(reward, [wrote("b", "a", tokens=[1] * n) for n in range(65)])
     assert right == sorted(right, key=lambda value: -(value or 0))
     assert wrong == sorted(wrong, key=lambda value: value or 0)
     assert min(value or 0 for value in right) > max(value or 0 for value in wrong)
@@ -81,9 +85,13 @@ def test_as_trl_has_them():
     tokens = [[draw.randrange(4) for _ in range(draw.randrange(40))] for _ in range(200)]
     samples = [wrote("x", tokens=ids) for ids in tokens]
     for length, margin in ((30, 10), (30, 30), (5, 0)):
-        assert Overlong(length, margin)(samples) == rewards.get_soft_overlong_punishment(length, margin)(tokens)
+        assert scores_of(Overlong(length, margin), samples) == rewards.get_soft_overlong_punishment(length, margin)(
+            tokens
+        )
     for size, penalty in ((1, -1.0), (2, -0.5), (3, -1.0)):
-        close(Repetition(size, penalty)(samples), rewards.get_repetition_penalty_reward(size, penalty)(tokens))
+        close(
+            scores_of(Repetition(size, penalty), samples), rewards.get_repetition_penalty_reward(size, penalty)(tokens)
+        )
 
 
 def test_cosine_as_trl_has_it():
@@ -95,7 +103,7 @@ def test_cosine_as_trl_has_it():
     samples = [wrote(text, solution="1", tokens=ids) for text, ids in zip(texts, tokens, strict=True)]
     chats = [[{"role": "assistant", "content": text}] for text in texts]
     theirs = rewards.get_cosine_scaled_reward(max_len=100)(chats, ["1"] * 40, tokens)
-    close(CosineLength(100)(samples), theirs)
+    close(scores_of(CosineLength(100), samples), theirs)
 
 
 def close(ours: Sequence[Any], theirs: Sequence[Any]) -> None:

@@ -17,8 +17,13 @@ from tests.rewards.written import explained, score_of, wrote
 LEFT_HALF = {"size": [10, 20], "counts": [0, 100, 100]}  # 10 rows, 20 columns; the first 10 columns
 
 
+def alike(**fields: Any) -> dict[str, Any]:
+    """Model and data in one space."""
+    return {"space": "original", "reference_space": "original", **fields}
+
+
 def reward(**settings: Any) -> MaskIou:
-    return MaskIou(**{"space": "original", "reference_space": "original", **settings})
+    return MaskIou(**{"coordinates": alike(), **settings})
 
 
 def decoded(size: Any, counts: Any) -> np.ndarray:
@@ -154,8 +159,23 @@ def test_against_polygons_by_hand():
     assert score_of(reward(), "[0, 0, 10, 10]", square) == 1
     assert score_of(reward(), "[5, 5, 15, 15]", square) == pytest.approx(25 / 175, abs=2e-3)
     assert score_of(reward(), "[[0, 0], [10, 0], [10, 10]]", square) == pytest.approx(0.5, abs=2e-3)
-    assert score_of(reward(reference_layout="xywh"), "[5, 5, 15, 15]", [5, 5, 10, 10]) == 1
+    assert score_of(reward(coordinates=alike(reference_layout="xywh")), "[5, 5, 15, 15]", [5, 5, 10, 10]) == 1
     assert score_of(reward(), json.dumps(LEFT_HALF), [0, 0, 20, 10]) == 0.5
+
+
+def test_a_sliver_far_off_makes_no_box_better():
+    """One grid around everything would have cells of 400 units here, in which the two boxes are the same cell."""
+    square = [[[100, 100], [500, 100], [500, 500], [100, 500]]]
+    loose = [[0, 0], [390, 0], [390, 390], [0, 390]]
+    # 290 x 290 shared, of 400 x 400 and 390 x 390
+    expected = 290**2 / (400**2 + 390**2 - 290**2)
+    for text in (json.dumps([loose]), json.dumps([loose, [[200_000, 0], [200_001, 0], [200_001, 1]]])):
+        assert score_of(reward(), text, square) == pytest.approx(expected, abs=2e-3)
+    # 1000 x 1000 around it, and the whole plane
+    assert score_of(reward(), "[0, 0, 1000, 1000]", square) == pytest.approx(0.16, abs=2e-3)
+    assert score_of(reward(), "[-1e6, -1e6, 1e6, 1e6]", square) == pytest.approx(400**2 / 4e12, rel=0.05)
+    with_mask = json.dumps([{"size": [4, 4], "counts": [0, 16]}, [0, 0, 1000, 1000]])
+    assert score_of(reward(), with_mask, square) == pytest.approx(0.16, abs=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -169,16 +189,19 @@ def test_against_polygons_by_hand():
 )
 def test_one_region_in_every_space(space: Any, text: str):
     sample = wrote(text, LEFT_HALF, resized_size=[40, 30])
-    assert explained(MaskIou(space=space), sample) == {
+    assert explained(MaskIou(coordinates=space), sample) == {
         "parsed": "1 polygon" if space == "norm1" else "1 box",
-        "boxes": [{"box": [0, 0, 10, 10], "role": "stated"}, {"box": [0, 0, 10, 10], "role": "reference"}],
+        "masks": [
+            {"box": [0, 0, 10, 10], "role": role, "size": [10, 10], "counts": [0, 100]}
+            for role in ("stated", "reference")
+        ],
         "space": {"name": "original", "width": 20, "height": 10},
     }
-    (said,) = MaskIou(space=space)([wrote(text, [0, 0, 10, 10], original_size=[20, 10], resized_size=[40, 30])])
+    (said,) = MaskIou(coordinates=space)([wrote(text, [0, 0, 10, 10], original_size=[20, 10], resized_size=[40, 30])])
     assert said is not None
     assert float(said) == pytest.approx(1, abs=1e-9)
     halved = wrote(text, LEFT_HALF, resized_size=[40, 30], original_size=[40, 20])  # a mask at half the resolution
-    (other,) = MaskIou(space=space)([halved])
+    (other,) = MaskIou(coordinates=space)([halved])
     assert other is not None
     assert float(other) == (25 / 100 if space == "original" else 1)
 
@@ -209,7 +232,7 @@ def test_hostile_regions_end():
         assert 0 <= score_of(reward(), text, wide) <= 1
         assert 0 <= score_of(reward(), text, [0, 0, 10, 10]) <= 1
     assert time.monotonic() - started < 60
-    assert explained(reward(), wrote(json.dumps([[0, 0, 1, 1]] * 101), LEFT_HALF)) == {"parsed": "too many regions"}
+    assert explained(reward(), wrote(json.dumps([[0, 0, 1, 1]] * 101), LEFT_HALF)) == {"reason": "too many regions"}
 
 
 def test_settings_are_checked():

@@ -116,8 +116,10 @@ def test_settings_are_checked():
 
 
 def test_what_was_read_is_said(reward: MathVerify):
-    assert explained(reward, wrote(r"so \boxed{\frac{1}{2}}", solution="0.5")) == {"parsed": r"\frac{1}{2}"}
-    assert explained(reward, wrote("no idea", solution="0.5")) == {"parsed": None}
+    assert explained(reward, wrote(r"so \boxed{\frac{1}{2}}", solution="0.5")) == {
+        "parsed": r"\frac{1}{2}", "reference": "0.5",
+    }  # fmt: skip
+    assert explained(reward, wrote("no idea", solution="0.5")) == {"parsed": None, "reference": "0.5"}
     assert reward.deterministic
 
 

@@ -20,8 +20,13 @@ NEAR_B = [20, 0, 30, 8]  # IoU 0.8 with B
 FAR = [900, 900, 999, 999]
 
 
+def alike(**fields: Any) -> dict[str, Any]:
+    """Model and data in one space."""
+    return {"space": "norm1000", "reference_space": "norm1000", **fields}
+
+
 def reward(**settings: Any) -> AveragePrecision:
-    return AveragePrecision(**{"space": "norm1000", "reference_space": "norm1000", **settings})
+    return AveragePrecision(**{"coordinates": alike(), **settings})
 
 
 def by_coco(stated: Sequence[dict[str, Any]], known: Sequence[dict[str, Any]], thresholds: Sequence[float]) -> float:
@@ -164,7 +169,9 @@ def test_more_boxes_never_pay():
 def test_what_it_says_and_what_it_refuses():
     said = explained(reward(), wrote(json.dumps([A]), [B]))
     assert [(one["box"], one["role"]) for one in said["boxes"]] == [(A, "stated"), (B, "reference")]
-    assert explained(reward(max_boxes=1), wrote(json.dumps([A, B]), [A])) == {"parsed": "2 boxes, more than 1"}
+    assert explained(reward(max_boxes=1), wrote(json.dumps([A, B]), [A])) == {
+        "boxes": [], "num_boxes": 2, "reason": "2 boxes, more than 1",
+    }  # fmt: skip
     with pytest.raises(ConfigError, match=r"threshold must lie in \[0, 1\], got 50"):
         AveragePrecision(threshold=50)
     with pytest.raises(ConfigError, match="confidence must be one of equal, stated, got 'none'"):

@@ -84,5 +84,5 @@ def test_settings_are_checked():
 
 def test_what_was_read_is_said():
     for reward in (Number(which="first"), Count(which="first"), Count(which="first", mode="relative")):
-        assert explained(reward, wrote("3 of 4", 4)) == {"parsed": 3.0}
-        assert explained(reward, wrote("none that I see", 4)) == {"parsed": None}
+        assert explained(reward, wrote("3 of 4", 4)) == {"parsed": 3.0, "reference": 4.0}
+        assert explained(reward, wrote("none that I see", 4)) == {"parsed": None, "reference": 4.0}

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.tracks import Tracking, span_iou, track_in
+from mmgrpo.rewards.coordinates import span_iou
+from mmgrpo.rewards.tracks import Tracking, track_in
 from tests.rewards.written import explained, score_of, scores_of, wrote
 
 BOX, HALF, AWAY = [0, 0, 10, 10], [0, 0, 10, 5], [50, 50, 60, 60]
@@ -16,8 +17,13 @@ THREE = {"boxes": {"1": BOX, "2": BOX, "3": BOX}}
 SPANNED = {"time": [2, 6], "boxes": {"2": BOX, "4": BOX}}
 
 
+def alike(**fields: Any) -> dict[str, Any]:
+    """Model and data in one space."""
+    return {"space": "norm1000", "reference_space": "norm1000", **fields}
+
+
 def reward(**settings: Any) -> Tracking:
-    return Tracking(**{"space": "norm1000", "reference_space": "norm1000", **settings})
+    return Tracking(**{"coordinates": alike(), **settings})
 
 
 def said(boxes: dict[str, Any], **more: Any) -> str:
@@ -106,8 +112,11 @@ def test_the_order_does_not_matter_and_the_values_are_bounded():
 
 def test_spaces_and_references():
     sample = wrote(said({"1": [0, 0, 500, 500]}), {"boxes": {"1": [0, 0, 100, 50]}}, original_size=[200, 100])
-    assert scores_of(Tracking(space="norm1000"), [sample]) == [1]
-    assert score_of(reward(reference_layout="xywh"), said({"1": [5, 5, 15, 15]}), {"1": [5, 5, 10, 10]}) == 1
+    assert scores_of(Tracking(coordinates="norm1000"), [sample]) == [1]
+    assert (
+        score_of(reward(coordinates=alike(reference_layout="xywh")), said({"1": [5, 5, 15, 15]}), {"1": [5, 5, 10, 10]})
+        == 1
+    )
     assert score_of(reward(), said({"1": BOX}), said({"1": BOX})) == 1
     for reference in ("a dog", {}, {"boxes": {}}, [BOX], {"time": [6, 2], "boxes": {"1": BOX}}):
         assert score_of(reward(), said({"1": BOX}), reference) is None
@@ -117,11 +126,11 @@ def test_what_it_says():
     assert explained(reward(), wrote(said({"2": BOX}, time=[4, 8]), SPANNED)) == {
         "parsed": "boxes at 1 of 2 moments",
         "overlaps": [[2, 1], [4, 0]],
-        "span": [4, 8],
-        "span_iou": 0.3333,
+        "spans": [{"span": [4, 8], "role": "stated"}, {"span": [2, 6], "role": "reference"}],
+        "parts": {"boxes": 0.5, "span": 0.3333},
     }
     many = said({str(i): BOX for i in range(30)})
-    assert explained(reward(max_moments=20), wrote(many, THREE)) == {"parsed": "30 boxes, more than 20"}
+    assert explained(reward(max_moments=20), wrote(many, THREE)) == {"reason": "30 boxes, more than 20"}
 
 
 @pytest.mark.parametrize(

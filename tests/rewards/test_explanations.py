@@ -1,0 +1,240 @@
+"""What every verifiable reward for texts says of a right and of a wrong answer, to the letter."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from mmgrpo.registry import REWARDS, resolve
+from mmgrpo.types import Score
+from tests.rewards.written import wrote
+
+KEYS = {
+    "parsed", "reference", "reason", "parts", "text",
+    "boxes", "points", "pairs", "masks", "num_boxes", "space", "spans", "overlaps",
+}  # fmt: skip
+"""The vocabulary of ``docs/rewards.md``."""
+
+ALIKE = {"space": "norm1000", "reference_space": "norm1000"}
+SPACE = {"space": {"name": "norm1000", "width": None, "height": None}}
+VERIFIABLE = [
+    name
+    for name, target in REWARDS.items()
+    if target.split(":")[0].rpartition(".")[2]
+    in ("answers", "captions", "quantities", "charts", "mathematics", "grounding", "precision", "masks", "actions",
+        "tracks", "structure", "lengths")
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A text with what the reward says of it; ``tokens`` is how many it has."""
+
+    text: str
+    value: float
+    said: dict[str, Any]
+    answer: Any = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    tokens: int | None = None
+
+
+def stated(*corners: float, **more: Any) -> dict[str, Any]:
+    return {"box": list(corners), "role": "stated", **more}
+
+
+def wanted(*corners: float) -> dict[str, Any]:
+    return {"box": list(corners), "role": "reference"}
+
+
+BOX: dict[str, Any] = {"answer": [0, 0, 10, 10], "settings": {"coordinates": ALIKE}}
+BOXES: dict[str, Any] = {"answer": [{"bbox": [0, 0, 10, 10], "label": "cat"}], "settings": {"coordinates": ALIKE}}
+CLICK: dict[str, Any] = {
+    "answer": {"action": "click", "bbox": [0, 0, 10, 10], "text": "ok"},
+    "settings": {"coordinates": ALIKE},
+}
+TRACK: dict[str, Any] = {"answer": {"time": [2, 6], "boxes": {"2": [0, 0, 10, 10], "4": [0, 0, 10, 10]}}} | {
+    "settings": {"coordinates": ALIKE}
+}
+KEYED: dict[str, Any] = {"settings": {"keys": {"label": "string", "at": {"x": "number"}}, "strict": True}}
+
+CASES: dict[str, list[Case]] = {
+    "exact_match": [
+        Case(text="Blue", answer="blue", value=1, said={"parsed": "Blue", "reference": "blue"}),
+        Case(text="red", answer=["blue", "navy"], value=0, said={"parsed": "red", "reference": "blue or navy"}),
+    ],
+    "multiple_choice": [
+        Case(text="It is (B).", answer="B. a dog", value=1, said={"parsed": "B", "reference": "B"}),
+        Case(text="B or A", answer="B", value=0,
+             said={"parsed": "A, B", "reference": "B", "reason": "several letters"}),
+        Case(text="no idea", answer="B", value=0, said={"parsed": None, "reference": "B"}),
+    ],
+    "yes_no": [
+        Case(text="Yes, it is.", answer=True, value=1, said={"parsed": "yes", "reference": "yes"}),
+        Case(text="false", answer="yes", value=0, said={"parsed": "no", "reference": "yes"}),
+    ],
+    "classification": [
+        Case(text="A polar bear", answer="Polar_bear", value=1,
+             said={"parsed": "polar bear", "reference": "polar bear"}),
+        Case(text="a cat or a dog", answer="dog", settings={"labels": ["cat", "dog"]}, value=0,
+             said={"parsed": "cat, dog", "reference": "dog", "reason": "several classes"}),
+    ],
+    "edit_distance": [
+        Case(text="abcd", answer=["wxyz", "abcx"], value=0.75, said={"parsed": "abcd", "reference": "abcx"}),
+        Case(text="abcd", answer="axyz", settings={"floor": 0.5}, value=0,
+             said={"parsed": "abcd", "reference": "axyz", "reason": "0.25 alike, below 0.5"}),
+    ],
+    "caption_score": [
+        Case(text="A dog runs.", answer=["no cat", "a dog runs"], value=1,
+             said={"parsed": "A dog runs.", "reference": "a dog runs"}),
+        Case(text="", answer="a dog", value=0, said={"parsed": None, "reference": "a dog"}),
+    ],
+    "number": [
+        Case(text="1,234 m", answer="1234", value=1, said={"parsed": 1234, "reference": 1234}),
+        Case(text="3 or 4", answer=3, settings={"which": "only"}, value=0,
+             said={"parsed": None, "reference": 3, "reason": "2 different numbers"}),
+    ],
+    "mean_relative_accuracy": [
+        Case(text="10", answer=10, value=1, said={"parsed": 10, "reference": 10}),
+        Case(text="none", answer=10, value=0, said={"parsed": None, "reference": 10}),
+    ],
+    "count": [
+        Case(text="three", answer=3, value=1, said={"parsed": 3, "reference": 3}),
+        Case(text="4 cats", answer=3, value=0, said={"parsed": 4, "reference": 3}),
+    ],
+    "chart_answer": [
+        Case(text="45%", answer="0.46", value=1, said={"parsed": "45%", "reference": "0.46"}),
+        Case(text="45", answer=["50", "60"], value=0, said={"parsed": "45", "reference": "50 or 60"}),
+    ],
+    "math_verify": [
+        Case(text=r"\boxed{\frac{1}{2}}", answer="0.5", settings={"column": "answer", "time_limit_s": 60}, value=1,
+             said={"parsed": r"\frac{1}{2}", "reference": "0.5"}),
+        Case(text=r"<think>\boxed{0.5}</think>", answer="0.5", settings={"column": "answer", "time_limit_s": 60},
+             value=0, said={"parsed": None, "reference": "0.5"}),
+    ],
+    "box_iou": [
+        Case(text="[0, 0, 10, 5]", **BOX, value=0.5,
+             said={"boxes": [stated(0, 0, 10, 5), wanted(0, 0, 10, 10)], "pairs": [[0, 0, 0.5]], **SPACE}),
+        Case(text="[0, 0, 1, 1] [2, 2, 3, 3]", **BOX, value=0,
+             said={"boxes": [stated(0, 0, 1, 1), stated(2, 2, 3, 3), wanted(0, 0, 10, 10)],
+                   "reason": "box stated 2 times, not once", **SPACE}),
+        Case(text="[9, 9, 0, 0]", **BOX, value=0,
+             said={"boxes": [stated(9, 9, 0, 0), wanted(0, 0, 10, 10)], "reason": "the box is empty", **SPACE}),
+        Case(text="nowhere", **BOX, value=0, said={"boxes": [wanted(0, 0, 10, 10)], "reason": "no box", **SPACE}),
+    ],
+    "detection": [
+        Case(text='[{"bbox_2d": [0, 0, 10, 10], "label": "cat"}, {"bbox_2d": [5, 5, 6, 6]}]', **BOXES, value=0.5,
+             said={"boxes": [stated(0, 0, 10, 10, label="cat"), stated(5, 5, 6, 6), wanted(0, 0, 10, 10)],
+                   "pairs": [[0, 0, 1]], "parts": {"overlap": 1, "length": 0.5}, **SPACE}),
+        Case(text="none", **BOXES, value=0, said={"boxes": [wanted(0, 0, 10, 10)], **SPACE}),
+    ],
+    "average_precision": [
+        Case(text='{"bbox_2d": [0, 0, 10, 10], "label": "cat"}', **BOXES, value=1,
+             said={"boxes": [stated(0, 0, 10, 10, label="cat"), wanted(0, 0, 10, 10)],
+                   "parts": {"precision": 1, "length": 1}, **SPACE}),
+        Case(text="[[1, 1, 2, 2], [3, 3, 4, 4]]", answer=[[0, 0, 10, 10]],
+             settings={"coordinates": ALIKE, "max_boxes": 1}, value=0,
+             said={"boxes": [], "num_boxes": 2, "reason": "2 boxes, more than 1"}),
+    ],
+    "point_in_box": [
+        Case(text="(3, 4)", **BOX, value=1,
+             said={"points": [{"point": [3, 4], "role": "stated"}], "boxes": [wanted(0, 0, 10, 10)], **SPACE}),
+        Case(text="here", **BOX, value=0,
+             said={"points": [], "boxes": [wanted(0, 0, 10, 10)], "reason": "no point", **SPACE}),
+    ],
+    "mask_iou": [
+        Case(text="[0, 0, 2, 4]", answer={"size": [4, 4], "counts": [0, 2, 2, 4, 8]}, value=0.75,
+             settings={"coordinates": "original"},
+             # the reference: rows 0 and 1 of the first column, all of the second
+             said={"parsed": "1 box", "space": {"name": "original", "width": 4, "height": 4},
+                   "masks": [stated(0, 0, 2, 4, size=[4, 2], counts=[0, 8]),
+                             {**wanted(0, 0, 2, 4), "size": [4, 2], "counts": [0, 2, 2, 4]}]}),
+        Case(text="nothing", answer={"size": [4, 4], "counts": [0, 16]}, settings={"coordinates": "original"}, value=0,
+             said={"reason": "no region"}),
+    ],
+    "gui_action": [
+        Case(text="click(5, 5, 'ok')", **CLICK, value=1,
+             said={"parsed": "click at (5, 5): ok", "reference": "click at (5, 5): ok",
+                   "points": [{"point": [5, 5], "role": "stated"}], "boxes": [wanted(0, 0, 10, 10)], **SPACE,
+                   "parts": {"type": 1, "place": 1, "text": 1}}),
+        Case(text="click(50, 5, 'ok')", **CLICK, value=0.5,
+             said={"parsed": "click at (50, 5): ok", "reference": "click at (5, 5): ok",
+                   "points": [{"point": [50, 5], "role": "stated"}], "boxes": [wanted(0, 0, 10, 10)], **SPACE,
+                   "parts": {"type": 1, "place": 0, "text": 1}}),
+        Case(text="I wait", **CLICK, value=0,
+             said={"parsed": None, "reference": "click at (5, 5): ok", "reason": "no actions, where one is asked for"}),
+    ],
+    "temporal_iou": [
+        Case(text="0:04 to 0:08", answer=[2, 6], value=1 / 3,
+             said={"spans": [{"span": [4, 8], "role": "stated"}, {"span": [2, 6], "role": "reference"}]}),
+        Case(text="[8, 4]", answer=[2, 6], value=0,
+             said={"spans": [{"span": [8, 4], "role": "stated"}, {"span": [2, 6], "role": "reference"}],
+                   "reason": "the span ends before it begins"}),
+    ],
+    "tracking": [
+        Case(text=json.dumps({"time": [4, 8], "boxes": {"2": [0, 0, 10, 10], "4": [0, 0, 10, 5]}}), **TRACK,
+             value=0.5 * 0.75 + 0.5 / 3,
+             said={"parsed": "boxes at 2 of 2 moments", "overlaps": [[2, 1], [4, 0.5]],
+                   "spans": [{"span": [4, 8], "role": "stated"}, {"span": [2, 6], "role": "reference"}],
+                   "parts": {"boxes": 0.75, "span": 0.3333}}),
+        Case(text="gone", **TRACK, value=0,
+             said={"parsed": "boxes at 0 of 2 moments", "overlaps": [[2, 0], [4, 0]],
+                   "spans": [{"span": [2, 6], "role": "reference"}], "parts": {"boxes": 0, "span": 0}}),
+    ],
+    "format": [
+        Case(text="<think>a</think> <answer>b</answer>", value=1, said={"reason": "well formed"}),
+        Case(text="<think>a</think>b", value=0, said={"reason": "<answer> stands 0 times, not once"}),
+        Case(text="<think>a</think>so <answer>b</answer>", value=0,
+             said={"reason": "something else where <answer> should open"}),
+        Case(text="<think> </think><answer>b</answer>", value=0, said={"reason": "nothing in <think>"}),
+        Case(text="<think>a</think><answer>b</answer>c", value=0, said={"reason": "something behind </answer>"}),
+        Case(text="x", settings={"pattern": "y"}, value=0, said={"reason": "the pattern does not match"}),
+        Case(text="xx", settings={"max_chars": 1}, value=0, said={"reason": "2 characters, more than 1"}),
+    ],
+    "json_schema": [
+        Case(text='{"label": "a", "at": {"x": 1}}', **KEYED, value=1,
+             said={"parsed": '{"label": "a", "at": {"x": 1}}', "parts": {"label": 1, "at.x": 1}}),
+        Case(text='{"label": 3}', **KEYED, value=0, said={"parsed": '{"label": 3}', "parts": {"label": 0, "at.x": 0}}),
+        Case(text='{"label": "a", "at": {"y": 1}}', **KEYED, value=0,
+             said={"parsed": '{"label": "a", "at": {"y": 1}}', "reason": "not asked for: at.y"}),
+        Case(text="no", **KEYED, value=0, said={"parsed": None, "reason": "no JSON object"}),
+    ],
+    "overlong": [
+        Case(text="x", tokens=80, settings={"max_length": 100, "margin": 20}, value=0,
+             said={"reason": "80 tokens, free up to 80, -1 beyond 100"}),
+        Case(text="x", tokens=90, settings={"max_length": 100, "margin": 20}, value=-0.5,
+             said={"reason": "90 tokens, free up to 80, -1 beyond 100"}),
+    ],
+    "repetition": [
+        Case(text="a b", settings={"unit": "words"}, value=0, said={"reason": "fewer than 3 words"}),
+        Case(text="a a a a", settings={"unit": "words"}, value=-0.5,
+             said={"reason": "1 of 2 runs of 3 words repeat an earlier one"}),
+    ],
+    "cosine_length": [
+        Case(text="a", answer="a", tokens=50, settings={"max_length": 100, "judge": "exact_match"}, value=0.75,
+             said={"parsed": "a", "reference": "a", "parts": {"judge": 1, "shortness": 0.5}}),
+        Case(text="b", answer="a", tokens=0, settings={"max_length": 100, "judge": "exact_match"}, value=-1,
+             said={"parsed": "b", "reference": "a", "parts": {"judge": 0, "shortness": 1}}),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VERIFIABLE)
+def test_every_score_is_explained(name: str):
+    if name == "math_verify":
+        pytest.importorskip("math_verify")
+    for case in CASES[name]:
+        tokens = None if case.tokens is None else [1] * case.tokens
+        reward = resolve("rewards", name)(**case.settings)
+        (said,) = reward([wrote(case.text, case.answer, tokens=tokens)])
+        assert isinstance(said, Score)
+        assert dict(said.explanation) == case.said
+        assert said.value == pytest.approx(case.value)
+        assert set(case.said) <= KEYS
+
+
+def test_there_is_a_case_for_every_one():
+    assert sorted(CASES) == sorted(VERIFIABLE)
+    assert len(VERIFIABLE) == 24
