@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmgrpo.rewards.checkpoints import chosen_device, chosen_dtype, frozen, in_batches, once
+from mmgrpo.rewards.checkpoints import batches, chosen_device, chosen_dtype, frozen, once
 
 Library = Literal["transformers", "open_clip"]
 ResizeMode = Literal["shortest", "longest", "squash"]
@@ -91,22 +91,23 @@ class OpenClip:
         self._dtype = dtype
         self._batch_size = batch_size
 
+    @torch.no_grad()
     def image_features(self, images: Sequence[Image.Image]) -> Tensor:
         """(N, D) float32."""
-
-        def encoded(batch: Sequence[Image.Image]) -> Tensor:
+        parts = []
+        for batch in batches(images, self._batch_size):
             pixels = torch.stack([self._transform(image.convert("RGB")) for image in batch])
-            return self._model.encode_image(pixels.to(self._device, self._dtype))
+            parts.append(self._model.encode_image(pixels.to(self._device, self._dtype)).float())
+        return torch.cat(parts)
 
-        return in_batches(encoded, self._batch_size, images)
-
+    @torch.no_grad()
     def text_features(self, texts: Sequence[str]) -> Tensor:
         """(N, D) float32."""
-
-        def encoded(batch: Sequence[str]) -> Tensor:
-            return self._model.encode_text(self._tokenizer(list(batch)).to(self._device))
-
-        return in_batches(encoded, self._batch_size, texts)
+        parts = [
+            self._model.encode_text(self._tokenizer(list(batch)).to(self._device)).float()
+            for batch in batches(texts, self._batch_size)
+        ]
+        return torch.cat(parts)
 
     def logit_scale(self) -> float:
         """The learned factor of the cosine."""
@@ -124,21 +125,22 @@ class TransformersClip:
         self._dtype = dtype
         self._batch_size = batch_size
 
+    @torch.no_grad()
     def image_features(self, images: Sequence[Image.Image]) -> Tensor:
         """(N, D) float32."""
-
-        def encoded(batch: Sequence[Image.Image]) -> Tensor:
+        parts = []
+        for batch in batches(images, self._batch_size):
             inputs = self._processor(images=[image.convert("RGB") for image in batch], return_tensors="pt")
             pixels = inputs["pixel_values"].to(self._device, self._dtype)
-            return _pooled(self._model.get_image_features(pixel_values=pixels))
+            parts.append(_pooled(self._model.get_image_features(pixel_values=pixels)))
+        return torch.cat(parts)
 
-        return in_batches(encoded, self._batch_size, images)
-
+    @torch.no_grad()
     def text_features(self, texts: Sequence[str]) -> Tensor:
         """(N, D) float32."""
         siglip = "siglip" in self._model.config.model_type  # trained on texts padded to their full length
-
-        def encoded(batch: Sequence[str]) -> Tensor:
+        parts = []
+        for batch in batches(texts, self._batch_size):
             inputs = self._processor(
                 text=list(batch),
                 padding="max_length" if siglip else True,
@@ -146,9 +148,8 @@ class TransformersClip:
                 max_length=self._model.config.text_config.max_position_embeddings,
                 return_tensors="pt",
             )
-            return _pooled(self._model.get_text_features(**inputs.to(self._device)))
-
-        return in_batches(encoded, self._batch_size, texts)
+            parts.append(_pooled(self._model.get_text_features(**inputs.to(self._device))))
+        return torch.cat(parts)
 
     def logit_scale(self) -> float:
         """The learned factor of the cosine."""
@@ -167,7 +168,7 @@ def cosines(image_ND: Tensor, text_ND: Tensor) -> Tensor:
 
 def _pooled(features: Any) -> Tensor:
     """transformers 4 gives the features, transformers 5 an output that holds them."""
-    return features if isinstance(features, Tensor) else features.pooler_output
+    return (features if isinstance(features, Tensor) else features.pooler_output).float()
 
 
 def _open_clip(

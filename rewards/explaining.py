@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-=======
-import math
->>>>>>> 8dcd4b3 (Visual rewards explain themselves: parts, replies, boxes; one batch loop; the grid alarm sees blocks and enlarged pixels; crops rounded as GenEval's)
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +21,6 @@ def excerpt(text: str | None) -> str | None:
     return text if text is None or len(text) <= MAX_CHARS else f"{text[: MAX_CHARS - 1]}\u2026"
 
 
-<<<<<<< HEAD
 def compared(
     parsed: str | float | None, reference: str | float | Sequence[str], reason: str | None = None
 ) -> dict[str, Any]:
@@ -52,11 +47,6 @@ def rounded(parts: Mapping[str, float]) -> dict[str, float]:
 def too_many(count: int, most: int) -> dict[str, Any]:
     """Said of an answer with more boxes than may be: none of them is drawn."""
     return {"boxes": [], "num_boxes": count, "reason": f"{count} boxes, more than {most}"}
-=======
-def parts(numbers: Mapping[str, float]) -> dict[str, Any]:
-    """The numbers that a score is made of, under the key ``parts``, to four places; NaN and infinity are left out."""
-    return {"parts": {name: round(number, 4) for name, number in numbers.items() if math.isfinite(number)}}
->>>>>>> 8dcd4b3 (Visual rewards explain themselves: parts, replies, boxes; one batch loop; the grid alarm sees blocks and enlarged pixels; crops rounded as GenEval's)
 
 
 def drawn_boxes(
