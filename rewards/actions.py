@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 from mmgrpo.errors import ConfigError
@@ -76,11 +77,9 @@ class GuiAction:
     def _score(self, sample: Sample, wanted: Action) -> Score:
         stated = actions_in(extracted(sample.text or "", self._extract) or "")
         if len(stated) != 1:
-            return Score(
-                0.0, compared(None, _written(wanted), f"{len(stated) or 'no'} actions, where one is asked for")
-            )
+            return Score(0.0, compared(None, _named(wanted), f"{len(stated) or 'no'} actions, where one is asked for"))
         parts = {"type": float(self._kind(stated[0]) == self._kind(wanted))}
-        said = compared(_written(stated[0]), _written(wanted))
+        said = compared(_written(stated[0]), _named(wanted))
         if self._kind(wanted) in self._pointing and wanted.place is not None:
             parts["place"], drawn = self._placed(sample.prompt, stated[0], wanted)
             said |= drawn
@@ -141,3 +140,8 @@ def _one_action(value: Any) -> Action | None:
 def _written(action: Action) -> str:
     place = "" if action.place is None else " at ({:g}, {:g})".format(*action.place)
     return f"{action.kind}{place}" + ("" if action.text is None else f": {action.text}")
+
+
+def _named(action: Action) -> str:
+    """Without its place, which is drawn, in another space perhaps than the answer's."""
+    return _written(replace(action, point=None, box=None))

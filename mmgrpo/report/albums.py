@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.report.drawings import parsed_answers
+from mmgrpo.report.notes import Note, Timeline, note_of, timeline_of
 from mmgrpo.report.reading import Log, is_number, mean_or_none, read_log
 
 
@@ -47,9 +47,15 @@ class Shot:
     image_size: tuple[float, float] | None = None
 
     @property
-    def parsed(self) -> dict[str, str]:
-        """Reward -> what it read as the answer."""
-        return parsed_answers(self.explanations)
+    def notes(self) -> dict[str, Note]:
+        """Reward -> what it said in words."""
+        return {name: note_of(said, self.reference) for name, said in self.explanations.items()}
+
+    @property
+    def timelines(self) -> dict[str, Timeline]:
+        """Reward -> the spans and moments it saw, where it saw any."""
+        found = {name: timeline_of(said) for name, said in self.explanations.items()}
+        return {name: line for name, line in found.items() if line is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

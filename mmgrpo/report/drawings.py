@@ -1,13 +1,13 @@
-"""What rewards said they saw: what they read, as text, and boxes and points to draw over a picture."""
+"""What rewards said they saw: boxes, points and outlines to draw over a picture."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from mmgrpo.report.reading import is_number
+from mmgrpo.report.outlines import outline
+from mmgrpo.report.reading import finite_numbers, is_number
 
 NORMALISED = {"norm1000": (1000.0, 1000.0), "norm1": (1.0, 1.0)}
 MAX_MARKS = 60
@@ -18,11 +18,12 @@ Explanations = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A box over a picture, in percent of its sides.
+    """A box or an outline over a picture, in percent of its sides.
 
     Attributes:
         kind: ``reference``, or whose box it is: ``before`` or ``after``.
         label: what it is said to hold, and how much it overlaps its partner.
+        path: of an outline, as SVG has it; its box is not drawn.
     """
 
     kind: str
@@ -31,20 +32,11 @@ class Mark:
     width: float
     height: float
     label: str
-
-
-def parsed_answers(explanations: Explanations) -> dict[str, str]:
-    """Reward -> what it read as the answer, or as the text of a picture."""
-    return {
-        name: "nothing" if value is None else f"{value:g}" if is_number(value) else str(value)
-        for name, said in explanations.items()
-        for value in [said.get("parsed", said.get("text"))]
-        if "parsed" in said or "text" in said
-    }
+    path: str | None = None
 
 
 def marks_of(explanations: Explanations, size: Sequence[float] | None, kind: str) -> list[Mark]:
-    """The boxes and points to draw over a picture.
+    """The boxes, points and outlines to draw over a picture.
 
     Args:
         explanations: reward -> what it said.
@@ -62,29 +54,38 @@ def _marks(said: Mapping[str, Any], size: Sequence[float] | None, kind: str) -> 
     scale = _scale(said.get("space"), size)
     if scale is None:
         return
-    overlap = {pair[0]: pair[2] for pair in _list(said, "pairs") if isinstance(pair, list) and len(pair) == 3}
+    overlap = {
+        pair[0]: pair[2]
+        for pair in _list(said, "pairs")
+        if isinstance(pair, list) and len(pair) == 3 and is_number(pair[0])
+    }
     for index, one in enumerate(_list(said, "boxes")):
-        corners = _numbers(one.get("box"), 4) if isinstance(one, dict) else None
+        corners = finite_numbers(one.get("box"), 4) if isinstance(one, dict) else None
         if corners is not None:
             is_reference = one.get("role") == "reference"
             parts = [str(one["label"])] if one.get("label") is not None else []
             parts += [f"IoU {overlap[index]:.2f}"] if not is_reference and is_number(overlap.get(index)) else []
             yield _mark("reference" if is_reference else kind, corners, scale, " ".join(parts))
     for one in _list(said, "points"):
-        point = _numbers(one.get("point"), 2) if isinstance(one, dict) else None
+        point = finite_numbers(one.get("point"), 2) if isinstance(one, dict) else None
         if point is not None:
             x, y = point[0] / scale[0] * 100, point[1] / scale[1] * 100
             yield _mark(kind, [x - POINT, y - POINT, x + POINT, y + POINT], (100.0, 100.0), "point")
+    for one in _list(said, "masks"):
+        path = outline(one, scale) if isinstance(one, dict) else None
+        if path is not None:
+            whose = "reference" if one.get("role") == "reference" else kind
+            yield replace(_mark(whose, one["box"], scale, "region"), path=path)
 
 
 def _scale(space: object, size: Sequence[float] | None) -> tuple[float, float] | None:
     """The coordinates of the lower right corner of the picture."""
     if not isinstance(space, dict):
         return None
-    sides = _numbers([space.get("width"), space.get("height")], 2)
+    sides = finite_numbers([space.get("width"), space.get("height")], 2)
     if sides is None:
         known = size if space.get("name") == "original" else NORMALISED.get(str(space.get("name")))
-        sides = _numbers(list(known or ()), 2)
+        sides = finite_numbers(list(known or ()), 2)
     return (sides[0], sides[1]) if sides is not None and min(sides) > 0 else None
 
 
@@ -100,9 +101,3 @@ def _mark(kind: str, corners: Sequence[float], scale: tuple[float, float], label
 def _list(said: Mapping[str, Any], key: str) -> list[Any]:
     value = said.get(key)
     return value if isinstance(value, list) else []
-
-
-def _numbers(value: object, count: int) -> list[float] | None:
-    if not isinstance(value, list) or len(value) != count:
-        return None
-    return [float(one) for one in value] if all(is_number(one) and math.isfinite(one) for one in value) else None

@@ -61,6 +61,13 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def finite_numbers(value: object, count: int) -> list[float] | None:
+    """The value, if it is a list of that many finite numbers."""
+    if not isinstance(value, list) or len(value) != count:
+        return None
+    return [float(one) for one in value] if all(is_number(one) and math.isfinite(one) for one in value) else None
+
+
 def by_step(log: Log, key: str, pick: Callable[[list[float]], float]) -> dict[float, float]:
     """One finite value per step, picked from the step's updates; a line without a step counts as its own."""
     found: dict[float, list[float]] = {}

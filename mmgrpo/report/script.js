@@ -36,7 +36,8 @@ for (const grid of document.querySelectorAll("[data-zoom]")) grid.addEventListen
   const cell = event.target.closest(".cell"); if (!cell) return;
   const many = dialog.firstElementChild; many.replaceChildren();
   for (const other of grid.querySelectorAll(`[data-request="${cell.dataset.request}"] img`)) {
-    const figure = many.appendChild(document.createElement("figure")); figure.append(other.cloneNode());
+    const figure = many.appendChild(document.createElement("figure")), shown = other.closest(".under").cloneNode(true);
+    shown.style.width = `min(100%, ${70 * other.width / other.height}vh)`; figure.append(shown);
     figure.appendChild(document.createElement("figcaption")).textContent = other.alt;
   }
   if (many.children.length) dialog.showModal();

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from mmgrpo.report.drawings import Mark, marks_of, parsed_answers
+from mmgrpo.report.drawings import Mark, marks_of
+from mmgrpo.report.notes import Note, Stretch, note_of, timeline_of
 from mmgrpo.samples import write_samples
 from mmgrpo.types import Prompt, Sample, Scores
 from tests.report.folder import write_lines
@@ -62,9 +63,60 @@ def test_boxes_over_what_was_drawn(tmp_path: Path) -> None:
 def test_what_was_read(tmp_path: Path) -> None:
     write(tmp_path, "step-000000", [{"parsed": "<b>7</b>"}], (8, 8))
     assert any("boxes 1.000 read <b>7</b>" in text for text in render(tmp_path).texts("div", "answer"))
-    assert parsed_answers({"a": {"parsed": None}, "b": {"parsed": 3.0}, "c": {"text": "STOP"}, "d": {"boxes": []}}) == {
-        "a": "nothing", "b": "3", "c": "STOP",
+    found = [note_of(said, None).read for said in ({"parsed": None}, {"parsed": 3.0}, {"text": "STOP"}, {"boxes": []})]
+    assert found == ["nothing", "3", "STOP", None]
+
+
+def test_what_a_score_rests_on_in_words(tmp_path: Path) -> None:
+    said: dict[str, object] = {
+        "parsed": 7.0, "reference": 8, "parts": {"type": 1, "place": 1 / 3},
+        "majority": ["7", "8"], "reason": "<i>why</i>",
     }  # fmt: skip
+    parts = "type 1, place 0.333, most say 7 or 8"
+    assert note_of(said, None) == Note(read="7", wanted="8", reason="<i>why</i>", parts=parts)
+    assert note_of(said, "8").wanted is None  # the row's own reference stands beside the request
+    assert note_of({"parts": 3, "reason": ["x"], "majority": []}, None) == Note()
+    assert note_of({"parts": {str(i): i for i in range(14)}}, None).parts == ", ".join(
+        [*(f"{i} {i}" for i in range(12)), "and 2 more"]
+    )
+    write(tmp_path, "step-000000", [said], (8, 8))
+    answers = render(tmp_path).texts("div", "answer")
+    assert f"boxes 1.000 read 7, wanted 8 ({parts}): <i>why</i>" in answers[-1]
+
+
+def test_spans_and_moments_lie_on_a_line(tmp_path: Path) -> None:
+    said: dict[str, object] = {
+        "spans": [{"span": [4, 8], "role": "stated"}, {"span": [2, 6], "role": "reference"}],
+        "overlaps": [[2, 0.25], [7, 1]],
+    }
+    line = timeline_of(said)
+    assert line is not None
+    # from 2 to 8: 4 is a third of the way, 6 two thirds, 7 five sixths
+    assert line.stretches == (
+        Stretch(role="stated", left=33.33, width=66.67), Stretch(role="reference", left=0, width=66.67),
+    )  # fmt: skip
+    assert (line.start, line.end, line.moments) == ("2", "8", ((0, 25), (83.33, 100)))
+    assert line.label == "stated 4 to 8; reference 2 to 6; overlap 0.25 at 2; overlap 1.00 at 7"
+    for nothing in ({}, {"spans": 3}, {"spans": [None, {"span": ["a", 1]}]}, {"overlaps": [[1], [float("nan"), 1]]}):
+        assert timeline_of(nothing) is None
+    write(tmp_path, "step-000000", [said], (8, 8))
+    drawn = [a["style"] for a in render(tmp_path).attributes("i") if a.get("class") in ("stated", "reference")]
+    assert drawn == ["left:33.33%;width:66.67%", "left:0.0%;width:66.67%"]
+
+
+def test_masks_are_outlined(tmp_path: Path) -> None:
+    # over the left half of the picture 2 columns and 2 rows: all of the first column, the lower cell of the second
+    mask: dict[str, object] = {"box": [0, 0, 50, 100], "size": [2, 2], "counts": [0, 2, 1, 1], "role": "stated"}
+    space = {"name": "original", "width": 100, "height": 100}
+    (mark,) = marks_of({"x": {"masks": [mask], "space": space}}, None, "after")
+    assert mark.path == "M0 0H25M25 50H50M0 100H50" + "M0 0V100M25 0V50M50 50V100"
+    assert (
+        marks_of({"x": {"masks": [mask | {"role": "reference"}], "space": space}}, None, "after")[0].kind == "reference"
+    )
+    for wrong in ({"counts": [0, 2]}, {"counts": "04"}, {"size": [2]}, {"size": [4096, 4096]}, {"box": [0, 0, 1]}):
+        assert marks_of({"x": {"masks": [mask | wrong], "space": space}}, None, "after") == []
+    write(tmp_path, "step-000000", [{"masks": [mask], "space": space}], (8, 8))
+    assert [a["d"] for a in render(tmp_path).attributes("path") if a.get("class") == "after"] == [mark.path]
 
 
 def test_marks() -> None:

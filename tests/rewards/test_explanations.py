@@ -156,15 +156,15 @@ CASES: dict[str, list[Case]] = {
     ],
     "gui_action": [
         Case(text="click(5, 5, 'ok')", **CLICK, value=1,
-             said={"parsed": "click at (5, 5): ok", "reference": "click at (5, 5): ok",
+             said={"parsed": "click at (5, 5): ok", "reference": "click: ok",
                    "points": [{"point": [5, 5], "role": "stated"}], "boxes": [wanted(0, 0, 10, 10)], **SPACE,
                    "parts": {"type": 1, "place": 1, "text": 1}}),
         Case(text="click(50, 5, 'ok')", **CLICK, value=0.5,
-             said={"parsed": "click at (50, 5): ok", "reference": "click at (5, 5): ok",
+             said={"parsed": "click at (50, 5): ok", "reference": "click: ok",
                    "points": [{"point": [50, 5], "role": "stated"}], "boxes": [wanted(0, 0, 10, 10)], **SPACE,
                    "parts": {"type": 1, "place": 0, "text": 1}}),
         Case(text="I wait", **CLICK, value=0,
-             said={"parsed": None, "reference": "click at (5, 5): ok", "reason": "no actions, where one is asked for"}),
+             said={"parsed": None, "reference": "click: ok", "reason": "no actions, where one is asked for"}),
     ],
     "temporal_iou": [
         Case(text="0:04 to 0:08", answer=[2, 6], value=1 / 3,
