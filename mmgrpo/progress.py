@@ -63,10 +63,20 @@ class Progress:
 
     def judged(self, line: Mapping[str, float]) -> None:
         """After an evaluation."""
-        parts = [f"{key.split('/')[1]} {value:.3f}" for key, value in line.items() if key.startswith("eval/")]
+        means = _values(line, "/mean").items()
+        failures = _values(line, "/failed_frac").items()
+        parts = [f"{name} {mean:.3f}" for name, mean in means] + [
+            f"{name} failed {frac:.0%}" for name, frac in failures
+        ]
         self._console.print(f"step {int(line['step']):>4}  {'   '.join(parts)}", highlight=False)
 
     def alarmed(self, alarm: Alarm) -> None:
         """When the watchdog gives an alarm."""
         said = f"[bold red]alarm[/] step {alarm.step:>4}  {escape(f'{alarm.kind}: {alarm.measured}; {alarm.cure}')}"
         self._console.print(said, highlight=False)
+
+
+def _values(line: Mapping[str, float], kind: str) -> dict[str, float]:
+    """One kind of value of every evaluation reward, by its name."""
+    found = {key.removeprefix("eval/"): value for key, value in line.items() if key.startswith("eval/")}
+    return {key.removesuffix(kind): value for key, value in found.items() if key.endswith(kind)}

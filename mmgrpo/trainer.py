@@ -261,7 +261,7 @@ class Trainer:
         everyones = [one for completions, _ in parts for one in completions]
         found = completion_metrics([length for length, _ in everyones], [finished for _, finished in everyones])
         varied = {key: sum(variety[key] for _, variety in parts) / len(parts) for key in parts[0][1]}
-        return found | varied | box_metrics(scores)
+        return found | varied | (box_metrics(scores) if everyones else {})
 
     def _keep(self, samples: Sequence[Sample], scores: Scores, credit: Credit) -> None:
         """Keeps the step's first groups of texts, at the first step and whenever an evaluation is due."""

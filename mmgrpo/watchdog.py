@@ -91,25 +91,22 @@ class Watchdog:
     def __init__(self, subject: Watched) -> None:
         self.subject = subject
         self._steps: list[Mapping[str, Any]] = []
-        self._evaluations: list[Mapping[str, Any]] = []
+        self._evaluations: list[dict[str, Any]] = []
         self._since: list[Mapping[str, Any]] = []
         self._last: dict[AlarmKind, int] = {}
 
     def stepped(self, line: Mapping[str, Any]) -> list[Alarm]:
         """After a step, with the line of its last update: the alarms to give now."""
+        if self._evaluations and not self._steps:  # drawn by the very weights that the first evaluation judged
+            self._evaluations[-1] |= _trained([line])
         self._steps.append(line)
         self._since.append(line)
         return self._due(STEP_ALARMS, self._steps)
 
     def judged(self, line: Mapping[str, Any]) -> list[Alarm]:
         """After an evaluation: the alarms to give now."""
-        trained = {
-            f"trained/{part}": fmean(one[f"reward/{part}"] for one in self._since)
-            for part in ("mean", "std")
-            if self._since
-        }
+        self._evaluations.append({**line, **_trained(self._since)})
         self._since = []
-        self._evaluations.append({**line, **trained})
         return self._due(EVALUATION_ALARMS, self._evaluations)
 
     def recall(self, metrics: Sequence[Mapping[str, Any]], evaluation: Sequence[Mapping[str, Any]]) -> None:
@@ -132,6 +129,11 @@ class Watchdog:
                 self._last[kind] = step
                 alarms.append(Alarm(step=step, kind=kind, measured=found[0], cure=found[1]))
         return alarms
+
+
+def _trained(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The reward that is trained on, over some steps; nothing of none."""
+    return {f"trained/{part}": fmean(step[f"reward/{part}"] for step in steps) for part in ("mean", "std") if steps}
 
 
 Rule = Callable[[Sequence[Mapping[str, Any]], Watched], Iterator[tuple[str, str]]]
@@ -158,7 +160,7 @@ def hacking(lines: Sequence[Mapping[str, Any]], subject: Watched) -> Iterator[tu
                 f"the reward rose from {rise.before:.3g} to {rise.after:.3g}, and '{name}', which is not trained on, "
                 f"fell from {fall.before:.3g} to {fall.after:.3g}",
                 f"raise objective.kl_beta, lower update.lr, or train on what '{name}' sees as well; the checkpoints to "
-                f"keep are from before step {int(kept[0]['step'])}",
+                f"keep are those up to step {int(kept[window // 2 - 1]['step'])}",
             )
 
 

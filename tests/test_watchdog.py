@@ -41,10 +41,11 @@ def steps(dog: Watchdog, key: str, values: Sequence[float], start: int = 1) -> l
 def rewarded(
     dog: Watchdog, trained: Sequence[float], judged: Sequence[float], std: float = 0.5, key: str = "judge"
 ) -> list[Alarm]:
-    """Two steps between evaluations, which see the mean of both; nothing is trained before the first."""
-    alarms = dog.judged({"step": 0, f"eval/{key}/mean": 9.0, f"eval/{key}/std": std})
-    for i, (reward, judge) in enumerate(zip(trained, judged, strict=True)):
-        for step, value in ((2 * i + 1, reward - 0.5), (2 * i + 2, reward + 0.5)):
+    """Evaluations at 0, 2, 4: the first goes with the first step's reward, later ones with the mean of two steps."""
+    alarms = dog.judged({"step": 0, f"eval/{key}/mean": judged[0], f"eval/{key}/std": std})
+    for i, (reward, judge) in enumerate(zip(trained[1:], judged[1:], strict=True)):
+        first = trained[0] if i == 0 else reward - 0.5
+        for step, value in ((2 * i + 1, first), (2 * i + 2, 2 * reward - first)):
             alarms += dog.stepped({"step": step, "reward/mean": value, "reward/std": 1.0})
         alarms += dog.judged({"step": 2 * i + 2, f"eval/{key}/mean": judge, f"eval/{key}/std": std})
     return alarms
@@ -58,12 +59,12 @@ class TestHacking:
     def test_reward_up_and_held_out_down(self):
         # halves of two of four: 1 to 2 is a rise of 1 std; 0.8 to 0.7 a fall of 0.2 of 0.5
         alarms = rewarded(dog_of(window=4), [1, 1, 2, 2], [0.8, 0.8, 0.7, 0.7])
-        assert kinds(alarms) == [("hacking", 8)]
+        assert kinds(alarms) == [("hacking", 6)]
         assert alarms[0].measured == (
             "the reward rose from 1 to 2, and 'judge', which is not trained on, fell from 0.8 to 0.7"
         )
         assert "objective.kl_beta" in alarms[0].cure
-        assert "before step 2" in alarms[0].cure
+        assert "up to step 2" in alarms[0].cure
 
     @pytest.mark.parametrize(
         ("trained", "judged"),
@@ -80,7 +81,7 @@ class TestHacking:
 
     def test_what_is_one_number_for_all_samples_is_measured_by_its_size(self):
         # recall 0.5 to 0.44 is 12 % of it, to 0.46 8 %
-        assert kinds(rewarded(dog_of(), [1, 2], [0.5, 0.44], std=0.0)) == [("hacking", 4)]
+        assert kinds(rewarded(dog_of(), [1, 2], [0.5, 0.44], std=0.0)) == [("hacking", 2)]
         assert rewarded(dog_of(), [1, 2], [0.5, 0.46], std=0.0) == []
 
     def test_one_sample_of_many_is_no_fall(self):
