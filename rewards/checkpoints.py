@@ -118,6 +118,13 @@ def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield items[start : start + size]
 
 
+@torch.no_grad()
+def in_batches(compute: Callable[..., Tensor], size: int, *columns: Sequence[Any]) -> Tensor:
+    """``compute`` of some columns, at most ``size`` rows at a time, one after the other: float32, without a graph."""
+    starts = range(0, len(columns[0]), size)
+    return torch.cat([compute(*(column[start : start + size] for column in columns)).float() for start in starts])
+
+
 def needed(package: str, install: str) -> Any:
     """An optional package, imported. Raises MissingPackageError that names what to install."""
     try:

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmgrpo.rewards.checkpoints import batches, chosen_device, chosen_dtype, frozen, once
+from mmgrpo.rewards.checkpoints import chosen_device, chosen_dtype, frozen, in_batches, once
 
 Library = Literal["transformers", "open_clip"]
 ResizeMode = Literal["shortest", "longest", "squash"]
@@ -91,23 +91,22 @@ class OpenClip:
         self._dtype = dtype
         self._batch_size = batch_size
 
-    @torch.no_grad()
     def image_features(self, images: Sequence[Image.Image]) -> Tensor:
         """(N, D) float32."""
-        parts = []
-        for batch in batches(images, self._batch_size):
-            pixels = torch.stack([self._transform(image.convert("RGB")) for image in batch])
-            parts.append(self._model.encode_image(pixels.to(self._device, self._dtype)).float())
-        return torch.cat(parts)
 
-    @torch.no_grad()
+        def encoded(batch: Sequence[Image.Image]) -> Tensor:
+            pixels = torch.stack([self._transform(image.convert("RGB")) for image in batch])
+            return self._model.encode_image(pixels.to(self._device, self._dtype))
+
+        return in_batches(encoded, self._batch_size, images)
+
     def text_features(self, texts: Sequence[str]) -> Tensor:
         """(N, D) float32."""
-        parts = [
-            self._model.encode_text(self._tokenizer(list(batch)).to(self._device)).float()
-            for batch in batches(texts, self._batch_size)
-        ]
-        return torch.cat(parts)
+
+        def encoded(batch: Sequence[str]) -> Tensor:
+            return self._model.encode_text(self._tokenizer(list(batch)).to(self._device))
+
+        return in_batches(encoded, self._batch_size, texts)
 
     def logit_scale(self) -> float:
         """The learned factor of the cosine."""
@@ -125,22 +124,21 @@ class TransformersClip:
         self._dtype = dtype
         self._batch_size = batch_size
 
-    @torch.no_grad()
     def image_features(self, images: Sequence[Image.Image]) -> Tensor:
         """(N, D) float32."""
-        parts = []
-        for batch in batches(images, self._batch_size):
+
+        def encoded(batch: Sequence[Image.Image]) -> Tensor:
             inputs = self._processor(images=[image.convert("RGB") for image in batch], return_tensors="pt")
             pixels = inputs["pixel_values"].to(self._device, self._dtype)
-            parts.append(_pooled(self._model.get_image_features(pixel_values=pixels)))
-        return torch.cat(parts)
+            return _pooled(self._model.get_image_features(pixel_values=pixels))
 
-    @torch.no_grad()
+        return in_batches(encoded, self._batch_size, images)
+
     def text_features(self, texts: Sequence[str]) -> Tensor:
         """(N, D) float32."""
         siglip = "siglip" in self._model.config.model_type  # trained on texts padded to their full length
-        parts = []
-        for batch in batches(texts, self._batch_size):
+
+        def encoded(batch: Sequence[str]) -> Tensor:
             inputs = self._processor(
                 text=list(batch),
                 padding="max_length" if siglip else True,
@@ -148,8 +146,9 @@ class TransformersClip:
                 max_length=self._model.config.text_config.max_position_embeddings,
                 return_tensors="pt",
             )
-            parts.append(_pooled(self._model.get_text_features(**inputs.to(self._device))))
-        return torch.cat(parts)
+            return _pooled(self._model.get_text_features(**inputs.to(self._device)))
+
+        return in_batches(encoded, self._batch_size, texts)
 
     def logit_scale(self) -> float:
         """The learned factor of the cosine."""
@@ -168,7 +167,7 @@ def cosines(image_ND: Tensor, text_ND: Tensor) -> Tensor:
 
 def _pooled(features: Any) -> Tensor:
     """transformers 4 gives the features, transformers 5 an output that holds them."""
-    return (features if isinstance(features, Tensor) else features.pooler_output).float()
+    return features if isinstance(features, Tensor) else features.pooler_output
 
 
 def _open_clip(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import final
 
 import torch
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.boxes import Space
 from mmgrpo.rewards.checkpoints import Dtype, chosen_dtype, positive
 from mmgrpo.rewards.clip_models import ClipSource, unit
 from mmgrpo.rewards.compositional_prompts import COLOURS
 from mmgrpo.rewards.detectors import DetectorSource
-from mmgrpo.rewards.explaining import drawn_boxes
+from mmgrpo.rewards.explaining import drawn_boxes, excerpt
 from mmgrpo.rewards.pictures import as_rgb
 from mmgrpo.rewards.scenes import Clause, Found, clauses_of, judged_scene, kept
 from mmgrpo.types import Sample, Score
@@ -31,7 +33,8 @@ class Compositional:
     such rows. A row with neither column is not judged.
 
     Settings: ``partial: true`` gives the share of clauses that hold in place of all or nothing. ``threshold`` is for
-    every row but those whose column ``tag`` is counting, which have ``counting_threshold``.
+    every row but those whose column ``tag`` is counting, which have ``counting_threshold``. The detector sees pictures
+    one by one, for each is asked about its own classes; ``batch_size`` is that of the crops.
     Range: 0 or 1; with ``partial`` 0 to 1.
     Source: Ghosh et al. 2023 (GenEval), arXiv:2310.11513, and its code: thresholds 0.3 and 0.9, overlap 1 (none is
     dropped), 16 objects a class, margin 0.1, ten colours by CLIP ViT-L/14. Deviation: GenEval detects with Mask2Former
@@ -103,8 +106,9 @@ class Compositional:
         )
         value = sum(verdict.held) / len(verdict.held) if self._partial else float(all(verdict.held))
         labels = [f"{found.label} {found.score:.2f}" for found in objects]
-        drawn = drawn_boxes([found.box for found in objects], (), labels=labels)
-        return Score(value, {**drawn, "reasons": list(verdict.reasons)})
+        placed = [replace(found.box, space=Space("original", *image.size)) for found in objects]
+        reasons = [excerpt(reason) for reason in verdict.reasons]
+        return Score(value, drawn_boxes(placed, (), labels=labels) | {"reasons": reasons})
 
     def _attributes(self, image: Image.Image, group: Sequence[Found], clause: Clause) -> list[str]:
         """The attribute of each object: that whose sentences, in the mean, are nearest to its crop."""
@@ -125,9 +129,8 @@ def _sentences(option: str, label: str) -> list[str]:
 
 def _crop(image: Image.Image, found: Found) -> Image.Image:
     """The box within the picture, at least a pixel wide and high."""
-    left, top = (
-        min(max(int(edge), 0), size - 1) for edge, size in zip((found.box.left, found.box.top), image.size, strict=True)
-    )
+    corner = (found.box.left, found.box.top)
+    left, top = (min(max(round(edge), 0), size - 1) for edge, size in zip(corner, image.size, strict=True))
     right = min(max(round(found.box.right), left + 1), image.width)
     bottom = min(max(round(found.box.bottom), top + 1), image.height)
     return image.crop((left, top, right, bottom))

@@ -26,8 +26,8 @@ from PIL import Image
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.checkpoints import positive
 from mmgrpo.rewards.parsing import one_of
-from mmgrpo.rewards.questions import HOW_WELL, Question, Scale, filled, shown, unreadable
-from mmgrpo.types import Sample
+from mmgrpo.rewards.questions import HOW_WELL, Question, Scale, filled, shown
+from mmgrpo.types import Sample, Score
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class ApiJudge:
             extra=limits | dict(extra or {}),
         )
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         texts = [filled(self._question, sample, self._scale) for sample in samples]
         pictures = [shown(sample, self._frames, self._shows_source) for sample in samples]
         rows = [i for i, text in enumerate(texts) if text is not None and pictures[i]]
@@ -176,9 +176,9 @@ class ApiJudge:
             logger.warning(
                 "%s gave no reply for %d of %d samples; the first: %s", where, len(causes), len(rows), causes[0]
             )
-        values: list[float | None] = [None] * len(samples)
+        values: list[float | Score | None] = [None] * len(samples)
         for i, reply in zip(rows, replies, strict=True):
-            values[i] = unreadable(None if isinstance(reply, NoReplyError) else self._scale.read(reply))
+            values[i] = self._scale.judged(None if isinstance(reply, NoReplyError) else reply)
         return values
 
     def _reply(self, question: Question) -> str | NoReplyError:

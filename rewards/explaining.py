@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,6 +43,11 @@ def compared(
 def rounded(parts: Mapping[str, float]) -> dict[str, float]:
     """The parts that a score is made of, to four decimals."""
     return {name: round(part, 4) for name, part in parts.items()}
+
+
+def parts(numbers: Mapping[str, float]) -> dict[str, Any]:
+    """The numbers that a score is made of, under the key ``parts``; NaN and infinity are left out."""
+    return {"parts": rounded({name: number for name, number in numbers.items() if math.isfinite(number)})}
 
 
 def too_many(count: int, most: int) -> dict[str, Any]:

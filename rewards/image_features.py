@@ -13,7 +13,7 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
-from mmgrpo.rewards.checkpoints import batches, chosen_device, chosen_dtype, frozen, once
+from mmgrpo.rewards.checkpoints import chosen_device, chosen_dtype, frozen, in_batches, once
 
 SSIM_SIGMA, SSIM_RADIUS = 1.5, 5
 SSIM_C1, SSIM_C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
@@ -36,16 +36,16 @@ class FeatureSource:
     dtype: str = "float32"
     batch_size: int = 32
 
-    @torch.no_grad()
     def features(self, images: Sequence[Image.Image]) -> Tensor:
         """(N, D) float32, each row of length 1. Raises RewardError if the model cannot be loaded."""
         device, dtype = chosen_device(self.device), chosen_dtype("features", self.dtype)
         model, processor = once(_vision_model, self.model, device, dtype)
-        parts = []
-        for batch in batches(images, self.batch_size):
+
+        def seen(batch: Sequence[Image.Image]) -> Tensor:
             inputs = processor(images=[image.convert("RGB") for image in batch], return_tensors="pt")
-            parts.append(_feature(model, inputs["pixel_values"].to(device, dtype)).float())
-        return torch.nn.functional.normalize(torch.cat(parts), dim=-1)
+            return _feature(model, inputs["pixel_values"].to(device, dtype))
+
+        return torch.nn.functional.normalize(in_batches(seen, self.batch_size, images), dim=-1)
 
 
 def ssim(one: NDArray[Any], other: NDArray[Any]) -> float:

@@ -19,10 +19,10 @@ from torchvision.transforms import v2
 from mmgrpo.errors import RewardError
 from mmgrpo.rewards.checkpoints import (
     Dtype,
-    batches,
     chosen_device,
     chosen_dtype,
     frozen,
+    in_batches,
     linear_head,
     once,
     positive,
@@ -85,27 +85,22 @@ class ImageReward:
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
         return judged(samples, self._score, self._text_column)
 
-    @torch.no_grad()
     def _score(self, images: list[Image.Image], texts: list[str]) -> list[float]:
         device = chosen_device(self._device)
         scorer: _Scorer = once(_scorer, self._checkpoint, self._tokenizer, device, self._dtype)
-        scores: list[float] = []
-        for rows in batches(range(len(images)), self._batch_size):
+
+        def raw(shown: Sequence[Image.Image], said: Sequence[str]) -> Tensor:
             tokens = scorer.tokenizer(
-                [texts[i] for i in rows],
-                padding="max_length",
-                truncation=True,
-                max_length=MAX_TOKENS,
-                return_tensors="pt",
+                list(said), padding="max_length", truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
             ).to(device)
-            pixels = torch.stack([scorer.transform(images[i]) for i in rows]).to(device, self._dtype)
+            pixels = torch.stack([scorer.transform(image) for image in shown]).to(device, self._dtype)
             seen = scorer.vision(pixel_values=pixels).last_hidden_state
             read = scorer.text(
                 input_ids=tokens.input_ids, attention_mask=tokens.attention_mask, encoder_hidden_states=seen
             )
-            raw = scorer.head(read.last_hidden_state[:, 0].float()).squeeze(1)
-            scores += ((raw - MEAN) / STD).tolist()
-        return scores
+            return scorer.head(read.last_hidden_state[:, 0].float()).squeeze(1)
+
+        return ((in_batches(raw, self._batch_size, images, texts) - MEAN) / STD).tolist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

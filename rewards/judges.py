@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, final
 
 import torch
@@ -10,11 +10,12 @@ from torch import Tensor
 
 from mmgrpo.errors import RewardError
 from mmgrpo.rewards.checkpoints import Dtype, chosen_dtype, positive
+from mmgrpo.rewards.explaining import parts
 from mmgrpo.rewards.parsing import one_of
 from mmgrpo.rewards.pictures import text_of
-from mmgrpo.rewards.questions import HOW_WELL, SHOWS, Question, Scale, filled, shown, unreadable
+from mmgrpo.rewards.questions import HOW_WELL, SHOWS, Question, Scale, filled, shown
 from mmgrpo.rewards.vision_language import JudgeSource, VisionLanguage, number_ids, word_ids
-from mmgrpo.types import Sample
+from mmgrpo.types import Sample, Score
 
 JudgeMode = Literal["yes", "expected", "parse"]
 
@@ -69,30 +70,28 @@ class VlmJudge:
         self._max_new_tokens = positive("VlmJudge.max_new_tokens", max_new_tokens)
         self._source = _source("VlmJudge", model, processor, template, system, device, dtype, batch_size)
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         texts = [filled(self._question, sample, self._scale) for sample in samples]
         pictures = [shown(sample, self._frames, self._shows_source) for sample in samples]
         rows = [i for i, text in enumerate(texts) if text is not None and pictures[i]]
-        values: list[float | None] = [None] * len(samples)
+        values: list[float | Score | None] = [None] * len(samples)
         if rows:
             scores = self._judged(self._source.load(), [Question(pictures[i], texts[i] or "") for i in rows])
             for i, score in zip(rows, scores, strict=True):
                 values[i] = score
         return values
 
-    def _judged(self, judge: VisionLanguage, questions: Sequence[Question]) -> list[float]:
+    def _judged(self, judge: VisionLanguage, questions: Sequence[Question]) -> list[Score]:
         if self._mode == "parse":
-            return [unreadable(self._scale.read(reply)) for reply in judge.replies(questions, self._max_new_tokens)]
+            return [self._scale.judged(reply) for reply in judge.replies(questions, self._max_new_tokens)]
         logprob_BV = judge.next_logprobs(questions)
         if self._mode == "yes":
             yes, no = word_ids(judge.tokenizer, "yes", "Yes", "YES"), word_ids(judge.tokenizer, "no", "No", "NO")
             if not yes - no or not no - yes:
                 raise RewardError("the judge's tokenizer begins yes and no with the same token; take mode: expected")
-            likely = [_total(logprob_BV, sorted(ids)) for ids in (yes - no, no - yes)]
-            return torch.sigmoid(likely[0] - likely[1]).tolist()
-        numbers = number_ids(judge.tokenizer, self._scale.low, self._scale.high)
-        share_BS = torch.stack([_total(logprob_BV, ids) for ids in numbers], dim=1).softmax(-1)
-        return (share_BS @ torch.linspace(0, 1, len(numbers))).tolist()
+            return _expected(logprob_BV, {"no": no - yes, "yes": yes - no})
+        numbers = range(self._scale.low, self._scale.high + 1)
+        return _expected(logprob_BV, dict(zip(map(str, numbers), number_ids(judge.tokenizer, numbers), strict=True)))
 
 
 @final
@@ -164,6 +163,19 @@ def _source(
         dtype=dtype,
         batch_size=positive(f"{where}.batch_size", batch_size),
     )
+
+
+def _expected(logprob_BV: Tensor, answers: Mapping[str, Collection[int]]) -> list[Score]:
+    """Where between the first answer (0) and the last (1) a judge stands, by the probabilities of their tokens.
+
+    The explanation has the probabilities as they are: what is missing to 1 went to tokens that are no answer.
+    """
+    logprob_BS = torch.stack([_total(logprob_BV, sorted(ids)) for ids in answers.values()], dim=1)
+    value_B = logprob_BS.softmax(-1) @ torch.linspace(0, 1, len(answers))
+    return [
+        Score(value, parts(dict(zip(answers, share_S, strict=True))))
+        for value, share_S in zip(value_B.tolist(), logprob_BS.exp().tolist(), strict=True)
+    ]
 
 
 def _total(logprob_BV: Tensor, ids: Sequence[int]) -> Tensor:

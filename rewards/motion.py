@@ -18,11 +18,12 @@ from PIL import Image
 from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
 from mmgrpo.rewards.checkpoints import Dtype, chosen_dtype, positive
+from mmgrpo.rewards.explaining import parts
 from mmgrpo.rewards.image_features import FeatureSource
 from mmgrpo.rewards.parsing import one_of
 from mmgrpo.rewards.pictures import as_rgb, spread
 from mmgrpo.rewards.textures import grey
-from mmgrpo.types import Sample
+from mmgrpo.types import Sample, Score
 
 MotionMeasure = Literal["direction", "magnitude"]
 SteadyMeasure = Literal["pixels", "feature"]
@@ -75,10 +76,10 @@ class Motion:
         self._target = target
         self._frames = None if frames is None else positive("Motion.frames", frames)
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return [self._score(sample) for sample in samples]
 
-    def _score(self, sample: Sample) -> float | None:
+    def _score(self, sample: Sample) -> Score | None:
         wanted = self._direction or str(sample.prompt.columns.get(self._column))
         frames = _chosen(sample, self._frames)
         if len(frames) < 2 or (self._measure == "direction" and wanted not in COMPASS):
@@ -86,11 +87,17 @@ class Motion:
         small = [_small(frame) for frame in frames]
         moves = np.concatenate([movement(one, other) for one, other in pairwise(small)])
         length = float(np.linalg.norm(moves, axis=1).mean()) if len(moves) else 0.0
-        if self._measure == "direction":
-            along = float((moves @ np.array(COMPASS[wanted])).mean()) if length else 0.0
-            return along / length if length else 0.0
         magnitude = 100 * length / SIDE
-        return magnitude if self._target is None else max(1 - abs(magnitude - self._target) / self._target, 0.0)
+        right, down = (100 * moves.mean(0) / SIDE).tolist() if len(moves) else (0.0, 0.0)
+        shown = {"right": right, "down": down, "magnitude": magnitude, "moving_frac": _moving(moves)}
+        if self._measure == "direction":
+            along = float(np.dot((right, down), COMPASS[wanted]))
+            value = along / magnitude if magnitude else 0.0
+        elif self._target is None:
+            value = magnitude
+        else:
+            value = max(1 - abs(magnitude - self._target) / self._target, 0.0)
+        return Score(value, parts(shown))
 
 
 @final
@@ -123,18 +130,24 @@ class TemporalConsistency:
         size = positive("TemporalConsistency.batch_size", batch_size)
         self._source = FeatureSource(model=model, device=device, dtype=dtype, batch_size=size)
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         chosen = [_chosen(sample, self._frames) for sample in samples]
         return [self._score(frames) if len(frames) > 1 else None for frames in chosen]
 
-    def _score(self, frames: list[Image.Image]) -> float:
+    def _score(self, frames: list[Image.Image]) -> Score:
+        """The mean over the frames after the first; the explanation has the least like of them, counted from 0."""
+        alike = self._alike(frames)
+        worst = int(np.argmin(alike))
+        return Score(float(np.mean(alike)), parts({"least": alike[worst], "at_frame": worst + 1}))
+
+    def _alike(self, frames: list[Image.Image]) -> list[float]:
         if self._measure == "pixels":
             values = [np.asarray(frame, dtype=np.float64) / 255 for frame in frames]
-            return float(1 - np.mean([np.abs(a - b).mean() for a, b in pairwise(values)]))
+            return [float(1 - np.abs(a - b).mean()) for a, b in pairwise(values)]
         features_FD = self._source.features(frames)
         first_F = (features_FD[1:] * features_FD[0]).sum(-1).clamp(min=0)
         before_F = (features_FD[1:] * features_FD[:-1]).sum(-1).clamp(min=0)
-        return float(((first_F + before_F) / 2).mean())
+        return ((first_F + before_F) / 2).tolist()
 
 
 @final
@@ -159,7 +172,7 @@ class FrameMean:
         self._frames = positive("FrameMean.frames", frames)
         self._pool: Pool = one_of("FrameMean.pool", pool, Pool)
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         chosen = [_chosen(sample, self._frames) for sample in samples]
         asked = [
             replace(sample, image=frame, video=None)
@@ -169,11 +182,12 @@ class FrameMean:
         scores = iter(self._reward(asked) if asked else ())
         return [self._pooled([next(scores) for _ in frames]) for frames in chosen]
 
-    def _pooled(self, scores: Sequence[Any]) -> float | None:
-        known = [float(score) for score in scores if score is not None]
-        if not known or not all(math.isfinite(score) for score in known):
+    def _pooled(self, scores: Sequence[Any]) -> float | Score | None:
+        known = {f"frame {i}": float(score) for i, score in enumerate(scores) if score is not None}
+        if not known or not all(math.isfinite(score) for score in known.values()):
             return math.nan if known else None
-        return min(known) if self._pool == "min" else sum(known) / len(known)
+        value = min(known.values()) if self._pool == "min" else sum(known.values()) / len(known)
+        return Score(value, parts(known))
 
 
 def movement(one_HW: NDArray[Any], next_HW: NDArray[Any]) -> NDArray[Any]:
@@ -197,6 +211,11 @@ def movement(one_HW: NDArray[Any], next_HW: NDArray[Any]) -> NDArray[Any]:
     found = np.array(offsets)[np.where(moved_YX, best_YX, 0)]
     detail_YX = np.sqrt(np.maximum(_per_block(inner_HW**2) - _per_block(inner_HW) ** 2, 0)) > PLAIN_STD
     return found[detail_YX].astype(np.float64)
+
+
+def _moving(moves: NDArray[Any]) -> float:
+    """Share of the blocks that moved."""
+    return float(moves.any(axis=1).mean()) if len(moves) else 0.0
 
 
 def _shifted(frame_HW: NDArray[Any], area: tuple[slice, slice], offset: tuple[int, int]) -> NDArray[Any]:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.explaining import excerpt
 from mmgrpo.rewards.pictures import as_rgb, frames_of
-from mmgrpo.types import Sample
+from mmgrpo.types import Sample, Score
 
 SHOWS = 'Does this picture show "{prompt}"? Answer yes or no.'
 HOW_WELL = (
@@ -67,6 +68,13 @@ class Scale:
             return None
         return self.share(stated[0]) if stated and self.low <= stated[0] <= self.high else None
 
+    def judged(self, reply: str | None) -> Score:
+        """The share that a reply states, and the reply; NaN, a failure, where there is none or it states none."""
+        share = None if reply is None else self.read(reply)
+        stated = None if share is None else round(self.low + share * (self.high - self.low), 4)
+        said = {} if reply is None else {"reply": excerpt(reply.rpartition("</think>")[2].strip())}
+        return Score(math.nan if share is None else share, {"parsed": stated} | said)
+
     def share(self, score: float) -> float:
         """Where a score lies between low (0) and high (1)."""
         return (score - self.low) / (self.high - self.low)
@@ -101,8 +109,3 @@ def shown(sample: Sample, frames: int, source: bool) -> Sequence[Image.Image]:
     """The pictures that a judge sees: the prompt's own first, if asked for, then the picture or frames of the video."""
     made = frames_of(sample, frames)
     return [*map(as_rgb, sample.prompt.images), *made] if source and made else made
-
-
-def unreadable(score: float | None) -> float:
-    """A score that could not be read is a failure: NaN."""
-    return math.nan if score is None else score

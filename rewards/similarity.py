@@ -11,11 +11,12 @@ from PIL import Image
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.checkpoints import Dtype, chosen_dtype, positive
 from mmgrpo.rewards.clip_models import ClipSource, unit
+from mmgrpo.rewards.explaining import parts
 from mmgrpo.rewards.image_features import SSIM_RADIUS, FeatureSource, ssim
 from mmgrpo.rewards.parsing import one_of
 from mmgrpo.rewards.pictures import as_rgb, reference_image, text_of
 from mmgrpo.rewards.textures import grey
-from mmgrpo.types import Sample
+from mmgrpo.types import Sample, Score
 
 Measure = Literal["mse", "ssim", "feature"]
 
@@ -94,10 +95,10 @@ class EditConsistency:
         self._mask_column = mask_column
         self._column = column
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return [self._score(sample) for sample in samples]
 
-    def _score(self, sample: Sample) -> float | None:
+    def _score(self, sample: Sample) -> Score | None:
         mask = sample.prompt.columns.get(self._mask_column)
         source = None if sample.image is None or mask is None else reference_image(sample.prompt, self._column)
         if source is None:
@@ -107,7 +108,11 @@ class EditConsistency:
         if not kept_HW.any():
             return None
         difference_HWC = np.abs(_pixels(image) - _pixels(_fitted(source, image)))
-        return float(1 - difference_HWC[kept_HW].mean())
+        shown = {"outside_frac": float(kept_HW.mean()), "outside_max": float(difference_HWC[kept_HW].max())}
+        if not kept_HW.all():
+            shown["inside_change"] = float(difference_HWC[~kept_HW].mean())
+        value = float(1 - difference_HWC[kept_HW].mean())
+        return Score(value, parts(shown))
 
 
 @final
@@ -150,7 +155,7 @@ class EditDirection:
             batch_size=positive("EditDirection.batch_size", batch_size),
         )
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         images: list[Image.Image] = []
         texts: list[str] = []
         rows: list[int] = []
@@ -161,14 +166,15 @@ class EditDirection:
                 rows.append(i)
                 images += [source, as_rgb(sample.image)]
                 texts += [caption or "" for caption in captions]
-        values: list[float | None] = [None] * len(samples)
+        values: list[float | Score | None] = [None] * len(samples)
         if rows:
             clip = self._source.load()
             image_ND, text_ND = unit(clip.image_features(images)), unit(clip.text_features(texts))
             shown_ND, told_ND = image_ND[1::2] - image_ND[::2], text_ND[1::2] - text_ND[::2]
-            scale_N = (shown_ND.norm(dim=-1) * told_ND.norm(dim=-1)).clamp(min=1e-6)
-            for i, value in zip(rows, ((shown_ND * told_ND).sum(-1) / scale_N).tolist(), strict=True):
-                values[i] = value
+            shown_N, told_N = shown_ND.norm(dim=-1), told_ND.norm(dim=-1)
+            value_N = (shown_ND * told_ND).sum(-1) / (shown_N * told_N).clamp(min=1e-6)
+            for i, value, shown, told in zip(rows, value_N.tolist(), shown_N.tolist(), told_N.tolist(), strict=True):
+                values[i] = Score(value, parts({"image_change": shown, "text_change": told}))
         return values
 
 

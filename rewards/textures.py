@@ -5,20 +5,23 @@ Axes: H W height and width, K frequencies along one axis.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageColor
-from scipy.ndimage import laplace, uniform_filter
+from scipy.ndimage import laplace, uniform_filter, uniform_filter1d
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.explaining import parts
 from mmgrpo.rewards.pictures import frames_of
-from mmgrpo.types import Sample
+from mmgrpo.types import Sample, Score
 
 Grey = NDArray[Any]
+
+MIN_BLOCKS_EDGE = 256  # pixels: the steps over a shorter edge are too few to tell blocks from chance
 
 WHITE_D65 = (0.95047, 1.0, 1.08883)
 SRGB_TO_XYZ = (
@@ -109,19 +112,24 @@ class Sharpness:
 
 @final
 class GridArtifacts:
-    """Reward: share of the fine detail that is a grid of one period; an alarm, for what a broken generator draws.
+    """Reward: share of a picture that is a grid of one period; an alarm, for what a broken generator draws.
 
-    The picture less its local mean (5 x 5) is turned into the power at each frequency along rows, and along columns. At
-    the harmonics of ``period`` what stands out above the median of its neighbours is added up and divided by the power
-    of all frequencies; the larger of the two directions counts. Divisors of the period are covered: 16 sees grids of
-    16, 8, 4 and 2 pixels, the patches of latent diffusion models. A video is the mean over its frames; pictures
-    smaller than eight periods are judged at the largest halved period that they hold, below 16 pixels not at all.
+    ``lattice``: the picture less its local mean (5 x 5) is turned into the power at each frequency along rows, and
+    along columns. At the harmonics of ``period`` what stands out above its neighbours is added up and divided by the
+    power of all frequencies. ``blocks``: the same for how large the steps from pixel to pixel are, in the mean over the
+    rows or columns: a lattice is the same everywhere, while seams of blocks, and pixels enlarged, only lie at even
+    distances. The larger of the two counts, in the direction where it is larger. Divisors of the period are covered: 16
+    sees grids of 16, 8, 4 and 2 pixels, the patches of latent diffusion models. A video is the mean over its frames;
+    edges shorter than eight periods are judged at the largest halved period that they hold, below 16 pixels not at
+    all; blocks from 256 pixels on.
 
-    Range: 0 to 1, higher is worse; photographs and white noise stay below 0.1. Give it a negative weight to punish,
-    0 to watch.
-    Source: peaks of up-sampling in the spectrum, after Zhang et al. 2019 (AutoGAN), arXiv:1907.06515, sec. 3;
-    the measure itself is ours.
-    Traps: pictures of real grids (windows, tiles, text in even lines) ring it too: look at its rise over training.
+    Range: 0 to 1, higher is worse; photographs stay below 0.03 and white noise below 0.1, JPEG of quality 50 lies near
+    0.3 to 0.6, enlarged pixels above 0.5. Give it a negative weight to punish, 0 to watch.
+    Source: peaks of up-sampling in the spectrum, after Zhang et al. 2019 (AutoGAN), arXiv:1907.06515, sec. 3; steps at
+    the seams of blocks after Wang, Sheikh and Bovik 2002, "No-reference perceptual quality assessment of JPEG
+    compressed images"; the measure itself is ours.
+    Traps: pictures of real grids (windows, tiles, text in even lines) ring it too, and so do pictures enlarged by a
+    whole number: look at its rise over training.
     """
 
     deterministic = True
@@ -131,18 +139,41 @@ class GridArtifacts:
             raise ConfigError(f"GridArtifacts.period must be a power of two, 2 or more pixels, got {period}")
         self._period = period
 
-    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        found = [[grid_energy(grey(frame), self._period) for frame in frames_of(sample)] for sample in samples]
-        judged = [[value for value in values if value is not None] for values in found]
-        return [float(np.mean(values)) if values else None for values in judged]
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        found = [[grid_shares(grey(frame), self._period) for frame in frames_of(sample)] for sample in samples]
+        return [self._judged([shares for shares in frames if shares]) for frames in found]
+
+    def _judged(self, frames: Sequence[Mapping[str, float]]) -> Score | None:
+        if not frames:
+            return None
+        value = float(np.mean([max(shares.values()) for shares in frames]))
+        return Score(value, parts({name: float(np.mean([shares[name] for shares in frames])) for name in frames[0]}))
 
 
-def grid_energy(grey_HW: Grey, period: int) -> float | None:
-    """Share of the fine detail's power that stands out at the harmonics of a period; None for a picture too small."""
+def grid_shares(grey_HW: Grey, period: int) -> dict[str, float]:
+    """How much of a picture is a grid of a period, in the direction where it is most: ``lattice`` and ``blocks``.
+
+    Without an entry where both edges are too short: 16 pixels for the lattice, 64 for blocks.
+    """
     fine_HW = grey_HW - uniform_filter(grey_HW, 5)
-    shares = [_line_share(fine, period) for fine in (fine_HW, fine_HW.T)]
-    known = [share for share in shares if share is not None]
-    return max(known) if known else None
+    both = (grey_HW, grey_HW.T)
+    shares = {
+        "lattice": [_line_share(fine, period) for fine in (fine_HW, fine_HW.T)],
+        "blocks": [_line_share(_edges(values), period) for values in both if values.shape[1] >= MIN_BLOCKS_EDGE],
+    }
+    known = {name: [share for share in found if share is not None] for name, found in shares.items()}
+    return {name: max(found) for name, found in known.items() if found}
+
+
+def _edges(grey_HW: Grey) -> Grey:
+    """How large the step to the next pixel is in the mean over the rows, less its own local mean.
+
+    Shapes: (H, W) -> (1, W), the last step twice. Steps are taken without their sign: over the seams of blocks they go
+    up and down alike, so that the picture's own spectrum has no line there.
+    """
+    step_W = np.abs(np.diff(grey_HW, axis=1)).mean(0)
+    step_W = np.append(step_W, step_W[-1])
+    return (step_W - uniform_filter1d(step_W, 5))[None]
 
 
 def lab(rgb: Grey) -> Grey:
@@ -177,7 +208,7 @@ def _line_share(fine_HW: Grey, period: int) -> float | None:
 
 def _floor(power_K: Grey, k: int) -> float:
     around = [i for i in (*range(k - 3, k), *range(k + 1, k + 4)) if 0 < i < len(power_K)]
-    return float(np.median(power_K[around]))
+    return float(np.max(power_K[around]))
 
 
 @lru_cache(maxsize=256)

@@ -5,7 +5,6 @@ Axes: F frames, C H W channels, height, width.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import final
 
@@ -17,6 +16,7 @@ from torchvision.transforms import InterpolationMode, functional
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.checkpoints import Dtype, batches, chosen_device, chosen_dtype, once, positive
+from mmgrpo.rewards.explaining import parts
 from mmgrpo.rewards.pictures import as_rgb, text_of
 from mmgrpo.rewards.video_align_checkpoint import (
     DIMENSIONS,
@@ -109,10 +109,8 @@ class VideoAlign:
     def _scored(self, raw: Sequence[float], recipe: Recipe) -> Score:
         mean, std = (recipe.mean, recipe.std) if self._normalise else (None, None)
         shown = [(r - m) / s for r, m, s in zip(raw, mean or (0,) * 3, std or (1,) * 3, strict=True)]
-        parts: dict[str, float] = dict(zip(DIMENSIONS, shown, strict=True))
-        value = sum(weight * parts[name] for name, weight in self._weights.items())
-        said = {name: round(part, 4) for name, part in parts.items() if math.isfinite(part)}
-        return Score(value, {"parts": said})
+        score: dict[str, float] = dict(zip(DIMENSIONS, shown, strict=True))
+        return Score(sum(weight * score[name] for name, weight in self._weights.items()), parts(score))
 
 
 def shown_frames(frames: Sequence[Image.Image], recipe: Recipe, video_fps: float, factor: int) -> Tensor:

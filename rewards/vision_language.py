@@ -165,13 +165,13 @@ def word_ids(tokenizer: Any, *words: str) -> set[int]:
     return {ids[0] for form in forms if (ids := _ids(tokenizer, form))}
 
 
-def number_ids(tokenizer: Any, low: int, high: int) -> list[list[int]]:
-    """Per number from low to high, the single tokens that write it.
+def number_ids(tokenizer: Any, numbers: Sequence[int]) -> list[list[int]]:
+    """Per number, the single tokens that write it.
 
     Raises: RewardError if the tokenizer writes one of them with several tokens.
     """
     found = []
-    for number in range(low, high + 1):
+    for number in numbers:
         ids = [_ids(tokenizer, form) for form in (str(number), f" {number}")]
         single = sorted({tokens[0] for tokens in ids if len(tokens) == 1})
         if not single:

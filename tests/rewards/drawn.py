@@ -27,7 +27,7 @@ def noise(seed: int, width: int = 24, height: int = 20) -> Image.Image:
     return Image.fromarray(pixels.astype(np.uint8))
 
 
-def values(scores: Sequence[float | Score | None]) -> list[float | None]:
+def numbers(scores: Sequence[float | Score | None]) -> list[float | None]:
     """The numbers that a reward gave, with or without what they rest on."""
     return [None if score is None else float(score) for score in scores]
 

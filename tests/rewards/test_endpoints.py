@@ -7,7 +7,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from typing import Any
@@ -19,7 +19,7 @@ from PIL import Image
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.endpoints import ApiJudge
 from mmgrpo.types import Prompt, Sample
-from tests.rewards.drawn import drew, filmed, noise
+from tests.rewards.drawn import drew, filmed, noise, numbers, said
 
 
 class Server(ThreadingHTTPServer):
@@ -102,8 +102,9 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
-def judge(server: Server, **settings: Any) -> ApiJudge:
-    return ApiJudge(server.url, "tiny", **{"question": "{prompt}?", "backoff": 0.01, "timeout": 30.0, **settings})
+def judge(server: Server, **settings: Any) -> Callable[[Sequence[Sample]], list[float | None]]:
+    known = {"question": "{prompt}?", "backoff": 0.01, "timeout": 30.0, **settings}
+    return lambda samples: numbers(ApiJudge(server.url, "tiny", **known)(samples))
 
 
 def test_the_picture_arrives_exactly_and_the_score_comes_back(server: Server) -> None:
@@ -162,8 +163,15 @@ def test_a_request_that_takes_too_long_is_given_up(server: Server) -> None:
 def test_no_server_is_a_failure_and_no_crash() -> None:
     with Server() as gone:
         url = gone.url
-    values = ApiJudge(url, "m", retries=1, backoff=0.01)([drew(noise(0))])
-    assert math.isnan(values[0] or 0)
+    (score,) = ApiJudge(url, "m", retries=1, backoff=0.01)([drew(noise(0))])
+    assert math.isnan(float(score or 0))
+    assert said([score]) == [{"parsed": None}]
+
+
+def test_the_reply_explains_the_score(server: Server) -> None:
+    reward = ApiJudge(server.url, "tiny", question="{prompt}?", backoff=0.01)
+    found = said(reward([drew(noise(0), "a cat"), drew(noise(0), "mute")]))
+    assert found == [{"parsed": 4.0, "reply": "Score: 4"}, {"parsed": None, "reply": "I cannot say."}]
 
 
 def test_the_key_comes_from_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

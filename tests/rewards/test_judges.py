@@ -15,7 +15,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.rewards.judges import PromptLikelihood, VlmJudge
 from mmgrpo.types import Prompt, Sample
-from tests.rewards.drawn import drew, filmed, noise
+from tests.rewards.drawn import drew, filmed, noise, numbers, said
 from tests.tiny import language_models
 
 CLOSE = {"rel": 0, "abs": 1e-5}
@@ -73,8 +73,8 @@ def test_yes_is_its_share_of_yes_and_no(judge: str) -> None:
         yes, no = (float(logprob[-1, sorted(ids)].exp().sum()) for ids in (first[0] - first[1], first[1] - first[0]))
         expected.append(yes / (yes + no))
     assert np.ptp(expected) > 1e-3
-    assert VlmJudge(judge)(samples()) == pytest.approx(expected, **CLOSE)
-    assert VlmJudge(judge, batch_size=1)(samples()) == pytest.approx(expected, **CLOSE)
+    assert numbers(VlmJudge(judge)(samples())) == pytest.approx(expected, **CLOSE)
+    assert numbers(VlmJudge(judge, batch_size=1)(samples())) == pytest.approx(expected, **CLOSE)
 
 
 def test_expected_score_is_the_mean_over_the_numbers_of_the_scale(judge: str) -> None:
@@ -89,7 +89,19 @@ def test_expected_score_is_the_mean_over_the_numbers_of_the_scale(judge: str) ->
         share = logprob[-1, [tokens[0] for tokens in ids]].exp()
         expected.append(float((share / share.sum() * torch.arange(10)).sum()) / 9)
     reward = VlmJudge(judge, mode="expected", question=question, low=0, high=9)
-    assert reward(samples()) == pytest.approx(expected, **CLOSE)
+    assert numbers(reward(samples())) == pytest.approx(expected, **CLOSE)
+
+
+def test_the_probabilities_explain_the_score(judge: str) -> None:
+    """What the first tokens of yes and no have of the whole, and of the numbers of a scale."""
+    sample = samples()[0]
+    tokenizer, _, logprob = asked(judge, [sample.image] if sample.image else [], "a red cat?")
+    shares = [float(logprob[-1, tokenizer(str(n), add_special_tokens=False)["input_ids"][0]].exp()) for n in (1, 2, 3)]
+    (score,) = VlmJudge(judge, mode="expected", question="{prompt}?", low=1, high=3)([sample])
+    assert said([score]) == [{"parts": pytest.approx(dict(zip("123", shares, strict=True)), abs=1e-4)}]
+    assert float(score or 0) == pytest.approx((shares[1] / 2 + shares[2]) / sum(shares), **CLOSE)
+    (yes,) = said(VlmJudge(judge)([sample]))
+    assert list((yes or {})["parts"]) == ["no", "yes"]
 
 
 def test_numbers_of_several_tokens_are_refused(judge: str) -> None:
@@ -99,21 +111,23 @@ def test_numbers_of_several_tokens_are_refused(judge: str) -> None:
 
 def test_the_number_that_it_writes_is_read(judge: str, tmp_path: Path) -> None:
     """Of all tokens only "4" may be written, so that the reply is known; with all of them it is no score."""
-    assert all(math.isnan(score or 0) for score in VlmJudge(judge, mode="parse", max_new_tokens=4)(samples()))
+    assert all(math.isnan(score or 0) for score in numbers(VlmJudge(judge, mode="parse", max_new_tokens=4)(samples())))
     model, processor = AutoModelForImageTextToText.from_pretrained(judge), AutoProcessor.from_pretrained(judge)
     four = processor.tokenizer("4", add_special_tokens=False)["input_ids"][0]
     size = len(torch.as_tensor(model.get_input_embeddings().weight))
     model.generation_config.suppress_tokens = [token for token in range(size) if token != four]
     for part in (model, processor):
         part.save_pretrained(tmp_path)
-    assert VlmJudge(str(tmp_path), mode="parse", max_new_tokens=1)(samples()) == [0.75] * 3
+    scores = VlmJudge(str(tmp_path), mode="parse", max_new_tokens=1)(samples())
+    assert numbers(scores) == [0.75] * 3
+    assert said(scores) == [{"parsed": 4.0, "reply": "4"}] * 3
 
 
 def test_frames_and_sources_are_shown(judge: str) -> None:
     frames = [picture(i) for i in range(3)]
     video = filmed(frames, "a dog")
     edit = Sample(Prompt("a dog", images=[frames[0]]), group=0, member=0, image=frames[2])
-    shows = VlmJudge(judge, frames=2, source=True)([video, edit, drew(frames[2], "a dog")])
+    shows = numbers(VlmJudge(judge, frames=2, source=True)([video, edit, drew(frames[2], "a dog")]))
     assert shows[0] == pytest.approx(shows[1], abs=1e-6)
     assert abs((shows[0] or 0) - (shows[2] or 0)) > 1e-4
 

@@ -15,7 +15,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.motion import FrameMean, Motion, TemporalConsistency, movement
 from mmgrpo.rewards.pixels import Brightness
 from mmgrpo.types import Sample
-from tests.rewards.drawn import drew, filmed, noise
+from tests.rewards.drawn import drew, filmed, noise, numbers, said
 from tests.tiny import judges
 
 
@@ -36,49 +36,49 @@ def test_every_block_of_a_moved_scene_is_found(dx: int, dy: int) -> None:
 
 def test_direction_is_the_cosine_with_what_moves() -> None:
     right, slant = filmed(pan(4, 0)), filmed(pan(3, -4))
-    assert Motion(direction="right")([right]) == [pytest.approx(1)]
-    assert Motion(direction="left")([right]) == [pytest.approx(-1)]
-    assert Motion(direction="up")([right]) == [0.0]
-    assert Motion(direction="right")([slant]) == [pytest.approx(0.6)]
-    assert Motion(direction="up")([slant]) == [pytest.approx(0.8)]
+    assert numbers(Motion(direction="right")([right])) == [pytest.approx(1)]
+    assert numbers(Motion(direction="left")([right])) == [pytest.approx(-1)]
+    assert numbers(Motion(direction="up")([right])) == [0.0]
+    assert numbers(Motion(direction="right")([slant])) == [pytest.approx(0.6)]
+    assert numbers(Motion(direction="up")([slant])) == [pytest.approx(0.8)]
 
 
 def test_the_direction_may_stand_in_the_row() -> None:
     rows = [filmed(pan(0, 4), direction=asked) for asked in ("down", "up", "sideways")]
-    assert Motion()([*rows, filmed(pan(0, 4))]) == [pytest.approx(1), pytest.approx(-1), None, None]
+    assert numbers(Motion()([*rows, filmed(pan(0, 4))])) == [pytest.approx(1), pytest.approx(-1), None, None]
 
 
 def test_magnitude_is_in_percent_of_the_longer_side() -> None:
     """5 of 128 pixels; with every other frame, twice as far in each step."""
     length = 100 * 5 / 128
     video = filmed(pan(3, 4, frames=3))
-    assert Motion("magnitude")([video]) == [pytest.approx(length)]
-    assert Motion("magnitude", target=2 * length)([video]) == [pytest.approx(0.5)]
-    assert Motion("magnitude", target=length / 3)([video]) == [0.0]
-    assert Motion("magnitude", frames=2)([filmed(pan(2, 0, frames=3))]) == [pytest.approx(100 * 4 / 128)]
+    assert numbers(Motion("magnitude")([video])) == [pytest.approx(length)]
+    assert numbers(Motion("magnitude", target=2 * length)([video])) == [pytest.approx(0.5)]
+    assert numbers(Motion("magnitude", target=length / 3)([video])) == [0.0]
+    assert numbers(Motion("magnitude", frames=2)([filmed(pan(2, 0, frames=3))])) == [pytest.approx(100 * 4 / 128)]
 
 
 def test_motion_does_not_depend_on_the_resolution() -> None:
     double = [frame.resize((256, 256), Image.Resampling.NEAREST) for frame in pan(3, 4)]
-    assert Motion("magnitude")([filmed(double)]) == Motion("magnitude")([filmed(pan(3, 4))])
+    assert numbers(Motion("magnitude")([filmed(double)])) == numbers(Motion("magnitude")([filmed(pan(3, 4))]))
 
 
 def test_what_stands_still_does_not_move_and_stills_are_not_judged() -> None:
     still, plain = [noise(0, 128, 128)] * 3, [Image.new("RGB", (128, 128), "teal")] * 3
     samples = [filmed(still), filmed(plain), filmed([noise(0)]), drew(noise(0)), filmed(None)]
-    assert Motion(direction="up")(samples) == [0.0, 0.0, None, None, None]
-    assert Motion("magnitude")(samples) == [0.0, 0.0, None, None, None]
+    assert numbers(Motion(direction="up")(samples)) == [0.0, 0.0, None, None, None]
+    assert numbers(Motion("magnitude")(samples)) == [0.0, 0.0, None, None, None]
 
 
 def test_pixel_consistency_by_hand() -> None:
     """Neighbours differ by 51 and by 102 grey levels: 0.2 and 0.4."""
     levels = [Image.new("RGB", (4, 4), (v, v, v)) for v in (0, 51, 153)]
-    assert TemporalConsistency()([filmed(levels), filmed(levels[:1]), drew(levels[0])]) == [
+    assert numbers(TemporalConsistency()([filmed(levels), filmed(levels[:1]), drew(levels[0])])) == [
         pytest.approx(0.7),
         None,
         None,
     ]
-    assert TemporalConsistency(frames=2)([filmed(levels)]) == [pytest.approx(0.4)]
+    assert numbers(TemporalConsistency(frames=2)([filmed(levels)])) == [pytest.approx(0.4)]
 
 
 @torch.no_grad()
@@ -96,7 +96,7 @@ def test_feature_consistency_holds_frames_against_the_first_and_the_one_before(t
     expected = (cosine(second, first) + (cosine(third, first) + cosine(third, second)) / 2) / 2
     assert expected < 0.999
     reward = TemporalConsistency("feature", model=folder, batch_size=2)
-    assert reward([filmed(frames), filmed(frames[:1] * 3)]) == [
+    assert numbers(reward([filmed(frames), filmed(frames[:1] * 3)])) == [
         pytest.approx(expected, abs=1e-5),
         pytest.approx(1, abs=1e-5),
     ]
@@ -104,10 +104,10 @@ def test_feature_consistency_holds_frames_against_the_first_and_the_one_before(t
 
 def test_frame_mean_asks_about_frames_at_even_distances() -> None:
     video = filmed([Image.new("L", (2, 2), level) for level in (0, 51, 102, 153, 204)])
-    assert FrameMean(Brightness(), frames=3)([video]) == [pytest.approx((0 + 102 + 204) / 3 / 255)]
-    assert FrameMean(Brightness(), frames=99)([video]) == [pytest.approx(102 / 255)]
-    assert FrameMean(Brightness(), frames=2, pool="min")([video]) == [0.0]
-    assert FrameMean(Brightness(), frames=1)([video, drew(noise(0))]) == [pytest.approx(102 / 255), None]
+    assert numbers(FrameMean(Brightness(), frames=3)([video])) == [pytest.approx((0 + 102 + 204) / 3 / 255)]
+    assert numbers(FrameMean(Brightness(), frames=99)([video])) == [pytest.approx(102 / 255)]
+    assert numbers(FrameMean(Brightness(), frames=2, pool="min")([video])) == [0.0]
+    assert numbers(FrameMean(Brightness(), frames=1)([video, drew(noise(0))])) == [pytest.approx(102 / 255), None]
 
 
 def test_frame_mean_keeps_none_and_failures_apart() -> None:
@@ -120,7 +120,7 @@ def test_frame_mean_keeps_none_and_failures_apart() -> None:
             for i, s in enumerate(samples)
         ]
 
-    values = FrameMean(reward, frames=2)([filmed([noise(0)] * 2, text) for text in ("some", "none", "nan")])
+    values = numbers(FrameMean(reward, frames=2)([filmed([noise(0)] * 2, text) for text in ("some", "none", "nan")]))
     assert values[:2] == [3.0, None]
     assert math.isnan(values[2] or 0)
     assert all(sample.image is not None and sample.video is None for sample in asked)
@@ -132,7 +132,7 @@ def test_frame_mean_of_a_reward_by_name() -> None:
     (named,) = build_rewards(
         [RewardConfig.model_validate({"name": "frame_mean", "of": {"name": "brightness", "target": 0.0}})]
     )
-    assert named.function([filmed([Image.new("L", (2, 2), 51)])]) == [pytest.approx(0.8)]
+    assert numbers(named.function([filmed([Image.new("L", (2, 2), 51)])])) == [pytest.approx(0.8)]
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
@@ -144,3 +144,19 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         FrameMean("brightness")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ConfigError, match="mean, min"):
         FrameMean(Brightness(), pool="max")  # pyright: ignore[reportArgumentType]
+
+
+def test_what_moved_explains_the_score() -> None:
+    """3 and 4 of 128 pixels are 2.34375 and 3.125 percent, together 5 of 128: 3.90625."""
+    (moved,) = said(Motion(direction="right")([filmed(pan(3, 4))]))
+    expected = {"right": 2.34375, "down": 3.125, "magnitude": 3.90625, "moving_frac": 1.0}
+    assert moved == {"parts": pytest.approx(expected, abs=1e-4)}
+
+
+def test_the_frames_explain_the_score() -> None:
+    """Grey values 0, 102 and 255: neighbours differ by 0.4 and 0.6, so the third frame is least like the one before."""
+    levels = [Image.new("RGB", (4, 4), (level,) * 3) for level in (0, 102, 255)]
+    assert said(TemporalConsistency()([filmed(levels)])) == [{"parts": {"least": 0.4, "at_frame": 2}}]
+    assert said(FrameMean(Brightness(), frames=3)([filmed(levels)])) == [
+        {"parts": {"frame 0": 0.0, "frame 1": 0.4, "frame 2": 1.0}}
+    ]

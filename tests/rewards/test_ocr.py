@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from mmgrpo.errors import ConfigError, MissingPackageError, RewardError
 from mmgrpo.rewards.ocr import OcrAccuracy, text_accuracy, wanted_text
 from mmgrpo.types import Score
-from tests.rewards.drawn import drew, filmed, values
+from tests.rewards.drawn import drew, filmed, numbers
 
 READER = '''
 def read(image):
@@ -42,7 +42,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Image.I
 
 
 def values_of(reward: OcrAccuracy, *samples: Any) -> list[float | None]:
-    return values(reward(samples))
+    return numbers(reward(samples))
 
 
 @pytest.mark.parametrize(

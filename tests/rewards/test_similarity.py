@@ -12,7 +12,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.image_features import SSIM_C1, ssim
 from mmgrpo.rewards.similarity import EditConsistency, EditDirection, ImageSimilarity
 from mmgrpo.types import Prompt, Sample
-from tests.rewards.drawn import drew, noise
+from tests.rewards.drawn import drew, noise, numbers, said
 from tests.tiny import judges
 
 
@@ -112,7 +112,12 @@ def test_only_what_lies_outside_the_mask_counts() -> None:
     ]
     kept = 1 - 0.2 / 8
     everything = 1 - (8 + 0.2) / 16
-    assert EditConsistency()(rows) == [pytest.approx(kept), 1.0, pytest.approx(everything), None, None, None]
+    scores = EditConsistency()(rows)
+    assert numbers(scores) == [pytest.approx(kept), 1.0, pytest.approx(everything), None, None, None]
+    first, second, third, *_ = said(scores)
+    assert first == {"parts": {"outside_frac": 0.5, "outside_max": 0.2, "inside_change": 1.0}}
+    assert second == {"parts": {"outside_frac": 0.5, "outside_max": 0.0, "inside_change": 0.0}}
+    assert third == {"parts": {"outside_frac": 1.0, "outside_max": 1.0}}
 
 
 @torch.no_grad()
@@ -130,7 +135,10 @@ def test_direction_of_an_edit_is_the_cosine_of_two_differences(clip: str) -> Non
         edited(image, source, source_caption="a cat"),
         drew(image, **captions),
     ]
-    assert EditDirection(clip)(rows) == [pytest.approx(expected, abs=1e-5), pytest.approx(0, abs=1e-3), None, None]
+    scores = EditDirection(clip)(rows)
+    changes = {"image_change": float(shown.norm()), "text_change": float(told.norm())}
+    assert said(scores)[0] == {"parts": pytest.approx(changes, abs=1e-4)}
+    assert numbers(scores) == [pytest.approx(expected, abs=1e-5), pytest.approx(0, abs=1e-3), None, None]
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:

@@ -1,12 +1,22 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from io import BytesIO
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from PIL import Image, ImageFilter
+from sklearn.datasets import load_digits, load_sample_images
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.textures import Colour, GridArtifacts, Sharpness, grid_energy, lab
-from tests.rewards.drawn import drew, filmed, noise
+from mmgrpo.rewards.textures import Colour, GridArtifacts, Sharpness, grid_shares, lab
+from mmgrpo.types import Sample
+from tests.rewards.drawn import drew, filmed, noise, numbers, said
+
+
+def seen(samples: Sequence[Sample]) -> list[float | None]:
+    return numbers(GridArtifacts()(samples))
 
 
 def halves(left: str, right: str) -> Image.Image:
@@ -80,15 +90,14 @@ def test_blur_lowers_sharpness_and_size_does_not_change_a_flat_picture() -> None
 @pytest.mark.parametrize("period", [2, 4, 8, 16])
 def test_a_grid_on_a_picture_is_seen_in_either_direction(period: int) -> None:
     clean, grid = landscape(), with_grid(landscape(), period, 40)
-    alarm = GridArtifacts()
-    plain, striped, turned = alarm([drew(clean), drew(grid), drew(grid.rotate(90, expand=True))])
+    plain, striped, turned = seen([drew(clean), drew(grid), drew(grid.rotate(90, expand=True))])
     assert (plain or 0) < 0.1
     assert (striped or 0) > 0.15
     assert turned == pytest.approx(striped, abs=0.05)
 
 
 def test_noise_and_flat_pictures_have_no_grid() -> None:
-    white, flat = GridArtifacts()([drew(noise(0, 256, 256)), drew(Image.new("RGB", (256, 256), "teal"))])
+    white, flat = seen([drew(noise(0, 256, 256)), drew(Image.new("RGB", (256, 256), "teal"))])
     assert (white or 0) < 0.1
     assert flat == 0.0
 
@@ -96,15 +105,79 @@ def test_noise_and_flat_pictures_have_no_grid() -> None:
 def test_a_pure_grid_is_all_grid_and_other_periods_are_none() -> None:
     stripes = np.zeros((128, 130))
     stripes[:, ::8] = 255
-    assert grid_energy(stripes, 16) == pytest.approx(1, abs=0.1)  # the local mean at the edges is the rest
+    assert grid_shares(stripes, 16) == pytest.approx({"lattice": 1}, abs=0.1)  # the local mean at the edges is the rest
     odd = np.tile((np.arange(130) % 11 < 5) * 255.0, (128, 1))
-    assert (grid_energy(odd, 16) or 0) < 0.2
+    assert grid_shares(odd, 16)["lattice"] < 0.2
+
+
+PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
+
+
+def jpeg(image: Image.Image, quality: int) -> Image.Image:
+    buffer = BytesIO()
+    image.save(buffer, "JPEG", quality=quality)
+    return Image.open(buffer).convert("RGB")
+
+
+def enlarged(image: Image.Image, by: int, how: Image.Resampling) -> Image.Image:
+    small = image.resize((image.width // by, image.height // by), Image.Resampling.LANCZOS)
+    return small.resize((small.width * by, small.height * by), how)
+
+
+def chequered(image: Image.Image, amplitude: int) -> Image.Image:
+    pixels = np.asarray(image, dtype=np.int64)
+    board_HW = np.indices(pixels.shape[:2]).sum(0) % 2 * 2 - 1
+    return Image.fromarray((pixels + amplitude * board_HW[..., None]).clip(0, 255).astype(np.uint8))
+
+
+@pytest.mark.parametrize("photograph", PHOTOGRAPHS, ids=["temple", "flower"])
+def test_photographs_ring_no_alarm_and_their_grids_do(photograph: Image.Image) -> None:
+    """Real pictures with what generators and codecs do to them; the numbers were measured and are bounds."""
+    rows = {
+        "as it is": photograph,
+        "good jpeg": jpeg(photograph, 95),
+        "blocks": jpeg(photograph, 20),
+        "coarse blocks": jpeg(photograph, 5),
+        "pixels": enlarged(photograph, 8, Image.Resampling.NEAREST),
+        "smooth pixels": enlarged(photograph, 8, Image.Resampling.BICUBIC),
+        "chequered": chequered(photograph, 10),
+    }
+    found = dict(zip(rows, GridArtifacts()([drew(image) for image in rows.values()]), strict=True))
+    value = {name: float(score or 0) for name, score in found.items()}
+    assert value["as it is"] < 0.03
+    assert value["good jpeg"] < 0.03
+    assert value["blocks"] > 0.5
+    assert value["coarse blocks"] > 0.7
+    assert value["pixels"] > 0.7
+    assert value["smooth pixels"] > 0.6
+    assert value["chequered"] > 0.25
+    (blocks, board) = (one or {} for one in said([found["blocks"], found["chequered"]]))
+    assert blocks["parts"]["blocks"] > 0.5 > 0.01 > blocks["parts"]["lattice"]
+    assert board["parts"]["lattice"] > 0.25 > 0.05 > board["parts"]["blocks"]
+
+
+def test_sharpness_of_photographs_falls_with_blur_and_rises_with_grids() -> None:
+    """Of its own size a chequered picture is sharper than the photograph: the trap that grid_artifacts is for."""
+    for photograph in PHOTOGRAPHS:
+        blurred = [photograph.filter(ImageFilter.GaussianBlur(radius)) for radius in (0, 1, 2, 4)]
+        found = numbers(Sharpness(size=None)([drew(image) for image in (*blurred, chequered(photograph, 10))]))
+        sharp, *less, board = (value or 0 for value in found)
+        assert board > sharp + 0.3
+        assert all(before > after + 0.2 for before, after in pairwise([sharp, *less]))
+
+
+def test_digits_are_no_grid_until_their_pixels_show() -> None:
+    """Of 8 x 8 pixels, enlarged smoothly, or as squares of 32 pixels, of whose harmonics half are those of 16."""
+    digits = [Image.fromarray((pixels * 255 / 16).astype(np.uint8)) for pixels in load_digits().images[:4]]
+    smooth = seen([drew(digit.resize((300, 300), Image.Resampling.BICUBIC)) for digit in digits])
+    square = seen([drew(digit.resize((256, 256), Image.Resampling.NEAREST)) for digit in digits])
+    assert max(value or 0 for value in smooth) < 0.05
+    assert min(value or 0 for value in square) > 0.2
 
 
 def test_small_pictures_are_judged_at_smaller_periods_or_not_at_all() -> None:
-    alarm = GridArtifacts()
     stripes = with_grid(noise(0, 16, 16), 2, 100)
-    found, nothing, empty = alarm([drew(stripes), drew(noise(0, 15, 15)), drew(None)])
+    found, nothing, empty = seen([drew(stripes), drew(noise(0, 15, 15)), drew(None)])
     assert (found or 0) > 0.3
     assert nothing is None
     assert empty is None

@@ -21,7 +21,7 @@ from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.rewards.video_align import VideoAlign, shown_frames
 from mmgrpo.rewards.video_align_checkpoint import Recipe, merged, plain_name
 from mmgrpo.types import Sample
-from tests.rewards.drawn import drew, filmed, said, values
+from tests.rewards.drawn import drew, filmed, numbers, said
 from tests.tiny import language_models
 
 CLOSE = {"rel": 0, "abs": 1e-5}
@@ -155,10 +155,10 @@ def test_scores_are_those_of_the_model_it_was_saved_from(made: Trained) -> None:
     raw = [scores_of(made, video, text, TEMPLATE, True) for video, text in zip(VIDEOS, TEXTS, strict=True)]
     assert np.ptp(np.array(raw), axis=0).min() > 1e-2
     expected = [(vq - 0.5) / 2 + (mq + 0.25) / 0.5 + ta / 4 for vq, mq, ta in raw]
-    assert values(reward(made)(samples())) == pytest.approx(expected, **CLOSE)
-    assert values(reward(made, batch_size=1)(samples())) == pytest.approx(expected, **CLOSE)
+    assert numbers(reward(made)(samples())) == pytest.approx(expected, **CLOSE)
+    assert numbers(reward(made, batch_size=1)(samples())) == pytest.approx(expected, **CLOSE)
     plain = reward(made, normalise=False, weights={"MQ": 2.0})(samples())
-    assert values(plain) == pytest.approx([2 * mq for _, mq, _ in raw], **CLOSE)
+    assert numbers(plain) == pytest.approx([2 * mq for _, mq, _ in raw], **CLOSE)
     parts = [(one or {})["parts"] for one in said(plain)]
     assert [list(part) for part in parts] == [["VQ", "MQ", "TA"]] * 2
     np.testing.assert_allclose([list(part.values()) for part in parts], raw, atol=1e-4)
@@ -172,7 +172,7 @@ def test_other_forms_of_checkpoint(tmp_path: Path, special: bool, outputs: int, 
     template = (tmp_path / "template.txt").read_text()
     raw = [scores_of(other, video, text, template, special) for video, text in zip(VIDEOS, TEXTS, strict=True)]
     found = reward(other, normalise=False)(samples())
-    assert values(found) == pytest.approx([sum(row) for row in raw], **CLOSE)
+    assert numbers(found) == pytest.approx([sum(row) for row in raw], **CLOSE)
 
 
 def test_lora_by_hand() -> None:
@@ -235,7 +235,7 @@ def test_the_authors_file_of_templates_is_read_and_not_run(made: Trained, tmp_pa
     path = tmp_path / "prompt_template.py"
     path.write_text(f'raise SystemExit\nDETAILED_PROMPT = "x"\nDETAILED_PROMPT_WITH_SPECIAL_TOKEN = """{TEMPLATE}"""\n')
     found = reward(made, template=str(path))(samples())
-    assert values(found) == pytest.approx(values(reward(made)(samples())), **CLOSE)
+    assert numbers(found) == pytest.approx(numbers(reward(made)(samples())), **CLOSE)
 
 
 def test_templates_that_do_not_fit_are_refused(made: Trained, tmp_path: Path) -> None:
