@@ -168,7 +168,8 @@ def test_sharpness_of_photographs_falls_with_blur_and_rises_with_grids() -> None
 
 def test_digits_are_no_grid_until_their_pixels_show() -> None:
     """Of 8 x 8 pixels, enlarged smoothly, or as squares of 32 pixels, of whose harmonics half are those of 16."""
-    digits = [Image.fromarray((pixels * 255 / 16).astype(np.uint8)) for pixels in load_digits().images[:4]]
+    pixels_NHW = load_digits(return_X_y=True)[0][:4].reshape(-1, 8, 8)
+    digits = [Image.fromarray((pixels * 255 / 16).astype(np.uint8)) for pixels in pixels_NHW]
     smooth = seen([drew(digit.resize((300, 300), Image.Resampling.BICUBIC)) for digit in digits])
     square = seen([drew(digit.resize((256, 256), Image.Resampling.NEAREST)) for digit in digits])
     assert max(value or 0 for value in smooth) < 0.05
