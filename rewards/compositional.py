@@ -107,8 +107,8 @@ class Compositional:
         value = sum(verdict.held) / len(verdict.held) if self._partial else float(all(verdict.held))
         labels = [f"{found.label} {found.score:.2f}" for found in objects]
         placed = [replace(found.box, space=Space("original", *image.size)) for found in objects]
-        reasons = [excerpt(reason) for reason in verdict.reasons]
-        return Score(value, drawn_boxes(placed, (), labels=labels) | {"reasons": reasons})
+        wrong = {"reason": excerpt("; ".join(verdict.reasons))} if verdict.reasons else {}
+        return Score(value, drawn_boxes(placed, (), labels=labels) | wrong)
 
     def _attributes(self, image: Image.Image, group: Sequence[Found], clause: Clause) -> list[str]:
         """The attribute of each object: that whose sentences, in the mean, are nearest to its crop."""

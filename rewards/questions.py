@@ -72,7 +72,7 @@ class Scale:
         """The share that a reply states, and the reply; NaN, a failure, where there is none or it states none."""
         share = None if reply is None else self.read(reply)
         stated = None if share is None else round(self.low + share * (self.high - self.low), 4)
-        said = {} if reply is None else {"reply": excerpt(reply.rpartition("</think>")[2].strip())}
+        said = {} if reply is None else {"reason": excerpt(reply.rpartition("</think>")[2].strip())}
         return Score(math.nan if share is None else share, {"parsed": stated} | said)
 
     def share(self, score: float) -> float:

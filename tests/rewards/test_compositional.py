@@ -83,7 +83,7 @@ def test_counts_are_those_of_the_detector(owl: Path, clip: Path) -> None:
     (score,) = partial([drew(image, include=two)])
     assert isinstance(score, Score)
     assert score.value == 0.5
-    assert score.explanation["reasons"] == [f"expected 99 traffic light, found {min(lights, 16)}"]
+    assert score.explanation["reason"] == f"expected 99 traffic light, found {min(lights, 16)}"
     assert score.explanation["space"] == {"name": "original", "width": 48, "height": 32}
     boxes = score.explanation["boxes"]
     assert len(boxes) == 2 + min(lights, 16)

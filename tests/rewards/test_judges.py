@@ -120,7 +120,7 @@ def test_the_number_that_it_writes_is_read(judge: str, tmp_path: Path) -> None:
         part.save_pretrained(tmp_path)
     scores = VlmJudge(str(tmp_path), mode="parse", max_new_tokens=1)(samples())
     assert numbers(scores) == [0.75] * 3
-    assert said(scores) == [{"parsed": 4.0, "reply": "4"}] * 3
+    assert said(scores) == [{"parsed": 4.0, "reason": "4"}] * 3
 
 
 def test_frames_and_sources_are_shown(judge: str) -> None:
