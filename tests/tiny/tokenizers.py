@@ -11,10 +11,12 @@ vocabulary, and a sequence length that fits a template there fits it here.
 from __future__ import annotations
 
 import string
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import (
     CLIPTokenizerFast,
     GemmaTokenizerFast,
@@ -59,7 +61,7 @@ SPACE = "Ġ"  # how the byte-level alphabet writes a space
 PIECE_SPACE = "▁"  # how sentencepiece vocabularies write it
 
 
-@cache  # training breaks ties by chance: one vocabulary a process
+@cache
 def clip_tokenizer() -> CLIPTokenizerFast:
     """CLIP's: lower case, byte-level BPE with a word-end mark, 77 tokens at most, padded with the end of text."""
     bos, eos = "<|startoftext|>", "<|endoftext|>"
@@ -81,7 +83,7 @@ def clip_tokenizer() -> CLIPTokenizerFast:
     return CLIPTokenizerFast(tokenizer_object=tokenizer, model_max_length=77)
 
 
-@cache  # training breaks ties by chance: one vocabulary a process
+@cache
 def qwen_tokenizer() -> Qwen2TokenizerFast:
     """Qwen2's and Qwen3's: byte-level BPE, no marks around a text, and a chat template that can skip the thinking."""
     tokenizer = _byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"])
@@ -90,7 +92,7 @@ def qwen_tokenizer() -> Qwen2TokenizerFast:
     )
 
 
-@cache  # training breaks ties by chance: one vocabulary a process
+@cache
 def mistral_tokenizer() -> PreTrainedTokenizerFast:
     """Mistral 3's: byte-level BPE, instruction and image marks, padded on the left."""
     marks = ["<unk>", "<s>", "</s>", "<pad>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"]
@@ -107,7 +109,7 @@ def mistral_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-@cache  # training breaks ties by chance: one vocabulary a process
+@cache
 def t5_tokenizer() -> T5TokenizerFast:
     """T5's and UMT5's: unigram pieces with the end of sentence after each text."""
     specials = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
@@ -124,7 +126,7 @@ def t5_tokenizer() -> T5TokenizerFast:
     return T5TokenizerFast(tokenizer_object=tokenizer, extra_ids=0, model_max_length=128)
 
 
-@cache  # training breaks ties by chance: one vocabulary a process
+@cache
 def gemma_tokenizer() -> GemmaTokenizerFast:
     """Gemma's: BPE over text whose spaces are pieces, the beginning of sentence before each text."""
     specials = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
@@ -158,19 +160,33 @@ def _bpe(
     word_end: str = "",
     unk: str | None = None,
 ) -> Tokenizer:
-    """A BPE that keeps each of the words whole and can spell anything else in the alphabet."""
-    tokenizer = Tokenizer(models.BPE(unk_token=unk, end_of_word_suffix=word_end, fuse_unk=unk is not None))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    trainer = trainers.BpeTrainer(
-        vocab_size=8192,
-        min_frequency=0,
-        initial_alphabet=list(alphabet),
-        special_tokens=list(specials),
-        end_of_word_suffix=word_end,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(words, trainer)
+    """A BPE that keeps each of the words whole and can spell anything else in the alphabet.
+
+    Merged here, the most frequent pair first and ties in alphabetical order: the trainer of ``tokenizers`` breaks them
+    by chance, and every process would have a vocabulary of its own.
+    """
+    spelt = [[*word[:-1], word[-1] + word_end] for word in words]
+    vocabulary = dict.fromkeys([*specials, *alphabet, *(symbol for symbols in spelt for symbol in symbols)])
+    merges: list[tuple[str, str]] = []
+    while counts := Counter(pair for symbols in spelt for pair in pairwise(symbols)):
+        merges.append(min(counts, key=lambda pair: (-counts[pair], pair)))
+        vocabulary["".join(merges[-1])] = None
+        spelt = [_merged(symbols, merges[-1]) for symbols in spelt]
+    ids = {symbol: i for i, symbol in enumerate(vocabulary)}
+    model = models.BPE(ids, merges, unk_token=unk, end_of_word_suffix=word_end, fuse_unk=unk is not None)
+    tokenizer = Tokenizer(model)
+    tokenizer.add_special_tokens(list(specials))
     return tokenizer
+
+
+def _merged(symbols: Sequence[str], pair: tuple[str, str]) -> list[str]:
+    found: list[str] = []
+    for symbol in symbols:
+        if found and (found[-1], symbol) == pair:
+            found[-1] += symbol
+        else:
+            found.append(symbol)
+    return found
 
 
 def _byte_alphabet() -> list[str]:
