@@ -103,8 +103,7 @@ class YesNo:
 
     What the answer begins with counts; otherwise it must hold one of the two words and not the other, as a whole word.
     ``true`` and ``false`` are the same as yes and no. A repeated question ("yes or no") is no answer, nor is "yes and
-    no". The reference, in
-    ``column``, is one of the four words or a bool.
+    no". The reference, in ``column``, is one of the four words or a bool.
 
     Settings: ``extract`` as in ``exact_match``.
     Range: 0 or 1.

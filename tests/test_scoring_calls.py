@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from mmgrpo.errors import DataError, RewardError, ShapeError
-from mmgrpo.scoring import NamedReward, Scorer, score
+from mmgrpo.scoring import NamedReward, Scorer, calling, score
 from mmgrpo.scoring.cache import ENTRY_BYTES, ResultCache, fingerprints
 from mmgrpo.scoring.reading import FAILED, Result
 from mmgrpo.types import Prompt, Sample, Score, Scores
@@ -170,21 +170,27 @@ class TestOverlap:
         with pytest.raises(RewardError, match=r"'x' failed on 2 of 4.*OSError: away"):
             scored(0.25)
 
-    def test_calls_that_wait_behind_a_stuck_one_are_given_up_together(self):
-        leave = threading.Event()
+    def test_calls_that_wait_behind_a_stuck_one_are_given_up_together(self, monkeypatch: pytest.MonkeyPatch):
+        began, leave, clock = threading.Event(), threading.Event(), [0.0]
 
         def stuck(samples: Sequence[Sample]) -> list[float]:
-            leave.wait(30)
+            began.set()
+            leave.wait(60)
             return [1.0] * len(samples)
 
+        def waited(futures: object, timeout_s: float) -> None:
+            clock[0] += timeout_s
+
+        monkeypatch.setattr(calling.time, "monotonic", lambda: clock[0])
+        monkeypatch.setattr(calling, "wait", waited)
         rollout = [Sample(Prompt("q"), group, 0, text="a") for group in range(20)]
         reward = NamedReward("stuck", stuck, timeout_s=0.5, concurrent=True)
         scoring = Scorer([reward], max_failure_frac=1.0).open(group_size=1)
-        began = time.monotonic()
         for sample in rollout:
             scoring.add([sample])
+        assert began.wait(60)
         assert scoring.scores(rollout).failures == {"stuck": 20}
-        assert time.monotonic() - began < 5  # and not twenty limits, one after the other
+        assert clock[0] == 0.5  # and not twenty limits, one after the other
         leave.set()
 
     def test_a_queue_of_calls_within_their_limits_is_waited_for(self):
