@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from mmgrpo.build import build_objective, build_plan
+from mmgrpo.binding import build_objective
+from mmgrpo.build import build_plan
 from mmgrpo.config import RunConfig
 from mmgrpo.credit import Credit, form_credit
 from mmgrpo.forwards import Forwards, forwards_per_sample

@@ -6,7 +6,8 @@ import torch
 
 from benchmarks.model import mid_size_pipeline
 from benchmarks.settings import Setting
-from mmgrpo.build import build_objective, build_optimizer
+from mmgrpo.binding import build_objective
+from mmgrpo.build import build_optimizer
 from mmgrpo.credit import Credit, form_credit
 from mmgrpo.learner import Gradient, accumulate_gradient
 from mmgrpo.loading import validated

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mmgrpo.types import Evaluation, Example, Noise, Plan, Prompt, Rollout, Sample, Scores
+from mmgrpo.lazy import exports
 
 if TYPE_CHECKING:
     from mmgrpo.config import RunConfig
     from mmgrpo.loading import load_config
     from mmgrpo.trainer import Trainer
+    from mmgrpo.types import Evaluation, Example, Noise, Plan, Prompt, Rollout, Sample, Scores
 
 __version__ = "0.1.0"
 
@@ -28,13 +29,10 @@ __all__ = [
     "load_config",
 ]
 
-_LAZY = {"Trainer": "mmgrpo.trainer", "load_config": "mmgrpo.loading", "RunConfig": "mmgrpo.config"}
-
-
-def __getattr__(name: str) -> Any:
-    """Imports what pulls in the engine only when it is asked for."""
-    if name not in _LAZY:
-        raise AttributeError(f"module 'mmgrpo' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_LAZY[name]), name)
+__getattr__ = exports(
+    __name__,
+    {"Trainer": "mmgrpo.trainer", "load_config": "mmgrpo.loading", "RunConfig": "mmgrpo.config"}
+    | dict.fromkeys(
+        ("Evaluation", "Example", "Noise", "Plan", "Prompt", "Rollout", "Sample", "Scores"), "mmgrpo.types"
+    ),
+)

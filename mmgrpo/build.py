@@ -12,26 +12,17 @@ from pydantic import ValidationError
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from mmgrpo.config import Named, ObjectiveConfig, RewardConfig, RunConfig
-from mmgrpo.errors import ConfigError, UnknownNameError
+from mmgrpo.binding import bound, window_at
+from mmgrpo.config import RewardConfig, RunConfig
+from mmgrpo.errors import ConfigError
 from mmgrpo.loading import explain_validation
-from mmgrpo.maths.aggregates import AGGREGATES
-from mmgrpo.maths.objectives import Objective
-from mmgrpo.maths.ratios import BOUNDS
 from mmgrpo.maths.schedules import SCHEDULES, WEIGHT_SCHEDULES
-from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.maths.selections import SELECTIONS
-from mmgrpo.maths.steps import STEP_WEIGHTS
-from mmgrpo.maths.surrogates import SURROGATES
-from mmgrpo.maths.windows import WINDOWS
-from mmgrpo.policy import Policy, Scheduled
-from mmgrpo.registry import resolve, suggestion
+from mmgrpo.policy import Policy
+from mmgrpo.registry import resolve
 from mmgrpo.scoring import Gate, NamedReward, as_reward
 from mmgrpo.types import Plan, Sample
 
 _NESTED = ("of", "likelihood")  # settings of a reward that name another one
-
-WINDOW_SEED = 1  # keeps the window's random numbers apart from the samples'
 
 
 def build_policy(config: RunConfig, device: str | torch.device) -> Policy:
@@ -62,25 +53,6 @@ def build_rewards(configs: Sequence[RewardConfig]) -> list[NamedReward]:
     Raises ConfigError for unknown names or settings.
     """
     return [_named_reward(reward) for reward in configs]
-
-
-def build_objective(config: ObjectiveConfig) -> Objective:
-    """The loss. Raises ConfigError for an unknown function or numbers it does not take."""
-    return Objective(
-        surrogate=bound("objective.surrogate", SURROGATES, config.surrogate),
-        aggregate=bound("objective.aggregate", AGGREGATES, config.aggregate),
-        ratio_level=config.ratio_level,
-        bound=None if config.bound is None else bound("objective.bound", BOUNDS, config.bound),
-        selections=tuple(bound("objective.selections", SELECTIONS, named)() for named in config.selections),
-        recentre=config.recentre,
-        step_weight=None
-        if config.step_weight is None
-        else _named("objective.step_weight", STEP_WEIGHTS, config.step_weight),
-        divergence=config.divergence,
-        kl_beta=config.kl_beta,
-        kl_ratio_level=config.kl_ratio_level,
-        entropy_bonus=config.entropy_bonus,
-    )
 
 
 def build_plan(
@@ -115,22 +87,6 @@ def build_plan(
     )
 
 
-def window_at(config: RunConfig, policy: Policy | Scheduled, step: int) -> tuple[int, ...] | None:
-    """The stochastic decisions of a step; None for all of them."""
-    window = config.rollout.window
-    if window is None:
-        return None
-    if not isinstance(policy, Scheduled):
-        raise ConfigError(f"rollout.window lays windows over denoising steps; {type(policy).__name__} has none")
-    keyed: dict[str, Any] = {}
-    if window.name in ("random", "random_subset"):
-        keyed["seed"] = derive_seed(config.seed, WINDOW_SEED, step)
-    if window.name == "progressive":
-        keyed["step"] = step
-    draw = bound("rollout.window", WINDOWS, window, given=("num_decisions", *keyed))
-    return draw(policy.num_decisions, **keyed)
-
-
 def build_optimizer(
     parameters: Sequence[nn.Parameter], *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
 ) -> torch.optim.Optimizer:
@@ -146,45 +102,6 @@ def build_schedule(
 ) -> LambdaLR:
     """The learning-rate schedule, stepped once per optimiser update."""
     return LambdaLR(optimizer, partial(SCHEDULES[name], num_updates=num_updates, num_warmup=num_warmup, floor=floor))
-
-
-def bound(
-    where: str, functions: Mapping[str, Callable[..., Any]], named: Named, *, given: Sequence[str] = ()
-) -> Callable[..., Any]:
-    """A registered function with its numbers; keyword-only parameters are the numbers.
-
-    Args:
-        where: key of the configuration, for messages.
-        functions: what is registered, by name.
-        named: the name, with the numbers set for it.
-        given: parameters that the caller passes by keyword later, so that they are no numbers of the configuration.
-
-    Returns:
-        The function, its numbers bound.
-
-    Raises:
-        ConfigError: unknown function, unknown or missing numbers.
-    """
-    function = _named(where, functions, named.name)
-    allowed = {
-        name: parameter
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind is parameter.KEYWORD_ONLY and name not in given
-    }
-    for key in named.numbers:
-        if key not in allowed:
-            known = suggestion(key, allowed) if allowed else "; it takes no numbers"
-            raise ConfigError(f"{where}: {named.name} takes no {key!r}{known}")
-    missing = [name for name, p in allowed.items() if p.default is p.empty and name not in named.numbers]
-    if missing:
-        raise ConfigError(f"{where}: {named.name} needs {', '.join(missing)}")
-    return partial(function, **named.numbers)
-
-
-def _named(where: str, functions: Mapping[str, Callable[..., Any]], name: str) -> Callable[..., Any]:
-    if name not in functions:
-        raise UnknownNameError(f"{where}: unknown name {name!r}{suggestion(name, functions)}")
-    return functions[name]
 
 
 def _named_reward(config: RewardConfig) -> NamedReward:

@@ -17,6 +17,7 @@ from rich.markdown import Markdown
 from rich.markup import escape
 from rich.table import Table
 
+from mmgrpo import __version__
 from mmgrpo.errors import MmgrpoError
 
 if TYPE_CHECKING:
@@ -38,6 +39,19 @@ def _plain_errors() -> Iterator[None]:
     except MmgrpoError as error:
         Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from None
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"mmgrpo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="says which")] = False,
+) -> None:
+    """GRPO for anything that generates."""
 
 
 @app.command()
@@ -143,7 +157,7 @@ def explain(config: Config, overrides: Overrides = None) -> None:
     with _plain_errors():
         from mmgrpo.explain import explanation
 
-        typer.echo(explanation(_settings(config, overrides)))
+        typer.echo(explanation(_settings(config, overrides, computes=False)))
 
 
 @app.command("serve-rewards")
@@ -226,13 +240,14 @@ def methods() -> None:
     console.print(table)
 
 
-def _settings(config: str, overrides: list[str] | None) -> Any:
+def _settings(config: str, overrides: list[str] | None, *, computes: bool = True) -> Any:
     from mmgrpo.loading import load_config
 
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # python:my_rewards:sharpness is looked for where the command is given
     settings = load_config(config, overrides or [])
-    _set_threads(settings.runtime.threads)
+    if computes:
+        _set_threads(settings.runtime.threads)
     return settings
 
 

@@ -10,7 +10,8 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from mmgrpo.build import build_objective, build_plan, window_at
+from mmgrpo.binding import build_objective, window_at
+from mmgrpo.build import build_plan
 from mmgrpo.checks import (
     Finding,
     Subject,

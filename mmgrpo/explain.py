@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from mmgrpo.build import bound, build_objective
+from mmgrpo.binding import bound, build_objective
 from mmgrpo.config import AdvantageConfig, AlarmKind, Named, ObjectiveConfig, RewardConfig, RunConfig
 from mmgrpo.errors import ConfigError
 from mmgrpo.forwards import Count, forwards_per_sample
@@ -31,8 +31,7 @@ from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.maths.transitions import SAMPLERS
 from mmgrpo.maths.windows import WINDOWS
-from mmgrpo.policy import Scheduled
-from mmgrpo.registry import resolve
+from mmgrpo.registry import is_scheduled, settings_type
 
 WIDTH = 118
 LABEL = 14
@@ -340,17 +339,14 @@ def _described(policy: Named) -> Iterator[tuple[str, str]]:
 
 def _schedule_settings(config: RunConfig) -> Mapping[str, Any] | None:
     """The settings, defaults included, of a policy whose samples take a known number of decisions; else None."""
-    if config.policy is None:
-        return None
-    adapter = resolve("policies", config.policy.name)
-    if not (isinstance(adapter, type) and issubclass(adapter, Scheduled)):
+    if config.policy is None or not is_scheduled(config.policy.name):
         return None
     return _settings(config.policy).model_dump()
 
 
 def _settings(policy: Named) -> Any:
     """The settings of a policy, defaults included; None for an adapter that declares no type of them."""
-    kind = getattr(resolve("policies", policy.name), "settings_type", None)
+    kind = settings_type(policy.name)
     if kind is None:
         return None
     try:

@@ -10,7 +10,7 @@ from math import ceil
 from statistics import fmean
 from typing import final
 
-from mmgrpo.build import bound, build_objective, window_at
+from mmgrpo.binding import bound, build_objective, window_at
 from mmgrpo.config import Named, RunConfig
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.windows import WINDOWS

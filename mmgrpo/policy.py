@@ -6,10 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
-from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout
+    from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout
 
 
 class Policy(ABC):

@@ -25,7 +25,7 @@ from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.maths.transitions import SAMPLERS
 from mmgrpo.maths.windows import WINDOWS
-from mmgrpo.registry import POLICIES, resolve
+from mmgrpo.registry import POLICIES, settings_type
 from mmgrpo.reward import Reward
 
 PREAMBLE = """# Configuration
@@ -67,8 +67,7 @@ def configuration_page() -> str:
     """
     lines = [PREAMBLE, *_section(RunConfig, "", "The run", "top level", {})]
     for name in POLICIES:
-        settings = resolve("policies", name).settings_type
-        lines += _section(settings, "policy.", f"`policy: {{name: {name}}}`", f"policy {name}", {})
+        lines += _section(settings_type(name), "policy.", f"`policy: {{name: {name}}}`", f"policy {name}", {})
     return "\n".join([*lines, *_names()]) + "\n"
 
 

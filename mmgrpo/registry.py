@@ -9,11 +9,18 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from mmgrpo.errors import ConfigError, MissingPackageError, UnknownNameError
+from mmgrpo.policy import Scheduled
 
 POLICIES: Mapping[str, str] = {
     "denoising": "mmgrpo.policies.denoising:DenoisingPolicy",
     "language": "mmgrpo.policies.language:LanguagePolicy",
 }
+
+SETTINGS: Mapping[str, str] = {
+    "denoising": "mmgrpo.policies.denoising.settings:DenoisingSettings",
+    "language": "mmgrpo.policies.language.settings:LanguageSettings",
+}
+"""Settings of our policies, which are read without the libraries that the policies need."""
 
 REWARDS: Mapping[str, str] = {
     "digit_verifier": "mmgrpo.rewards.digits:DigitVerifier",
@@ -115,6 +122,21 @@ def resolve(kind: str, name: str) -> Any:
     if name not in known:
         raise UnknownNameError(f"unknown name {name!r} among {kind}{suggestion(name, known)}")
     return import_attribute(known[name])
+
+
+def settings_type(policy: str) -> Any:
+    """The type of a policy's settings; None where it declares none. Ours are found without importing the policy."""
+    if policy in SETTINGS:
+        return import_attribute(SETTINGS[policy])
+    return getattr(resolve("policies", policy), "settings_type", None)
+
+
+def is_scheduled(policy: str) -> bool:
+    """Whether every sample of a policy takes the same, known number of decisions."""
+    if policy in SETTINGS:
+        return getattr(settings_type(policy), "is_scheduled", False)
+    adapter = resolve("policies", policy)
+    return isinstance(adapter, type) and issubclass(adapter, Scheduled)
 
 
 def import_attribute(target: str) -> Any:

@@ -13,7 +13,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
-from mmgrpo.build import bound, build_objective, build_optimizer, build_plan, build_rewards, build_schedule
+from mmgrpo.binding import bound, build_objective
+from mmgrpo.build import build_optimizer, build_plan, build_rewards, build_schedule
 from mmgrpo.checkpoint import Place, load_checkpoint, newest_checkpoint, save_checkpoint
 from mmgrpo.config import RunConfig
 from mmgrpo.credit import Credit, counted, form_credit, merged_scores, penalised, reward_metrics

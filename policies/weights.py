@@ -7,17 +7,17 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
-from pydantic import BaseModel, ConfigDict, Field
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import CheckpointError, ConfigError
+from mmgrpo.policies.lora import LoraSettings
 
 ADAPTER = "default"
 CONFIG_FILE, PEFT_FILE, DIFFUSERS_FILE = (
@@ -26,24 +26,6 @@ CONFIG_FILE, PEFT_FILE, DIFFUSERS_FILE = (
     "pytorch_lora_weights.safetensors",
 )
 PEFT_PREFIX = "base_model.model."
-
-
-class LoraSettings(BaseModel):
-    """Low-rank adapters on the trained model (peft)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    rank: int = Field(default=32, ge=1)
-    alpha: float = Field(default=64.0, gt=0, description="what the adapters add is scaled by alpha / rank")
-    targets: str | tuple[str, ...] | None = Field(
-        default=None,
-        description="endings of module names, or one text that peft reads: a regular expression or all-linear; null: "
-        "the attention projections of a denoiser, every linear layer of a language model",
-    )
-    init: Literal["gaussian", "kaiming"] = Field(
-        default="gaussian", description="of the first factor; the second starts at 0"
-    )
-    dora: bool = Field(default=False, description="weight-decomposed adapters")
 
 
 class AdapterFiles(Protocol):

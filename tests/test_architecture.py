@@ -11,13 +11,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 ROOMS = (
-    ("errors",),
+    ("errors", "lazy"),
     ("types", "media"),
     ("maths", "wire"),
     ("policy", "reward"),
     ("registry", "config"),
     ("loading", "samples"),
-    ("job", "learner", "scoring", "prompt_media", "checkpoint", "credit", "ema", "tracking", "methods"),
+    ("job", "learner", "scoring", "prompt_media", "checkpoint", "credit", "ema", "tracking", "methods", "binding"),
     ("prompt_turns",),
     ("prompt_rows",),
     ("build", "prompts", "evaluation", "checks"),
@@ -30,7 +30,7 @@ ROOMS = (
 )
 """The engine. A room imports from the rows before its own and from itself, from nothing beside or after it."""
 
-CONTRACTS = {"errors", "types", "media", "maths", "policy", "reward", "wire"}
+CONTRACTS = {"errors", "lazy", "types", "media", "maths", "policy", "reward", "wire"}
 """What adapters may import of the engine."""
 
 MAX_LINES = 400

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError, ShapeError
+from mmgrpo.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def group_advantage(

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ShapeError
+from mmgrpo.lazy import torch
 from mmgrpo.maths.advantages import group_advantage
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def weighted_sum(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Tensor:

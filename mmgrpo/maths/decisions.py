@@ -6,11 +6,13 @@ Axes: B samples, T decisions (tokens or denoising steps).
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ShapeError
+from mmgrpo.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ShapeError
+from mmgrpo.lazy import torch
 from mmgrpo.maths.gaussian import require_positive
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def k1(logprob: Tensor, other_logprob: Tensor) -> Tensor:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ShapeError
+from mmgrpo.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
@@ -27,7 +29,7 @@ def gaussian_logdensity(sample: Tensor, mean: Tensor, std: float | Tensor) -> Te
     Source: DDPO, arXiv:2305.13301, and every Gaussian-step method since.
     """
     require_positive(std)
-    log_std = std.log() if isinstance(std, Tensor) else math.log(std)
+    log_std = std.log() if isinstance(std, torch.Tensor) else math.log(std)
     return -((sample - mean) ** 2) / (2 * std**2) - log_std - _HALF_LOG_TWO_PI
 
 
@@ -84,12 +86,12 @@ def require_positive(std: float | Tensor) -> None:
 
     Raises: ShapeError.
     """
-    if not isinstance(std, Tensor) and not std > 0:
+    if not isinstance(std, torch.Tensor) and not std > 0:
         raise ShapeError(f"a Gaussian step needs std > 0, got {std}; mask deterministic steps out")
 
 
 def _divisor(count: int | Tensor, dtype: torch.dtype) -> int | Tensor:
-    if isinstance(count, Tensor):
+    if isinstance(count, torch.Tensor):
         return count.to(dtype).clamp(min=1)
     if count < 1:
         raise ShapeError(f"a sample needs at least one element, got count = {count}")

@@ -15,18 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError, UnknownNameError
+from mmgrpo.lazy import torch
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, total
 from mmgrpo.maths.ratios import RATIO_LEVELS, Bounded, recentred_log_ratio
 from mmgrpo.maths.selections import Selection
 from mmgrpo.maths.surrogates import Surrogate
-from mmgrpo.types import Noise
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmgrpo.types import Noise
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are held within +-20 nats before the exponential, whose overflow would turn a zero gradient into NaN."""

@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from mmgrpo.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def decision_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor) -> Tensor:

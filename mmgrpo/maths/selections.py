@@ -13,11 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError, ShapeError
 from mmgrpo.maths.decisions import Decisions
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

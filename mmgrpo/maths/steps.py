@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ShapeError
-from mmgrpo.types import Noise
+from mmgrpo.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmgrpo.types import Noise
 
 
 def inverse_step_weight(noise: Noise, mask_BT: Tensor) -> Tensor:

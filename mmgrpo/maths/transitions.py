@@ -10,12 +10,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from mmgrpo.errors import ConfigError, ShapeError
+from mmgrpo.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _FLOW_TOLERANCE = 1e-6  # schedules are float32: alpha = 1 - sigma holds to rounding only
 _NEAR_ONE = 1e-3

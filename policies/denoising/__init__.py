@@ -1,6 +1,15 @@
 """Any stock diffusers pipeline as a policy: recorded once, replayed exactly."""
 
-from mmgrpo.policies.denoising.policy import DenoisingPolicy
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mmgrpo.lazy import exports
 from mmgrpo.policies.denoising.settings import DenoisingSettings, LoraSettings
 
+if TYPE_CHECKING:
+    from mmgrpo.policies.denoising.policy import DenoisingPolicy
+
 __all__ = ["DenoisingPolicy", "DenoisingSettings", "LoraSettings"]
+
+__getattr__ = exports(__name__, {"DenoisingPolicy": "mmgrpo.policies.denoising.policy"})

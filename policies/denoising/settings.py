@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mmgrpo.policies.weights import LoraSettings
+from mmgrpo.policies.lora import LoraSettings
 
 
 class DenoisingSettings(BaseModel):
@@ -17,6 +17,7 @@ class DenoisingSettings(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    is_scheduled: ClassVar[bool] = True  # every sample takes the same, known number of decisions
 
     model: str | None = Field(
         default=None, description="path or hub id of the pipeline, or python:module:function that builds it"

@@ -1,6 +1,15 @@
 """Any transformers language or vision-language model as a policy: a prompt goes through it once per group."""
 
-from mmgrpo.policies.language.policy import LanguagePolicy
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mmgrpo.lazy import exports
 from mmgrpo.policies.language.settings import LanguageSettings
 
+if TYPE_CHECKING:
+    from mmgrpo.policies.language.policy import LanguagePolicy
+
 __all__ = ["LanguagePolicy", "LanguageSettings"]
+
+__getattr__ = exports(__name__, {"LanguagePolicy": "mmgrpo.policies.language.policy"})

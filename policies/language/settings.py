@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mmgrpo.policies.weights import LoraSettings
+from mmgrpo.policies.lora import LoraSettings
 
 
 class LanguageSettings(BaseModel):

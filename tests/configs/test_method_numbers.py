@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmgrpo.build import build_objective
+from mmgrpo.binding import build_objective
 from mmgrpo.config import AdvantageConfig, ObjectiveConfig
 from mmgrpo.credit import form_credit
 from mmgrpo.loading import CONFIGS, read_layers

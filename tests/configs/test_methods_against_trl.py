@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.build import build_objective
+from mmgrpo.binding import build_objective
 from mmgrpo.config import ObjectiveConfig
 from mmgrpo.loading import CONFIGS, read_layers, shipped
 from tests.maths.test_objectives_trl_live import draw_batch

@@ -12,7 +12,8 @@ import pytest
 import yaml
 from torch import nn
 
-from mmgrpo.build import build_objective, build_plan, build_rewards
+from mmgrpo.binding import build_objective
+from mmgrpo.build import build_plan, build_rewards
 from mmgrpo.config import RunConfig
 from mmgrpo.errors import ConfigError
 from mmgrpo.loading import CONFIGS, dump_config, load_config, read_layers, shipped

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from mmgrpo.build import build_rewards, window_at
+from mmgrpo.binding import window_at
+from mmgrpo.build import build_rewards
 from mmgrpo.config import RunConfig
 from mmgrpo.loading import CONFIGS, load_config, read_layers, shipped
 from mmgrpo.policies.denoising import DenoisingPolicy

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo.build import build_objective
+from mmgrpo.binding import build_objective
 from mmgrpo.config import ObjectiveConfig
 from tests.maths.trl_oracle import Batch, our_outcome, totals_as_trl, trl_outcome
 

@@ -1,0 +1,61 @@
+"""What starts without torch: help, lists and explanations read texts and numbers alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from mmgrpo.registry import POLICIES, SETTINGS, is_scheduled, resolve, settings_type
+
+HEAVY = ("torch", "diffusers", "transformers", "accelerate", "peft", "numpy", "PIL", "sklearn", "pyarrow", "datasets")
+
+CALL = """
+import sys
+from mmgrpo.cli import app
+try:
+    app(sys.argv[1:])
+except SystemExit as left:
+    code = left.code
+print(code, *sorted(set(%r) & set(sys.modules)), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("--help",), "serve-rewards"),
+        (("--version",), "mmgrpo 0.1.0"),
+        (("train", "--help"), "--resume"),
+        (("methods",), "methods/flow-grpo"),
+        (("explain", "quickstart/digits-image"), "10 prompts x 16 members = 160 samples a step"),
+        (("explain", "quickstart/digits-vlm"), "temperature = 1"),
+        (("explain", "quickstart/arithmetic-text"), "clipped: l = max(-A r, -A clip(r, 1 - low, 1 + high))"),
+        (("explain", "recipes/sd3.5-flow-grpo-fast"), "Flow-GRPO-Fast with CPS"),
+    ],
+)
+def test_what_computes_nothing_imports_no_library_that_does(command: tuple[str, ...], said: str) -> None:
+    call = [sys.executable, "-c", CALL % (HEAVY,), *command]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=120)
+    assert said in done.stdout
+    assert done.stderr.split() == ["0"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_settings_read_without_a_policy_are_those_of_the_policy(policy: str) -> None:
+    adapter = resolve("policies", policy)
+    assert settings_type(policy) is adapter.settings_type
+    assert is_scheduled(policy) == (policy == "denoising") == hasattr(adapter, "num_decisions")
+    assert sorted(SETTINGS) == sorted(POLICIES)
+
+
+def test_the_package_gives_its_names_when_they_are_asked_for() -> None:
+    import mmgrpo
+    from mmgrpo.types import Prompt
+
+    assert mmgrpo.Prompt is Prompt
+    missing = [name for name in mmgrpo.__all__ if getattr(mmgrpo, name, None) is None]
+    assert not missing
+    with pytest.raises(AttributeError, match="module 'mmgrpo' has no attribute 'Prompts'"):
+        _ = mmgrpo.Prompts  # pyright: ignore[reportAttributeAccessIssue]
