@@ -175,14 +175,14 @@ def serve_rewards(
     """Serves the configuration's rewards to runs elsewhere, whose reward is then named remote."""
     with _plain_errors():
         from mmgrpo.build import build_rewards
-        from mmgrpo.errors import MissingPackageError
+        from mmgrpo.extras import missing
         from mmgrpo.wire import token_of
 
         try:
             from mmgrpo.serving.app import Limits, make_app
             from mmgrpo.serving.server import ignored_settings, serve
         except ModuleNotFoundError as error:
-            raise MissingPackageError(f"a server needs {error.name}: pip install 'mmgrpo[serve]'") from error
+            raise missing(error.name or "fastapi", "a server") from error
         limits = Limits(
             max_batch=max_batch, window_s=window_ms / 1000, max_body=max_body_mb * 2**20, score_timeout_s=timeout_s
         )

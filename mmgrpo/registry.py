@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from mmgrpo.errors import ConfigError, MissingPackageError, UnknownNameError
+from mmgrpo.errors import ConfigError, UnknownNameError
+from mmgrpo.extras import missing
 from mmgrpo.policy import Scheduled
 
 POLICIES: Mapping[str, str] = {
@@ -159,7 +160,7 @@ def import_attribute(target: str) -> Any:
         return getattr(importlib.import_module(module_name), attribute)
     except ModuleNotFoundError as error:
         if error.name and module_name.split(".")[0] != error.name.split(".")[0]:
-            raise MissingPackageError(f"{target} needs the package {error.name!r}: pip install {error.name}") from error
+            raise missing(error.name.partition(".")[0], target) from error
         raise ConfigError(f"{target!r} cannot be imported: {error}") from error
     except AttributeError as error:
         raise ConfigError(f"{target!r} does not exist: {error}") from error

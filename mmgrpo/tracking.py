@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from mmgrpo.config import RunConfig
+from mmgrpo.extras import is_installed, missing
 from mmgrpo.loading import dump_config
 from mmgrpo.samples import write_samples
 from mmgrpo.types import Sample, Scores
@@ -111,7 +112,13 @@ def fresh_folder(config: RunConfig) -> Path:
 
 
 def make_accelerator(config: RunConfig) -> Accelerator:
-    """accelerate's view of the processes, with the run's trackers, whose files go beside the run's own."""
+    """accelerate's view of the processes, with the run's trackers, whose files go beside the run's own.
+
+    Raises MissingPackageError for a tracker that is not installed, which accelerate would leave out.
+    """
+    for tracker in config.tracking.trackers:
+        if not is_installed(tracker):
+            raise missing(tracker, f"tracking.trackers: {tracker}")
     return Accelerator(
         cpu=config.runtime.device == "cpu",
         log_with=list(config.tracking.trackers) or None,

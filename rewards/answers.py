@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.extras import required
 from mmgrpo.rewards.explaining import compared
 from mmgrpo.rewards.letters import standalone_letters
 from mmgrpo.rewards.parsing import MAX_ANSWER_CHARS, Extract, extracted, normalised, one_of, words
@@ -196,6 +197,7 @@ class EditDistance:
         self._unit: Unit = one_of("EditDistance.unit", unit, Unit)
         self._ignore_case = ignore_case
         self._floor = floor
+        self._levenshtein = required("rapidfuzz.distance", "reward edit_distance").Levenshtein
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("edit_distance", samples, self._column, self._references, self._score)
@@ -217,11 +219,9 @@ class EditDistance:
         return Score(best, said)
 
     def _similarity(self, answer: str, reference: str) -> float:
-        from rapidfuzz.distance import Levenshtein
-
-        if self._unit == "words":
-            return Levenshtein.normalized_similarity(answer.split(), reference.split())
-        return Levenshtein.normalized_similarity(answer, reference)
+        by_words = self._unit == "words"
+        pair = (answer.split(), reference.split()) if by_words else (answer, reference)
+        return self._levenshtein.normalized_similarity(*pair)
 
 
 def _said(truth: bool) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import RLock
@@ -123,16 +122,6 @@ def in_batches(compute: Callable[..., Tensor], size: int, *columns: Sequence[Any
     """``compute`` of some columns, at most ``size`` rows at a time, one after the other: float32, without a graph."""
     starts = range(0, len(columns[0]), size)
     return torch.cat([compute(*(column[start : start + size] for column in columns)).float() for start in starts])
-
-
-def needed(package: str, install: str) -> Any:
-    """An optional package, imported. Raises MissingPackageError that names what to install."""
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package.split(".")[0]:
-            raise
-        raise MissingPackageError(f"this needs the package {package!r}: pip install {install}") from error
 
 
 def _numbered(name: str, prefix: str) -> list[str]:

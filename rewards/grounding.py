@@ -8,6 +8,7 @@ from typing import Any, Literal, final
 import numpy as np
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.extras import required
 from mmgrpo.rewards.boxes import Box, giou, iou
 from mmgrpo.rewards.coordinates import Stated, box_list, one_box, pair, points_in, span_iou, spans_in, stated_boxes
 from mmgrpo.rewards.explaining import drawn_boxes, drawn_points, drawn_spans, rounded, too_many
@@ -112,6 +113,7 @@ class Detection:
         self._length_power = length_power
         self._max_boxes = max_boxes
         self._extract: Extract = one_of("Detection.extract", extract, Extract)
+        self._assigned = required("scipy.optimize", "reward detection").linear_sum_assignment
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("detection", samples, self._column, box_list)
@@ -141,7 +143,9 @@ class Detection:
                 for i, one in enumerate(stated)
             ]
         )
-        return [(i, j, float(overlap[i, j])) for i, j in _best_pairs(gains) if gains[i, j] > 0]
+        rows, columns = self._assigned(gains, maximize=True)
+        best = zip(rows.tolist(), columns.tolist(), strict=True)
+        return [(i, j, float(overlap[i, j])) for i, j in best if gains[i, j] > 0]
 
     def _gain(self, overlap: float, label: str | None, wanted: str | None) -> float:
         if overlap == 0 or overlap < self._threshold or (self._labels and wanted is not None and label != wanted):
@@ -229,10 +233,3 @@ def _not_one(kind: str, count: int) -> str | None:
 def _span(value: Any) -> tuple[float, float] | None:
     span = pair(value) if not isinstance(value, str) else next(iter(spans_in(value)), None)
     return span if span is not None and span[1] > span[0] else None
-
-
-def _best_pairs(gains: np.ndarray) -> list[tuple[int, int]]:
-    from scipy.optimize import linear_sum_assignment
-
-    rows, columns = linear_sum_assignment(gains, maximize=True)
-    return list(zip(rows.tolist(), columns.tolist(), strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import logging
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, final
 
 from mmgrpo.errors import ConfigError, MissingPackageError
+from mmgrpo.extras import is_installed, missing
 from mmgrpo.rewards.explaining import compared
 from mmgrpo.rewards.parsing import without_thought
 from mmgrpo.rewards.references import references
@@ -54,8 +54,8 @@ class MathVerify:
             raise ConfigError(
                 f"MathVerify.time_limit_s and max_chars must be positive, got {time_limit_s} and {max_chars}"
             )
-        if importlib.util.find_spec("math_verify") is None:
-            raise MissingPackageError("math_verify needs the package math-verify: pip install 'mmgrpo[math]'")
+        if not is_installed("math_verify"):
+            raise missing("math_verify", "reward math_verify")
         self._column = column
         self._plain = plain
         self._limit_s = time_limit_s

@@ -12,8 +12,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.extras import required
 from mmgrpo.rewards.boxes import Box, Space
-from mmgrpo.rewards.checkpoints import needed
 
 MAX_RATIO = 4
 """Longer strips are padded with white: engines enlarge the shorter side, of a strip to minutes of work."""
@@ -39,7 +39,7 @@ def rapidocr(languages: tuple[str, ...], device: torch.device) -> Engine:
     """
     if len(languages) > 1:
         raise ConfigError(f"rapidocr reads with one model; name one of its languages or none, got {list(languages)}")
-    package, runtime = (needed(name, "'mmgrpo[ocr]'") for name in ("rapidocr", "onnxruntime"))
+    package, runtime = (required(name, "engine rapidocr") for name in ("rapidocr", "onnxruntime"))
     settings: dict[str, Any] = {
         "Global.log_level": "critical",
         "EngineConfig.onnxruntime.intra_op_num_threads": torch.get_num_threads(),
@@ -63,7 +63,7 @@ def rapidocr(languages: tuple[str, ...], device: torch.device) -> Engine:
 
 def easyocr(languages: tuple[str, ...], device: torch.device) -> Engine:
     """EasyOCR, which fetches its weights at the first use."""
-    reader: Any = needed("easyocr", "easyocr").Reader(list(languages or ["en"]), gpu=device.type == "cuda")
+    reader: Any = required("easyocr", "engine easyocr").Reader(list(languages or ["en"]), gpu=device.type == "cuda")
     lock = Lock()
 
     def read(image: Image.Image) -> list[Line]:
@@ -76,7 +76,7 @@ def easyocr(languages: tuple[str, ...], device: torch.device) -> Engine:
 
 def pytesseract(languages: tuple[str, ...], device: torch.device) -> Engine:
     """The program ``tesseract``, started anew for every picture, with its own codes: eng, deu, chi_sim."""
-    package = needed("pytesseract", "'mmgrpo[ocr]'")
+    package = required("pytesseract", "engine pytesseract")
 
     def read(image: Image.Image) -> list[Line]:
         found = package.image_to_data(_padded(image), lang="+".join(languages) or None, output_type=package.Output.DICT)

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 ROOMS = (
     ("errors", "lazy"),
+    ("extras",),
     ("types", "media"),
     ("maths", "wire"),
     ("policy", "reward"),
@@ -30,7 +31,7 @@ ROOMS = (
 )
 """The engine. A room imports from the rows before its own and from itself, from nothing beside or after it."""
 
-CONTRACTS = {"errors", "lazy", "types", "media", "maths", "policy", "reward", "wire"}
+CONTRACTS = {"errors", "lazy", "extras", "types", "media", "maths", "policy", "reward", "wire"}
 """What adapters may import of the engine."""
 
 MAX_LINES = 400

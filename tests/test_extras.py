@@ -1,0 +1,130 @@
+"""What every install has, and what an extra brings: no import without a declaration, no gap without its cure."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from mmgrpo.config import RunConfig
+from mmgrpo.errors import MissingPackageError
+from mmgrpo.extras import EXTRA_OF, is_installed, missing, required
+from mmgrpo.registry import REWARDS
+from mmgrpo.tracking import make_accelerator
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+WITHOUT_EXTRAS = """
+import json, sys
+sys.modules |= dict.fromkeys(json.loads(sys.argv[1]))
+import mmgrpo.cli, mmgrpo.doctor, mmgrpo.report, mmgrpo.trainer, mmgrpo.policies.denoising.policy
+import mmgrpo.policies.language.policy, mmgrpo.policies.quickstart, mmgrpo.policies.quickstart_language
+from mmgrpo.build import build_rewards
+from mmgrpo.config import RewardConfig
+from mmgrpo.errors import MissingPackageError
+from mmgrpo.registry import REWARDS, resolve
+said = {}
+for name in REWARDS:
+    try:
+        resolve("rewards", name)
+        if name in ("edit_distance", "detection", "math_verify"):
+            build_rewards([RewardConfig(name=name)])
+    except MissingPackageError as error:
+        said[name] = str(error)
+print(json.dumps(said))
+"""
+
+
+def distribution(requirement: str) -> str:
+    """The name in a requirement, as names of distributions are compared."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[\s>=<\[;!~]", requirement)[0]).lower()
+
+
+CORE = {distribution(requirement) for requirement in PROJECT["project"]["dependencies"]}
+EXTRAS = {
+    extra: {distribution(requirement) for requirement in requirements}
+    for extra, requirements in PROJECT["project"]["optional-dependencies"].items()
+}
+
+
+def third_party() -> Iterator[tuple[str, str]]:
+    """(file, top-level name) of everything imported from others, in functions as well."""
+    for room in ("mmgrpo", "policies", "rewards"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                tops = {name.partition(".")[0] for name in names} - {*sys.stdlib_module_names, "mmgrpo"}
+                yield from ((str(path.relative_to(ROOT)), top) for top in tops)
+
+
+def distributions(module: str) -> set[str]:
+    return {distribution(name) for name in packages_distributions().get(module, [module])}
+
+
+def test_every_import_is_declared() -> None:
+    undeclared = {
+        f"{file} imports {module}"
+        for file, module in third_party()
+        if not distributions(module) & (EXTRAS[EXTRA_OF[module]] if module in EXTRA_OF else CORE)
+    }
+    assert not undeclared
+
+
+def test_nothing_is_in_the_core_that_an_extra_brings() -> None:
+    named = {name for module in EXTRA_OF for name in distributions(module)}
+    assert not named & CORE
+    assert {"torch", "diffusers", "transformers", "accelerate", "peft", "qwen-vl-utils", "open-clip-torch"} <= CORE
+
+
+def test_the_readme_s_commands_have_what_the_digits_need() -> None:
+    """``uv run`` installs the group dev, and no extra."""
+    developing = {distribution(requirement) for requirement in PROJECT["dependency-groups"]["dev"]}
+    assert EXTRAS["rewards"] <= developing
+    assert "default-groups" not in PROJECT.get("tool", {}).get("uv", {})
+
+
+def test_without_extras_everything_starts_and_each_reward_says_what_it_lacks() -> None:
+    call = [sys.executable, "-c", WITHOUT_EXTRAS, json.dumps(sorted(EXTRA_OF))]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert set(said) == {
+        *("digit_verifier", "held_out_judge", "digit_recall", "digit_precision", "digit_spread"),
+        *("colour", "sharpness", "grid_artifacts", "image_similarity", "edit_consistency", "edit_direction"),
+        *("motion", "temporal_consistency", "frame_mean"),
+        *("detection", "edit_distance", "caption_score", "ocr_accuracy", "math_verify"),
+    } & set(REWARDS)
+    assert said["detection"] == "reward detection needs the package 'scipy': pip install 'mmgrpo[rewards]'"
+    assert said["edit_distance"] == "reward edit_distance needs the package 'rapidfuzz': pip install 'mmgrpo[rewards]'"
+    assert said["math_verify"] == "reward math_verify needs the package 'math_verify': pip install 'mmgrpo[math]'"
+    assert {re.search(r"pip install (.*)$", line)[1] for line in said.values()} == {  # pyright: ignore[reportOptionalSubscript]
+        "'mmgrpo[rewards]'",
+        "'mmgrpo[math]'",
+    }
+
+
+@pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "trackio"])
+def test_a_tracker_that_is_not_installed_is_an_error(tracker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, tracker, None)
+    assert not is_installed(tracker)
+    with pytest.raises(MissingPackageError) as raised:
+        make_accelerator(RunConfig.model_validate({"tracking": {"trackers": [tracker]}}))
+    said = f"tracking.trackers: {tracker} needs the package '{tracker}': pip install 'mmgrpo[trackers]'"
+    assert str(raised.value) == said
+
+
+def test_a_package_of_no_extra_is_named_by_itself() -> None:
+    assert str(missing("easyocr", "engine easyocr")).endswith("needs the package 'easyocr': pip install easyocr")
+    with pytest.raises(MissingPackageError, match="a test needs the package 'no_such_package'"):
+        required("no_such_package.inner", "a test")
+    assert required("json.decoder", "a test").JSONDecodeError is json.JSONDecodeError
