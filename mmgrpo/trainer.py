@@ -169,6 +169,8 @@ class Trainer:
             "time/rollout_s": drawn - clock,
             "time/reward_s": time.perf_counter() - drawn,
         }
+        if num_alone := sum(self.job.gather(rollout.num_alone)):
+            metrics["rollout/rows_alone"] = num_alone
         self.step += 1
         self._keep(rollout.samples, scores, credit)
         self._update(rollout, credit, metrics, progress)

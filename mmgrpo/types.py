@@ -156,6 +156,7 @@ class Rollout:
         trace: the policy's own record, from which it can score the decisions again.
         noise: step sizes, for policies whose decisions are Gaussian.
         num_forwards: model forwards spent, in rows of one sample.
+        num_alone: rows that ran by themselves because they depend on what shares their batch.
     """
 
     samples: Sequence[Sample]
@@ -167,6 +168,7 @@ class Rollout:
     trace: Any
     noise: Noise | None = None
     num_forwards: int = 0
+    num_alone: int = 0
 
     def __post_init__(self) -> None:
         B = len(self.samples)

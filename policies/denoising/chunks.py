@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError, ReplayError
-from mmgrpo.policies.denoising.record import Drawn, Recorder
+from mmgrpo.policies.denoising.record import Drawn, Recorder, is_stochastic
 from mmgrpo.policies.denoising.trace import Row, Trace
 from mmgrpo.types import Noise, Plan, Prompt, Rollout, Sample
 
@@ -33,6 +33,17 @@ class Chunk:
     recorder: Recorder
     samples: Sequence[Sample]
     num_forwards: int
+
+    @property
+    def shape(self) -> tuple[torch.Size, ...]:
+        """Shapes of a row's states."""
+        return tuple(torch.Size((1, *drawn.next_state.shape[1:])) for drawn in self.recorder.drawn)
+
+    @property
+    def stochastic(self) -> list[int]:
+        """The decisions that were drawn at random."""
+        drawn = self.recorder.drawn
+        return sorted({step.iteration for step in drawn if is_stochastic(step.decision.moments)})
 
 
 def make_groups(prompts: Sequence[Prompt], group_size: int, seed: int, plan: Plan) -> list[list[Row]]:

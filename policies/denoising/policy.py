@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +14,7 @@ import torch
 from diffusers import ModelMixin
 from torch import Tensor, nn
 
-from mmgrpo.errors import ConfigError, PolicyError, ReplayError
+from mmgrpo.errors import ConfigError, MmgrpoError, PolicyError
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
 from mmgrpo.policies.denoising.chunks import (
     Chunk,
@@ -25,6 +26,7 @@ from mmgrpo.policies.denoising.chunks import (
     media_of,
     samples_of,
 )
+from mmgrpo.policies.denoising.exactness import Exactness
 from mmgrpo.policies.denoising.loading import configured_scheduler, load_pipeline
 from mmgrpo.policies.denoising.memo import Memo
 from mmgrpo.policies.denoising.record import Recorder
@@ -37,6 +39,8 @@ from mmgrpo.policies.denoising.trace import Row, Trace, row_arguments, shows_med
 from mmgrpo.policies.weights import DiffusersFiles, Weights
 from mmgrpo.policy import Policy, Scheduled, Supervised
 from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, Sample
+
+logger = logging.getLogger(__name__)
 
 ATTENTION_PROJECTIONS = ("to_q", "to_k", "to_v", "to_out.0")
 EXACTNESS = {torch.float32: 1e-5, torch.bfloat16: 1e-3}
@@ -89,8 +93,11 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         alone = shows_media({**settings.call, **settings.evaluation_call})
         self._rollout_batch = 1 if alone else settings.rollout_batch
         self._update_batch = 1 if alone else settings.update_batch
-        self._tolerance = EXACTNESS.get(dtype, max(EXACTNESS.values()))
-        self._needs_full: dict[Any, bool] = {}
+        self._alone = False  # whether rows were found to depend on their batch
+        tolerance = EXACTNESS.get(dtype, max(EXACTNESS.values()))
+        self._exactness = Exactness(
+            name=type(pipeline).__name__, replay=self._logprobs, tolerance=tolerance, unit=self._sampling.unit
+        )
 
     @classmethod
     def from_config(
@@ -147,9 +154,11 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         groups = make_groups(prompts, group_size, seed, plan)
         if plan.deterministic:
             return self._deterministic([row for members in groups for row in members], plan)
-        chunks = [self._record(stem, plan) for stem in self._stems(groups, plan)]
+        chunks = self._drawn(groups, plan)
         rollout = assemble(chunks, plan, self.settings.segments)
-        return self._verified(rollout, min(len(chunks[0].rows), self._update_batch))
+        needs_full = any(self._exactness.needs_full(chunk.shape, chunk.stochastic) for chunk in chunks)
+        trace = replace(rollout.trace, run_ghosts=needs_full)
+        return replace(rollout, trace=trace, num_alone=len(rollout.samples) if self._alone else 0)
 
     def evaluate(
         self,
@@ -170,6 +179,30 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
             for batch in self._batches(rollout, kept, column):
                 yield self._score(rollout, batch, column, divergence)
 
+    def _drawn(self, groups: Sequence[Sequence[Row]], plan: Plan) -> list[Chunk]:
+        """All rows, run after run; the first of each shape is examined before its samples are handed over."""
+        chunks: list[Chunk] = []
+        for stem in self._stems(groups, plan):
+            chunk = self._record(stem, plan)
+            if reason := self._batch_dependence(chunk, plan):
+                said = f"a row of {type(self.pipeline).__name__} depends on its batch: {reason}"
+                if chunks:
+                    raise PolicyError(f"{said}; set policy.rollout_batch and policy.update_batch to 1")
+                logger.warning("%s. From here on every row runs alone, in rollouts and in updates", said)
+                self._alone, self._rollout_batch, self._update_batch = True, 1, 1
+                return self._drawn(groups, plan)
+            plan.hand_over(chunk.samples)
+            chunks.append(chunk)
+        return chunks
+
+    def _batch_dependence(self, chunk: Chunk, plan: Plan) -> str:
+        """Why the rows of a run, if they are the first of their kind, have to run alone; empty where they need not."""
+        if self._exactness.knows(chunk.shape, chunk.stochastic):
+            return ""
+        alone = max(self._rollout_batch, self._update_batch) == 1 or chunk.rows[0].has_media
+        rollout = assemble([chunk], plan, self.settings.segments)
+        return self._exactness.measure(rollout, chunk.shape, chunk.stochastic, alone=alone)
+
     def _stems(self, groups: Sequence[Sequence[Row]], plan: Plan) -> Iterator[Stem]:
         """Runs of rows to record; where groups share their noise, with the shared prefix already drawn."""
         size = self._rollout_batch
@@ -180,7 +213,9 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         first = first_stochastic(plan)
         for heads in chunked((members[0] for members in groups), size):
             branch = [members_of[head.group] for head in heads]
-            recorder = Recorder(heads, plan, self._sampling, branch=branch, branch_at=first, check=self._is_new)
+            recorder = Recorder(
+                heads, plan, self._sampling, branch=branch, branch_at=first, check=self._exactness.is_new
+            )
             session = Session(on_step=recorder, stop_before=first + 1)
             self._stage.run(session, row_arguments(heads, self.settings.call), seed=heads[0].seed)
             spent, offset = session.num_forwards, 0
@@ -192,17 +227,17 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
                 spent, offset = 0, offset + len(chunk)
 
     def _record(self, stem: Stem, plan: Plan) -> Chunk:
-        recorder = Recorder(stem.rows, plan, self._sampling, known=stem.known, check=self._is_new)
+        recorder = Recorder(stem.rows, plan, self._sampling, known=stem.known, check=self._exactness.is_new)
         last_known = stem.known[-1].iteration if stem.known else -1
         session = Session(on_step=recorder, ghost=lambda iteration: iteration <= last_known)
         output = self._stage.run(session, row_arguments(stem.rows, self.settings.call), seed=stem.rows[0].seed)
         _require_denoisers(self._stage.denoisers, session)
         samples = samples_of(stem.rows, media_of(output, len(stem.rows)))
-        plan.hand_over(samples)
         return Chunk(stem.rows, recorder, samples, session.num_forwards + stem.num_forwards)
 
     def _deterministic(self, rows: Sequence[Row], plan: Plan) -> Rollout:
         """The stock pipeline with its stock sampler; nothing is recorded."""
+        self._settle_batches(rows)
         samples: list[Sample] = []
         call = {**self.settings.call, **self.settings.evaluation_call}
         num_forwards, T = 0, 1
@@ -225,6 +260,16 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
             num_forwards=num_forwards,
         )
 
+    def _settle_batches(self, rows: Sequence[Row]) -> None:
+        """Finds out before the first samples without noise whether rows may share a run; they have no densities."""
+        if not self._exactness.is_new or self._rollout_batch == 1 or len(rows) == 1:
+            return
+        unlike = list({row.prompt.text: [row] for row in rows}.values())[:2]
+        try:
+            self._drawn(unlike, Plan())
+        except MmgrpoError:  # what cannot be trained may still be sampled
+            return
+
     def _batches(self, rollout: Rollout, rows: Sequence[int], column: int) -> Iterator[list[int]]:
         """Rows in batches of at most ``update_batch`` distinct states, all of one shape."""
         trace: Trace = rollout.trace
@@ -243,10 +288,11 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
     def _score(self, rollout: Rollout, rows: list[int], column: int, divergence: str | None) -> Evaluation:
         num_forwards = 0
         other = None
+        states = rollout.state_BT[rows, column].tolist()
         if divergence is not None:
             with torch.no_grad(), self.reference():
-                other, num_forwards = self._replay(rollout, rows, column)
-        now, spent = self._replay(rollout, rows, column)
+                other, num_forwards = self._replay(rollout.trace, rows, column, states=states)
+        now, spent = self._replay(rollout.trace, rows, column, states=states)
         logprob_N = now.logprob_N()
         if torch.is_grad_enabled() and not logprob_N.requires_grad:
             raise PolicyError(
@@ -275,72 +321,34 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         known = sorted([*GAUSSIAN_DIVERGENCES, *LOGPROB_DIVERGENCES])
         raise ConfigError(f"unknown divergence {name!r} for denoising steps; known are {known}")
 
-    def _replay(
-        self, rollout: Rollout, rows: Sequence[int], column: int, *, run_ghosts: bool = False
-    ) -> tuple[Replayer, int]:
-        """One run of the pipeline that is real at ``column`` alone; with its forwards."""
-        trace: Trace = rollout.trace
+    def _replay(self, trace: Trace, rows: Sequence[int], column: int, *, states: Sequence[int]) -> tuple[Replayer, int]:
+        """One run of the pipeline that is real at ``column`` alone; with its forwards.
+
+        ``states`` says which of the rows were taken in one state: the pipeline runs each state once.
+        """
         head_of: dict[int, int] = {}
-        for row in rows:
-            head_of.setdefault(int(rollout.state_BT[row, column]), row)
+        for row, state in zip(rows, states, strict=True):
+            head_of.setdefault(state, row)
         order = {state: position for position, state in enumerate(head_of)}
-        state_of_N = [order[int(rollout.state_BT[row, column])] for row in rows]
         heads = list(head_of.values())
+        device = trace.transitions[heads[0]][0].next_state.device
         replayer = Replayer(
             states=[trace.transitions[row] for row in heads],
             rows=[trace.transitions[row] for row in rows],
-            state_of_N=torch.tensor(state_of_N, device=trace.transitions[heads[0]][0].next_state.device),
+            state_of_N=torch.tensor([order[state] for state in states], device=device),
             iteration=column,
             sampling=self._sampling,
         )
-        session = Session(
-            on_step=replayer, ghost=lambda iteration: iteration != column, run_ghosts=run_ghosts or trace.run_ghosts
-        )
+        session = Session(on_step=replayer, ghost=lambda iteration: iteration != column, run_ghosts=trace.run_ghosts)
         arguments = row_arguments([trace.rows[row] for row in heads], self.settings.call)
         self._stage.run(session, arguments, seed=trace.rows[heads[0]].seed, grad=torch.is_grad_enabled())
         return replayer, session.num_forwards
 
-    @property
-    def _is_new(self) -> bool:
-        return not self._needs_full
-
-    def _verified(self, rollout: Rollout, num_rows: int) -> Rollout:
-        """The rollout with ghost or full replay chosen, once per shape and decision; refuses what neither scores."""
-        shape = (rollout.trace.shapes(0), rollout.shape[1])
-        rows = list(range(num_rows))
-        columns = rollout.mask_BT[0].nonzero().flatten().tolist()
-        for column in columns:
-            if (shape, column) not in self._needs_full:
-                self._needs_full[shape, column] = self._choose(rollout, rows, column)
-        if not any(self._needs_full[shape, column] for column in columns):
-            return rollout
-        return replace(rollout, trace=replace(rollout.trace, run_ghosts=True))
-
-    def _choose(self, rollout: Rollout, rows: Sequence[int], column: int) -> bool:
-        ghost = self._gap(rollout, rows, column, run_ghosts=False)
-        if ghost <= self._tolerance:
-            return False
-        full = self._gap(rollout, rows, column, run_ghosts=True)
-        if full <= self._tolerance:
-            return True
-        raise ReplayError(
-            f"replaying step {column} of {type(self.pipeline).__name__} changes its log-probability by {ghost:.1e} "
-            f"(ghost) and {full:.1e} (full), more than {self._tolerance:.0e}: its steps depend on more than their "
-            "latents. Switch off caches, guidance momentum and dropout"
-        )
-
-    @torch.no_grad()
-    def _gap(self, rollout: Rollout, rows: Sequence[int], column: int, *, run_ghosts: bool) -> float:
-        try:
-            replayer, _ = self._replay(rollout, rows, column, run_ghosts=run_ghosts)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
-            if run_ghosts:
-                raise ReplayError(f"replaying {type(self.pipeline).__name__} failed: {error}") from error
-            return float("inf")
-        gap = (replayer.logprob_N().cpu() - rollout.old_logprob_BT[rows, column]).abs().max()
-        return float(torch.nan_to_num(gap, nan=float("inf")))
+    def _logprobs(
+        self, trace: Trace, rows: Sequence[int], column: int, *, states: Sequence[int], run_ghosts: bool
+    ) -> Tensor:
+        replayer, _ = self._replay(replace(trace, run_ghosts=run_ghosts), rows, column, states=states)
+        return replayer.logprob_N().cpu()
 
 
 def _prepared_denoisers(pipeline: Any, settings: DenoisingSettings) -> dict[str, nn.Module]:

@@ -90,6 +90,11 @@ class Sampling:
         count = torch.stack([_element_counts(value, keep, rows) for value, keep in values]).sum(0)
         return REDUCTIONS[self.reduction](total, count)
 
+    def unit(self, num_elements: int) -> float:
+        """The log-probability of a step each of whose elements has a log-density of 1."""
+        count = torch.tensor([float(num_elements)])
+        return float(REDUCTIONS[self.reduction](count, count))
+
     def check_scheduler(self, scheduler: Any) -> None:
         """Raises PolicyError for a scheduler whose steps are not decisions or whose family is not known."""
         require_decisions(scheduler)

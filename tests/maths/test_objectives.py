@@ -64,8 +64,7 @@ def draw(num_rows: int = 6, num_columns: int = 5, *, seed: int = 0) -> Decisions
 
 
 def tensors(decisions: Decisions) -> dict[str, Any]:
-    given = {field.name: getattr(decisions, field.name) for field in fields(decisions)}
-    return {name: tensor for name, tensor in given.items() if tensor is not None}
+    return {field.name: getattr(decisions, field.name) for field in fields(decisions)}
 
 
 def cut(decisions: Decisions, rows: Tensor, columns: Tensor) -> Decisions:

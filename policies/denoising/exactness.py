@@ -1,0 +1,151 @@
+"""What is measured of a pipeline before its first update: how its decisions are replayed, and in what batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import ReplayError
+from mmgrpo.policies.denoising.trace import Row, Trace
+from mmgrpo.types import Rollout
+
+BATCH_ROUNDING = 10.0  # times the tolerance: kernels of another batch size round otherwise
+WRONG_CALL = (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError)
+
+
+class Replay(Protocol):
+    """Log-probabilities of stored decisions under the weights of now, (N,) float32."""
+
+    def __call__(
+        self, trace: Trace, rows: Sequence[int], column: int, *, states: Sequence[int], run_ghosts: bool
+    ) -> Tensor:
+        """Of ``rows`` at ``column``, in one run of the pipeline; rows of one state share its forward."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Exactness:
+    """Chooses ghost or full replay, once per shape and decision, and compares rows alone with rows in batches.
+
+    Attributes:
+        name: of the pipeline, for messages.
+        replay: scores stored decisions.
+        tolerance: largest change of a log-probability by replay.
+        unit: elements of a step -> what its log-probability is where each element's is 1.
+    """
+
+    name: str
+    replay: Replay
+    tolerance: float
+    unit: Callable[[int], float]
+    _needs_full: dict[Any, bool] = field(default_factory=dict)
+    _compared: set[Any] = field(default_factory=set)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing has been measured yet."""
+        return not self._needs_full
+
+    def knows(self, shape: Any, columns: Sequence[int]) -> bool:
+        """Whether all has been measured of these decisions of rows of this shape."""
+        return all((shape, column) in self._needs_full for column in columns)
+
+    def needs_full(self, shape: Any, columns: Sequence[int]) -> bool:
+        """Whether replay has to run the denoiser in the iterations that it passes through."""
+        return any(self._needs_full[shape, column] for column in columns)
+
+    def measure(self, rollout: Rollout, shape: Any, columns: Sequence[int], *, alone: bool) -> str:
+        """Measures what is not known of a rollout that one run of the pipeline made.
+
+        Args:
+            rollout: the rows of one run.
+            shape: what they are known by.
+            columns: its stochastic decisions.
+            alone: whether rows run by themselves, in rollouts and in updates.
+
+        Returns:
+            Why rows have to run alone; empty where they need not.
+
+        Raises:
+            ReplayError: neither replay gives a row that runs alone its log-probability again.
+        """
+        rows = list(range(len(rollout.samples)))
+        for column in columns:
+            if (shape, column) in self._needs_full:
+                continue
+            ghost = self._gap(rollout, rows, column, run_ghosts=False)
+            full = ghost if ghost <= self.tolerance else self._gap(rollout, rows, column, run_ghosts=True)
+            if full > self.tolerance:
+                if not alone and len(set(rollout.state_BT[:, column].tolist())) < len(rows):
+                    return f"replayed in another batch its log-probability changes by {full:.1e}"
+                raise ReplayError(
+                    f"replaying step {column} of {self.name} changes its log-probability by {ghost:.1e} (ghost) and "
+                    f"{full:.1e} (full), more than {self.tolerance:.0e}: its steps depend on more than their latents. "
+                    "Switch off caches, guidance momentum and dropout"
+                )
+            self._needs_full[shape, column] = ghost > self.tolerance
+        if alone or shape in self._compared:
+            return ""
+        ends = sorted({columns[0], columns[-1]}) if columns else []
+        gap = max((self._batch_gap(rollout, shape, column) for column in ends), default=0.0)
+        allowed = BATCH_ROUNDING * self.tolerance * self.unit(rollout.trace.transitions[0][-1].next_state.numel())
+        if gap > allowed:
+            return f"alone and beside another prompt its log-probability differs by {gap:.1e}, more than {allowed:.0e}"
+        self._compared.add(shape)
+        return ""
+
+    @torch.no_grad()
+    def _gap(self, rollout: Rollout, rows: Sequence[int], column: int, *, run_ghosts: bool) -> float:
+        states = rollout.state_BT[list(rows), column].tolist()
+        try:
+            found_N = self.replay(rollout.trace, rows, column, states=states, run_ghosts=run_ghosts)
+        except torch.OutOfMemoryError:
+            raise
+        except WRONG_CALL as error:
+            if run_ghosts:
+                raise ReplayError(f"replaying {self.name} failed: {error}") from error
+            return float("inf")
+        return _largest(found_N - rollout.old_logprob_BT[list(rows), column])
+
+    @torch.no_grad()
+    def _batch_gap(self, rollout: Rollout, shape: Any, column: int) -> float:
+        """What the batch does to a row: drawn among the rollout's rows, and scored beside another prompt."""
+        chosen = _unlike(rollout.trace.rows)
+        pair = _pair(rollout.trace, chosen)
+        run_ghosts = self._needs_full[shape, column]
+        try:
+            alone_2 = torch.cat(
+                [self.replay(pair, [row], column, states=[row], run_ghosts=run_ghosts) for row in (0, 1)]
+            )
+            together_2 = self.replay(pair, [0, 1], column, states=[0, 1], run_ghosts=run_ghosts)
+        except torch.OutOfMemoryError:
+            raise
+        except WRONG_CALL:
+            return float("inf")
+        real = list(dict.fromkeys(chosen))
+        drawn = _largest(alone_2[: len(real)] - rollout.old_logprob_BT[real, column])
+        return max(drawn, _largest(together_2 - alone_2))
+
+
+def _largest(gap_N: Tensor) -> float:
+    return float(torch.nan_to_num(gap_N.abs().max(), nan=float("inf")))
+
+
+def _unlike(rows: Sequence[Row]) -> tuple[int, int]:
+    """The first row, and the one whose prompt differs most in length; the first again where all are as long."""
+    length = len(rows[0].prompt.text)
+    other = max(range(len(rows)), key=lambda row: abs(len(rows[row].prompt.text) - length))
+    return 0, other
+
+
+def _pair(trace: Trace, chosen: tuple[int, int]) -> Trace:
+    """The two rows; where they are the same one, the second is asked twice as long a prompt."""
+    first, other = (trace.rows[row] for row in chosen)
+    if chosen[0] == chosen[1]:
+        text = f"{first.prompt.text} {first.prompt.text}".strip() or "a picture"
+        other = replace(first, prompt=replace(first.prompt, text=text))
+    return replace(trace, rows=(first, other), transitions=tuple(trace.transitions[row] for row in chosen))
