@@ -6,44 +6,65 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from mmgrpo.config import EmaConfig
 
 
+def kept_share(num_updates: int, config: EmaConfig) -> float:
+    """How much of the average stays when the weights after ``num_updates`` optimiser updates join it.
+
+    share = min((1 + n) / (10 + n), decay) ** times where n + 1 is a multiple of ``every``, 1 elsewhere.
+
+    Source: flow_grpo, flow_grpo/ema.py, EMAModuleWrapper.step, which its scripts call after each micro-batch with the
+    number of optimiser updates so far: a due update is averaged in as often as it has micro-batches (``times``).
+    """
+    if (num_updates + 1) % config.every:
+        return 1.0
+    return min((1 + num_updates) / (10 + num_updates), config.decay) ** config.times
+
+
 class Average:
-    """diffusers' ``EMAModel`` over a fixed list of parameters, updated every few optimiser updates."""
+    """Exponential moving average of a fixed list of parameters, from their values when it is made."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], config: EmaConfig) -> None:
-        from diffusers.training_utils import EMAModel  # seconds to import, and few runs average
-
         self._parameters = list(parameters)
         self._config = config
         self._updates = 0
-        self._model = EMAModel(self._parameters, decay=config.decay)
+        self._average = [parameter.detach().clone() for parameter in self._parameters]
 
+    @torch.no_grad()
     def update(self) -> None:
         """Counts an optimiser update, and averages when it is due."""
         self._updates += 1
-        if self._updates % self._config.every == 0:
-            self._model.step(self._parameters)
+        share = kept_share(self._updates, self._config)
+        if share < 1:
+            for average, parameter in zip(self._average, self._parameters, strict=True):
+                average.lerp_(parameter, 1 - share)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Within it the parameters hold their averages."""
-        self._model.store(self._parameters)
-        self._model.copy_to(self._parameters)
+        trained = [parameter.detach().cpu().clone() for parameter in self._parameters]
+        self._set(self._average)
         try:
             yield
         finally:
-            self._model.restore(self._parameters)
+            self._set(trained)
 
     def state_dict(self) -> dict[str, Any]:
         """The averages and how many updates they have seen."""
-        return {"model": self._model.state_dict(), "updates": self._updates}
+        return {"average": self._average, "updates": self._updates}
 
+    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores ``state_dict``."""
-        self._model.load_state_dict(state["model"])
-        self._model.to(self._parameters[0].device)
+        for average, stored in zip(self._average, state["average"], strict=True):
+            average.copy_(stored)
         self._updates = state["updates"]
+
+    @torch.no_grad()
+    def _set(self, values: Sequence[torch.Tensor]) -> None:
+        for parameter, value in zip(self._parameters, values, strict=True):
+            parameter.copy_(value)

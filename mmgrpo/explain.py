@@ -125,6 +125,8 @@ def _sampler_line(settings: Mapping[str, Any]) -> str:
     if name not in SAMPLERS:
         return f"{name}: the noise that the scheduler draws by itself"
     line = f"{name}, strength = {strength:g}: {_summary(SAMPLERS[name])}"
+    if name == "cps":
+        line += "; does not keep the marginals: samples spread less than the data"
     return line if strength > 0 else f"{line}; at strength 0 no step is random, and nothing is trained on"
 
 
@@ -145,7 +147,7 @@ def _formula(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "weight w", f"v times {objective.step_weight}: {_summary(STEP_WEIGHTS[objective.step_weight])}"
     for selection in objective.selections:
         numbers = _numbers(selection.numbers)
-        yield "selection", f"{selection.name}: {formula_of(SELECTIONS[selection.name])}{numbers}; w = 0 elsewhere"
+        yield "selection", f"{selection.name}: {formula_of(SELECTIONS[selection.name])}{numbers}"
     if objective.truncated != "keep":
         yield "truncated", TRUNCATED[objective.truncated]
     yield "KL", _kl_line(objective)
@@ -232,8 +234,8 @@ def _geometry(config: RunConfig) -> Iterator[tuple[str, str]]:
     limit = "not clipped" if update.max_grad_norm is None else f"clipped at {update.max_grad_norm:g}"
     yield "optimizer", f"AdamW, lr = {update.lr:g}, {update.schedule} schedule, gradient norm {limit}"
     if update.ema:
-        every = _many(update.ema.every, "update")
-        yield "average", f"decay = {update.ema.decay:g}, every {every}; evaluations use it"
+        due = _many(update.ema.every, "update") + (f", {update.ema.times} times" if update.ema.times > 1 else "")
+        yield "average", f"decay = min((1 + n) / (10 + n), {update.ema.decay:g}), every {due}; evaluations use it"
     if config.warmup:
         updates = _many(config.warmup.steps, "supervised update")
         yield "warm-up", f"{updates} of {_many(config.warmup.batch_size, 'example')} before the first step"

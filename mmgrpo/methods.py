@@ -43,7 +43,11 @@ TRL_OPTIONS = (
     ("`beta`", "`objective.kl_beta` with `objective.divergence: k3`"),
     ("`use_bias_correction_kl`", "`objective.kl_ratio_level`: the value of `objective.ratio_level` in TRL's sense"),
     ("`beta` of RLOO", "`advantage.kl_beta` with `advantage.divergence: k1`"),
-    ("`top_entropy_quantile`", "`objective.selections: [{name: top_entropy, share: }]`, over the whole update"),
+    (
+        "`top_entropy_quantile`",
+        "`objective.selections: [{name: top_entropy, share: }]`, over the whole update; "
+        "under `methods/gmpo`, `ratio_top_entropy`",
+    ),
     ("`off_policy_mask_threshold`", "`objective.selections: [{name: near_policy, limit: }]`"),
     ("`mask_truncated_completions`", "`objective.truncated: zero`"),
     ("`entropy_coef`", "`objective.entropy_bonus`, averaged as `objective.aggregate` says"),

@@ -172,9 +172,9 @@ def test_selections_bounds_and_the_ratio_of_the_divergence() -> None:
         "max(log r, -low) elsewhere, low = 0.4, high = 0.4; then log r_i = mean_t log r_it: the length-normalised "
         "ratio of the sequence"
     )
-    first, second = said["selection"].split("; w = 0 elsewhere")[:2]
-    assert first.startswith("top_entropy: keep = H >= quantile(H over the update's decisions on all processes")
-    assert second.strip().startswith("near_policy: keep = A >= 0 or mean_t (old_logprob - logprob) <= limit")
+    first, second = said["selection"].split("near_policy: ")
+    assert first.startswith("top_entropy: w = 0 unless H >= quantile(H over the update's decisions on all processes")
+    assert second.startswith("w = 0 unless A >= 0 or mean_t (old_logprob - logprob) <= limit")
     assert said["truncated"].startswith("samples cut off by their length limit: decisions left out, counted as zeros")
     assert "times the ratio at the level decision, with gradient, k3: " in said["KL"]
     assert said["values"].startswith("a pass before every update: the sequence ratio couples decisions")

@@ -16,7 +16,7 @@ from mmgrpo.maths.aggregates import constant_length, count, decision_mean, sampl
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.ratios import pessimistic_bound
-from mmgrpo.maths.selections import near_policy, top_entropy
+from mmgrpo.maths.selections import near_policy, ratio_top_entropy, top_entropy
 from mmgrpo.maths.surrogates import clipped, unclipped, vespo
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
@@ -41,6 +41,7 @@ OBJECTIVES = {
     "vespo": Objective(surrogate=VESPO, aggregate=decision_mean, ratio_level="trajectory"),
     "rloo": Objective(surrogate=CLIPPED, aggregate=sample_mean, ratio_level="trajectory"),
     "gmpo": GMPO,
+    "gmpo of high entropy": replace(GMPO, selections=(ratio_top_entropy(share=0.3),)),
     "gmpo with kl": replace(GMPO, divergence="k3", kl_beta=0.3),
     "unbiased kl": Objective(
         surrogate=CLIPPED, aggregate=sample_sum, divergence="k3", kl_beta=0.3, kl_ratio_level="decision"
@@ -108,13 +109,15 @@ def full_graph(
                 parts.append((evaluation.rows, value))
     logprob_BT, kl_BT, entropy_BT = (matrix(parts, rollout.shape) for parts in found.values())
     totals, mask_BT = count(rollout.mask_BT), rollout.mask_BT
-    keep_BT = mask_BT
+    keep_BT = ratio_mask_BT = mask_BT
     shares = {"high entropy": 0.3, "both, by sequence, with all terms": 0.6}
     limits = {"near": -1e-3, "both, by sequence, with all terms": 1e-3}
     name = next((name for name, other in OBJECTIVES.items() if other is objective), "")
     if name in shares:
         threshold = torch.quantile(entropy_BT[mask_BT].detach(), 1 - shares[name])
         keep_BT = keep_BT & (entropy_BT >= threshold)
+    if name == "gmpo of high entropy":
+        ratio_mask_BT = mask_BT & (entropy_BT >= torch.quantile(entropy_BT[mask_BT].detach(), 0.7))
     if name in limits:
         fall_BT = (rollout.old_logprob_BT - logprob_BT).detach() * mask_BT
         near_B1 = fall_BT.sum(1, keepdim=True) / mask_BT.sum(1, keepdim=True) <= limits[name]
@@ -132,6 +135,7 @@ def full_graph(
             segment_BT=rollout.segment_BT,
             kl_BT=kl_BT if divergence else None,
             entropy_BT=entropy_BT,
+            ratio_mask_BT=ratio_mask_BT,
         )
     )
     loss.value.backward()

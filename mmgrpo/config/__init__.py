@@ -174,10 +174,20 @@ class ObjectiveConfig(Section):
 
 
 class EmaConfig(Section):
-    """Exponential moving average of the trained weights; evaluations use it."""
+    """Exponential moving average of the trained weights, as flow_grpo takes it; evaluations use it."""
 
-    decay: float = Field(default=0.9, gt=0, lt=1)
-    every: int = Field(default=1, ge=1, description="optimiser updates between averages")
+    decay: float = Field(
+        default=0.9,
+        gt=0,
+        lt=1,
+        description="share of the average that stays; after update n at most (1 + n) / (10 + n)",
+    )
+    every: int = Field(default=1, ge=1, description="optimiser updates between averages: after update every - 1, ...")
+    times: int = Field(
+        default=1,
+        ge=1,
+        description="how often the same weights join at each; flow_grpo's scripts do it once a micro-batch",
+    )
 
 
 class UpdateConfig(Section):

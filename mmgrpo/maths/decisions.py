@@ -34,6 +34,7 @@ class Decisions:
         entropy_BT: entropy, with grad.
         drift_BT: divergence from the policy that sampled, with grad.
         std_BT: standard deviation of each Gaussian decision.
+        ratio_mask_BT: bool, the decisions that a ratio above the level of one is taken over; None for ``mask_BT``.
     """
 
     logprob_BT: Tensor
@@ -47,6 +48,7 @@ class Decisions:
     entropy_BT: Tensor | None = None
     drift_BT: Tensor | None = None
     std_BT: Tensor | None = None
+    ratio_mask_BT: Tensor | None = None
 
     def __post_init__(self) -> None:
         shape = self.logprob_BT.shape

@@ -66,7 +66,8 @@ class Objective:
         aggregate: weight of a decision, (mask_BT, totals) -> weight_BT, bound to its numbers.
         ratio_level: what a ratio is taken over: decision, segment, sequence or trajectory.
         bound: bound of each decision's log-ratio before its level, (log_ratio_BT, advantage_BT) -> Bounded.
-        selections: which decisions' surrogate counts; a decision that one leaves out weighs 0.
+        selections: which decisions' surrogate counts, a decision that one leaves out weighing 0; or which the ratio
+            is taken over.
         step_weight: further weight of the surrogate alone, (noise, mask_BT) -> weight_BT.
         recentre: whether Gaussian log-ratios are recentred and rescaled first (GRPO-Guard).
         divergence: name of the divergence from the reference that the policy is asked for.
@@ -99,6 +100,11 @@ class Objective:
             raise ConfigError(f"kl_beta={self.kl_beta} needs a divergence: name one, or set kl_beta to 0")
         if self.kl_ratio_level is not None and self.kl_beta == 0:
             raise ConfigError(f"kl_ratio_level={self.kl_ratio_level} weighs the divergence: set kl_beta above 0")
+        if self.ratio_level == "decision" and any(selection.of_ratio for selection in self.selections):
+            raise ConfigError(
+                "a selection of the ratio needs a ratio of several decisions: set ratio_level to sequence, or use "
+                "top_entropy in place of ratio_top_entropy"
+            )
         if self.kl_ratio_level is not None and self.recentre:
             raise ConfigError("a recentred ratio is no importance weight: leave out kl_ratio_level, or recentre")
 
@@ -161,14 +167,18 @@ class Objective:
         return weight_BT * self.step_weight(noise, mask_BT).where(mask_BT, 0.0)
 
     def selected(self, decisions: Decisions, job_entropy_N: Tensor) -> Decisions:
-        """The decisions with a weight of 0 where a selection leaves them out.
+        """The decisions with a weight of 0, or without a part in the ratio, where a selection leaves them out.
 
         Shapes: whole rows (B, T), (N,) entropies of the job's update -> (B, T).
         """
-        keep_BT = decisions.mask_BT
+        keep_BT = ratio_mask_BT = decisions.mask_BT
         for selection in self.selections:
-            keep_BT = keep_BT & selection.keep(decisions, job_entropy_N)
-        return replace(decisions, weight_BT=decisions.weight_BT.where(keep_BT, 0.0))
+            kept_BT = selection.keep(decisions, job_entropy_N)
+            if selection.of_ratio:
+                ratio_mask_BT = ratio_mask_BT & kept_BT
+            else:
+                keep_BT = keep_BT & kept_BT
+        return replace(decisions, weight_BT=decisions.weight_BT.where(keep_BT, 0.0), ratio_mask_BT=ratio_mask_BT)
 
     def contributing(self, decisions: Decisions) -> Tensor:
         """The decisions that the loss depends on: of the others neither the value nor the gradient is needed.
@@ -198,13 +208,16 @@ class Objective:
         each_BT = self._log_ratio(decisions, logprob_BT)
         never_BT = torch.zeros_like(keep_BT)
         bounded = Bounded(each_BT, never_BT, never_BT) if self.bound is None else self.bound(each_BT, advantage_BT)
-        log_ratio_BT = _at_level(self.ratio_level, bounded.log_ratio_BT, decisions)
+        ratio_mask_BT = keep_BT if decisions.ratio_mask_BT is None else decisions.ratio_mask_BT & keep_BT
+        log_ratio_BT = _at_level(self.ratio_level, bounded.log_ratio_BT, ratio_mask_BT, decisions.segment_BT)
         ratio_BT = _ratio(log_ratio_BT)
         surrogate = self.surrogate(ratio_BT, logprob_BT, advantage_BT)
         surrogate_sum = (weight_BT * surrogate.loss_BT).sum()
         kl_BT = decisions.kl_BT
         if kl_BT is not None and self.kl_ratio_level is not None:
-            kl_BT = kl_BT.where(keep_BT, 0.0) * _ratio(_at_level(self.kl_ratio_level, each_BT, decisions))
+            kl_BT = kl_BT.where(keep_BT, 0.0) * _ratio(
+                _at_level(self.kl_ratio_level, each_BT, keep_BT, decisions.segment_BT)
+            )
         kl_loss = self._penalty(decisions, kl_BT, self.kl_beta, _MISSING_KL)
         entropy_loss = self._penalty(decisions, decisions.entropy_BT, -self.entropy_bonus, _MISSING_ENTROPY)
         excess_BT = (ratio_BT - 1).detach().where(keep_BT, 0.0).double()
@@ -257,8 +270,8 @@ class Objective:
         return factor * (weight_BT.where(decisions.mask_BT, 0.0) * value_BT.where(decisions.mask_BT, 0.0)).sum()
 
 
-def _at_level(level: str, log_ratio_BT: Tensor, decisions: Decisions) -> Tensor:
-    return RATIO_LEVELS[level](log_ratio_BT, decisions.mask_BT, decisions.segment_BT)
+def _at_level(level: str, log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor) -> Tensor:
+    return RATIO_LEVELS[level](log_ratio_BT, mask_BT, segment_BT)
 
 
 def _ratio(log_ratio_BT: Tensor) -> Tensor:

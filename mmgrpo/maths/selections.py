@@ -1,7 +1,8 @@
 """Selections: which decisions' surrogate counts in an update, told from values at the weights of now, without grad.
 
-A selection changes no normaliser: a decision it leaves out weighs 0, the others weigh what they did. Divergence and
-entropy terms keep every decision. Selections combine: a decision counts where all of them keep it.
+A selection changes no normaliser of the loss: a decision it leaves out weighs 0, the others weigh what they did. One of
+the ratio leaves the weights alone: the ratio's mean or sum is over the decisions it keeps. Divergence and entropy terms
+keep every decision. Selections combine: a decision counts where all of them keep it.
 
 Axes: B samples, T decisions (tokens or denoising steps), N kept decisions of the whole job's update.
 """
@@ -29,30 +30,43 @@ class Selection:
     Attributes:
         keep: (decisions, job_entropy_N) -> bool keep_BT, over whole rows; job_entropy_N is empty unless it is needed.
         needs_entropy: whether the decisions must carry their entropy, and job_entropy_N that of the whole job.
+        of_ratio: whether what is not kept leaves the ratio of its sample or segment, and not the loss.
     """
 
     keep: Callable[[Decisions, Tensor], Tensor]
     needs_entropy: bool = False
+    of_ratio: bool = False
 
 
 def top_entropy(*, share: float) -> Selection:
     """The decisions of the highest entropy: of an update's decisions, this share, and any that tie with its last.
 
-    keep = H >= quantile(H over the update's decisions on all processes, 1 - share), interpolated linearly.
+    w = 0 unless H >= quantile(H over the update's decisions on all processes, 1 - share), interpolated linearly.
 
     Units: share is dimensionless, above 0 and at most 1 (0.2).   Raises: ConfigError for another share.
     Source: Wang et al., Beyond the 80/20 Rule, arXiv:2506.01939; TRL's ``top_entropy_quantile``. Deviation from TRL:
     the quantile is that of the update, where TRL takes one for each micro-batch.
     """
-    if not 0 < share <= 1:
-        raise ConfigError(f"top_entropy keeps a share above 0 and at most 1, got {share}")
-    return Selection(keep=partial(_high_entropy_BT, share=share), needs_entropy=True)
+    return Selection(keep=partial(_high_entropy_BT, share=_share(share)), needs_entropy=True)
+
+
+def ratio_top_entropy(*, share: float) -> Selection:
+    """The ratio of a sample or segment over those of its decisions that ``top_entropy`` keeps.
+
+    log r is the mean or sum over H >= quantile(H over the update's decisions on all processes, 1 - share), r = 1 where
+    there are none.
+
+    Units: share is dimensionless, above 0 and at most 1.   Raises: ConfigError for another share.
+    Source: TRL's ``top_entropy_quantile`` of its GMPOTrainer, whose geometric mean leaves the other tokens out; the
+    GMPO paper has none. Deviation: the quantile is that of the update, as in ``top_entropy``.
+    """
+    return Selection(keep=partial(_high_entropy_BT, share=_share(share)), needs_entropy=True, of_ratio=True)
 
 
 def near_policy(*, limit: float) -> Selection:
     """Whole samples that did no worse than their group, or that are still likely: bad and unlikely ones are left out.
 
-    keep = A >= 0 or mean_t (old_logprob - logprob) <= limit, the mean over the kept decisions of the row.
+    w = 0 unless A >= 0 or mean_t (old_logprob - logprob) <= limit, the mean over the kept decisions of the row.
 
     Units: limit in nats per decision.
     Source: DeepSeek-V3.2, arXiv:2512.02556, off-policy sequence masking; TRL's ``off_policy_mask_threshold``.
@@ -73,9 +87,15 @@ def quantile(value_N: Tensor, fraction: float) -> Tensor:
 
 
 SELECTIONS: Mapping[str, Callable[..., Selection]] = MappingProxyType(
-    {"top_entropy": top_entropy, "near_policy": near_policy}
+    {"top_entropy": top_entropy, "ratio_top_entropy": ratio_top_entropy, "near_policy": near_policy}
 )
 """Selections by the name that a method's configuration uses; called with their numbers."""
+
+
+def _share(share: float) -> float:
+    if not 0 < share <= 1:
+        raise ConfigError(f"a selection by entropy keeps a share above 0 and at most 1, got {share}")
+    return share
 
 
 def _high_entropy_BT(decisions: Decisions, job_entropy_N: Tensor, *, share: float) -> Tensor:
@@ -83,7 +103,7 @@ def _high_entropy_BT(decisions: Decisions, job_entropy_N: Tensor, *, share: floa
         return decisions.mask_BT
     if decisions.entropy_BT is None:
         raise ConfigError(
-            "top_entropy needs entropy_BT, and this policy has no entropy to give: leave the selection out"
+            "a selection by entropy needs entropy_BT, and this policy has no entropy to give: leave the selection out"
         )
     threshold = quantile(job_entropy_N.to(decisions.entropy_BT), 1 - share)
     return decisions.mask_BT & (decisions.entropy_BT.detach() >= threshold)

@@ -216,6 +216,9 @@ def cps(step: Step, *, strength: float) -> Kernel:
     """Coefficients-preserving sampling: std = sigma' sin(strength pi / 2), noise = sqrt(sigma'^2 - std^2).
 
     signal = alpha'. Predicted and fresh noise together weigh exactly sigma' at any step length. Serves every schedule.
+    Does not keep the marginals: the prediction of the noise spreads less than the noise, and nothing makes up for it.
+    Of standard normal data, seen by an exact network on even flow levels, samples at 0.8 have a std of 0.72 in 10 steps
+    and 0.81 in 1,000, where those without noise have 0.88 and 1.00.
 
     Units: strength in [0, 1], the share of the noise that is fresh; published 0.8.
     Raises: ConfigError for strength outside [0, 1].

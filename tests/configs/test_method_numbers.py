@@ -45,8 +45,7 @@ ADVANTAGES = {
     "flow-grpo-fast": OVER_BATCH,
     "grpo-guard": [[-1.068988, -0.534494, 0.0, 1.603482], DEAD, [-0.9996, -0.9996, 0.9996, 0.9996]],
     "dance-grpo": [[-0.92582, -0.46291, 0.0, 1.38873], DEAD, [-0.866025, -0.866025, 0.866025, 0.866025]],
-    # DanceGRPO's, whose squares add up to 3 in either group that differs, over sqrt((3 + 3) / 11) = 0.738549
-    "mix-grpo": [[-1.253566, -0.626783, 0.0, 1.880349], DEAD, [-1.172604, -1.172604, 1.172604, 1.172604]],
+    "mix-grpo": [[-0.92582, -0.46291, 0.0, 1.38873], DEAD, [-0.866025, -0.866025, 0.866025, 0.866025]],
 }
 
 
@@ -99,6 +98,18 @@ def test_advantages(name: str) -> None:
     credit = form_credit(scores, 4, config)
     torch.testing.assert_close(credit.advantage_B.reshape(3, 4), torch.tensor(ADVANTAGES[name]), rtol=0, atol=2e-6)
     assert credit.zero_std_frac == pytest.approx(1 / 3)
+
+
+def test_rewards_of_mix_grpo_are_normalised_and_added_without_another_scale() -> None:
+    config = AdvantageConfig.model_validate(read_layers(CONFIGS / "methods" / "mix-grpo.yaml")["advantage"])
+    # of the group (0, 0, 1, 1) the second reward says (6, 4, 4, 6), at half the weight: sample std 0.57735 and 1.154701
+    value_BR = torch.tensor([[0.0, 6.0], [0.0, 4.0], [1.0, 4.0], [1.0, 6.0]])
+    scores = Scores(
+        names=("a", "b"), weight_R=torch.tensor([1.0, 0.5]), value_BR=value_BR, valid_BR=value_BR.bool() | True
+    )
+    one, half = 0.8660254, 0.4330127
+    expected_B = torch.tensor([-one + half, -one - half, one - half, one + half])
+    torch.testing.assert_close(form_credit(scores, 4, config).advantage_B, expected_B)
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)

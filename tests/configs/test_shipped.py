@@ -151,8 +151,8 @@ def test_window_of_flow_grpo_fast(tmp_path: Path) -> None:
 
 def test_window_of_dance_grpo(tmp_path: Path) -> None:
     found = windows("methods/dance-grpo", tmp_path, range(200))
-    assert {len(window or ()) for window in found} == {9}  # int(0.6 * 15)
-    assert {step for window in found for step in window or ()} == set(range(15))
+    assert {len(window or ()) for window in found} == {6}  # int(0.6 * 11)
+    assert {step for window in found for step in window or ()} == set(range(11))
 
 
 def test_window_of_mix_grpo(tmp_path: Path) -> None:

@@ -64,7 +64,8 @@ def draw(num_rows: int = 6, num_columns: int = 5, *, seed: int = 0) -> Decisions
 
 
 def tensors(decisions: Decisions) -> dict[str, Any]:
-    return {field.name: getattr(decisions, field.name) for field in fields(decisions)}
+    given = {field.name: getattr(decisions, field.name) for field in fields(decisions)}
+    return {name: tensor for name, tensor in given.items() if tensor is not None}
 
 
 def cut(decisions: Decisions, rows: Tensor, columns: Tensor) -> Decisions:

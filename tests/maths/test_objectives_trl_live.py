@@ -43,9 +43,9 @@ def draw_options(random: Random) -> dict[str, Any]:
         options["importance_sampling_level"] = random.choice(list(LEVELS))
         options["use_bias_correction_kl"] = random.random() < 0.5
         if random.random() < 0.4:
-            options["top_entropy_quantile"] = random.choice([0.1, 0.23, 0.5, 0.9])
-        if random.random() < 0.4:
             options["off_policy_mask_threshold"] = random.choice([-0.2, 0.0, 0.1, 0.3])
+    if loss_type != "rloo" and random.random() < 0.4:
+        options["top_entropy_quantile"] = random.choice([0.1, 0.23, 0.5, 0.9])
     if loss_type != "rloo" and random.random() < 0.5:
         options["beta"] = random.choice([0.001, 0.04, 0.5])
     if loss_type in ("grpo", "bnpo", "dr_grpo", "dapo", "luspo") and random.random() < 0.4:
@@ -91,7 +91,8 @@ def ours(options: dict[str, Any]) -> ObjectiveConfig:
     beta, corrected = options.get("beta", 0.0), options.get("use_bias_correction_kl", False)
     selections: list[Any] = []
     if "top_entropy_quantile" in options:
-        selections.append({"name": "top_entropy", "share": options["top_entropy_quantile"]})
+        name = "ratio_top_entropy" if loss_type == "gmpo" else "top_entropy"
+        selections.append({"name": name, "share": options["top_entropy_quantile"]})
     if "off_policy_mask_threshold" in options:
         selections.append({"name": "near_policy", "limit": options["off_policy_mask_threshold"]})
     return ObjectiveConfig.model_validate(

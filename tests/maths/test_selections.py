@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -10,11 +11,11 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, ShapeError
-from mmgrpo.maths.aggregates import count, decision_mean
+from mmgrpo.maths.aggregates import count, decision_mean, sample_mean
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.objectives import Objective
-from mmgrpo.maths.selections import SELECTIONS, near_policy, quantile, top_entropy
-from mmgrpo.maths.surrogates import clipped
+from mmgrpo.maths.selections import SELECTIONS, near_policy, quantile, ratio_top_entropy, top_entropy
+from mmgrpo.maths.surrogates import clipped, unclipped
 
 NAN = float("nan")
 MASK_BT = torch.tensor([[True, True, True], [True, True, False]])
@@ -110,6 +111,29 @@ def test_a_selection_sets_weights_alone() -> None:
     assert loss.diagnostics.num_decisions == 5
 
 
+def test_a_selection_of_the_ratio_leaves_the_weights_alone() -> None:
+    objective = Objective(
+        surrogate=unclipped,
+        aggregate=sample_mean,
+        ratio_level="sequence",
+        selections=(ratio_top_entropy(share=0.4),),
+    )
+    # kept are 0.5 of the first row and 0.4 of the second: log-ratios 0.2 and -0.3 alone make the two ratios
+    logprob_BT = torch.tensor([[1.0, 0.2, 3.0], [-0.3, 5.0, NAN]], requires_grad=True)
+    given = decisions(logprob_BT=logprob_BT, weight_BT=sample_mean(MASK_BT, count(MASK_BT)))
+    loss = objective(objective.selected(given, torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])))
+    up, down = math.exp(0.2), math.exp(-0.3)
+    assert loss.value.item() == pytest.approx((-up + down) / 2)
+    loss.value.backward()
+    assert logprob_BT.grad is not None
+    torch.testing.assert_close(logprob_BT.grad, torch.tensor([[0.0, -up / 2, 0.0], [down / 2, 0.0, 0.0]]))
+
+
+def test_a_selection_of_the_ratio_needs_one_of_several_decisions() -> None:
+    with pytest.raises(ConfigError, match="ratio_level to sequence"):
+        Objective(surrogate=unclipped, aggregate=sample_mean, selections=(ratio_top_entropy(share=0.4),))
+
+
 def test_selections_say_what_they_need() -> None:
     plain = Objective(surrogate=partial(clipped, low=0.2, high=0.2), aggregate=decision_mean)
     by_entropy = replace(plain, selections=(top_entropy(share=0.2),))
@@ -123,4 +147,4 @@ def test_selections_say_what_they_need() -> None:
 
 
 def test_every_selection_is_tested() -> None:
-    assert set(SELECTIONS) == {"top_entropy", "near_policy"}
+    assert set(SELECTIONS) == {"top_entropy", "ratio_top_entropy", "near_policy"}

@@ -302,6 +302,22 @@ def test_impossible_steps_are_refused() -> None:
             Level(alpha=alpha, sigma=sigma)
 
 
+@pytest.mark.parametrize(("num_steps", "plain", "published"), [(10, 0.87898, 0.72368), (1000, 0.99872, 0.80657)])
+def test_cps_falls_short_of_the_marginals(num_steps: int, plain: float, published: float) -> None:
+    """Of standard normal data an exact network says x0 = (1 - s) x / V and eps = s x / V, V = (1 - s)^2 + s^2."""
+    std = {}
+    for strength in (0.0, 0.8):
+        variance = 1.0
+        for i in range(num_steps):
+            sigma, next_sigma = 1 - i / num_steps, 1 - (i + 1) / num_steps
+            kernel = cps(flow_step(sigma, next_sigma), strength=strength)
+            slope = (kernel.signal * (1 - sigma) + kernel.noise * sigma) / ((1 - sigma) ** 2 + sigma**2)
+            variance = slope**2 * variance + kernel.std**2
+        std[strength] = math.sqrt(variance)
+    close(std[0.0], plain, 1e-5)
+    close(std[0.8], published, 1e-5)
+
+
 def test_predictions_that_say_nothing_are_refused() -> None:
     with pytest.raises(ConfigError, match="zero terminal SNR"):
         epsilon_to_prediction(X, V, vp(0.0))
