@@ -20,6 +20,7 @@ from mmgrpo.maths.schedules import SCHEDULES, WEIGHT_SCHEDULES
 from mmgrpo.policy import Policy
 from mmgrpo.registry import resolve
 from mmgrpo.scoring import Gate, NamedReward, as_reward
+from mmgrpo.targets import is_own
 from mmgrpo.types import Plan, Sample
 
 _NESTED = ("of", "likelihood")  # settings of a reward that name another one
@@ -124,7 +125,7 @@ def _named_reward(config: RewardConfig) -> NamedReward:
 def _built_reward(config: RewardConfig) -> Any:
     target = resolve("rewards", config.name)
     settings = {name: _reward_setting(config.name, name, value) for name, value in config.numbers.items()}
-    if config.name.startswith("python:") and not inspect.isclass(target):
+    if is_own(config.name) and not inspect.isclass(target):
         return partial(target, **settings) if settings else target
     try:
         return target(**settings)
@@ -137,7 +138,7 @@ def _reward_setting(owner: str, setting: str, value: Any) -> Any:
     """What a setting of a reward stands for: another reward, something of the user's own, or itself."""
     named = value if isinstance(value, str) else value.get("name") if isinstance(value, Mapping) else None
     is_reward = setting in _NESTED and named is not None
-    if not is_reward and not (isinstance(named, str) and named.startswith("python:")):
+    if not is_reward and not (isinstance(named, str) and is_own(named)):
         return value
     try:
         nested = RewardConfig.model_validate(value)

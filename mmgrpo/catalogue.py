@@ -64,7 +64,7 @@ def summary_of(name: str) -> str:
     try:
         return _marked((inspect.getdoc(resolve("rewards", name)) or "").partition("\n")[0]).removeprefix("Reward: ")
     except MmgrpoError as error:
-        return f"({error})"
+        return f"({_as_it_is(str(error))})"
 
 
 def page_of(name: str) -> str:
@@ -150,6 +150,11 @@ def _settings(reward: Any, said: str) -> Iterator[str]:
         kind = type_name(hints[parameter.name]) if parameter.name in hints else ""
         yield f"| `{parameter.name}` | {kind} | {default} |"
     yield from ("", f"Those of every reward: {', '.join(f'`{key}`' for key in SHARED)}.", "")
+
+
+def _as_it_is(text: str) -> str:
+    """A text in Markdown that is read as no markup."""
+    return re.sub(r"([\\`*_{}\[\]<>()#+.!|~-])", r"\\\1", text)
 
 
 def _marked(text: str) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()):
+    del sys.path[0]  # python -m puts the working directory first, where a stranger's peft.py may lie
+
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,19 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markdown import Markdown
-from rich.markup import escape
 from rich.table import Table
 
 from mmgrpo import __version__
+from mmgrpo.console import PlainConsole, brief, log_plainly, page, raised_plainly, shown, styled
 from mmgrpo.errors import MmgrpoError
 
 if TYPE_CHECKING:
     from mmgrpo.types import Sample
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-console = Console()
+console = PlainConsole()
 
 Config = Annotated[str, typer.Argument(help="a YAML file, or a shipped name such as quickstart/digits-image")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="a.b=c, laid over the file")]
@@ -37,7 +39,7 @@ def _plain_errors() -> Iterator[None]:
     try:
         yield
     except MmgrpoError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        PlainConsole(stderr=True).say(styled("error:", "bold red"), brief(error))
         raise typer.Exit(2) from None
 
 
@@ -52,6 +54,8 @@ def _root(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="says which")] = False,
 ) -> None:
     """GRPO for anything that generates."""
+    log_plainly()
+    sys.excepthook = raised_plainly
 
 
 @app.command()
@@ -67,7 +71,7 @@ def train(
         if main:
             from mmgrpo.report import write_report
 
-            console.print(f"report: {write_report(run)}", highlight=False, soft_wrap=True)
+            console.say(f"report: {write_report(run)}")
 
 
 @app.command()
@@ -99,8 +103,8 @@ def sample(
         scores = Scores(names=(), weight_R=torch.zeros(0), value_BR=nothing, valid_BR=nothing.bool())
         folder = RunFolder(out).save_samples(0, rollout.samples, scores)
         for text, times in Counter(_written(sample) for sample in rollout.samples if sample.text is not None).items():
-            typer.echo(f"{text}\n{f'({times} times) ' if times > 1 else ''}{'-' * 40}")
-        console.print(f"{count} samples in {folder}", highlight=False, soft_wrap=True)
+            typer.echo(f"{shown(text)}\n{f'({times} times) ' if times > 1 else ''}{'-' * 40}")
+        console.say(f"{count} samples in {folder}")
 
 
 @app.command()
@@ -132,7 +136,7 @@ def report(run: Annotated[Path, typer.Argument(help="a run folder")]) -> None:
     with _plain_errors():
         from mmgrpo.report import write_report
 
-        console.print(str(write_report(run)), highlight=False, soft_wrap=True)
+        console.say(str(write_report(run)))
 
 
 @app.command()
@@ -157,7 +161,7 @@ def explain(config: Config, overrides: Overrides = None) -> None:
     with _plain_errors():
         from mmgrpo.explain import explanation
 
-        typer.echo(explanation(_settings(config, overrides, computes=False)))
+        typer.echo(shown(explanation(_settings(config, overrides, computes=False))))
 
 
 @app.command("serve-rewards")
@@ -191,15 +195,14 @@ def serve_rewards(
         app = make_app(rewards, limits=limits, token=token_of(token_variable))
         served = ", ".join(reward.name for reward in rewards)
         if token_variable is None and host not in ("127.0.0.1", "localhost", "::1"):
-            console.print("[bold yellow]warning:[/] whoever reaches this machine may ask; set --token-variable")
+            console.say(styled("warning:", "bold yellow"), "whoever reaches this machine may ask; set --token-variable")
         if ignored := ", ".join(ignored_settings(settings)):
-            console.print(
-                "[bold yellow]warning:[/] a server judges and no more; how it counts is for the run that asks, "
-                f"and these do nothing here: {escape(ignored)}",
-                highlight=False,
-                soft_wrap=True,
+            console.say(
+                styled("warning:", "bold yellow"),
+                "a server judges and no more; how it counts is for the run that asks, "
+                f"and these do nothing here: {ignored}",
             )
-        console.print(f"serving {served} at http://{host}:{port}/score", highlight=False, soft_wrap=True)
+        console.say(f"serving {served} at http://{host}:{port}/score")
         serve(app, host=host, port=port)
 
 
@@ -216,7 +219,7 @@ def rewards(name: Annotated[str | None, typer.Argument(help="a reward, whose pag
 
     with _plain_errors():
         if name is not None:
-            console.print(Markdown(page_of(name)))
+            console.print(page(page_of(name)))
             return
         width = max(len(member) for members in by_kind().values() for member in members)
         for kind, members in by_kind().items():
@@ -224,27 +227,26 @@ def rewards(name: Annotated[str | None, typer.Argument(help="a reward, whose pag
             table.add_column(no_wrap=True, min_width=width)
             table.add_column()
             for member in members:
-                table.add_row(member, Markdown(summary_of(member)))
+                table.add_row(member, page(summary_of(member)))
             console.print(table, "")
-        console.print("mmgrpo rewards NAME shows a reward's settings, range, source and traps.", highlight=False)
+        console.print("mmgrpo rewards NAME shows a reward's settings, range, source and traps.")
 
 
 @app.command()
 def methods() -> None:
     """Lists the published methods that come as YAML."""
-    from mmgrpo.methods import method_index
+    with _plain_errors():
+        from mmgrpo.methods import method_index
 
-    table = Table("include", "method", "paper", "what it is made of", box=None, header_style="bold")
-    for row in method_index():
-        table.add_row(row.include, row.title, row.paper, row.composition)
-    console.print(table)
+        table = Table("include", "method", "paper", "what it is made of", box=None, header_style="bold")
+        for row in method_index():
+            table.add_row(row.include, row.title, row.paper, row.composition)
+        console.print(table)
 
 
 def _settings(config: str, overrides: list[str] | None, *, computes: bool = True) -> Any:
     from mmgrpo.loading import load_config
 
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # python:my_rewards:sharpness is looked for where the command is given
     settings = load_config(config, overrides or [])
     if computes:
         _set_threads(settings.runtime.threads)
@@ -279,7 +281,7 @@ def _train(settings: Any, resume: Path | None) -> tuple[Path, bool]:
     policy = build_policy(settings, settings.runtime.device or accelerator.device)
     trainer = Trainer(policy, judges, prompts, settings, accelerator=accelerator, resume=resume)
     if accelerator.is_main_process:
-        console.print(f"run folder: {trainer.folder.path}", highlight=False, soft_wrap=True)
+        console.say(f"run folder: {trainer.folder.path}")
     return trainer.train(), accelerator.is_main_process
 
 

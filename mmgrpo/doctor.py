@@ -26,6 +26,7 @@ from mmgrpo.checks import (
     same_seed_replay,
 )
 from mmgrpo.config import RunConfig
+from mmgrpo.console import shown
 from mmgrpo.errors import ConfigError, DataError, MmgrpoError, ReplayError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy
@@ -86,10 +87,10 @@ def render(findings: Sequence[Finding]) -> Table:
     table = Table("", "check", "measured", "what to do", box=None, header_style="bold", pad_edge=False)
     for finding in findings:
         verdict = Text("warn", "yellow") if finding.cure else Text("ok", "green")
-        # texts, not markup: messages hold brackets
+        # texts, not markup: messages hold brackets, and whatever data and rewards say
         table.add_row(
             verdict if finding.ok else Text("FAIL", "bold red"),
-            *(Text(part) for part in (finding.check, finding.measured, finding.cure)),
+            *(Text(shown(part)) for part in (finding.check, finding.measured, finding.cure)),
         )
     return table
 

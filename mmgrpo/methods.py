@@ -16,7 +16,7 @@ from typing import Any
 from mmgrpo.config import AdvantageConfig, MethodConfig, Named, ObjectiveConfig, RolloutConfig, RunConfig, UpdateConfig
 from mmgrpo.errors import ConfigError
 from mmgrpo.loading import find_config, read_layers, shipped, validated
-from mmgrpo.registry import import_attribute
+from mmgrpo.targets import import_attribute
 
 PREAMBLE = """# Methods
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import TracebackType
 
-from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
 from mmgrpo.config import RunConfig
+from mmgrpo.console import PlainConsole, styled
 from mmgrpo.warmup import WarmupStep
 from mmgrpo.watchdog import Alarm
 
@@ -19,14 +18,14 @@ class Progress:
     """Progress bars with the numbers that matter, and a line per evaluation; silent on all but one process."""
 
     def __init__(self, config: RunConfig, *, quiet: bool) -> None:
-        self._console = Console(quiet=quiet)
+        self._console = PlainConsole(quiet=quiet)
         self._bars = Bars(
-            TextColumn("{task.description:<8}"),
+            TextColumn("{task.description:<8}", markup=False),
             BarColumn(bar_width=28),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[says]}"),
+            TextColumn("{task.fields[says]}", markup=False),
             console=self._console,
             disable=quiet,
         )
@@ -68,12 +67,12 @@ class Progress:
         parts = [f"{name} {mean:.3f}" for name, mean in means] + [
             f"{name} failed {frac:.0%}" for name, frac in failures
         ]
-        self._console.print(f"step {int(line['step']):>4}  {'   '.join(parts)}", highlight=False)
+        self._console.print(f"step {int(line['step']):>4}  {'   '.join(parts)}")
 
     def alarmed(self, alarm: Alarm) -> None:
         """When the watchdog gives an alarm."""
-        said = f"[bold red]alarm[/] step {alarm.step:>4}  {escape(f'{alarm.kind}: {alarm.measured}; {alarm.cure}')}"
-        self._console.print(said, highlight=False)
+        said = f"step {alarm.step:>4}  {alarm.kind}: {alarm.measured}; {alarm.cure}"
+        self._console.print(styled("alarm", "bold red"), said)
 
 
 def _values(line: Mapping[str, float], kind: str) -> dict[str, float]:

@@ -15,7 +15,7 @@ from mmgrpo.errors import DataError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.prompt_media import StoredImage, holds_media, missing, stored_items
 from mmgrpo.prompt_rows import MEDIA_COLUMNS, form_of, prompt_of_row
-from mmgrpo.registry import import_attribute
+from mmgrpo.targets import is_own, own_attribute
 from mmgrpo.types import Prompt
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _permutation(seed: int, size: int) -> tuple[int, ...]:
 
 
 def _read(source: str, split: str | None, text_column: str) -> Iterable[Prompt]:
-    if source.startswith("python:"):
+    if is_own(source):
         _refuse_split(source, split)
         _refuse_text_column(source, text_column)
         return _from_python(source)
@@ -138,7 +138,7 @@ def _live(dataset: Dataset | DatasetDict, split: str | None, text_column: str) -
 
 
 def _from_python(source: str) -> list[Prompt]:
-    found = import_attribute(source.removeprefix("python:"))
+    found = own_attribute(source)
     prompts = found() if callable(found) else found
     if not isinstance(prompts, Iterable):
         raise DataError(f"'{source}' must give a list of Prompt, got {type(prompts).__name__}")

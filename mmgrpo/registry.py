@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-from mmgrpo.errors import ConfigError, UnknownNameError
-from mmgrpo.extras import missing
+from mmgrpo.errors import UnknownNameError
 from mmgrpo.policy import Scheduled
+from mmgrpo.targets import import_attribute, is_own, own_attribute
 
 POLICIES: Mapping[str, str] = {
     "denoising": "mmgrpo.policies.denoising:DenoisingPolicy",
@@ -115,10 +114,11 @@ def resolve(kind: str, name: str) -> Any:
 
     Raises:
         UnknownNameError: no such name; the nearest are listed.
+        ConfigError: there is nothing at ``python:module:attribute``.
         MissingPackageError: its module needs a package that is not installed.
     """
-    if name.startswith("python:"):
-        return import_attribute(name.removeprefix("python:"))
+    if is_own(name):
+        return own_attribute(name)
     known = names(kind)
     if name not in known:
         raise UnknownNameError(f"unknown name {name!r} among {kind}{suggestion(name, known)}")
@@ -138,32 +138,6 @@ def is_scheduled(policy: str) -> bool:
         return getattr(settings_type(policy), "is_scheduled", False)
     adapter = resolve("policies", policy)
     return isinstance(adapter, type) and issubclass(adapter, Scheduled)
-
-
-def import_attribute(target: str) -> Any:
-    """The object at "module:attribute".
-
-    Args:
-        target: where it is.
-
-    Returns:
-        The object, its module imported now.
-
-    Raises:
-        ConfigError: the target is malformed or does not exist.
-        MissingPackageError: importing it needs a package that is not installed.
-    """
-    module_name, _, attribute = target.partition(":")
-    if not attribute:
-        raise ConfigError(f"{target!r} must be module:attribute")
-    try:
-        return getattr(importlib.import_module(module_name), attribute)
-    except ModuleNotFoundError as error:
-        if error.name and module_name.split(".")[0] != error.name.split(".")[0]:
-            raise missing(error.name.partition(".")[0], target) from error
-        raise ConfigError(f"{target!r} cannot be imported: {error}") from error
-    except AttributeError as error:
-        raise ConfigError(f"{target!r} does not exist: {error}") from error
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.targets import own_attribute
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -22,8 +22,7 @@ def named(model: str | None) -> str:
 def built(source: str) -> Any:
     """What the function that ``python:module:function`` names returns. Raises ConfigError if there is none."""
     try:
-        _, module, attribute = source.split(":")
-        builder = getattr(importlib.import_module(module), attribute)
-    except (ValueError, ImportError, AttributeError) as error:
+        builder = own_attribute(source)
+    except (ConfigError, ImportError) as error:
         raise ConfigError(f"policy.model {source!r} must be python:module:function; {error}") from error
     return builder()

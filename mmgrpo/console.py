@@ -1,0 +1,102 @@
+"""The one way to the terminal: what is printed is text, whoever wrote it.
+
+Messages carry names, labels, values and errors of others: of data, of rewards, of files. On a ``PlainConsole`` a string
+is shown as it stands, without markup, emoji codes or colours of its own, and control characters, which a terminal would
+obey, are written out. Our own words are styled by ``styled``.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import traceback
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, final
+
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.markdown import Markdown
+
+MAX_SHOWN = 4000
+"""Characters of an error or a warning; of a longer one the middle is left out."""
+
+_OBEYED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 and C1 but tab and newline: escape sequences, the bell, a return to overwrite
+    "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"  # what turns or breaks lines of text
+    "\ud800-\udfff]"  # halves of characters, which no terminal can be sent
+)
+
+
+def shown(text: object) -> str:
+    r"""A text as it may go to a terminal: control characters as their codes, such as ``\x1b``."""
+    return _OBEYED.sub(lambda found: _code(ord(found[0])), str(text))
+
+
+def brief(text: object) -> str:
+    """A text as ``shown``, without its middle where it is longer than a person reads."""
+    whole = shown(text)
+    if len(whole) <= MAX_SHOWN:
+        return whole
+    half = MAX_SHOWN // 2
+    return f"{whole[:half]} ... ({len(whole) - 2 * half} characters left out) ... {whole[-half:]}"
+
+
+def styled(text: object, style: str) -> Text:
+    """A text in a style of rich, itself no markup."""
+    return Text(shown(text), style)
+
+
+def page(markdown: str) -> Markdown:
+    """A page of Markdown; its links are written out, so that they lead nowhere unseen."""
+    from rich.markdown import Markdown
+
+    return Markdown(shown(markdown), hyperlinks=False)
+
+
+@final
+class PlainConsole(Console):
+    """A console to which a string is text, in tables and titles too."""
+
+    def __init__(self, *, stderr: bool = False, quiet: bool = False) -> None:
+        """Opens it.
+
+        Args:
+            stderr: writes there, not to stdout.
+            quiet: writes nothing.
+        """
+        super().__init__(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The string as text without control characters; rich asks for it wherever a string is printed."""
+        return super().render_str(shown(text), **options)
+
+    def say(self, *parts: str | Text) -> None:
+        """Prints a line, or several, that are never wrapped, so that paths in them can be copied."""
+        self.print(*parts, soft_wrap=True)
+
+
+@final
+class PlainFormatter(logging.Formatter):
+    """Warnings as text: they carry errors of rewards and of servers."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record, without control characters."""
+        return brief(super().format(record))
+
+
+def log_plainly() -> None:
+    """Makes warnings that no other handler takes go to the terminal as text."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(PlainFormatter())
+
+
+def raised_plainly(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A ``sys.excepthook`` whose traceback is text: the error's message may be of others."""
+    sys.stderr.write(shown("".join(traceback.format_exception(kind, error, trace))))
+
+
+def _code(point: int) -> str:
+    return f"\\x{point:02x}" if point < 256 else f"\\u{point:04x}"

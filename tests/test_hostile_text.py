@@ -1,0 +1,223 @@
+"""What data, rewards, files and settings say is printed as text: no markup of theirs is read, no escape is obeyed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from rich.table import Table
+from typer.testing import CliRunner, Result
+
+from mmgrpo import Sample
+from mmgrpo.cli import app
+from mmgrpo.console import MAX_SHOWN, PlainConsole, PlainFormatter, brief, page, shown, styled
+from mmgrpo.loading import validated
+from mmgrpo.progress import Progress
+from mmgrpo.types import Prompt
+from mmgrpo.watchdog import Alarm
+from tests.policies.letters import letters
+
+MARKUP = "boom [/x] acc[/easy] clip: [2,1] [bold]b[/bold] [link=http://x]l[/link] :warning: <b>"
+ESCAPES = "\x1b[2J \x1b]0;title\x07 \x9b31m back\rover \x08 \u202egnp"
+HOSTILE = f"{MARKUP} {ESCAPES}"
+SAID = MARKUP + r" \x1b[2J \x1b]0;title\x07 \x9b31m back\x0dover \x08 \u202egnp"
+
+
+class Settings(BaseModel):
+    """Of a policy without settings."""
+
+
+class Letters(type(letters())):
+    """The policy of docs/design.md, which writes what a terminal would obey."""
+
+    settings_type = Settings
+
+    @classmethod
+    def from_config(cls, settings: Any, *, device: Any) -> Letters:
+        return cls()
+
+    def rollout(self, *arguments: Any, **options: Any) -> Any:
+        drawn = super().rollout(*arguments, **options)
+        return replace(drawn, samples=[replace(sample, text=f"{sample.text} {HOSTILE}") for sample in drawn.samples])
+
+
+def boom(samples: Sequence[Sample]) -> list[float]:
+    raise RuntimeError(HOSTILE)
+
+
+def first_letter(samples: Sequence[Sample]) -> list[float]:
+    return [float(ord((sample.text or " ")[0])) for sample in samples]
+
+
+def prompts() -> list[Prompt]:
+    return [Prompt(HOSTILE), Prompt("another")]
+
+
+def wrong_prompts() -> Any:
+    return [type(HOSTILE, (), {})()]
+
+
+def config(folder: Path, **sections: Any) -> str:
+    here = f"python:{__name__}"
+    values: dict[str, Any] = {
+        "name": "hostile",
+        "output": str(folder / "runs"),
+        "steps": 1,
+        "policy": {"name": f"{here}:Letters"},
+        "prompts": {"source": f"{here}:prompts"},
+        "rewards": [{"name": f"{here}:first_letter", "label": HOSTILE.replace("/", "|")}],
+        "rollout": {"prompts_per_step": 2, "group_size": 2},
+        "evaluation": {"prompts": {"source": f"{here}:prompts"}, "samples_per_prompt": 1},
+        "runtime": {"device": "cpu"},
+    }
+    path = folder / "hostile.yaml"
+    path.write_text(json.dumps(values | sections))
+    return str(path)
+
+
+def call(*arguments: str, code: int = 0) -> str:
+    """What a command prints, in one line; that no control character is in it is checked here."""
+    result: Result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == code, (result.output, result.exception)
+    printed = result.stdout + result.stderr
+    assert shown(printed) == printed
+    return " ".join(printed.split())
+
+
+class TestConsole:
+    def test_controls_are_written_out_and_other_characters_stay(self) -> None:
+        assert shown(HOSTILE) == SAID
+        assert shown("tab\tline\nümlaut 漢字 🙂 \ud800") == "tab\tline\nümlaut 漢字 🙂 \\ud800"
+
+    def test_a_long_text_loses_its_middle(self) -> None:
+        text = "a" * MAX_SHOWN + "b"
+        half = MAX_SHOWN // 2
+        assert brief(text) == f"{'a' * half} ... (1 characters left out) ... {'a' * (half - 1)}b"
+        assert brief("a" * MAX_SHOWN) == "a" * MAX_SHOWN
+
+    def test_strings_are_text_wherever_they_are_printed(self, capsys: pytest.CaptureFixture[str]) -> None:
+        console = PlainConsole()
+        console.say(HOSTILE, styled(HOSTILE, "bold red"))
+        assert capsys.readouterr().out == f"{SAID} {SAID}\n"
+        table = Table(HOSTILE, title=HOSTILE, width=400, box=None)
+        table.add_row(HOSTILE)
+        console.width = 400
+        console.print(table)
+        assert [line.strip() for line in capsys.readouterr().out.splitlines()] == [SAID] * 3
+        console.print(page("a [link](http://x) " + ESCAPES))
+        assert capsys.readouterr().out.strip() == "a link (http://x) " + shown(ESCAPES)
+
+    def test_warnings_are_text(self) -> None:
+        record = logging.LogRecord("mmgrpo.x", logging.WARNING, __file__, 1, "said %s", (HOSTILE,), None)
+        assert PlainFormatter().format(record) == f"said {SAID}"
+
+
+def test_progress_shows_labels_and_alarms_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(validated({}), quiet=False)
+    progress.judged({"step": 3, f"eval/{HOSTILE.replace('/', '|')}/mean": 0.5})
+    progress.alarmed(Alarm(step=4, kind="length", measured=HOSTILE, cure="lower it [/bold]"))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed == f"step 3 {SAID.replace('/', '|')} 0.500 alarm step 4 length: {SAID}; lower it [/bold]"
+
+
+class TestCommands:
+    def test_train_evaluate_and_report(self, tmp_path: Path) -> None:
+        path = config(tmp_path, name="run[bold]x[bold]")
+        said = call("train", path)
+        assert f"run folder: {tmp_path}/runs/run[bold]x[bold]" in said
+        assert f"{SAID.replace('/', '|')} 1" in said  # the mean of the codes of small letters is above 96
+        assert f"report: {tmp_path}/runs/run[bold]x[bold]/report.html" in said
+        assert json.loads(call("evaluate", path))[f"eval/{HOSTILE.replace('/', '|')}/mean"] > 96
+        assert call("report", str(tmp_path / "runs/run[bold]x[bold]")).endswith("run[bold]x[bold]/report.html")
+
+    def test_a_reward_that_raises(self, tmp_path: Path) -> None:
+        path = config(tmp_path, rewards=[{"name": f"python:{__name__}:boom", "label": "acc[/easy]"}])
+        said = call("train", path, code=2)
+        assert "error: reward 'acc[/easy]' failed on 4 of 4 samples" in said
+        assert f"it raised RuntimeError: {SAID}" in said
+        found = call("doctor", path, code=1)
+        assert "reward acc[/easy]" in found
+        assert "failed on 4 of 4 samples" in found
+
+    def test_sample(self, tmp_path: Path) -> None:
+        said = call("sample", config(tmp_path), HOSTILE, "--out", str(tmp_path / "out[/x]"))
+        assert SAID in said
+        assert said.endswith(f"4 samples in {tmp_path}/out[/x]/samples/step-000000")
+
+    def test_explain_and_errors_of_configurations(self, tmp_path: Path) -> None:
+        wrapped = SAID.replace(r"\x0d", " ")  # white space is where lines are wrapped
+        assert f"run {wrapped}, seed 0" in call("explain", config(tmp_path, name=HOSTILE))
+        assert f"error: unknown key {HOSTILE!r}" in call("explain", config(tmp_path, **{HOSTILE: 1}), code=2)
+        assert "clip of reward 'acc[/easy]' must be [low, high], low below high, got (2.0, 1.0)" in call(
+            "explain", config(tmp_path, rewards=[{"name": "jpeg_size", "label": "acc[/easy]", "clip": [2, 1]}]), code=2
+        )
+        assert "error: no configuration '[bold]boom [/x]" in call("explain", "[bold]boom [/x]", code=2)
+        source = config(tmp_path, prompts={"source": f"python:{__name__}:wrong_prompts"})
+        assert f"its item 0 is a {SAID}" in call("train", source, code=2)
+
+    def test_lists_and_pages(self) -> None:
+        assert "methods/flow-grpo" in call("methods")
+        assert "denoising" in call("policies")
+        assert "digit_verifier" in call("rewards")
+        assert "remote" in call("rewards", "remote")
+        assert "error: unknown name 'acc[/easy]' among rewards" in call("rewards", "acc[/easy]", code=2)
+
+
+FOREIGN = '''
+def score(samples, level: str = "[bold] [/x]"):
+    """Reward: boom [/x] acc[/easy] \x1b[2J here.
+
+    Settings: ``level``, [bold] or [/x].
+    """
+'''
+
+
+def test_what_other_packages_say_of_themselves(tmp_path: Path) -> None:
+    """Names and docstrings of a distribution's rewards, policies and methods."""
+    folder = tmp_path / "others-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Name: others\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(
+        "[mmgrpo.rewards]\nacc[/easy] = foreign:score\ngone[/x] = no_such[/y]:score\n"
+        "[mmgrpo.policies]\nboom[/x] = foreign:score\n"
+        "[mmgrpo.methods]\nx = foreign:METHOD\n"
+    )
+    method = tmp_path / "method.yaml"
+    method.write_text("method: {name: m, title: 'acc[/easy] \\e[2J', paper: '[/x]'}\n".replace("'acc", '"acc').replace(
+        "J'", 'J"'
+    ))  # fmt: skip
+    (tmp_path / "foreign.py").write_text(textwrap.dedent(FOREIGN) + f"\nMETHOD = {str(method)!r}\n")
+    printed = {}
+    for command in (("rewards",), ("rewards", "acc[/easy]"), ("policies",), ("methods",)):
+        code = f"import sys; sys.path.append({str(tmp_path)!r}); from mmgrpo.cli import app; app(sys.argv[1:])"
+        done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert shown(done.stdout) == done.stdout
+        printed[command[-1]] = " ".join(done.stdout.split())
+    assert r"boom [/x] acc[/easy] \x1b[2J here." in printed["rewards"]
+    assert "'no_such[/y]:score' cannot be imported" in printed["rewards"]
+    assert "[bold] or [/x]" in printed["acc[/easy]"]
+    assert "boom[/x]" in printed["policies"]
+    assert r"acc[/easy] \x1b[2J" in printed["methods"]
+
+
+def test_a_bug_keeps_its_traceback_as_text(tmp_path: Path) -> None:
+    (tmp_path / "buggy.py").write_text(f"def prompts():\n    raise KeyError({'boom [/x] ' + chr(27) + '[2J'!r})\n")
+    (tmp_path / "buggy.yaml").write_text(
+        "{policy: {name: language}, prompts: {source: 'python:buggy:prompts'}, rewards: [{name: jpeg_size}]}"
+    )
+    call = [sys.executable, "-m", "mmgrpo.cli", "train", "buggy.yaml"]
+    done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert shown(done.stderr) == done.stderr
+    assert "Traceback" in done.stderr
+    assert r"KeyError: 'boom [/x] \x1b[2J'" in done.stderr
