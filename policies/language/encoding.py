@@ -125,7 +125,8 @@ class Encoder:
     def _encoded(self, prompt: Prompt) -> Encoded:
         tensors = self._tensors(prompt)
         ids = tensors.pop("input_ids")
-        tensors.pop(MASK, None)
+        for unread in (MASK, "labels"):  # the mask holds everywhere; labels are of a loss that is not ours
+            tensors.pop(unread, None)
         per_token = {name: tensor for name, tensor in tensors.items() if tensor.shape == ids.shape}
         media = {name: tensor for name, tensor in tensors.items() if name not in per_token}
         encoded = Encoded(prompt, ids[0], per_token, media)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policies.language.decoding import Completion, complete
+from mmgrpo.policies.language.agreement import TOLERANCES, Trial, told
+from mmgrpo.policies.language.choosing import Choice
+from mmgrpo.policies.language.decoding import Completion, Tape
 from mmgrpo.policies.language.encoding import Encoded, Encoder
 from mmgrpo.policies.language.loading import (
     end_ids,
@@ -26,25 +28,26 @@ from mmgrpo.policies.language.loading import (
     load_model,
     media_ids,
 )
-from mmgrpo.policies.language.sampling import Sampling, Support, token_logprobs
+from mmgrpo.policies.language.plain import Plain
+from mmgrpo.policies.language.sampling import Sampling
+from mmgrpo.policies.language.scoring import logprobs
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.language.trace import Trace, assembled, sample_of
 from mmgrpo.policies.language.transformer import Transformer
+from mmgrpo.policies.language.ways import Cached, Way
 from mmgrpo.policies.weights import PeftFiles, Weights
 from mmgrpo.policy import Policy, Supervised
 from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, Sample
 
-EXACTNESS = {torch.float32: 1e-3, torch.bfloat16: 0.25}
-"""How far a stored log-probability may lie from the model's own, called plainly, before the model is refused."""
-
-PLAIN = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.empty(0, dtype=torch.long))
+WHOLE = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.empty(0, dtype=torch.long))
 
 
 class LanguagePolicy(Policy, Supervised):
     """A causal language model, or a vision-language model, whose tokens are decisions.
 
     A prompt, with its pictures, goes through the model once per group in the rollout and once in the update; its
-    key-value cache is expanded to the members. Logits exist a chunk of tokens at a time. No part of it is per-model.
+    key-value cache is expanded to the members. Logits exist a chunk of tokens at a time. Where that is not what the
+    model says when it is called plainly, it is called plainly. No part of it is per-model.
 
     Attributes:
         model: the wrapped model.
@@ -67,7 +70,7 @@ class LanguagePolicy(Policy, Supervised):
         if settings is None or isinstance(settings, Mapping):
             settings = LanguageSettings(**(settings or {}))
         dtype = next(model.parameters()).dtype
-        if dtype not in EXACTNESS:
+        if dtype not in TOLERANCES:
             raise ConfigError(f"{dtype} gradients need a loss scaler; load the model in bfloat16 or float32")
         self.model = model
         self.processor = processor
@@ -93,14 +96,11 @@ class LanguagePolicy(Policy, Supervised):
             enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)  # renamed
             enable({"use_reentrant": False})
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
-        self._transformer = Transformer(model, autocast=self._autocast)
-        if settings.compile and not self._transformer.compiles:
-            raise ConfigError(
-                f"policy.compile needs a cache of full attention in every layer, which {type(model).__name__} has not"
-            )
-        self._frozen: Transformer | None = None
-        self._shares = self._may_share()
-        self._tolerance: float | None = EXACTNESS[dtype]
+        self._tolerance = TOLERANCES[dtype]
+        self._choice, self._teaching = self._choices(model)
+        self._frozen: dict[int, Way] = {}
+        self._refers = False
+        self._verified = False
 
     @classmethod
     def from_config(
@@ -119,9 +119,14 @@ class LanguagePolicy(Policy, Supervised):
         return self._weights.trainable
 
     @property
+    def way(self) -> Way:
+        """How rows go through the model now; decided anew when a kind of prompt comes that was not seen before."""
+        return self._choice.way
+
+    @property
     def shares_prefix(self) -> bool:
         """Whether updates run a prompt once for all rows that share it."""
-        return self._shares
+        return isinstance(self.way, Cached) and self.way.shared
 
     def save(self, directory: Path) -> None:
         """LoRA as peft's own folder, full weights as ``save_pretrained`` has them, the processor beside."""
@@ -139,14 +144,12 @@ class LanguagePolicy(Policy, Supervised):
             with self._weights.adapters_off():
                 yield
             return
-        if self._frozen is None:
-            frozen: Any = self._weights.frozen_copies()["model"]
-            self._frozen = Transformer(frozen, autocast=self._autocast)
-        trained, self._transformer = self._transformer, self._frozen
+        self._weights.frozen_copies()
+        before, self._refers = self._refers, True
         try:
             yield
         finally:
-            self._transformer = trained
+            self._refers = before
 
     def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
         """Writes ``group_size`` completions per prompt; a decision is one token.
@@ -160,13 +163,14 @@ class LanguagePolicy(Policy, Supervised):
             )
         ids = plan.prompt_ids or tuple(range(len(prompts)))
         encoded = [self._encoder(prompt) for prompt in prompts]
+        self._choice.see(encoded)
         drawn = 1 if plan.deterministic else group_size
         carried = group_size // drawn  # rows of the rollout that carry one completion
         keys = [(p, ids[p], member) for p in range(len(prompts)) for member in range(drawn)]
         identities = [(prompts[p], ids[p], member) for p in range(len(prompts)) for member in range(group_size)]
         written: dict[int, Completion] = {}
         samples: dict[int, Sample] = {}
-        for batch in self._decode_batches(encoded, drawn):
+        for batch in self.way.decode_batches(encoded, drawn, self.settings.rollout_batch):
             rows = [row * carried + n for row in batch for n in range(carried)]
             completions = self._complete(encoded, keys, batch, seed, plan)
             written |= zip(rows, (one for one in completions for _ in range(carried)), strict=True)
@@ -198,7 +202,8 @@ class LanguagePolicy(Policy, Supervised):
         chosen = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
         kept = [row for row in chosen if bool(rollout.mask_BT[row].any())]
         trace: Trace = rollout.trace
-        for batch in trace.batches(kept, max_tokens=self.settings.update_tokens, shared=self._shares):
+        way = self._choice.see([trace.prompts[owner] for owner in sorted({trace.prompt_of_B[row] for row in kept})])
+        for batch in way.batches(trace, kept):
             mask_NT = rollout.mask_BT[batch]
             width = int(mask_NT.any(0).nonzero().max()) + 1
             kl_NT = None
@@ -226,9 +231,12 @@ class LanguagePolicy(Policy, Supervised):
         tokens = [torch.cat([self._encoder.target(example.text or ""), end]) for example in examples]
         completions = [Completion(token_T, torch.zeros(len(token_T)), None, True) for token_T in tokens]
         trace = Trace(encoded, range(len(encoded)), completions)
-        batches = trace.batches(range(len(encoded)), max_tokens=self.settings.update_tokens, shared=False)
+        way = self._teaching.see(encoded)
         with self._checkpointing():
-            sums = [self._logprobs(trace, batch, sampling=PLAIN, shared=False)[0].sum() for batch in batches]
+            sums = [
+                logprobs(way, trace, batch, sampling=WHOLE, head_bytes=self.settings.head_bytes)[0].sum()
+                for batch in way.batches(trace, range(len(encoded)))
+            ]
         return -torch.stack(sums).sum() / sum(len(token_T) for token_T in tokens)
 
     @torch.no_grad()
@@ -240,16 +248,6 @@ class LanguagePolicy(Policy, Supervised):
             found_BT[part.rows[:, None], torch.tensor(part.columns)[None]] = part.logprob_BT.cpu()
         return replace(rollout, old_logprob_BT=found_BT, num_forwards=2 * rollout.num_forwards)
 
-    def _decode_batches(self, encoded: Sequence[Encoded], members: int) -> list[list[int]]:
-        """Rows that are decoded together: prompts of like length, whole groups where they fit."""
-        order = sorted(range(len(encoded)), key=lambda p: encoded[p].length)
-        rows = [p * members + member for p in order for member in range(members)]
-        size = self.settings.rollout_batch
-        size = size - size % members if size > members else size
-        if not self._transformer.shares_prefix:
-            size = min(size, members)  # one prompt at a time: such caches cannot be joined
-        return [rows[start : start + size] for start in range(0, len(rows), size)]
-
     def _complete(
         self,
         encoded: Sequence[Encoded],
@@ -259,31 +257,29 @@ class LanguagePolicy(Policy, Supervised):
         plan: Plan,
     ) -> list[Completion]:
         prompts = sorted({keys[row][0] for row in batch})
-        with torch.no_grad():
-            prefix = self._transformer.prefill([encoded[p] for p in prompts], max_tokens=self.settings.update_tokens)
-            prefix = prefix.rows(torch.tensor([prompts.index(keys[row][0]) for row in batch], device=self.model.device))
         T = self.settings.max_new_tokens
         uniform_NT = None
         if not plan.deterministic:
             seeds = [derive_seed(seed, *keys[row][1:]) for row in batch]
             uniform_NT = torch.stack([torch.rand(T, generator=torch.Generator().manual_seed(s)) for s in seeds])
-        return complete(
-            self._transformer,
-            prefix,
-            uniform_NT,
-            self._sampling,
-            end_ids=self._end_ids,
-            max_new_tokens=T,
-            compiled=self.settings.compile,
-        )
+        tape = Tape(self._sampling, rows=len(batch), length=T, device=self.model.device, uniform_NT=uniform_NT)
+        owners = [prompts.index(keys[row][0]) for row in batch]
+        self._now(self.way).write([encoded[p] for p in prompts], owners, tape, self._end_ids)
+        return tape.completions(self._end_ids)
 
     def _scored(
         self, trace: Trace, rows: Sequence[int], mask_NT: Tensor, *, entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities and entropies where the mask holds, 0 elsewhere, (N, T)."""
         with self._checkpointing():
-            logprob_M, entropy_M = self._logprobs(
-                trace, rows, sampling=self._sampling, shared=self._shares, mask_NT=mask_NT, entropy=entropy
+            logprob_M, entropy_M = logprobs(
+                self._now(self.way),
+                trace,
+                rows,
+                sampling=self._sampling,
+                head_bytes=self.settings.head_bytes,
+                mask_NT=mask_NT,
+                entropy=entropy,
             )
         index = mask_NT.to(logprob_M.device)
         logprob_NT = torch.zeros(mask_NT.shape, device=logprob_M.device).masked_scatter(index, logprob_M)
@@ -291,66 +287,67 @@ class LanguagePolicy(Policy, Supervised):
             return logprob_NT, None
         return logprob_NT, torch.zeros_like(logprob_NT).masked_scatter(index, entropy_M)
 
-    def _logprobs(
-        self,
-        trace: Trace,
-        rows: Sequence[int],
-        *,
-        sampling: Sampling,
-        shared: bool,
-        mask_NT: Tensor | None = None,
-        entropy: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Log-probability of every token of the rows that the mask keeps, one after the other, (M,)."""
-        completions = [trace.completions[row] for row in rows]
-        lengths_N = torch.tensor([len(completion.token_T) for completion in completions])
-        exists_NT = torch.arange(int(lengths_N.max()))[None] < lengths_N[:, None]
-        if mask_NT is not None:
-            exists_NT = exists_NT[:, : mask_NT.shape[1]] & mask_NT
-        T = exists_NT.shape[1]
-        tokens = [completion.token_T[:T] for completion in completions]
-        device = self._transformer.device
-        hidden_NTD = self._hidden(trace, rows, tokens, shared)
-        index = exists_NT.to(device)
-        token_NT = pad_sequence(tokens, batch_first=True).to(device)
-        support = None
-        if sampling.truncates:
-            rows_of = zip(completions, exists_NT, strict=True)
-            support = Support.chained([c.support.at(kept_T) for c, kept_T in rows_of if c.support is not None])
-        return token_logprobs(
-            hidden_NTD[index],
-            token_NT[index],
-            self._transformer.logits,
-            sampling,
-            chunk=self.settings.head_bytes // (4 * self._transformer.vocabulary),
-            support=support,
-            entropy=entropy,
-        )
+    def _now(self, way: Way) -> Way:
+        """A way through the model, or through the frozen copy where the reference is asked."""
+        if not self._refers:
+            return way
+        if id(way) not in self._frozen:
+            frozen: Any = self._weights.frozen_copies()["model"]
+            self._frozen = {id(way): way.through(frozen)}
+        return self._frozen[id(way)]
 
-    def _hidden(self, trace: Trace, rows: Sequence[int], tokens: Sequence[Tensor], shared: bool) -> Tensor:
-        """The states that each token of each row is predicted from, (N, T, D)."""
-        owners = [trace.prompt_of_B[row] for row in rows]
-        if not shared:
-            return self._transformer.whole([trace.prompts[owner] for owner in owners], tokens)
-        unique = sorted(set(owners))
-        device = self._transformer.device
-        prefix = self._transformer.prefill(
-            [trace.prompts[owner] for owner in unique], max_tokens=self.settings.update_tokens
-        ).rows(torch.tensor([unique.index(owner) for owner in owners], device=device))
-        token_NT = pad_sequence(list(tokens), batch_first=True).to(device)
-        first_N1D = prefix.hidden_ND[:, None]
-        if token_NT.shape[1] == 1:
-            return first_N1D
-        _, later_NTD = self._transformer.extend(prefix, token_NT[:, :-1])
-        return torch.cat([first_N1D, later_NTD], dim=1)
-
-    def _checkpointing(self) -> Any:
+    @contextmanager
+    def _checkpointing(self) -> Iterator[None]:
+        """Within it the layers keep only their inputs for the backward, if so asked; dropout stays off."""
         active = self.settings.gradient_checkpointing and torch.is_grad_enabled()
-        return self._transformer.checkpointing() if active else nullcontext()
+        layers = [m for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer)] if active else []
+        for layer in layers:
+            layer.training = True
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.training = False
 
-    def _may_share(self) -> bool:
+    def _choices(self, model: PreTrainedModel) -> tuple[Choice, Choice]:
+        """Between the ways that rollouts and updates may go, and those of the warm-up."""
+        if not model.can_generate():
+            raise PolicyError(
+                f"{type(model).__name__} does not write: it has no generate; use a model with a language head"
+            )
+        settings = self.settings
+        vocabulary = model.config.get_text_config(decoder=True).vocab_size
+        against: list[str] = []
+        transformer = None
+        try:
+            transformer = Transformer(model, autocast=self._autocast)
+            vocabulary = transformer.vocabulary
+        except Exception as error:
+            against = [f"cached: {told(error)}"]
+        if settings.compile and (transformer is None or not transformer.compiles):
+            raise ConfigError(
+                f"policy.compile needs a cache of full attention in every layer, which {type(model).__name__} has not"
+            )
+        limits = {"vocabulary": vocabulary, "max_tokens": settings.update_tokens}
+        plain = Plain(model=model, autocast=self._autocast, **limits)
+        whole: list[Cached] = []
+        if transformer is not None:
+            whole = [Cached(transformer=transformer, shared=False, compiled=settings.compile, **limits)]
+        shared = [replace(way, shared=True) for way in whole] if self._may_share(transformer) else []
+        trial = Trial(
+            trace=Trace([], [], []),
+            sampling=self._sampling,
+            parameters=self.trainable,
+            head_bytes=settings.head_bytes,
+            end_ids=self._end_ids,
+            checkpointing=self._checkpointing,
+        )
+        make: Callable[..., Choice] = lambda ways: Choice(ways, plain, trial, self._tolerance, against=against)  # noqa: E731
+        return make([*shared, *whole]), make(whole)
+
+    def _may_share(self, transformer: Transformer | None) -> bool:
         wanted, settings = self.settings.share_prefix, self.settings
-        can = self._transformer.shares_prefix and not settings.gradient_checkpointing
+        can = transformer is not None and transformer.shares_prefix and not settings.gradient_checkpointing
         if wanted and not can:
             why = "gradient checkpointing drops the cache" if settings.gradient_checkpointing else "its cache cannot"
             raise ConfigError(f"policy.share_prefix is true, but {why}; leave it unset")
@@ -364,22 +361,19 @@ class LanguagePolicy(Policy, Supervised):
 
     @torch.no_grad()
     def _verify(self, rollout: Rollout) -> None:
-        """Refuses, at the first rollout, a model that says something else when it is called plainly."""
-        if self._tolerance is None or not bool(rollout.mask_BT.any()):
+        """Refuses, at the first rollout, a model whose likeliest mistake the trial did not see."""
+        if self._verified or not bool(rollout.mask_BT.any()):
             return
         trace: Trace = rollout.trace
         row = min(range(len(trace.completions)), key=lambda r: float(trace.completions[r].logprob_T.sum()))
-        prompt, completion = trace.prompts[trace.prompt_of_B[row]], trace.completions[row]
-        logits_TV = self._sampling.tempered(self._transformer.true_logits(prompt, completion.token_T))
-        if completion.support is not None:
-            keep_TV = completion.support.mask(logits_TV.shape[-1], logits_TV.device)
-            logits_TV = logits_TV.masked_fill(~keep_TV, -torch.inf)
-        true_T = logits_TV.log_softmax(-1).gather(-1, completion.token_T[:, None].to(logits_TV.device))[:, 0].cpu()
-        gap = float((true_T - completion.logprob_T).abs().mean())
-        if not gap <= self._tolerance:
+        limits = {"vocabulary": self.way.vocabulary, "max_tokens": self.settings.update_tokens}
+        plain = Plain(model=self.model, autocast=self._autocast, fill=self.way.fill, together=False, **limits)
+        true_T, _ = logprobs(plain, trace, [row], sampling=self._sampling, head_bytes=self.settings.head_bytes)
+        gap = float((true_T.cpu() - trace.completions[row].logprob_T).abs().mean())
+        most = max(self._tolerance.value, self._tolerance.most_value)
+        if not gap <= most:
             raise PolicyError(
                 f"{type(self.model).__name__} called plainly gives log-probabilities that differ by {gap:.1e} from "
-                "those of its cached decoding: it reads a prompt otherwise when a completion follows (a prefix "
-                "language model?), or its attention is not exact; try policy.attention: eager"
+                "those of its decoding: its attention is not exact; try policy.attention: eager"
             )
-        self._tolerance = None
+        self._verified = True

@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mmgrpo.errors import PolicyError
 from mmgrpo.policies.language.encoding import MASK, Encoded, batches_of
+from mmgrpo.policies.language.heads import Head
 from mmgrpo.policies.language.prefix import Prefix, joined, mergeable
 
 PROBE_TOKENS = 3
-HEAD_TOLERANCE = 1e-2
 
 
 class Transformer:
@@ -44,17 +43,13 @@ class Transformer:
             PolicyError: its logits are not made from its last hidden states in a known way.
         """
         self.model = model
-        self._autocast = autocast
+        self.autocast = autocast
         self._base: Any = model.base_model
-        self._embedding: Any = model.get_output_embeddings()
-        if self._base is model or self._embedding is None:
-            raise PolicyError(f"{type(model).__name__} has no output embeddings over a base model to read tokens from")
-        text = model.config.get_text_config(decoder=True)
-        self.vocabulary = int(self._embedding.weight.shape[0])
-        self._softcap = getattr(text, "final_logit_softcapping", None)
-        self._scale = getattr(text, "logit_scale", 1.0) / getattr(text, "logits_scaling", 1.0)
+        if self._base is model:
+            raise PolicyError(f"{type(model).__name__} has no base model that makes its last hidden states")
         self._takes_positions = "position_ids" in signature(self._base.forward).parameters
-        cache = self._probed_cache()
+        cache, self._head = self._probed()
+        self.vocabulary = self._head.vocabulary
         self.shares_prefix = self._takes_positions and mergeable(cache)
         self.compiles = self.shares_prefix and not any(cache.is_sliding)
 
@@ -66,7 +61,7 @@ class Transformer:
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return self._embedding.weight.device
+        return self.model.device
 
     def logits(self, hidden: Tensor) -> Tensor:
         """What the model makes of last hidden states, float32.
@@ -74,9 +69,7 @@ class Transformer:
         Shapes: (..., D) -> (..., V).
         """
         with self._arithmetic():
-            logits = self._embedding(hidden)
-        logits = logits.float() if self._scale == 1 else logits.float() * self._scale
-        return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
+            return self._head(hidden)
 
     def prefill(self, prompts: Sequence[Encoded], *, max_tokens: int) -> Prefix:
         """Runs each prompt once, alike ones together; the rows are in the order given.
@@ -114,10 +107,16 @@ class Transformer:
         )
         return longer, hidden_NRD
 
-    def whole(self, prompts: Sequence[Encoded], tokens: Sequence[Tensor]) -> Tensor:
+    def whole(self, prompts: Sequence[Encoded], tokens: Sequence[Tensor], *, fill: int = 0) -> Tensor:
         """Runs prompts with their completions in one go, without a cache; all prompts must be of one kind.
 
-        Shapes: N prompts, N completions of up to R tokens -> (N, R, D), the states each token is predicted from.
+        Args:
+            prompts: N prompts.
+            tokens: N completions of up to R tokens.
+            fill: what the prompts' per-token tensors say of a completion's tokens.
+
+        Returns:
+            (N, R, D), the states each token is predicted from.
         """
         lengths = torch.tensor([prompt.length for prompt in prompts])
         rows = [torch.cat([p.ids_P.to(self.device), t.to(self.device)]) for p, t in zip(prompts, tokens, strict=True)]
@@ -126,7 +125,9 @@ class Transformer:
         mask_NL = torch.arange(ids_NL.shape[1])[None] < ends[:, None]
         inputs = self._media(prompts) | {"input_ids": ids_NL}
         for name in prompts[0].per_token:
-            parts = [pad(prompt.per_token[name][0], (0, ids_NL.shape[1] - prompt.length)) for prompt in prompts]
+            parts = [
+                pad(prompt.per_token[name][0], (0, ids_NL.shape[1] - prompt.length), value=fill) for prompt in prompts
+            ]
             inputs[name] = torch.stack(parts).to(self.device)
         if not bool(mask_NL.all()):
             inputs[MASK] = mask_NL.to(self.device)
@@ -134,31 +135,6 @@ class Transformer:
         longest = max(len(row) for row in tokens)
         index_NR = (lengths[:, None] - 1 + torch.arange(longest)).clamp(max=ids_NL.shape[1] - 1).to(self.device)
         return hidden_NLD.gather(1, index_NR[..., None].expand(-1, -1, hidden_NLD.shape[-1]))
-
-    def true_logits(self, prompt: Encoded, token_R: Tensor) -> Tensor:
-        """What the model itself says of a completion, called as its own documentation has it.
-
-        Shapes: (R,) -> (R, V) float32.
-        """
-        ids_1L = torch.cat([prompt.ids_P, token_R])[None].to(self.device)
-        inputs = self._media([prompt]) | {"input_ids": ids_1L, MASK: torch.ones_like(ids_1L)}
-        for name, tensor in prompt.per_token.items():
-            inputs[name] = pad(tensor, (0, len(token_R))).to(self.device)
-        with self._arithmetic():
-            logits_1LV = self.model(**inputs, use_cache=False).logits
-        return logits_1LV[0, prompt.length - 1 : -1].float()
-
-    @contextmanager
-    def checkpointing(self) -> Iterator[None]:
-        """Within it the layers keep only their inputs for the backward; dropout stays off."""
-        layers = [m for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer)]
-        for layer in layers:
-            layer.training = True
-        try:
-            yield
-        finally:
-            for layer in layers:
-                layer.training = False
 
     def _prefilled(self, prompts: Sequence[Encoded]) -> Prefix:
         lengths = [prompt.length for prompt in prompts]
@@ -196,7 +172,7 @@ class Transformer:
         found = {}
         for name in prompts[0].media:
             tensor = torch.cat([prompt.media[name] for prompt in prompts]).to(self.device)
-            found[name] = tensor.to(self._embedding.weight.dtype) if tensor.is_floating_point() else tensor
+            found[name] = tensor.to(self.model.dtype) if tensor.is_floating_point() else tensor
         return found
 
     def _run(self, **inputs: Any) -> Any:
@@ -204,7 +180,7 @@ class Transformer:
             return self._base(**inputs)
 
     def _arithmetic(self) -> torch.autocast:
-        return torch.autocast(self.device.type, dtype=self._autocast, enabled=self._autocast is not None)
+        return torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
 
     @contextmanager
     def _decoder_positions(self) -> Iterator[list[Tensor]]:
@@ -222,17 +198,10 @@ class Transformer:
             handle.remove()
 
     @torch.no_grad()
-    def _probed_cache(self) -> Cache:
-        """Compares our logits with the model's own on a few tokens; returns the cache they left."""
+    def _probed(self) -> tuple[Cache, Head]:
+        """The cache that a few tokens leave, and how their hidden states become logits."""
         ids_1L = torch.arange(PROBE_TOKENS, device=self.device)[None]
         cache = DynamicCache(config=self.model.config)
+        output = self._run(input_ids=ids_1L, past_key_values=cache, use_cache=True)
         with self._arithmetic():
-            theirs = self.model(input_ids=ids_1L, use_cache=False).logits.float()
-        ours = self.logits(self._run(input_ids=ids_1L, past_key_values=cache, use_cache=True).last_hidden_state)
-        gap = float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6))
-        if not gap <= HEAD_TOLERANCE:
-            raise PolicyError(
-                f"the logits of {type(self.model).__name__} are not its output embeddings applied to its last hidden "
-                f"states (relative difference {gap:.1e}); known are a scale and a soft cap"
-            )
-        return cache
+            return cache, Head(self.model, self._base, ids_1L, output)

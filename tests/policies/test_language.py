@@ -15,6 +15,8 @@ from transformers import AutoProcessor
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.language.transformer import Transformer
+from mmgrpo.policies.language.ways import Cached
 from mmgrpo.types import Example, Plan, Prompt, Rollout
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
 from tests.policies.tiny_language import TEMPERATURE, picture, policy_of, prompts_of
@@ -23,6 +25,11 @@ from tests.tiny.language_models import TINY, make
 GREEDY = Plan(stochastic=())
 FAMILIES = ("llama", "gemma2", "mistral", "qwen2.5-vl", "idefics3", "gemma3")
 SEED = 3
+
+
+def transformer_of(policy: LanguagePolicy) -> Transformer:
+    assert isinstance(policy.way, Cached)
+    return policy.way.transformer
 
 
 def rollout_of(policy: LanguagePolicy, name: str, group_size: int = 3) -> Rollout:
@@ -95,7 +102,7 @@ def test_videos_are_read(name: str) -> None:
     prompts = [Prompt("what is shown", videos=[frames]), Prompt("what is shown", videos=[frames[::-1]])]
     rollout = policy.rollout(prompts, group_size=2, seed=SEED)
     assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 2e-6
-    first, second = (policy._transformer.prefill([policy._encoder(p)], max_tokens=9999).hidden_ND for p in prompts)
+    first, second = (transformer_of(policy).prefill([policy._encoder(p)], max_tokens=9999).hidden_ND for p in prompts)
     assert (first - second).abs().max() > 1e-3  # the order of the frames is seen
 
 
@@ -235,12 +242,6 @@ def test_a_processor_without_a_template_reads_text_alone() -> None:
         policy._encoder(Prompt("what", messages=turns))
 
 
-def test_a_prefix_language_model_is_refused() -> None:
-    policy = policy_of("paligemma")
-    with pytest.raises(PolicyError, match="a prefix language model"):
-        rollout_of(policy, "paligemma", group_size=8)
-
-
 def test_windows_and_shared_noise_are_refused() -> None:
     policy = policy_of("llama")
     for plan in (Plan(stochastic=(0, 1)), Plan(share_noise=True), Plan(keep_mean=True)):
@@ -280,4 +281,4 @@ def test_picture_tokens_without_their_features_are_named() -> None:
         encoded, ids_P=encoded.ids_P[marked], per_token={"mm_token_type_ids": torch.zeros(1, int(marked.sum()))}
     )
     with pytest.raises(PolicyError, match=r"cannot read the prompt 'what'.*do not match"):
-        policy._transformer.prefill([cut], max_tokens=999)
+        transformer_of(policy).prefill([cut], max_tokens=999)

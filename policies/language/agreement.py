@@ -1,0 +1,255 @@
+"""Whether a way through a model says what the model says when called plainly: values, gradients, and what it writes.
+
+The plain call, one row at a time and nothing padded, is the truth. Every kind of row that a run holds is put to it
+before a first one is drawn: text alone, one picture, several, videos, prompts of one length and of several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from mmgrpo.policies.language.decoding import Completion, Tape
+from mmgrpo.policies.language.encoding import Encoded
+from mmgrpo.policies.language.plain import FILLS, Plain
+from mmgrpo.policies.language.sampling import Sampling
+from mmgrpo.policies.language.scoring import logprobs
+from mmgrpo.policies.language.trace import Trace
+from mmgrpo.policies.language.ways import Cached, Way
+
+LENGTHS = (3, 2)  # tokens of the two completions that each prompt is tried with
+ENTRIES = 65536  # of a parameter's gradient that are compared, evenly spaced
+SMALL = 0.03  # a parameter whose gradient is a smaller share of the whole is measured against that share
+NOISE = 4.0  # how much further than the plain call's own rounding a way may lie
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """How far a way may lie from the plain call.
+
+    Attributes:
+        value: of a log-probability, in nats.
+        gradient: of a parameter's gradient, relative to its norm.
+        noisy: whether rounding may be larger than that and is measured; then four times it is allowed,
+            but never more than ``most_value`` and ``most_gradient``.
+        most_value: see there.
+        most_gradient: see there.
+    """
+
+    value: float
+    gradient: float
+    noisy: bool = False
+    most_value: float = 0.0
+    most_gradient: float = 0.0
+
+
+TOLERANCES = {
+    torch.float32: Tolerance(value=1e-3, gradient=2e-3),
+    torch.bfloat16: Tolerance(value=0.02, gradient=0.02, noisy=True, most_value=0.25, most_gradient=0.3),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trial:
+    """What the ways are compared on.
+
+    Attributes:
+        trace: prompts of every kind, each with two completions of different lengths.
+        sampling: the distribution the tokens are scored under, nothing cut off.
+        parameters: what is trained.
+        head_bytes: float32 logits held at a time.
+        end_ids: tokens that end a completion; none is in the trace.
+        checkpointing: what gradients are taken within.
+    """
+
+    trace: Trace
+    sampling: Sampling
+    parameters: Sequence[nn.Parameter]
+    head_bytes: int
+    end_ids: Tensor
+    checkpointing: Callable[[], AbstractContextManager[None]]
+
+    def on(self, prompts: Sequence[Encoded], vocabulary: int) -> Trial:
+        """The same on other prompts: two completions each, of tokens drawn alike from all that end nothing."""
+        sampling, end_ids = replace(self.sampling, top_k=None, top_p=None, min_p=None), self.end_ids
+        odds_V = torch.ones(vocabulary)
+        odds_V[[token for token in (*sampling.suppressed.tolist(), *end_ids.tolist()) if token < vocabulary]] = 0
+        generator = torch.Generator().manual_seed(0)
+        lengths = LENGTHS * len(prompts)
+        drawn = [odds_V.multinomial(length, generator=generator) for length in lengths]
+        completions = [Completion(token_T, torch.zeros(len(token_T)), None, True) for token_T in drawn]
+        trace = Trace(prompts, [row // len(LENGTHS) for row in range(len(lengths))], completions)
+        return replace(self, trace=trace, sampling=sampling)
+
+    @property
+    def rows(self) -> range:
+        """Of the trace."""
+        return range(len(self.trace.completions))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Said:
+    """What a way says of the trial's rows.
+
+    Attributes:
+        logprob_M: of their tokens, row by row.
+        gradients: entries of every trained parameter's gradient, of a fixed weighing of those.
+    """
+
+    logprob_M: Tensor
+    gradients: Sequence[Tensor]
+
+    def value_gap(self, other: Said) -> float:
+        """The largest difference of a log-probability."""
+        return _largest(self.logprob_M - other.logprob_M)
+
+    def gradient_gap(self, other: Said) -> float:
+        """The largest difference of a parameter's gradient, relative to its norm."""
+        pairs = list(zip(self.gradients, other.gradients, strict=True))
+        if not pairs:
+            return 0.0
+        norms = torch.stack([theirs.norm() for _, theirs in pairs])
+        floor = SMALL * norms.norm()
+        gaps = torch.stack([(ours - theirs).norm() for ours, theirs in pairs])
+        return _largest(gaps / torch.maximum(norms, floor).clamp(min=1e-30))
+
+
+def said(way: Way, trial: Trial, *, alone: bool = False) -> Said:
+    """What a way says of the rows, in its own batches or each row by itself."""
+    weight_MT = _weights(trial)
+    values: dict[int, Tensor] = {}
+    gradients = [torch.zeros(0)] * len(trial.parameters)
+    for batch in [[row] for row in trial.rows] if alone else way.batches(trial.trace, trial.rows):
+        with torch.enable_grad(), trial.checkpointing():
+            logprob_M, _ = logprobs(way, trial.trace, batch, sampling=trial.sampling, head_bytes=trial.head_bytes)
+            lengths = [len(trial.trace.completions[row].token_T) for row in batch]
+            values |= zip(batch, logprob_M.detach().cpu().split(lengths), strict=True)
+            weights = torch.cat([weight_MT[row][:length] for row, length in zip(batch, lengths, strict=True)])
+            total = (weights.to(logprob_M) * logprob_M).sum()
+            found = torch.autograd.grad(total, trial.parameters, allow_unused=True) if total.requires_grad else ()
+        for number, gradient in enumerate(found):
+            if gradient is not None:
+                entries = _entries(gradient)
+                gradients[number] = entries if len(gradients[number]) == 0 else gradients[number] + entries
+    entries = [
+        _entries(torch.zeros_like(p)) if len(g) == 0 else g for g, p in zip(gradients, trial.parameters, strict=True)
+    ]
+    return Said(torch.cat([values[row] for row in trial.rows]), entries)
+
+
+def written(way: Way, trial: Trial) -> Tensor:
+    """The log-probabilities that writing the trial's tokens leaves, row by row."""
+    prompts, completions = trial.trace.prompts, trial.trace.completions
+    given_NT = pad_sequence([c.token_T for c in completions], batch_first=True)
+    found: dict[int, Tensor] = {}
+    for batch in way.decode_batches(prompts, len(LENGTHS), len(completions)):
+        owners = sorted({trial.trace.prompt_of_B[row] for row in batch})
+        tape = Tape(
+            trial.sampling,
+            rows=len(batch),
+            length=given_NT.shape[1],
+            device=trial.end_ids.device,
+            given_NT=given_NT[batch],
+        )
+        index = [owners.index(trial.trace.prompt_of_B[row]) for row in batch]
+        way.write([prompts[owner] for owner in owners], index, tape, trial.end_ids)
+        lengths = [len(completions[row].token_T) for row in batch]
+        done = tape.completions(trial.end_ids[:0])
+        found |= {row: one.logprob_T[:length] for row, one, length in zip(batch, done, lengths, strict=True)}
+    return torch.cat([found[row] for row in trial.rows])
+
+
+def disagreement(way: Way, trial: Trial, truth: Said, tolerance: Tolerance) -> str | None:
+    """What keeps a way from being exact on the trial's rows; None if nothing does."""
+    try:
+        gap = _largest(written(way, trial) - truth.logprob_M)
+        if not gap <= tolerance.value:
+            return f"what it writes differs by {gap:.1e} nats from the model's plain call"
+        ours = said(way, trial)
+    except Exception as error:
+        return told(error)
+    if not (gap := ours.value_gap(truth)) <= tolerance.value:
+        return f"its log-probabilities differ by {gap:.1e} from the model's plain call"
+    if not (gap := ours.gradient_gap(truth)) <= tolerance.gradient:
+        return f"its gradients differ by {gap:.1%} from the plain call's"
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """Which way is exact.
+
+    Attributes:
+        way: the first that is; None if none is.
+        reasons: what was found against those before it.
+    """
+
+    way: Cached | Plain | None
+    reasons: Sequence[str]
+
+
+def first_exact(candidates: Sequence[Cached], plain: Plain, trial: Trial, tolerance: Tolerance) -> Found:
+    """The first of some ways that is exact on the trial's rows, the plain way last.
+
+    What a model's plain call says may depend on what it is told of the completion's tokens (whether they belong to the
+    prompt): every answer is tried, and that holds under which a way writes what the call says.
+    """
+    reasons: list[str] = []
+    tensors = [(p, t) for p in trial.trace.prompts for t in (*p.per_token.values(), *p.media.values())]
+    asks = any(tensor.shape[:2] == (1, prompt.length) for prompt, tensor in tensors)
+    for fill in FILLS if asks else FILLS[:1]:
+        calling = replace(plain, fill=fill)
+        try:
+            truth = said(calling, trial, alone=True)
+            if not bool(torch.isfinite(truth.logprob_M).all()):
+                raise ValueError("its log-probabilities are not finite")
+            allowed = _allowed(calling, trial, truth, tolerance)
+        except Exception as error:
+            reasons.append(f"called plainly: {told(error)}")
+            continue
+        for way in (*candidates, calling, replace(calling, together=False)):
+            way = replace(way, fill=fill)
+            reason = disagreement(way, trial, truth, allowed)
+            if reason is None:
+                return Found(way, reasons)
+            reasons.append(f"{way}: {reason}")
+    return Found(None, reasons)
+
+
+def told(error: Exception) -> str:
+    """An error of someone else's code in one line; running out of memory is nobody's."""
+    if isinstance(error, torch.OutOfMemoryError):
+        raise error
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.200}"
+
+
+def _allowed(plain: Plain, trial: Trial, truth: Said, tolerance: Tolerance) -> Tolerance:
+    """The tolerance, widened by what padding alone does to the plain call where its arithmetic is coarse."""
+    if not tolerance.noisy:
+        return tolerance
+    padded = said(plain, trial)
+    value, gradient = NOISE * padded.value_gap(truth), NOISE * padded.gradient_gap(truth)
+    return replace(
+        tolerance,
+        value=min(max(tolerance.value, value), tolerance.most_value),
+        gradient=min(max(tolerance.gradient, gradient), tolerance.most_gradient),
+    )
+
+
+def _weights(trial: Trial) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return 1 + torch.rand(len(trial.rows), max(LENGTHS), generator=generator)
+
+
+def _entries(gradient: Tensor) -> Tensor:
+    flat = gradient.detach().flatten()
+    return flat[:: max(1, len(flat) // ENTRIES)].float().cpu()
+
+
+def _largest(difference: Tensor) -> float:
+    return float(difference.abs().max()) if difference.numel() else 0.0

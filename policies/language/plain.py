@@ -1,0 +1,210 @@
+"""The plain way: the model is called as a whole to score, and its own ``generate`` writes.
+
+Slower than the others, for every row reads its prompt, and right wherever a model's plain call says of a completion
+what its ``generate`` would: encoder-decoders, caches of any kind, heads of any kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+
+from mmgrpo.policies.language.decoding import Tape
+from mmgrpo.policies.language.encoding import MASK, Encoded
+from mmgrpo.policies.language.trace import Trace
+from mmgrpo.policies.language.ways import Way
+
+LAST = -1
+FILLS = (0, 1, LAST)
+"""What a prompt's per-token tensors may say of a completion's tokens: a number, or what they say of the last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plain(Way):
+    """Every row is run whole by the model itself.
+
+    Attributes:
+        model: the model.
+        autocast: dtype of the arithmetic, if the weights are kept in another.
+        vocabulary: how many logits a position has.
+        max_tokens: of a forward in updates.
+        fill: one of ``FILLS``.
+        together: whether the rows of a prompt run together; else each runs alone.
+    """
+
+    model: PreTrainedModel
+    autocast: torch.dtype | None
+    vocabulary: int
+    max_tokens: int
+    fill: int = 0
+    together: bool = True
+
+    def __str__(self) -> str:
+        return "the plain way" if self.together else "the plain way, row by row"
+
+    def decode_batches(self, prompts: Sequence[Encoded], members: int, size: int) -> list[list[int]]:
+        """The rows of one prompt together, at most ``size``."""
+        starts = [p * members for p in range(len(prompts))]
+        return [
+            list(range(first, min(first + size, start + members)))
+            for start in starts
+            for first in range(start, start + members, size)
+        ]
+
+    @torch.no_grad()
+    def write(self, prompts: Sequence[Encoded], owner_N: Sequence[int], tape: Tape, end_ids: Tensor) -> None:
+        """The model's own ``generate``, each of whose tokens the tape draws."""
+        for rows in self._batches(owner_N, range(len(owner_N)), size=len(owner_N)):
+            prompt = prompts[owner_N[rows[0]]]
+            inputs = self._prompt_inputs(prompt, len(rows))
+            writer = _Writer(tape, torch.tensor(rows, device=self.model.device))
+            config = self._generation(end_ids.tolist(), tape.length)
+            with _generating_by(self.model, config), self._arithmetic():
+                generate: Any = self.model.generate
+                generate(**inputs, generation_config=config, logits_processor=LogitsProcessorList([writer]))
+
+    def batches(self, trace: Trace, rows: Sequence[int]) -> list[list[int]]:
+        """Rows of one prompt, the shorter completions first."""
+        found = []
+        order = sorted(rows, key=lambda r: (trace.prompt_of_B[r], len(trace.completions[r].token_T)))
+        for batch in self._batches(trace.prompt_of_B, order, size=len(order)):
+            prompt = trace.prompts[trace.prompt_of_B[batch[0]]]
+            longest = prompt.length + max(len(trace.completions[row].token_T) for row in batch)
+            size = max(1, self.max_tokens // longest)
+            found += [batch[start : start + size] for start in range(0, len(batch), size)]
+        return found
+
+    def states(self, trace: Trace, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:
+        """The logits themselves."""
+        owners = [trace.prompt_of_B[row] for row in rows]
+        longest = max(len(token_T) for token_T in tokens)
+        parts = [
+            self._called(trace.prompts[owners[batch[0]]], [tokens[n] for n in batch])
+            for batch in self._batches(owners, range(len(rows)), size=len(rows))
+        ]
+        return torch.cat([pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts])
+
+    def logits(self, states: Tensor) -> Tensor:
+        """They are."""
+        return states.float()
+
+    def through(self, model: PreTrainedModel) -> Plain:
+        """The same for another model."""
+        return replace(self, model=model)
+
+    @property
+    def translates(self) -> bool:
+        """Whether an encoder reads the prompt and a decoder writes."""
+        text = self.model.config.get_text_config(decoder=True)
+        return bool(self.model.config.is_encoder_decoder or text.is_encoder_decoder)
+
+    def _batches(self, owner_B: Sequence[int], rows: Sequence[int], *, size: int) -> list[list[int]]:
+        """Consecutive rows of one prompt."""
+        found: list[list[int]] = []
+        for row in rows:
+            joins = found and owner_B[found[-1][-1]] == owner_B[row] and len(found[-1]) < size
+            if joins and self.together:
+                found[-1].append(row)
+            else:
+                found.append([row])
+        return found
+
+    def _called(self, prompt: Encoded, tokens: Sequence[Tensor]) -> Tensor:
+        """Logits of the completions of one prompt, (n, R, V)."""
+        token_NR = pad_sequence(list(tokens), batch_first=True).to(self.model.device)
+        N, R = token_NR.shape
+        if self.translates:
+            start_N1 = torch.full((N, 1), self._start_id(), device=token_NR.device)
+            inputs = self._prompt_inputs(prompt, N)
+            inputs["decoder_input_ids"] = torch.cat([start_N1, token_NR[:, :-1]], dim=1)
+            return self._logits(inputs)
+        inputs = self._prompt_inputs(prompt, N, longer=R)
+        inputs["input_ids"] = torch.cat([inputs["input_ids"][:, : prompt.length], token_NR], dim=1)
+        lengths_N = torch.tensor([prompt.length + len(token_T) for token_T in tokens], device=token_NR.device)
+        inputs[MASK] = (torch.arange(prompt.length + R, device=token_NR.device) < lengths_N[:, None]).long()
+        if "logits_to_keep" in signature(self.model.forward).parameters:
+            inputs["logits_to_keep"] = R + 1
+        return self._logits(inputs)[:, -R - 1 : -1]  # from the right: pictures may stand before the first token
+
+    def _logits(self, inputs: dict[str, Any]) -> Tensor:
+        with self._arithmetic():
+            return self.model(**inputs, use_cache=False).logits
+
+    def _prompt_inputs(self, prompt: Encoded, rows: int, *, longer: int = 0) -> dict[str, Any]:
+        """A prompt as the model takes it, once per row, with room for ``longer`` further tokens."""
+        ids_1P = prompt.ids_P[None]
+        inputs: dict[str, Any] = {"input_ids": ids_1P, MASK: torch.ones_like(ids_1P)}
+        for name, tensor in (*prompt.per_token.items(), *prompt.media.items()):
+            grows = tensor.shape[:2] == ids_1P.shape
+            inputs[name] = self._longer(tensor, longer) if grows else tensor
+        found = {}
+        for name, tensor in inputs.items():
+            placed = torch.cat([tensor] * rows).to(self.model.device)
+            found[name] = placed.to(self.model.dtype) if placed.is_floating_point() else placed
+        return found
+
+    def _longer(self, tensor_1P: Tensor, count: int) -> Tensor:
+        last_11 = tensor_1P[:, -1:]
+        more = last_11 if self.fill == LAST else torch.full_like(last_11, self.fill)
+        return torch.cat([tensor_1P, *([more] * count)], dim=1)
+
+    def _start_id(self) -> int:
+        named = (self.model.generation_config, self.model.config, self.model.config.get_text_config(decoder=True))
+        for name in ("decoder_start_token_id", "bos_token_id"):
+            for source in named:
+                value = getattr(source, name, None)
+                if value is not None:
+                    return int(value[0] if isinstance(value, (list, tuple)) else value)
+        raise ValueError(f"{type(self.model).__name__} names no decoder_start_token_id")
+
+    def _generation(self, end_ids: list[int], length: int) -> GenerationConfig:
+        """Greedy, and nothing else: no beams, no penalties, no tokens forced or forbidden."""
+        start = {"decoder_start_token_id": self._start_id()} if self.translates else {}
+        own = self.model.generation_config
+        return GenerationConfig(
+            max_new_tokens=length,
+            do_sample=False,
+            num_beams=1,
+            eos_token_id=end_ids,
+            pad_token_id=end_ids[0],
+            bos_token_id=getattr(own, "bos_token_id", None),
+            **start,
+        )
+
+    def _arithmetic(self) -> torch.autocast:
+        return torch.autocast(self.model.device.type, dtype=self.autocast, enabled=self.autocast is not None)
+
+
+class _Writer(LogitsProcessor):
+    """Makes ``generate`` write what a tape draws."""
+
+    def __init__(self, tape: Tape, row_n: Tensor) -> None:
+        self._tape, self._row_n, self._t = tape, row_n, 0
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        token_n = self._tape.write(self._t, self._row_n, scores.float())
+        self._t += 1
+        return torch.full_like(scores, -torch.inf).scatter(-1, token_n[:, None], 0.0)
+
+
+@contextmanager
+def _generating_by(model: PreTrainedModel, config: GenerationConfig) -> Iterator[None]:
+    """Within it neither the model nor a model inside it has defaults of its own for what ``config`` leaves open."""
+    writers: list[Any] = [m for m in model.modules() if getattr(m, "generation_config", None) is not None]
+    found = [(module, module.generation_config) for module in writers]
+    for module in writers:
+        module.generation_config = config
+    try:
+        yield
+    finally:
+        for module, own in found:
+            module.generation_config = own

@@ -1,0 +1,62 @@
+"""How likely the tokens of a rollout are, along whichever way they go through the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from mmgrpo.policies.language.sampling import Sampling, Support, token_logprobs
+from mmgrpo.policies.language.trace import Trace
+from mmgrpo.policies.language.ways import Way
+
+
+def logprobs(
+    way: Way,
+    trace: Trace,
+    rows: Sequence[int],
+    *,
+    sampling: Sampling,
+    head_bytes: int,
+    mask_NT: Tensor | None = None,
+    entropy: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probability of every token of some rows, one after the other.
+
+    Args:
+        way: how the rows go through the model.
+        trace: what was written.
+        rows: N of its rows, that may run together.
+        sampling: the distribution that was drawn from.
+        head_bytes: float32 logits held at a time.
+        mask_NT: the tokens wanted; None wants all.
+        entropy: whether the entropies are wanted too.
+
+    Returns:
+        logprob_M, and entropy_M in nats or None; float32.
+    """
+    completions = [trace.completions[row] for row in rows]
+    lengths_N = torch.tensor([len(completion.token_T) for completion in completions])
+    exists_NT = torch.arange(int(lengths_N.max()))[None] < lengths_N[:, None]
+    if mask_NT is not None:
+        exists_NT = exists_NT[:, : mask_NT.shape[1]] & mask_NT
+    T = exists_NT.shape[1]
+    tokens = [completion.token_T[:T] for completion in completions]
+    states_NTD = way.states(trace, rows, tokens)
+    index = exists_NT.to(states_NTD.device)
+    token_NT = pad_sequence(tokens, batch_first=True).to(states_NTD.device)
+    support = None
+    if sampling.truncates:
+        rows_of = zip(completions, exists_NT, strict=True)
+        support = Support.chained([c.support.at(kept_T) for c, kept_T in rows_of if c.support is not None])
+    return token_logprobs(
+        states_NTD[index],
+        token_NT[index],
+        way.logits,
+        sampling,
+        chunk=head_bytes // (4 * way.vocabulary),
+        support=support,
+        entropy=entropy,
+    )

@@ -1,0 +1,121 @@
+"""How prompts and completions go through a model: over a cache that a group shares, or as it is called plainly."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+from mmgrpo.policies.language.decoding import Tape, complete
+from mmgrpo.policies.language.encoding import Encoded
+from mmgrpo.policies.language.trace import Trace
+from mmgrpo.policies.language.transformer import Transformer
+
+
+class Way(ABC):
+    """How prompts and completions go through a model.
+
+    Attributes:
+        vocabulary: how many logits a position has.
+        fill: what the prompts' per-token tensors say of a completion's tokens, where they are asked.
+    """
+
+    vocabulary: int
+    fill: int
+
+    @abstractmethod
+    def decode_batches(self, prompts: Sequence[Encoded], members: int, size: int) -> list[list[int]]:
+        """Rows, prompt-major, that are written together; at most about ``size``."""
+
+    @abstractmethod
+    def write(self, prompts: Sequence[Encoded], owner_N: Sequence[int], tape: Tape, end_ids: Tensor) -> None:
+        """Writes N rows, of which row n completes ``prompts[owner_N[n]]``."""
+
+    @abstractmethod
+    def batches(self, trace: Trace, rows: Sequence[int]) -> list[list[int]]:
+        """Rows that are scored together."""
+
+    @abstractmethod
+    def states(self, trace: Trace, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:
+        """What each token of N rows is predicted from, (N, T, D)."""
+
+    @abstractmethod
+    def logits(self, states: Tensor) -> Tensor:
+        """What is predicted from them, (..., D) -> (..., V), float32."""
+
+    @abstractmethod
+    def through(self, model: PreTrainedModel) -> Way:
+        """The same way through another model of the same kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cached(Way):
+    """Prompts go through the model once in the rollout, and their cache is expanded.
+
+    Attributes:
+        transformer: the model.
+        shared: whether an update, too, runs a prompt once for all rows that share it; else each row is run whole.
+        vocabulary: how many logits a position has.
+        max_tokens: of a forward in updates.
+        compiled: whether to decode over a static cache with a compiled forward.
+        fill: what the prompts' per-token tensors say of a completion's tokens, where rows are run whole.
+    """
+
+    transformer: Transformer
+    shared: bool
+    vocabulary: int
+    max_tokens: int
+    compiled: bool = False
+    fill: int = 0
+
+    def __str__(self) -> str:
+        return "prompts once per group" if self.shared else "prompts once per row"
+
+    def decode_batches(self, prompts: Sequence[Encoded], members: int, size: int) -> list[list[int]]:
+        """Prompts of like length together, whole groups where they fit."""
+        order = sorted(range(len(prompts)), key=lambda p: prompts[p].length)
+        rows = [p * members + member for p in order for member in range(members)]
+        size = size - size % members if size > members else size
+        if not self.transformer.shares_prefix:
+            size = min(size, members)  # one prompt at a time: such caches cannot be joined
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+    @torch.no_grad()
+    def write(self, prompts: Sequence[Encoded], owner_N: Sequence[int], tape: Tape, end_ids: Tensor) -> None:
+        """Each prompt is run once, then its rows token by token."""
+        prefix = self.transformer.prefill(prompts, max_tokens=self.max_tokens)
+        prefix = prefix.rows(torch.tensor(owner_N, device=self.transformer.device))
+        complete(self.transformer, prefix, tape, end_ids=end_ids, compiled=self.compiled)
+
+    def batches(self, trace: Trace, rows: Sequence[int]) -> list[list[int]]:
+        """Rows of a prompt side by side; a shared prompt's tokens are counted once."""
+        return trace.batches(rows, max_tokens=self.max_tokens, shared=self.shared)
+
+    def states(self, trace: Trace, rows: Sequence[int], tokens: Sequence[Tensor]) -> Tensor:
+        """Last hidden states."""
+        owners = [trace.prompt_of_B[row] for row in rows]
+        if not self.shared:
+            return self.transformer.whole([trace.prompts[owner] for owner in owners], tokens, fill=self.fill)
+        unique = sorted(set(owners))
+        device = self.transformer.device
+        prefix = self.transformer.prefill([trace.prompts[owner] for owner in unique], max_tokens=self.max_tokens)
+        prefix = prefix.rows(torch.tensor([unique.index(owner) for owner in owners], device=device))
+        token_NT = pad_sequence(list(tokens), batch_first=True).to(device)
+        first_N1D = prefix.hidden_ND[:, None]
+        if token_NT.shape[1] == 1:
+            return first_N1D
+        _, later_NTD = self.transformer.extend(prefix, token_NT[:, :-1])
+        return torch.cat([first_N1D, later_NTD], dim=1)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """The model's own head."""
+        return self.transformer.logits(states)
+
+    def through(self, model: PreTrainedModel) -> Cached:
+        """The same, with a transformer of its own."""
+        return replace(self, transformer=Transformer(model, autocast=self.transformer.autocast))
