@@ -115,6 +115,17 @@ def reward_changes(ends: Sequence[Album], requests: Sequence[int]) -> tuple[Chan
     return tuple(Change(name=name, before=mean[0], after=mean[-1]) for name, mean in means.items())
 
 
+def common_changes(ends: Sequence[Album], requests: Sequence[int]) -> tuple[Change, ...]:
+    """The rewards that gave all of the requests one and the same value, at the first step and at the last.
+
+    So does whatever judges the samples as a whole. None where there are fewer than two requests.
+    """
+    names = {name for album in ends for index in requests for name in album.shots[index].rewards}
+    values = {name: [{album.shots[index].rewards.get(name) for index in requests} for album in ends] for name in names}
+    common = {name for name, found in values.items() if all(len(seen) == 1 for seen in found) and len(requests) > 1}
+    return tuple(change for change in reward_changes(ends, requests) if change.name in common)
+
+
 def _same(prompt: str, images: Sequence[Path | None], other: str, others: Sequence[Path | None]) -> bool:
     names = [[path and path.name for path in paths] for paths in (images, others)]
     return prompt == other and names[0] == names[1]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from mmgrpo.report.albums import Album, Change, first_and_last, reward_changes, shared_requests
+from mmgrpo.report.albums import Album, Change, common_changes, first_and_last, reward_changes, shared_requests
 from mmgrpo.report.choosing import evenly, in_turn
 from mmgrpo.report.drawings import Mark, marks_of
 from mmgrpo.report.media import Picture, load_picture
@@ -48,7 +48,8 @@ class Pictures:
         rows: the grids, prompt by prompt.
         strip_steps: steps of the gallery.
         strips: the gallery; each strip holds one cell per step.
-        scales: per reward, what an empty and a full bar stand for.
+        scales: per reward that tells the requests apart, what an empty and a full bar stand for.
+        common: the other rewards, whose value is the same for all requests.
         num_requests: requests recorded at those steps.
         num_unmatched: lines that ask something else at the last step than at the first, left out.
     """
@@ -58,6 +59,7 @@ class Pictures:
     strip_steps: tuple[int, ...]
     strips: tuple[PictureRow, ...]
     scales: Mapping[str, tuple[float, float]]
+    common: tuple[Change, ...]
     num_requests: int
     num_unmatched: int
 
@@ -101,14 +103,16 @@ def pictures_of(albums: Sequence[Album]) -> Pictures | None:
     strips = sorted(in_turn(list(by_prompt.values()), MAX_STRIPS)) if len(albums) > 1 else []
     timeline = _timeline(albums) if strips else []
     num_cells = len(ends) * sum(map(len, shown.values())) + len(strips) * len(timeline)
-    easel = Easel(share=MEDIA_BYTES // num_cells, scales=_scales(ends))
+    common = common_changes(ends, drawn)
+    said_once = {change.name for change in common}
+    easel = Easel(share=MEDIA_BYTES // num_cells, scales=_scales(ends, said_once))
     return Pictures(
         steps=tuple(album.step for album in ends),
         rows=tuple(
             PictureRow(
                 prompt=prompt,
                 strips=tuple(tuple(easel.cell(album, index) for index in grid) for album in ends),
-                changes=reward_changes(ends, by_prompt[prompt]),
+                changes=tuple(c for c in reward_changes(ends, by_prompt[prompt]) if c.name not in said_once),
             )
             for prompt, grid in shown.items()
         ),
@@ -120,6 +124,7 @@ def pictures_of(albums: Sequence[Album]) -> Pictures | None:
             for index in strips
         ),
         scales=easel.scales,
+        common=common,
         num_requests=len(drawn),
         num_unmatched=min(len(album.shots) for album in ends) - len(requests),
     )
@@ -141,7 +146,7 @@ def _by_prompt(album: Album, requests: Sequence[int]) -> dict[str, list[int]]:
     return found
 
 
-def _scales(ends: Sequence[Album]) -> dict[str, tuple[float, float]]:
+def _scales(ends: Sequence[Album], said_once: Container[str]) -> dict[str, tuple[float, float]]:
     """Per reward the values of an empty and a full bar: 0 and 1 where all fit, else the range seen."""
     values: dict[str, list[float]] = {}
     for shot in (shot for album in ends for shot in album.shots):
@@ -150,6 +155,7 @@ def _scales(ends: Sequence[Album]) -> dict[str, tuple[float, float]]:
     return {
         name: (0.0, 1.0) if min(seen) >= 0 and max(seen) <= 1 else (min(seen), max(seen))
         for name, seen in values.items()
+        if name not in said_once
     }
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
-from mmgrpo.report.albums import Album, Shot, first_and_last, shared_requests
+from mmgrpo.report.albums import Album, Change, Shot, common_changes, first_and_last, shared_requests
 from mmgrpo.report.choosing import evenly
 from mmgrpo.report.drawings import MAX_MARKS, Mark, marks_of
 from mmgrpo.report.media import Picture, load_picture
@@ -82,6 +82,7 @@ class Texts:
     Attributes:
         steps: the first evaluated step and the last, or the only one.
         rows: requests with their answers at those steps.
+        common: the rewards whose value is the same for all requests, left out of the rows.
         num_requests: how many there are to choose from.
         groups: groups of a few training steps, step by step.
         num_kept_steps: training steps of which groups were kept.
@@ -89,6 +90,7 @@ class Texts:
 
     steps: tuple[int, ...]
     rows: tuple[TextRow, ...]
+    common: tuple[Change, ...]
     num_requests: int
     groups: tuple[TrainedGroup, ...]
     num_kept_steps: int
@@ -120,19 +122,28 @@ def texts_of(albums: Sequence[Album], trained: Sequence[Album], *, media_bytes: 
     asking = [ends[0].shots[index] for index in chosen] + [shots[0] for _, shots in groups]
     num_pictures = sum(min(len(shot.images), MAX_IMAGES) for shot in asking)
     share = media_bytes // max(num_pictures, 1)
+    common = common_changes(ends, written)
+    said_once = {change.name for change in common}
     return Texts(
         steps=tuple(album.step for album in ends),
         rows=tuple(
             TextRow(
                 request=_request([album.shots[index] for album in ends], share),
-                answers=tuple(a.shots[index] if a.shots[index].text is not None else None for a in ends),
+                answers=tuple(_answer(album.shots[index], said_once) for album in ends),
             )
             for index in chosen
         ),
+        common=common,
         num_requests=len(written),
         groups=tuple(_trained_group(step, shots, share) for step, shots in groups),
         num_kept_steps=len(trained),
     )
+
+
+def _answer(shot: Shot, said_once: Container[str]) -> Shot | None:
+    """What was written, with the rewards that are not said once for all."""
+    kept = {name: value for name, value in shot.rewards.items() if name not in said_once or name in shot.explanations}
+    return replace(shot, rewards=kept) if shot.text is not None else None
 
 
 def _groups(album: Album) -> list[tuple[int, list[Shot]]]:

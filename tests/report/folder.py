@@ -43,7 +43,9 @@ def write_run(run: Path) -> None:
         folder.mkdir(parents=True)
         for request in range(2 * MEMBERS):
             Image.fromarray(pixels(step, request)).save(folder / f"{request:04d}.png")
-        shots = [sample(f"{r:04d}.png", r, 0.25 if step == 0 else 0.75) for r in range(2 * MEMBERS)]
+        before_and_after = 0.25 if step == 0 else 0.75  # of the first prompt; the second earns 0.5 throughout
+        rewards = [before_and_after] * MEMBERS + [0.5] * MEMBERS
+        shots = [sample(f"{r:04d}.png", r, reward) for r, reward in enumerate(rewards)]
         write_lines(folder / "samples.jsonl", shots)
     (run / "config.yaml").write_text("note: the low start is <b>made</b> on purpose\npolicy:\n  path: http://hub/x\n")
     about = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -24,6 +25,28 @@ def test_pictures_are_the_files_in_reading_order(run: Path) -> None:
     assert all(attrs["class"] == "px" for attrs in page.attributes("img"))
     assert [attrs["style"] for attrs in page.attributes("i")][:6] == ["width:25.0%"] * 3 + ["width:75.0%"] * 3
     assert page.texts("p", "caption")[0] == f"{PROMPTS[0]} 0.250 → 0.750"
+
+
+def test_what_is_said_of_the_whole_set_is_said_once(run: Path) -> None:
+    for step, recall in ((0, 0.75), (20, 0.5)):
+        folder = run / f"samples/step-{step:06d}/samples.jsonl"
+        shots = [json.loads(line) for line in folder.read_text().splitlines()]
+        write_lines(folder, [shot | {"rewards": {"recall": recall, **shot["rewards"]}} for shot in shots])
+    page = render(run)
+    assert page.texts("p", "lead")[0].endswith("judge, 0 to 1. The same for every request: recall 0.750 → 0.500")
+    captions = [f"{PROMPTS[0]} 0.250 → 0.750", f"{PROMPTS[1]} 0.500 → 0.500"]
+    assert page.texts("p", "caption")[:2] == captions
+    # a bar a picture: 3 + 3 of the first prompt, then the second's
+    widths = ["width:25.0%"] * 3 + ["width:75.0%"] * 3 + ["width:50.0%"] * 6
+    assert [attrs["style"] for attrs in page.attributes("i")][:12] == widths
+
+
+def test_a_single_request_keeps_its_numbers(run: Path) -> None:
+    for step, judged in ((0, 0.25), (20, 0.75)):
+        write_lines(run / f"samples/step-{step:06d}/samples.jsonl", [sample("0000.png", 0, judged)])
+    page = render(run)
+    assert page.texts("p", "caption")[0] == f"{PROMPTS[0]} 0.250 → 0.750"
+    assert "The same for every request" not in page.texts("p", "lead")[0]
 
 
 def test_requests_that_differ_are_left_out(run: Path) -> None:

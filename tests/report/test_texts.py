@@ -57,12 +57,8 @@ def by_class(page: Page, css: str) -> list[str]:
 def test_before_and_after_with_what_was_shown(written: Path) -> None:
     page = render(written)
     answers = by_class(page, "answer")
-    worth = "form 0.500 1 token"
-    assert answers[1:4] == [
-        f"2 right 0.000 {worth}",
-        f"7 right 1.000 {worth}",
-        "nothing right 0.000 form 0.500 0 tokens",
-    ]
+    assert answers[1:4] == ["2 right 0.000 1 token", "7 right 1.000 1 token", "nothing right 0.000 0 tokens"]
+    assert page.texts("p", "lead")[0].endswith("never by reward. The same for every request: form 0.500 → 0.500")
     assert by_class(page, "row")[0] == f"which 0? {HOSTILE} reference: 7 {answers[1]} {answers[2]}"
     labels = [attrs["data-label"] for attrs in page.attributes("div") if attrs.get("class") == "answer"]
     assert labels == ["before, step 0", "after, step 20"] * 2

@@ -1,0 +1,47 @@
+"""The page in a real browser: what is said can be read at every width."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmgrpo.report import write_report
+from tests.report.browser import BROWSERS, browser, layouts
+from tests.report.folder import write_lines
+
+WIDTHS = (390, 1000, 1280, 1400, 1920)
+MEASURES = {
+    "held_out_accuracy": (0.485, 0.9475),
+    "recall": (0.75, 0.39),
+    "spread": (1.0934, 0.7812),
+    "a_measure_with_a_long_name_that_nobody_shortened": (-1234567.25, 0.000012345),
+    "precision": (0.0750, 0.0825),
+    "verifier": (0.0, 1.0),
+}
+FIGURES = [
+    "0.485 → 0.948",
+    "0.750 → 0.390",
+    "1.093 → 0.781",
+    "\u22121,234,567 → 1.23\u00d710⁻⁵",
+    "0.0750 → 0.0825",
+    "0.000 → 1.000",
+]
+
+needs_browser = pytest.mark.skipif(browser() is None, reason=f"no browser found: none of {', '.join(BROWSERS)}")
+
+
+@needs_browser
+@pytest.mark.parametrize("num_measures", [5, 6])
+def test_no_text_is_cut_off_at_any_width(run: Path, tmp_path: Path, num_measures: int) -> None:
+    measures = dict(list(MEASURES.items())[:num_measures])
+    lines = [
+        {"step": step, **{f"eval/{name}/mean": ends[end] for name, ends in measures.items()}}
+        for end, step in enumerate((0, 20))
+    ]
+    write_lines(run / "evaluation.jsonl", lines)
+    found = layouts(write_report(run), WIDTHS, tmp_path)
+    assert [layout.width for layout in found] == list(WIDTHS)
+    assert [layout.figures for layout in found] == [FIGURES[:num_measures]] * len(WIDTHS)
+    assert {layout.width: layout.cut for layout in found} == {width: [] for width in WIDTHS}
+    assert {layout.width: layout.overhang for layout in found} == dict.fromkeys(WIDTHS, 0)
