@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from mmgrpo.config import RunConfig
     from mmgrpo.loading import load_config
     from mmgrpo.trainer import Trainer
-    from mmgrpo.types import Evaluation, Example, Noise, Plan, Prompt, Rollout, Sample, Scores
+    from mmgrpo.types import Evaluation, Example, Noise, Plan, Prompt, Rollout, Sample, Scores, SupervisedLoss
 
 __version__ = "0.1.0"
 
@@ -24,6 +24,7 @@ __all__ = [
     "RunConfig",
     "Sample",
     "Scores",
+    "SupervisedLoss",
     "Trainer",
     "__version__",
     "load_config",
@@ -33,6 +34,7 @@ __getattr__ = exports(
     __name__,
     {"Trainer": "mmgrpo.trainer", "load_config": "mmgrpo.loading", "RunConfig": "mmgrpo.config"}
     | dict.fromkeys(
-        ("Evaluation", "Example", "Noise", "Plan", "Prompt", "Rollout", "Sample", "Scores"), "mmgrpo.types"
+        ("Evaluation", "Example", "Noise", "Plan", "Prompt", "Rollout", "Sample", "Scores", "SupervisedLoss"),
+        "mmgrpo.types",
     ),
 )

@@ -282,7 +282,10 @@ def _train(settings: Any, resume: Path | None) -> tuple[Path, bool]:
     trainer = Trainer(policy, judges, prompts, settings, accelerator=accelerator, resume=resume)
     if accelerator.is_main_process:
         console.say(f"run folder: {trainer.folder.path}")
-    return trainer.train(), accelerator.is_main_process
+    try:
+        return trainer.train(), accelerator.is_main_process
+    finally:
+        accelerator.state.destroy_process_group()
 
 
 def _policy(settings: Any, checkpoint: Path | None) -> Any:

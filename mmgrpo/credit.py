@@ -23,7 +23,7 @@ class Credit:
         keep_B: bool, whether the sample is trained on and counts: whether any reward applied to it, and with
             ``equal_groups: drop``, whether its group teaches anything.
         zero_std_frac: share of the groups that teach nothing, all their advantages being 0.
-        total_B: float32, the rewards as one, where any applied: what was compared, or their weighted sum where rewards
+        total_B: float64, the rewards as one, where any applied: what was compared, or their weighted sum where rewards
             are normalised first.
         scored_B: bool, whether any reward of a weight other than 0 applied to the sample.
     """
@@ -54,9 +54,9 @@ def merged_scores(parts: Sequence[Scores]) -> Scores:
 
 
 def penalised(scores: Scores, divergence_B: Tensor, kl_beta: float) -> Scores:
-    """The scores with a further column ``kl``: the divergence of each scored sample, at the weight -kl_beta.
+    """The scores with a further column ``kl`` to report: the divergence of each scored sample, at the weight -kl_beta.
 
-    Shapes: (B,) divergences summed over the samples' decisions.   Source: RLOO, arXiv:2402.14740; TRL's RLOOTrainer.
+    Shapes: (B,) divergences summed over the samples' decisions.
     """
     return replace(
         scores,
@@ -90,18 +90,33 @@ def counted(rollout: Rollout, keep_B: Tensor, truncated: str) -> Counted:
     return Counted(rollout.keep(~truncated_B[:, None]), zero_B)
 
 
-def form_credit(scores: Scores, group_size: int, config: AdvantageConfig) -> Credit:
-    """Group-relative advantages of whole groups, prompt-major."""
+def form_credit(scores: Scores, group_size: int, config: AdvantageConfig, divergence_B: Tensor | None = None) -> Credit:
+    """Group-relative advantages of whole groups, prompt-major.
+
+    Args:
+        scores: of the whole job.
+        group_size: members per prompt.
+        config: the ``advantage:`` section.
+        divergence_B: from the reference, summed over each sample's decisions; kl_beta times it is taken off what the
+            rewards combine to, after any reward was normalised, so that it keeps its size (RLOO, arXiv:2402.14740).
+
+    Returns:
+        The advantages, float32; they are formed in float64, where no finite float32 reward overflows.
+    """
     R = len(scores.names)
     reward_RPG, valid_RPG = (matrix.T.reshape(R, -1, group_size) for matrix in (scores.value_BR, scores.valid_BR))
+    reward_RPG, weight_R = reward_RPG.double(), scores.weight_R.double()
     valid_PG = scores.scored_B.reshape(-1, group_size)
-    total_PG = weighted_sum(reward_RPG, scores.weight_R, valid_RPG)
+    penalty_PG = torch.zeros(valid_PG.shape, dtype=torch.float64)
+    if divergence_B is not None:
+        penalty_PG = config.kl_beta * divergence_B.double().reshape(-1, group_size).where(valid_PG, 0.0)
+    total_PG = weighted_sum(reward_RPG, weight_R, valid_RPG) - penalty_PG
     if config.scale == "gdpo":
-        part_RPG = valid_RPG & (scores.weight_R != 0)[:, None, None]
-        advantage_PG = gdpo_advantage(reward_RPG, scores.weight_R, part_RPG, **config.numbers)
+        part_RPG = valid_RPG & (weight_R != 0)[:, None, None]
+        advantage_PG = gdpo_advantage(reward_RPG, weight_R, part_RPG, penalty_PG, **config.numbers)
     else:
         combine = COMBINATIONS[config.combine.name]
-        reward_PG = combine(reward_RPG, scores.weight_R, valid_RPG, **config.combine.numbers)
+        reward_PG = combine(reward_RPG, weight_R, valid_RPG, **config.combine.numbers) - penalty_PG
         advantage_PG = ADVANTAGES[config.scale](reward_PG, valid_PG, **config.numbers)
         total_PG = total_PG if config.combine.name == "normalised_sum" else reward_PG
     if config.clamp is not None:
@@ -111,7 +126,11 @@ def form_credit(scores: Scores, group_size: int, config: AdvantageConfig) -> Cre
     if config.equal_groups == "drop":
         keep_B = keep_B & ~dead_P.repeat_interleave(group_size)
     return Credit(
-        advantage_PG.flatten(), keep_B, float(dead_P.float().mean()), total_PG.flatten(), scored_B=scores.scored_B
+        advantage_PG.flatten().float(),
+        keep_B,
+        float(dead_P.float().mean()),
+        total_PG.flatten(),
+        scored_B=scores.scored_B,
     )
 
 
@@ -123,7 +142,7 @@ def reward_metrics(scores: Scores, credit: Credit) -> dict[str, float]:
         "reward/std": float(total.std(correction=0)) if len(total) else 0.0,
     }
     for column, name in enumerate(scores.names):
-        values = scores.value_BR[scores.valid_BR[:, column], column]
+        values = scores.value_BR[scores.valid_BR[:, column], column].double()
         if len(values):
             metrics[f"reward/{name}/mean"] = float(values.mean())
             metrics[f"reward/{name}/std"] = float(values.std(correction=0))

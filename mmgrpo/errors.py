@@ -36,6 +36,10 @@ class RewardError(MmgrpoError, RuntimeError):
     """Rewards that failed on more samples than the run allows."""
 
 
+class NonFiniteError(MmgrpoError, FloatingPointError):
+    """Gradients or weights that are infinite or no numbers, more often than the run allows."""
+
+
 class PolicyError(MmgrpoError, RuntimeError):
     """A policy that cannot do what was asked of it."""
 

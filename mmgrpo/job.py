@@ -105,6 +105,11 @@ class Job:
         if self.accelerator.trackers:
             self.accelerator.log(values, step=step)
 
+    def finish_trackers(self) -> None:
+        """Closes the run in every tracker; the processes stay together, for whatever the caller does next."""
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
+
     def _sum(self, tensor: Tensor) -> Tensor:
         """The tensors of all processes, added."""
         total = self.accelerator.reduce(tensor, "sum")

@@ -72,6 +72,8 @@ def accumulate_gradient(
     Returns:
         Diagnostics; the gradients of all ranks are to be summed.
     """
+    if objective.needs_reference:
+        _settle_reference(policy)
     whole = _decisions(rollout, advantage_B, objective, rows, totals)
     values, num_forwards = whole, 0
     if objective.needs_values:
@@ -84,6 +86,32 @@ def accumulate_gradient(
     else:
         gradient = _values_first(policy, rollout, values, objective)
     return replace(gradient, num_forwards=gradient.num_forwards + num_forwards)
+
+
+def nonfinite_rows(
+    policy: Policy,
+    rollout: Rollout,
+    advantage_B: Tensor,
+    objective: Objective,
+    *,
+    rows: Sequence[int],
+    totals: Totals,
+    on_policy: bool,
+) -> list[int]:
+    """Those of the rows whose own gradient has no finite norm, each tried by itself; for when their sum had none.
+
+    Takes the arguments of ``accumulate_gradient`` and leaves no gradient behind. It speaks to no other rank, so a
+    selection that looks at the whole job's entropies sees those of the row.
+    """
+    found = []
+    for row in rows:
+        _clear(policy)
+        accumulate_gradient(policy, rollout, advantage_B, objective, rows=[row], totals=totals, on_policy=on_policy)
+        grads = [parameter.grad for parameter in policy.trainable if parameter.grad is not None]
+        if not bool(torch.nn.utils.get_total_norm(grads).isfinite()):
+            found.append(row)
+    _clear(policy)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +129,7 @@ class Measured:
 
 def measured(policy: Policy, rollout: Rollout, divergence: str) -> Measured:
     """Takes each sample's divergence from the reference, without grad, at the weights that sampled."""
+    _settle_reference(policy)
     divergence_B, num_forwards = torch.zeros(len(rollout.samples)), rollout.num_forwards
     with torch.no_grad():
         for evaluation in _evaluations(policy, rollout, divergence=divergence, entropy=False):
@@ -111,6 +140,20 @@ def measured(policy: Policy, rollout: Rollout, divergence: str) -> Measured:
             divergence_B.index_add_(0, evaluation.rows.cpu(), kept_BT.sum(1))
             num_forwards += evaluation.num_forwards
     return Measured(replace(rollout, num_forwards=num_forwards), divergence_B)
+
+
+def _settle_reference(policy: Policy) -> None:
+    """A full fine-tune copies its weights when the reference is first asked for.
+
+    Every rank has to ask before the weights first move, whether it has rows in this update or not.
+    """
+    with policy.reference():
+        pass
+
+
+def _clear(policy: Policy) -> None:
+    for parameter in policy.trainable:
+        parameter.grad = None
 
 
 def _decisions(

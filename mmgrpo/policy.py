@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout
+    from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, SupervisedLoss
 
 
 class Policy(ABC):
@@ -78,7 +78,7 @@ class Supervised(ABC):
     """A policy that can also be taught from examples, for the warm-up stage."""
 
     @abstractmethod
-    def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> Tensor:
+    def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
         """Mean loss of a batch of examples, with grad: flow matching for denoisers, cross-entropy for tokens.
 
         Args:
@@ -86,7 +86,7 @@ class Supervised(ABC):
             seeds: one per example, of whatever noise its loss takes.
 
         Returns:
-            A scalar.
+            The mean, with grad, and how many terms it is over.
         """
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from rich.text import Text
 
 from mmgrpo.config import RunConfig
 from mmgrpo.console import PlainConsole, styled
@@ -68,6 +69,12 @@ class Progress:
             f"{name} failed {frac:.0%}" for name, frac in failures
         ]
         self._console.print(f"step {int(line['step']):>4}  {'   '.join(parts)}")
+
+    def skipped(self, step: int, samples: Sequence[str]) -> None:
+        """When an update was left out, with the samples, as GROUP.MEMBER, whose own gradient is not finite."""
+        of = f"of {', '.join(samples[:8])}{', ...' if len(samples) > 8 else ''} " if samples else ""
+        said = f"step {step:>4}  update skipped: the gradient {of}is not finite (skipped.jsonl)"
+        self._console.print(Text(said, style="yellow"), highlight=False)
 
     def alarmed(self, alarm: Alarm) -> None:
         """When the watchdog gives an alarm."""

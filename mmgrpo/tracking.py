@@ -61,6 +61,7 @@ class RunFolder:
         limits = {
             "metrics.jsonl": step,
             "alarms.jsonl": step,
+            "skipped.jsonl": step,
             "evaluation.jsonl": step - 1,
             "warmup.jsonl": warmup_step,
         }

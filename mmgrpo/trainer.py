@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from torch import Tensor
 
 from mmgrpo.binding import bound, build_objective
 from mmgrpo.build import build_optimizer, build_plan, build_rewards, build_schedule
@@ -23,11 +24,12 @@ from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.evaluation import judge
 from mmgrpo.explain import explanation
 from mmgrpo.job import Job
-from mmgrpo.learner import accumulate_gradient, measured
+from mmgrpo.learner import accumulate_gradient, measured, nonfinite_rows
 from mmgrpo.loading import validated
 from mmgrpo.maths.aggregates import count
 from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.optimizer import GuardedOptimizer
 from mmgrpo.policy import Policy
 from mmgrpo.progress import Progress
 from mmgrpo.prompts import PromptStream, load_prompts
@@ -89,19 +91,36 @@ class Trainer:
         build_plan(self.config, policy, 0, (0,))
         update = self.config.update
         self.parameters = policy.trainable
-        self.optimizer = build_optimizer(
+        optimizer = build_optimizer(
             self.parameters, lr=update.lr, betas=update.betas, eps=update.eps, weight_decay=update.weight_decay
         )
-        self.schedule = build_schedule(
-            self.optimizer,
+        schedule = build_schedule(
+            optimizer,
             name=update.schedule,
             num_updates=self.config.steps * update.epochs * update.minibatches,
             num_warmup=update.lr_warmup_steps,
             floor=update.lr_floor,
         )
         self.average = Average(self.parameters, update.ema) if update.ema else None
+        self.optimizer = GuardedOptimizer(
+            self.parameters,
+            optimizer,
+            schedule,
+            job=self.job,
+            max_grad_norm=update.max_grad_norm,
+            max_skipped_frac=self.config.max_skipped_update_frac,
+            average=self.average,
+        )
         self.warmup = (
-            Warmup(policy, self.config.warmup, seed=self.config.seed, job=self.job) if self.config.warmup else None
+            Warmup(
+                policy,
+                self.config.warmup,
+                seed=self.config.seed,
+                job=self.job,
+                max_skipped_frac=self.config.max_skipped_update_frac,
+            )
+            if self.config.warmup
+            else None
         )
         evaluation = self.config.evaluation
         judges = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else self.rewards
@@ -133,7 +152,7 @@ class Trainer:
             finally:
                 if self.job.is_main:
                     self.folder.close(status)
-                self.job.accelerator.end_training()
+                self.job.finish_trackers()
         return self.folder.path
 
     def _train_step(self, progress: Progress) -> None:
@@ -160,9 +179,9 @@ class Trainer:
         counting = shaped(scores, self.rewards, self.step)
         weighed = counting.scores
         if divergence_B is not None:
-            penalty = torch.cat(self.job.gather(divergence_B.cpu())), self.config.advantage.kl_beta
-            scores, weighed = penalised(scores, *penalty), penalised(weighed, *penalty)
-        credit = form_credit(weighed, self.config.rollout.group_size, self.config.advantage)
+            divergence_B = torch.cat(self.job.gather(divergence_B.cpu()))
+            scores = penalised(scores, divergence_B, self.config.advantage.kl_beta)
+        credit = form_credit(weighed, self.config.rollout.group_size, self.config.advantage, divergence_B)
         metrics = reward_metrics(scores, credit) | dict(counting.metrics) | self._about(rollout.samples, scores)
         metrics |= {
             "groups/zero_std_frac": credit.zero_std_frac,
@@ -192,18 +211,13 @@ class Trainer:
             epoch, part = divmod(number, update.minibatches)
             rows = ((rollout.prompt_index_B + epoch) % update.minibatches == part).nonzero().flatten().tolist()
             totals = self.job.total(count(rollout.mask_BT[rows], zero_B[rows]))
-            gradient = accumulate_gradient(
-                self.policy,
-                rollout,
-                advantage_B,
-                self.objective,
-                rows=rows,
-                totals=totals,
-                on_policy=number == 0,
-                gather=self.job.gather,
-            )
-            grad_norm, lr = self._apply_gradient(), self.schedule.get_last_lr()[0]
-            self.schedule.step()
+            taught = self.policy, rollout, advantage_B, self.objective
+            minibatch: dict[str, Any] = {"rows": rows, "totals": totals, "on_policy": number == 0}
+            self.optimizer.clear()
+            gradient = accumulate_gradient(*taught, **minibatch, gather=self.job.gather)
+            applied = self.optimizer.apply()
+            if applied.skipped:
+                self._name_skipped(number, rollout, advantage_B, nonfinite_rows(*taught, **minibatch), progress)
             num_forwards += gradient.num_forwards
             gap = max(self.job.gather(gradient.max_gap)) if number == 0 else gap
             diagnostics = self.job.merged(gradient.diagnostics)
@@ -214,12 +228,14 @@ class Trainer:
                 **diagnostics.as_metrics(),
                 "policy/weighed_frac": float(diagnostics.num_weighed) / max(totals.num_decisions, 1),
                 "policy/on_policy_gap": gap,
-                "optimizer/lr": lr,
-                "optimizer/grad_norm": grad_norm,
+                "optimizer/lr": applied.lr,
+                "optimizer/grad_norm": applied.grad_norm,
+                "optimizer/skipped": float(applied.skipped),
                 "count/forwards_per_sample": sum(self.job.gather(num_forwards)) / (B * self.job.size),
                 "time/update_s": time.perf_counter() - clock,
             }
             self._log("metrics.jsonl", line)
+            self.optimizer.require_progress()
         progress.stepped(line)
         self._heed(self.watchdog.stepped(line) if self.watchdog else [], progress)
 
@@ -231,18 +247,24 @@ class Trainer:
             if self.config.watchdog and alarm.kind in self.config.watchdog.stop:
                 self._stop, self._stopped_by = True, alarm.kind
 
-    def _apply_gradient(self) -> float:
-        self.job.sum_gradients(self.parameters)
-        if all(parameter.grad is None for parameter in self.parameters):
-            for parameter in self.parameters:  # nothing was learnt: the optimiser still takes its step, with zeros
-                parameter.grad = torch.zeros_like(parameter)
-        limit = self.config.update.max_grad_norm
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, float("inf") if limit is None else limit)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.average:
-            self.average.update()
-        return float(norm)
+    def _name_skipped(
+        self, update: int, rollout: Rollout, advantage_B: Tensor, rows: Sequence[int], progress: Progress
+    ) -> None:
+        """Says which samples, of all processes, gave a gradient that is not finite."""
+        mine = [
+            {
+                "prompt": sample.prompt.text,
+                "group": sample.group,
+                "member": sample.member,
+                "text": sample.text,
+                "advantage": float(advantage_B[row]),
+            }
+            for row, sample in ((row, rollout.samples[row]) for row in rows)
+        ]
+        everyones = [one for part in self.job.gather(mine) for one in part]
+        if self.job.is_main:
+            self.folder.log("skipped.jsonl", {"step": self.step, "update": update, "samples": everyones})
+        progress.skipped(self.step, [f"{one['group']}.{one['member']}" for one in everyones])
 
     def _score(self, scoring: Scoring, samples: Sequence[Sample]) -> Scores:
         """The scores of the whole job; a reward that fails too often on one process stops all of them."""
@@ -315,7 +337,8 @@ class Trainer:
 
     def _save(self) -> None:
         if self.job.is_main:
-            state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
+            self.optimizer.require_finite_weights()
+            state = self.optimizer.state_dict()
             if self.average:
                 state["average"] = self.average.state_dict()
             if self.warmup and not self.step:
@@ -339,8 +362,7 @@ class Trainer:
         checkpoint = newest_checkpoint(resume)
         place, state = load_checkpoint(checkpoint, self.policy, self.parameters[0].device)
         self.step, self.warmup_step = place.step, place.warmup_step
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
+        self.optimizer.load_state_dict(state)
         if self.average:
             self.average.load_state_dict(state["average"])
         if self.warmup and "warmup" in state:

@@ -61,6 +61,19 @@ class Example:
     video: Sequence[Image.Image] | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisedLoss:
+    """The loss of a batch of examples, in a form that adds over processes.
+
+    Attributes:
+        mean: scalar with grad.
+        num_terms: how many terms it is a mean over: tokens, pictures.
+    """
+
+    mean: Tensor
+    num_terms: int
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One generation, as a reward sees it.

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-import torch
-
 from mmgrpo.build import build_optimizer, build_schedule
 from mmgrpo.config import WarmupConfig
-from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.job import Job
 from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.optimizer import GuardedOptimizer
 from mmgrpo.policy import Policy, Supervised
 from mmgrpo.registry import resolve
-from mmgrpo.types import Example
+from mmgrpo.types import Example, SupervisedLoss
 
 WARMUP_SEED = 2  # keeps the warm-up's random numbers apart from the rollouts'
 
@@ -27,7 +26,7 @@ class WarmupStep:
 
     Attributes:
         step: counted from 1.
-        loss: mean over the batch.
+        loss: mean over the whole job's batch.
         lr: learning rate used.
     """
 
@@ -39,7 +38,9 @@ class WarmupStep:
 class Warmup:
     """The supervised stage; ``run`` goes on from wherever its state says."""
 
-    def __init__(self, policy: Policy, config: WarmupConfig, *, seed: int, job: Job) -> None:
+    def __init__(
+        self, policy: Policy, config: WarmupConfig, *, seed: int, job: Job, max_skipped_frac: float = 0.25
+    ) -> None:
         """Prepares the stage.
 
         Args:
@@ -47,6 +48,7 @@ class Warmup:
             config: the ``warmup:`` section.
             seed: the run's seed.
             job: the processes; each takes its part of every batch.
+            max_skipped_frac: the run's ``max_skipped_update_frac``.
         """
         if not isinstance(policy, Supervised):
             raise ConfigError(f"warmup: {type(policy).__name__} cannot be taught from examples; remove the section")
@@ -55,20 +57,28 @@ class Warmup:
         self.seed = seed
         self.job = job
         self.examples = load_examples(config)
-        self.parameters = policy.trainable
-        self.optimizer = build_optimizer(
-            self.parameters, lr=config.lr, betas=config.betas, eps=1e-8, weight_decay=config.weight_decay
+        optimizer = build_optimizer(
+            policy.trainable, lr=config.lr, betas=config.betas, eps=1e-8, weight_decay=config.weight_decay
         )
-        self.schedule = build_schedule(
-            self.optimizer,
-            name="cosine",
-            num_updates=config.steps,
-            num_warmup=config.lr_warmup_steps,
-            floor=config.lr_floor,
+        schedule = build_schedule(
+            optimizer, name="cosine", num_updates=config.steps, num_warmup=config.lr_warmup_steps, floor=config.lr_floor
+        )
+        self.optimizer = GuardedOptimizer(
+            policy.trainable,
+            optimizer,
+            schedule,
+            job=job,
+            max_grad_norm=config.max_grad_norm,
+            max_skipped_frac=max_skipped_frac,
         )
 
     def run(self, start: int, should_stop: Callable[[], bool]) -> Iterator[WarmupStep]:
-        """Trains from step ``start`` on, one update per item, until done or told to stop."""
+        """Trains from step ``start`` on, one update per item, until done or told to stop.
+
+        A mean is over what the whole job's examples hold, tokens or pictures, however they lie on the processes.
+
+        Raises NonFiniteError if too many of the last updates had to be skipped.
+        """
         supervised = self.policy
         assert isinstance(supervised, Supervised)
         for step in range(start, self.config.steps):
@@ -76,24 +86,27 @@ class Warmup:
                 return
             share = self.job.share(self._batch(step), "warmup.batch_size")
             seeds = [derive_seed(self.seed, WARMUP_SEED, step, index) for index, _ in share]
-            loss = supervised.supervised_loss([example for _, example in share], seeds=seeds) / self.job.size
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.job.sum_gradients(self.parameters)
-            torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm)
-            lr = float(self.schedule.get_last_lr()[0])
-            self.optimizer.step()
-            self.schedule.step()
-            yield WarmupStep(step + 1, float(loss.detach()) * self.job.size, lr)
+            self.optimizer.clear()
+            loss = supervised.supervised_loss([example for _, example in share], seeds=seeds)
+            if not isinstance(loss, SupervisedLoss):
+                raise PolicyError(
+                    f"{type(supervised).__name__}.supervised_loss gave a {type(loss).__name__}; "
+                    "return mmgrpo.SupervisedLoss(mean=..., num_terms=...)"
+                )
+            parts = self.job.gather((float(loss.mean.detach()), loss.num_terms))
+            num_terms = sum(terms for _, terms in parts)
+            (loss.mean * (loss.num_terms / num_terms)).backward()
+            applied = self.optimizer.apply()
+            self.optimizer.require_progress()
+            yield WarmupStep(step + 1, sum(mean * terms for mean, terms in parts) / num_terms, applied.lr)
 
     def state_dict(self) -> dict[str, Any]:
         """Optimiser and schedule."""
-        return {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
+        return self.optimizer.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores ``state_dict``."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
+        self.optimizer.load_state_dict(state)
 
     def _batch(self, step: int) -> list[Example]:
         draw = Random(derive_seed(self.seed, WARMUP_SEED, step))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -35,17 +37,54 @@ def rollout_of(finished: list[bool], lengths: list[int]) -> Rollout:
 
 def test_divergence_is_taken_off_the_reward_before_the_baseline() -> None:
     # rewards 2, 4, 0, -; divergences 1, 3, 5, 7 at 0.5: 1.5, 2.5, -2.5, -
-    scores = penalised(scores_of([1.0, 2.0, 0.0, None]), torch.tensor([1.0, 3.0, 5.0, 7.0]), 0.5)
+    divergence_B, plain = torch.tensor([1.0, 3.0, 5.0, 7.0]), scores_of([1.0, 2.0, 0.0, None])
+    scores = penalised(plain, divergence_B, 0.5)
     assert scores.scored_B.tolist() == [True, True, True, False]
     config = AdvantageConfig.model_validate({"scale": "leave_one_out", "kl_beta": 0.5, "divergence": "k1"})
-    credit = form_credit(scores, 4, config)
+    credit = form_credit(plain, 4, config, divergence_B)
     # 1.5 - (2.5 - 2.5) / 2, 2.5 - (1.5 - 2.5) / 2, -2.5 - (1.5 + 2.5) / 2
     torch.testing.assert_close(credit.advantage_B, torch.tensor([1.5, 3.0, -4.5, 0.0]))
-    torch.testing.assert_close(credit.total_B[:3], torch.tensor([1.5, 2.5, -2.5]))
+    torch.testing.assert_close(credit.total_B[:3], torch.tensor([1.5, 2.5, -2.5], dtype=torch.float64))
     assert credit.scored_B.tolist() == [True, True, True, False]
     metrics = reward_metrics(scores, credit)
     assert metrics["reward/kl/mean"] == pytest.approx(3.0)
     assert metrics["reward/right/mean"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        # rewards 1, 3 | 1, 3 standardised, twice: -2, 2 | -2, 2; divergences 1, 5 | 0, 0 at 0.25 take off 0.25, 1.25
+        # -2.25, 0.75 | -2, 2, each group less its mean
+        ({"scale": "none", "combine": {"name": "normalised_sum", "eps": 0.0}}, [-1.5, 1.5, -2.0, 2.0]),
+        # and over the spread of all, sqrt((2.25 + 2.25 + 4 + 4) / 4) = 1.7677670
+        ({"scale": "gdpo", "eps": 0.0}, [-0.8485281, 0.8485281, -1.1313708, 1.1313708]),
+        # the least of one reward is that reward: 2 - 0.25, 6 - 1.25 | 2, 6, each group less its mean
+        ({"scale": "none", "combine": "min"}, [-1.5, 1.5, -2.0, 2.0]),
+    ],
+)
+def test_a_divergence_keeps_its_size_beside_normalised_rewards(values: Any, expected: list[float]) -> None:
+    config = AdvantageConfig.model_validate({**values, "kl_beta": 0.25, "divergence": "k1"})
+    credit = form_credit(scores_of([1.0, 3.0, 1.0, 3.0]), 2, config, torch.tensor([1.0, 5.0, 0.0, 0.0]))
+    torch.testing.assert_close(credit.advantage_B, torch.tensor(expected))
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "gdpo"])
+def test_equal_groups_have_no_advantage_without_eps_either(scale: str) -> None:
+    config = AdvantageConfig.model_validate({"scale": scale, "eps": 0.0, "correction": 0})
+    advantage_B = form_credit(scores_of([1.0, 1.0, 1.0, 1.0]), 2, config).advantage_B
+    assert advantage_B.tolist() == [0.0, 0.0, 0.0, 0.0]
+    mixed_B = form_credit(scores_of([1.0, 1.0, 0.0, 1.0]), 2, config).advantage_B
+    assert mixed_B[:2].tolist() == [0.0, 0.0]
+    assert mixed_B[2] == -mixed_B[3] < 0
+
+
+def test_rewards_near_the_end_of_float32_neither_overflow_nor_vanish() -> None:
+    scores = scores_of([1.5e38, -1.5e38, 1.5e38, 0.0])  # of weight 2
+    credit = form_credit(scores, 4, AdvantageConfig.model_validate({"eps": 0.0, "correction": 0}))
+    # in units of 1.5e38 the mean is 1/4; 3/4, -5/4, 3/4, -1/4 over sqrt((9 + 25 + 9 + 1) / 64) = 0.8291562
+    torch.testing.assert_close(credit.advantage_B, torch.tensor([0.9045340, -1.5075567, 0.9045340, -0.3015113]))
+    assert reward_metrics(scores, credit)["reward/mean"] == pytest.approx(0.75e38, rel=1e-6)
 
 
 def test_a_divergence_needs_its_weight_and_a_weight_its_divergence() -> None:

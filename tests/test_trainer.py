@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -212,39 +210,6 @@ class TestBadInput:
 
         with pytest.raises(CheckpointError, match="no checkpoint"):
             run(tmp_path, resume=tmp_path)
-
-
-SCRIPT = """
-import sys
-from pathlib import Path
-from tests.test_trainer import run, weights
-import torch
-rollout = {"prompts_per_step": 4, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 3}}
-trainer = run(Path(sys.argv[1]), rollout=rollout, advantage={"scale": "batch"}, steps=3)
-if trainer.job.is_main:
-    torch.save(weights(trainer), sys.argv[2])
-"""
-
-
-def test_two_processes_make_the_update_of_one(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    found = []
-    for number in (1, 2):
-        result = tmp_path / f"{number}.pt"
-        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={number}", "--standalone"]
-        environment = {
-            **os.environ,
-            "ACCELERATE_USE_CPU": "true",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(Path.cwd()),
-        }
-        subprocess.run(
-            [*command, str(script), str(tmp_path / f"runs-{number}"), str(result)], check=True, env=environment,
-            timeout=400, capture_output=True,
-        )  # fmt: skip
-        found.append(torch.load(result))
-    assert float((found[0] - found[1]).abs().max()) < 2e-5
 
 
 def test_interrupt_leaves_a_checkpoint_to_resume_from(tmp_path: Path) -> None:

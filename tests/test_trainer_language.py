@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +15,6 @@ from mmgrpo.types import Prompt, Sample
 from tests.policies.tiny_language import picture, policy_of
 
 TEXTS = ("what number is this", "how many red squares do you see", "what is on the left", "say one word")
-SCRIPT = """
-import sys
-import torch
-from tests.test_trainer_language import trained, weights
-trainer = trained(sys.argv[1])
-if trainer.job.is_main:
-    torch.save(weights(trainer), sys.argv[2])
-"""
 
 
 def prompts() -> list[Prompt]:
@@ -62,19 +51,6 @@ def trained(
 
 def weights(trainer: Trainer) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])
-
-
-def test_two_processes_make_the_updates_of_one(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", str(script)]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
-    result = tmp_path / "two.pt"
-    subprocess.run(
-        [*command, str(tmp_path / "two"), str(result)], check=True, env=environment, timeout=400, capture_output=True
-    )
-    alone = weights(trained(tmp_path / "one"))
-    assert float((torch.load(result) - alone).abs().max()) < 2e-5
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,9 @@ class AdvantageConfig(Section):
         description="groups without an advantage: zero counts their samples in the loss's means, drop nowhere",
     )
     kl_beta: float = Field(
-        default=0.0, ge=0, description="weight of the divergence from the reference taken off the reward, as in RLOO"
+        default=0.0,
+        ge=0,
+        description="weight of the divergence from the reference taken off the rewards' combination, as in RLOO",
     )
     divergence: str | None = Field(
         default=None, description="that divergence, summed over the sample's decisions; needed if kl_beta > 0"
@@ -106,11 +108,6 @@ class AdvantageConfig(Section):
             raise ValueError("kl_beta and divergence go together: name a divergence, for example k1, and a weight")
         if self.scale == "gdpo" and self.combine.name != "sum":
             raise ValueError(f"scale: gdpo combines the rewards in its own way; leave out combine: {self.combine.name}")
-        if self.kl_beta > 0 and self.combine.name in ("min", "mean_minus_variance"):
-            raise ValueError(
-                f"advantage.kl_beta takes a term off a sum, and combine: {self.combine.name} is none; "
-                f"use objective.kl_beta"
-            )
         return self
 
     @property
@@ -284,6 +281,12 @@ class RunConfig(Section):
     rewards: tuple[RewardConfig, ...] = ()
     max_reward_failure_frac: float = Field(
         default=0.25, ge=0, le=1, description="share of a call's samples a reward may fail on before the run stops"
+    )
+    max_skipped_update_frac: float = Field(
+        default=0.25,
+        ge=0,
+        le=1,
+        description="share of the last 20 updates that may be skipped because a gradient was not finite",
     )
     reward_cache_mb: float = Field(
         default=64.0, ge=0, description="MiB of known results of each deterministic reward, per process; 0: none"

@@ -37,7 +37,7 @@ def group_advantage(
     """
     valid_PG = _checked(reward_PG, valid_PG)
     centred_PG = _centred(reward_PG, valid_PG)
-    return centred_PG / (_spread(centred_PG, valid_PG, dim=(-1,), correction=correction) + eps)
+    return _divided(centred_PG, _spread(centred_PG, valid_PG, dim=(-1,), correction=correction) + eps)
 
 
 def batch_scaled_advantage(
@@ -57,7 +57,7 @@ def batch_scaled_advantage(
     count = valid_PG.sum().clamp(min=1)
     deviation_PG = (reward_PG - reward_PG.sum() / count).where(valid_PG, 0.0)
     spread = _spread(deviation_PG, valid_PG, dim=(-2, -1), correction=correction)
-    return _centred(reward_PG, valid_PG) / (spread + eps)
+    return _divided(_centred(reward_PG, valid_PG), spread + eps)
 
 
 def unscaled_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
@@ -90,17 +90,20 @@ def gdpo_advantage(
     reward_RPG: Tensor,
     weight_R: Tensor,
     valid_RPG: Tensor | None = None,
+    penalty_PG: Tensor | None = None,
     *,
     eps: float = 1e-4,
     correction: int = 0,
 ) -> Tensor:
     """Each reward standardised within its group, then summed by weight, then standardised over the batch.
 
-    z_r = (r - mean_G r) / (std_G r + eps);   s = sum_r w_r z_r;   A = s / (std_PG s + eps).
+    z_r = (r - mean_G r) / (std_G r + eps);   s = sum_r w_r z_r - (p - mean_G p);   A = s / (std_PG s + eps).
     The mean of s over the batch is 0 by construction, so the last step only divides. A reward that does not apply to a
-    sample adds nothing to its sum; a sample to which no reward applies is left out of the last spread.
+    sample adds nothing to its sum; a sample to which no reward applies is left out of the last spread. p is a penalty
+    of the sample itself, which is not standardised: it keeps its size beside the z_r.
 
-    Shapes: (R, P, G) of the whole batch, (R,) -> (P, G), G >= 2.   Units: any reward scales -> dimensionless.
+    Shapes: (R, P, G) of the whole batch, (R,) -> (P, G), G >= 2.   Units: any reward scales -> dimensionless;
+    penalty_PG in standard deviations of a reward within its group.
     Raises: ShapeError if not 3-D, G < 2, weight_R is not (R,), or valid_RPG is not bool of the same shape.
     Source: GDPO, arXiv:2601.05242, sec. 3: eq. 4 (each reward), 7 (weights) and 6 (batch). Its code has eps = 1e-4 in
     both denominators, as here, takes correction=1 (as TRL does), and counts a missing reward as 0.
@@ -109,9 +112,12 @@ def gdpo_advantage(
     if weight_R.shape != reward_RPG.shape[:1]:
         raise ShapeError(f"weight_R must be ({reward_RPG.shape[0]},), one per reward, got {tuple(weight_R.shape)}")
     centred_RPG = _centred(reward_RPG, valid_RPG)
-    score_RPG = centred_RPG / (_spread(centred_RPG, valid_RPG, dim=(-1,), correction=correction) + eps)
+    score_RPG = _divided(centred_RPG, _spread(centred_RPG, valid_RPG, dim=(-1,), correction=correction) + eps)
     total_PG = torch.einsum("r,rpg->pg", weight_R.to(score_RPG), score_RPG)
-    return total_PG / (_spread(total_PG, valid_RPG.any(0), dim=(-2, -1), correction=correction) + eps)
+    valid_PG = valid_RPG.any(0)
+    if penalty_PG is not None:
+        total_PG = total_PG - _centred(penalty_PG.to(total_PG), valid_PG)
+    return _divided(total_PG, _spread(total_PG, valid_PG, dim=(-2, -1), correction=correction) + eps)
 
 
 def clamp_advantage(advantage: Tensor, *, limit: float) -> Tensor:
@@ -158,6 +164,11 @@ def _centred(reward: Tensor, valid: Tensor) -> Tensor:
     lowest = reward.where(valid, torch.inf).amin(-1, keepdim=True)
     # the mean of equal numbers need not be that number in floating point, and eps would not hide it
     return (kept - mean).where(valid & (highest > lowest), 0.0)
+
+
+def _divided(deviation: Tensor, scale: Tensor) -> Tensor:
+    """Deviations over their scale; 0 where the scale is 0, since then all of them are."""
+    return deviation / scale.where(scale > 0, 1.0)
 
 
 def _spread(deviation: Tensor, valid: Tensor, *, dim: tuple[int, ...], correction: int) -> Tensor:

@@ -38,7 +38,7 @@ from mmgrpo.policies.denoising.supervised import Latents, supervised_loss
 from mmgrpo.policies.denoising.trace import Row, Trace, row_arguments, shows_media
 from mmgrpo.policies.weights import DiffusersFiles, Weights
 from mmgrpo.policy import Policy, Scheduled, Supervised
-from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, Sample
+from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, Sample, SupervisedLoss
 
 logger = logging.getLogger(__name__)
 
@@ -122,9 +122,10 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
             raise ConfigError("set policy.call.num_inference_steps: the pipeline has no default for it")
         return steps - 1
 
-    def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> Tensor:
+    def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
         """Flow matching (or denoising score matching, by the scheduler's prediction type) on the examples' images."""
-        return supervised_loss(self._stage, self._latents, examples, self.settings.call, seeds=seeds)
+        mean = supervised_loss(self._stage, self._latents, examples, self.settings.call, seeds=seeds)
+        return SupervisedLoss(mean=mean, num_terms=len(examples))
 
     def save(self, directory: Path) -> None:
         """LoRA as diffusers' ``pytorch_lora_weights.safetensors``, full weights as ``save_pretrained`` folders."""

@@ -37,7 +37,7 @@ from mmgrpo.policies.language.transformer import Transformer
 from mmgrpo.policies.language.ways import Cached, Way
 from mmgrpo.policies.weights import PeftFiles, Weights
 from mmgrpo.policy import Policy, Supervised
-from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, Sample
+from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, Sample, SupervisedLoss
 
 WHOLE = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.empty(0, dtype=torch.long))
 
@@ -222,7 +222,7 @@ class LanguagePolicy(Policy, Supervised):
                 num_forwards=len(batch) * (1 if divergence is None else 2),
             )
 
-    def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> Tensor:
+    def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
         """Cross-entropy of the examples' texts and their end token, mean over tokens; no randomness is used."""
         if any(example.text is None for example in examples):
             raise DataError("the warm-up of a language policy needs examples with a text")
@@ -237,7 +237,8 @@ class LanguagePolicy(Policy, Supervised):
                 logprobs(way, trace, batch, sampling=WHOLE, head_bytes=self.settings.head_bytes)[0].sum()
                 for batch in way.batches(trace, range(len(encoded)))
             ]
-        return -torch.stack(sums).sum() / sum(len(token_T) for token_T in tokens)
+        num_tokens = sum(len(token_T) for token_T in tokens)
+        return SupervisedLoss(mean=-torch.stack(sums).sum() / num_tokens, num_terms=num_tokens)
 
     @torch.no_grad()
     def _rescored(self, rollout: Rollout) -> Rollout:

@@ -125,7 +125,8 @@ def test_the_supervised_loss_is_that_of_transformers() -> None:
         out = policy.model(input_ids=ids, labels=labels, mm_token_type_ids=types, **encoded.media)
         sums.append(out.loss.item() * len(target))
         count += len(target)
-    assert loss.item() == pytest.approx(sum(sums) / count, rel=1e-5)
+    assert loss.mean.item() == pytest.approx(sum(sums) / count, rel=1e-5)
+    assert loss.num_terms == count
     with pytest.raises(DataError, match="needs examples with a text"):
         policy.supervised_loss([Example(Prompt("x"))], seeds=[0])
 

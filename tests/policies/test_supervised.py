@@ -64,7 +64,7 @@ def test_flow_matching_loss_on_sd3() -> None:
             return_dict=False,
         )[0]
     expected = mse_loss(velocity, noise - clean)
-    loss = policy.supervised_loss(examples, seeds=SEEDS)
+    loss = policy.supervised_loss(examples, seeds=SEEDS).mean
     assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-5)
     loss.backward()
     assert all(torch.isfinite(p.grad).all() for p in policy.trainable if p.grad is not None)
@@ -84,14 +84,16 @@ def test_denoising_score_matching_loss_on_sd15() -> None:
             kept.sqrt() * clean + (1 - kept).sqrt() * noise, timestep, encoder_hidden_states=embeds, return_dict=False
         )[0]
     expected = mse_loss(predicted, noise)
-    assert float(policy.supervised_loss(examples, seeds=SEEDS).detach()) == pytest.approx(float(expected), rel=1e-5)
+    assert float(policy.supervised_loss(examples, seeds=SEEDS).mean.detach()) == pytest.approx(
+        float(expected), rel=1e-5
+    )
 
 
 def test_rows_do_not_depend_on_their_batch() -> None:
     policy, examples = make("sd3")
     with torch.no_grad():
-        together = policy.supervised_loss(examples, seeds=SEEDS)
-        alone = [policy.supervised_loss([e], seeds=[s]) for e, s in zip(examples, SEEDS, strict=True)]
+        together = policy.supervised_loss(examples, seeds=SEEDS).mean
+        alone = [policy.supervised_loss([e], seeds=[s]).mean for e, s in zip(examples, SEEDS, strict=True)]
     assert float(together) == pytest.approx(float(sum(alone)) / 2, rel=1e-5)
 
 

@@ -1,0 +1,130 @@
+"""What becomes of a gradient: nothing is left over from before, and one that is not finite moves nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmgrpo import Trainer
+from mmgrpo.checkpoint import weights_of
+from mmgrpo.errors import NonFiniteError
+from mmgrpo.rewards.digits import digit_prompts
+from mmgrpo.types import Sample
+from tests.test_trainer import BASE, brightness, lines, make_policy, weights
+
+WARMUP = {"examples": {"name": "mislabelled_digits", "fraction": 0.5}, "steps": 2, "batch_size": 4, "log_every": 1}
+ROLLOUT = {"prompts_per_step": 2, "group_size": 2}
+
+
+def trainer_of(folder: Path, policy: Any = None, reward: Any = brightness, **changes: Any) -> Trainer:
+    values = {**BASE, "output": str(folder), "rollout": ROLLOUT, "update": {"lr": 1e-3}, **changes}
+    return Trainer(policy or make_policy(), {"reward": reward}, digit_prompts(), values)
+
+
+def huge_from_call(first: int) -> Any:
+    """Rewards so large, from a call on, that a gradient of theirs overflows."""
+    calls = []
+
+    def huge(samples: Sequence[Sample]) -> list[float]:
+        calls.append(1)
+        return [(3e38 if len(calls) >= first else 1.0) * (1 if sample.member else -1) for sample in samples]
+
+    return huge
+
+
+def test_the_first_update_is_that_of_a_run_that_starts_from_the_warmed_weights(tmp_path: Path) -> None:
+    whole = trainer_of(tmp_path / "whole", steps=1, warmup=WARMUP)
+    whole.train()
+    warmed = trainer_of(tmp_path / "warmed", steps=0, warmup=WARMUP)
+    warmed.train()
+    policy = make_policy()
+    policy.load(weights_of(warmed.folder.path))
+    after = trainer_of(tmp_path / "after", policy, steps=1)
+    after.train()
+    assert lines(whole)[0]["optimizer/grad_norm"] == lines(after)[0]["optimizer/grad_norm"]
+    assert torch.equal(weights(whole), weights(after))
+
+
+def test_a_gradient_from_before_is_no_part_of_an_update(tmp_path: Path) -> None:
+    expected = trainer_of(tmp_path / "a", steps=1)
+    expected.train()
+    policy = make_policy()
+    for parameter in policy.trainable:
+        parameter.grad = torch.ones_like(parameter)
+    found = trainer_of(tmp_path / "b", policy, steps=1)
+    found.train()
+    assert torch.equal(weights(found), weights(expected))
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_counted_and_named(tmp_path: Path) -> None:
+    held: list[Tensor] = []
+    huge = huge_from_call(2)
+
+    def watched(samples: Sequence[Sample]) -> list[float]:
+        held.append(torch.cat([p.detach().flatten().clone() for p in trainer.policy.trainable]))
+        return huge(samples)
+
+    trainer = trainer_of(tmp_path, reward=watched, steps=3, advantage={"scale": "none"})
+    trainer.train()
+    assert [line["optimizer/skipped"] for line in lines(trainer)] == [0.0, 1.0, 1.0]
+    assert not torch.equal(held[0], held[1])
+    assert torch.equal(held[1], held[2])
+    assert torch.equal(held[1], weights(trainer))
+    first, second = lines(trainer, "skipped.jsonl")
+    assert (first["step"], second["step"]) == (2, 3)
+    assert [(one["group"], one["member"]) for one in first["samples"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert first["samples"][0]["advantage"] == pytest.approx(-3e38, rel=1e-6)
+    assert first["samples"][0]["prompt"].startswith("a ")
+    state = torch.load(weights_of(tmp_path / "run").parent / "training.pt", weights_only=True)
+    assert state["recently_skipped"] == [False, True, True]
+
+
+def test_only_the_samples_at_fault_are_named(tmp_path: Path) -> None:
+    def one_group(samples: Sequence[Sample]) -> list[float]:
+        return [(3e38 if sample.group == 1 else 1.0) * (1 if sample.member else -1) for sample in samples]
+
+    trainer = trainer_of(tmp_path, reward=one_group, steps=1, advantage={"scale": "none"})
+    trainer.train()
+    (line,) = lines(trainer, "skipped.jsonl")
+    assert [(one["group"], one["member"]) for one in line["samples"]] == [(1, 0), (1, 1)]
+
+
+def test_a_run_that_mostly_skips_ends_with_its_good_weights(tmp_path: Path) -> None:
+    trainer = trainer_of(
+        tmp_path, reward=huge_from_call(2), steps=20, advantage={"scale": "none"}, checkpoint={"every": 1}
+    )
+    with pytest.raises(NonFiniteError, match=r"6 of the last 7 updates .*max_skipped_update_frac=0\.25 of 20"):
+        trainer.train()
+    assert len(lines(trainer)) == 7
+    assert json.loads((trainer.folder.path / "run.json").read_text())["status"] == "failed"
+    kept = make_policy()
+    kept.load(weights_of(trainer.folder.path))
+    assert torch.equal(torch.cat([p.detach().flatten() for p in kept.trainable]), weights(trainer))
+    assert all(bool(p.isfinite().all()) for p in kept.trainable)
+
+
+def test_weights_that_are_not_finite_are_not_saved_over_good_ones(tmp_path: Path) -> None:
+    def poisoning(samples: Sequence[Sample]) -> list[float]:
+        if trainer.step == 1:
+            with torch.no_grad():
+                trainer.parameters[-1].fill_(float("inf"))
+        return brightness(samples)
+
+    trainer = trainer_of(tmp_path, reward=poisoning, steps=2, checkpoint={"every": 1, "keep": 1})
+    with pytest.raises(NonFiniteError, match="not saved"):
+        trainer.train()
+    assert [path.name for path in (trainer.folder.path / "checkpoints").iterdir()] == ["step-000001"]
+
+
+def test_the_warm_up_skips_them_too(tmp_path: Path) -> None:
+    policy = make_policy()
+    with torch.no_grad():
+        policy.trainable[-1].fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="6 of the last 6"):
+        trainer_of(tmp_path, policy, warmup={**WARMUP, "steps": 10}).train()

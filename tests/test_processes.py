@@ -1,0 +1,146 @@
+"""One process or two: the same updates to float32 rounding, of GRPO and of the warm-up, whatever rows a rank holds.
+
+A row alone in its forward is computed alike wherever it lies, so what may differ is the order in which gradients add.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmgrpo import Example, Prompt, Sample, Trainer
+from mmgrpo.rewards.digits import digit_prompts
+from tests.policies.tiny_language import policy_of, prompts_of
+from tests.test_trainer import make_policy
+from tests.test_trainer_language import trained
+
+RELATIVE = 1e-7
+TEXTS = ("one", "a", "two red squares on the left", "is one red", "what", "say the number that you see", "b", "c d e")
+SCRIPT = """
+import sys
+from pathlib import Path
+from tests.test_processes import SCENARIOS, outcome
+import torch
+found = {name: outcome(run(Path(sys.argv[1]) / name)) for name, run in SCENARIOS.items()}
+if int(__import__("os").environ["RANK"]) == 0:
+    torch.save(found, sys.argv[2])
+"""
+
+
+def brightness(samples: Sequence[Sample]) -> list[float]:
+    return [sum(sample.image.tobytes()) / 64 for sample in samples if sample.image is not None]
+
+
+def first_half_at_first(samples: Sequence[Sample]) -> list[float | None]:
+    """Lengths; at the first step nothing of the prompts that a second process holds."""
+    step = len(first_half_at_first.steps)  # pyright: ignore[reportFunctionMemberAccess]
+    first_half_at_first.steps.append(step)  # pyright: ignore[reportFunctionMemberAccess]
+    return [None if step == 0 and s.group >= 1 else len(s.tokens or ()) + 0.1 * s.member for s in samples]
+
+
+def read_aloud(samples: int = 8) -> list[Example]:
+    """Texts of very different lengths, so that a mean over tokens is no mean of the processes' means."""
+    return [Example(Prompt(f"what number is {text}"), text=text) for text in TEXTS[:samples]]
+
+
+def base(output: Path, **sections: Any) -> dict[str, Any]:
+    # AdamW divides by the size of a gradient, and so blows up roundings of small ones: eps is large here
+    update = {"minibatches": 2, "lr": 1e-3, "eps": 1e-2, **sections.pop("update", {})}
+    return {"output": str(output), "steps": 2, "update": update, "runtime": {"device": "cpu"}, **sections}
+
+
+def on_images(output: Path) -> Trainer:
+    rollout = {"prompts_per_step": 4, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 3}}
+    objective = {"divergence": "gaussian", "kl_beta": 0.1}
+    values = base(output, rollout=rollout, advantage={"scale": "batch"}, objective=objective)
+    policy = make_policy(rollout_batch=1, update_batch=1)
+    return finished(Trainer(policy, {"brightness": brightness}, digit_prompts(), values))
+
+
+def on_pictures_and_words(output: Path) -> Trainer:
+    return trained(output, settings={"rollout_batch": 1, "update_tokens": 1}, update=base(output)["update"])
+
+
+def a_rank_without_rows(output: Path) -> Trainer:
+    """Full weights and a reference: the process whose first update holds no row must not copy moved weights later."""
+    first_half_at_first.steps = []  # pyright: ignore[reportFunctionMemberAccess]
+    objective = {"divergence": "k3", "kl_beta": 0.5}
+    values = base(output, rollout={"prompts_per_step": 2, "group_size": 4}, objective=objective)
+    values["update"] |= {"minibatches": 1, "lr": 1e-2}
+    policy = policy_of("llama", batch=1)
+    return finished(Trainer(policy, {"length": first_half_at_first}, prompts_of("llama"), values))
+
+
+def warmed_on_texts(output: Path) -> Trainer:
+    warmup = {"examples": "python:tests.test_processes:read_aloud", "steps": 3, "batch_size": 8}
+    values = base(output, steps=0, warmup={**warmup, "log_every": 1})
+    return finished(Trainer(policy_of("llama", batch=1), {"length": first_half_at_first}, prompts_of("llama"), values))
+
+
+def warmed_on_images(output: Path) -> Trainer:
+    warmup = {"examples": {"name": "mislabelled_digits", "fraction": 0.5}, "steps": 3, "batch_size": 4, "log_every": 1}
+    values = base(output, steps=0, warmup=warmup)
+    return finished(Trainer(make_policy(), {"brightness": brightness}, digit_prompts(), values))
+
+
+SCENARIOS: dict[str, Callable[[Path], Trainer]] = {
+    "images": on_images,
+    "pictures and words": on_pictures_and_words,
+    "a rank without rows": a_rank_without_rows,
+    "warm-up on texts": warmed_on_texts,
+    "warm-up on images": warmed_on_images,
+}
+
+
+def finished(trainer: Trainer) -> Trainer:
+    trainer.train()
+    return trainer
+
+
+def outcome(trainer: Trainer) -> tuple[Tensor, list[dict[str, Any]]]:
+    """The weights at the end, and the lines of the log."""
+    trainer.job.wait()
+    logs = [trainer.folder.path / name for name in ("warmup.jsonl", "metrics.jsonl")]
+    lines = [json.loads(line) for log in logs if log.is_file() for line in log.read_text().splitlines()]
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.parameters]), lines
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Tensor, list[dict[str, Any]]]]:
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
+    command += [str(folder / "script.py"), str(folder / "runs"), str(folder / "found.pt")]
+    done = subprocess.run(command, env=environment, timeout=800, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return torch.load(folder / "found.pt")
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_two_processes_make_the_updates_of_one(name: str, of_two: Any, tmp_path: Path) -> None:
+    expected, lines = outcome(SCENARIOS[name](tmp_path))
+    found, lines_of_two = of_two[name]
+    start = torch.cat([parameter.detach().flatten() for parameter in _untrained(name)])
+    assert float((expected - start).norm() / start.norm()) > 1e-4  # it moved, by far more than what may differ
+    assert float((found - expected).norm() / expected.norm()) < RELATIVE
+    assert len(lines) == len(lines_of_two) > 0
+    for one, two in zip(lines, lines_of_two, strict=True):
+        for key in ("loss", "policy/loss", "policy/kl_mean", "reward/mean", "optimizer/grad_norm"):
+            if key in one:
+                assert two[key] == pytest.approx(one[key], rel=1e-5, abs=1e-7), key
+
+
+def _untrained(name: str) -> Sequence[torch.nn.Parameter]:
+    if "images" in name:
+        return make_policy().trainable
+    return policy_of("qwen2.5-vl" if "pictures" in name else "llama").trainable
