@@ -48,10 +48,7 @@ def write_samples(
         for row, sample in enumerate(samples):
             line: dict[str, Any] = {
                 "file": _save_media(folder, row, sample),
-                "prompt": sample.prompt.text,
-                "group": sample.group,
-                "member": sample.member,
-                "text": sample.text,
+                **identity(sample),
                 "rewards": {
                     name: float(scores.value_BR[row, r])
                     for r, name in enumerate(scores.names)
@@ -69,6 +66,11 @@ def write_samples(
                 line["advantage"] = float(advantage_B[row])
             lines.write(json.dumps(line) + "\n")
     return folder
+
+
+def identity(sample: Sample) -> dict[str, Any]:
+    """Which sample of a step it is, and its text if it has one, as lines of files name it."""
+    return {"prompt": sample.prompt.text, "group": sample.group, "member": sample.member, "text": sample.text}
 
 
 def completion_metrics(lengths: Sequence[int], finished: Sequence[bool]) -> dict[str, float]:

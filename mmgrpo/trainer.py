@@ -33,7 +33,7 @@ from mmgrpo.optimizer import GuardedOptimizer
 from mmgrpo.policy import Policy
 from mmgrpo.progress import Progress
 from mmgrpo.prompts import PromptStream, load_prompts
-from mmgrpo.samples import box_metrics, completion_metrics, diversity_metrics
+from mmgrpo.samples import box_metrics, completion_metrics, diversity_metrics, identity
 from mmgrpo.scoring import NamedReward, Scorer, Scoring, named_rewards
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.tracking import RunFolder, fresh_folder, make_accelerator, start_trackers
@@ -251,16 +251,7 @@ class Trainer:
         self, update: int, rollout: Rollout, advantage_B: Tensor, rows: Sequence[int], progress: Progress
     ) -> None:
         """Says which samples, of all processes, gave a gradient that is not finite."""
-        mine = [
-            {
-                "prompt": sample.prompt.text,
-                "group": sample.group,
-                "member": sample.member,
-                "text": sample.text,
-                "advantage": float(advantage_B[row]),
-            }
-            for row, sample in ((row, rollout.samples[row]) for row in rows)
-        ]
+        mine = [identity(rollout.samples[row]) | {"advantage": float(advantage_B[row])} for row in rows]
         everyones = [one for part in self.job.gather(mine) for one in part]
         if self.job.is_main:
             self.folder.log("skipped.jsonl", {"step": self.step, "update": update, "samples": everyones})
