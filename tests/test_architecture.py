@@ -19,7 +19,7 @@ ROOMS = (
     ("registry", "config"),
     ("loading", "samples"),
     ("job", "learner", "scoring", "prompt_media", "checkpoint", "credit", "ema", "tracking", "methods", "binding"),
-    ("prompt_turns",),
+    ("prompt_turns", "optimizer"),
     ("prompt_rows",),
     ("build", "prompts", "evaluation", "checks"),
     ("forwards", "warmup", "watchdog"),
