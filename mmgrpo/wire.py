@@ -35,7 +35,7 @@ MAX_PIXELS = 2**27
 MIN_PIXELS = 2**12
 """What a picture counts for at least: tiny ones cost memory beside their pixels."""
 MAX_VALUES = 2**21
-"""Commas and opening brackets in the JSON of one request, which bound the memory that it unpacks to."""
+"""Commas and opening brackets in the JSON of one request or answer, which bound the memory that it unpacks to."""
 MAX_SAMPLES = 2**16
 
 Form = Literal["tensors", "png"]
@@ -197,7 +197,7 @@ def unpacked(body: bytes, content_type: str, *, max_pixels: int = MAX_PIXELS) ->
     elif content_type != JSON:
         raise DataError(f"the content type must be {JSON} or {SAFETENSORS}, not {content_type[:80]!r}")
     else:
-        _check_values(body)
+        check_values(body)
     try:
         request = ScoreRequest.model_validate_json(body)
     except (ValidationError, RecursionError) as error:
@@ -276,7 +276,7 @@ def _opened_safetensors(body: bytes) -> tuple[bytes, Mapping[str, NDArray[np.uin
     try:
         (length,) = struct.unpack_from("<Q", body)
         header = body[8 : 8 + length]
-        _check_values(header)
+        check_values(header)
         tensors = load(body)
         document = json.loads(header)["__metadata__"]["request"].encode()
     except DataError:
@@ -289,10 +289,10 @@ def _opened_safetensors(body: bytes) -> tuple[bytes, Mapping[str, NDArray[np.uin
     return document, tensors
 
 
-def _check_values(document: bytes) -> None:
-    """Refuses JSON of so many parts that its objects would fill the memory, whatever its strings weigh."""
+def check_values(document: bytes) -> None:
+    """Refuses JSON (DataError) of so many parts that its objects would fill the memory, whatever its strings weigh."""
     if sum(document.count(mark) for mark in (b",", b"[", b"{")) > MAX_VALUES:
-        raise DataError(f"the request's JSON has more than {MAX_VALUES} parts; send smaller batches")
+        raise DataError(f"the JSON has more than {MAX_VALUES} parts; send smaller batches")
 
 
 class _Reader:

@@ -6,6 +6,7 @@ Only the standard library speaks HTTP here; redirects are not followed, so the k
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import logging
 import os
@@ -16,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from email.message import Message
-from http.client import HTTPException
 from io import BytesIO
 from typing import IO, Any, Literal, final
 from urllib.parse import urlsplit
@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.bounded import Connection, SecureConnection, body_of
 from mmgrpo.rewards.checkpoints import positive
 from mmgrpo.rewards.parsing import one_of
 from mmgrpo.rewards.questions import HOW_WELL, Question, Scale, filled, shown
@@ -52,7 +53,7 @@ class Endpoint:
         url: of the API, to which ``/chat/completions`` is added.
         model: the name the endpoint knows its model by.
         key_variable: environment variable with the API key, read at every request; None sends none.
-        timeout: seconds that one attempt may wait for the server.
+        timeout: seconds that connecting, sending and the whole of the reply may take, each, in one attempt.
         retries: further attempts after a passing failure.
         backoff: seconds before the second attempt; doubled each time, and as long as the server asks for.
         extra: further fields of the request.
@@ -74,9 +75,9 @@ class Endpoint:
                 return self._attempt(body)
             except urllib.error.HTTPError as error:
                 with error:
-                    said = error.read(500).decode(errors="replace")
+                    said = _beginning(error)
                 cause, waits, passing = f"HTTP {error.code}: {said}", _asked_wait(error.headers), error.code in PASSING
-            except (OSError, HTTPException) as error:
+            except (OSError, http.client.HTTPException) as error:
                 cause, waits, passing = f"{type(error).__name__}: {error}", 0.0, True
             if not passing or attempt == self.retries:
                 raise NoReplyError(f"after {attempt + 1} attempts: {cause}")
@@ -92,7 +93,9 @@ class Endpoint:
             headers["Authorization"] = f"Bearer {key}"
         request = urllib.request.Request(f"{self.url.rstrip('/')}/chat/completions", body, headers, method="POST")
         with _opener.open(request, timeout=self.timeout) as response:
-            said = response.read(MAX_REPLY_BYTES + 1)
+            said = body_of(response, MAX_REPLY_BYTES)
+        if said is None:
+            raise NoReplyError(f"the reply is longer than {MAX_REPLY_BYTES} bytes")
         return _first_choice(said)
 
 
@@ -204,9 +207,14 @@ def data_url(picture: Image.Image, form: PictureFormat) -> str:
     return f"data:image/{form};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
+def _beginning(error: urllib.error.HTTPError) -> str:
+    try:
+        return error.read(500).decode(errors="replace")
+    except (OSError, http.client.HTTPException) as broken:
+        return f"{type(broken).__name__}: {broken}"
+
+
 def _first_choice(said: bytes) -> str:
-    if len(said) > MAX_REPLY_BYTES:
-        raise NoReplyError(f"the reply is longer than {MAX_REPLY_BYTES} bytes")
     try:
         content = json.loads(said)["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
@@ -229,4 +237,14 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """None, so that the redirect is an error."""
 
 
-_opener = urllib.request.build_opener(_NoRedirect)
+class _Ends(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(Connection, req)
+
+
+class _EndsSecurely(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(SecureConnection, req)
+
+
+_opener = urllib.request.build_opener(_NoRedirect, _Ends, _EndsSecurely)

@@ -15,12 +15,16 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import ValidationError
 
 from mmgrpo.errors import ConfigError, DataError, RewardError
+from mmgrpo.rewards.bounded import Connection, SecureConnection, body_of
 from mmgrpo.types import Sample, Score
-from mmgrpo.wire import Form, ScoreResponse, packed, token_of
+from mmgrpo.wire import Form, ScoreResponse, check_values, packed, token_of
 
 logger = logging.getLogger(__name__)
 
 WhenDown = Literal["stop", "fail"]
+MAX_ANSWER_BYTES = 2**25
+"""What an answer may weigh; a value takes 20 bytes, an explanation seldom more than a few thousand."""
+
 _PASSING = {408, 429}  # statuses that another attempt may change, beside those of 500 and more
 
 
@@ -38,13 +42,14 @@ class Remote:
 
     Example: ``{name: remote, url: "http://127.0.0.1:8000"}``.
     Settings: ``url``, such as ``http://127.0.0.1:8000``; ``reward``, its label there, needed where there are several;
-    ``timeout`` in seconds for every wait on the network, above the server's ``--timeout-s`` so that the server says
-    what is slow; ``token_variable``, the environment variable with the bearer token; ``columns``, those that travel
-    (all of them, if not given); ``form``, ``tensors`` (safetensors, large and fast) or ``png`` (small and slow).
+    ``timeout`` in seconds, each, for connecting, for sending a request and for the whole of its answer, above the
+    server's ``--timeout-s`` so that the server says what is slow; ``token_variable``, the environment variable with the
+    bearer token; ``columns``, those that travel (all of them, if not given); ``form``, ``tensors`` (safetensors, large
+    and fast) or ``png`` (small and slow).
     Range: that of the served reward.
     Source: the project's own.
     Traps: the token travels in the clear by ``http``. No proxy is used. Columns must be what JSON can hold, and tuples
-    arrive as lists.
+    arrive as lists. An answer of more than 32 MiB is refused.
     """
 
     concurrent = True
@@ -120,18 +125,23 @@ class Remote:
         raise AssertionError("the last attempt returns or raises")
 
     def _post(self, body: bytes, content_type: str) -> bytes:
-        connect = http.client.HTTPSConnection if self._https else http.client.HTTPConnection
+        connect = SecureConnection if self._https else Connection
         connection = connect(self._host, self._port, timeout=self._timeout)
         try:
             headers = {"Content-Type": content_type, **self._headers}
             with suppress(BrokenPipeError, ConnectionResetError):  # a server may refuse before it has read it all
                 connection.request("POST", f"{self._path}/score", body, headers)
             response = connection.getresponse()
-            status, said = response.status, response.read()
+            status, said = response.status, body_of(response, MAX_ANSWER_BYTES)
         except http.client.HTTPException as error:
             raise ConnectionError(f"{type(error).__name__}: {error}") from error
         finally:
             connection.close()
+        if said is None:
+            raise RewardError(
+                f"the reward server {self._url} answered with more than {MAX_ANSWER_BYTES} bytes; if it is one, lower "
+                "batch_size, or let its reward explain less"
+            )
         if status == http.client.OK:
             return said
         if status in _PASSING or status >= 500:
@@ -140,14 +150,17 @@ class Remote:
 
     def _values(self, answer: bytes, num: int) -> list[float | Score | None]:
         try:
+            check_values(answer)
             said = ScoreResponse.model_validate_json(answer)
+        except DataError as error:
+            raise RewardError(f"the answer of the reward server {self._url} cannot be read: {error}") from error
         except ValidationError as error:
             raise RewardError(f"{self._url} is no reward server: {error.error_count()} errors in its answer") from error
         explained = said.explanations or [None] * num
         if len(said.values) != num or len(explained) != num or not set(said.failed) <= set(range(num)):
             raise RewardError(f"the reward server {self._url} gave {len(said.values)} values for {num} samples")
         if said.error is not None:
-            logger.warning("the reward at %s failed on %d samples: %s", self._url, num, said.error)
+            logger.warning("the reward at %s failed on %d samples: %s", self._url, num, said.error[:1000])
         values = [math.nan if i in set(said.failed) else value for i, value in enumerate(said.values)]
         return [_scored(value, why) for value, why in zip(values, explained, strict=True)]
 

@@ -1,0 +1,164 @@
+"""The clients of ours against a server that never ends: real sockets on loopback, and what they read of it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import repeat
+
+import pytest
+
+from mmgrpo.errors import RewardError
+from mmgrpo.rewards.endpoints import MAX_REPLY_BYTES, ApiJudge
+from mmgrpo.rewards.remote import MAX_ANSWER_BYTES, Remote
+from mmgrpo.types import Prompt, Sample
+from tests.rewards.drawn import drew, noise, numbers
+
+MIB = 2**20
+THREE_GB = 3 * 10**9
+IN_FLIGHT = 64 * MIB
+"""More than the buffers of two sockets hold."""
+
+OK = b"HTTP/1.1 200 OK\r\n"
+JSON = b"Content-Type: application/json\r\n\r\n"
+
+
+class Server:
+    """Sends one thing to whoever connects, and counts the bytes of which it got rid."""
+
+    def __init__(self, said: Callable[[], Iterator[bytes]], pause_s: float = 0.0) -> None:
+        self._said, self._pause_s = said, pause_s
+        self.sent = self.asked = 0
+        self._closing = threading.Event()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._closing.set()
+        self._listening.close()
+        self._thread.join(timeout=5)
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while not self._closing.is_set():
+                connection, _ = self._listening.accept()
+                self.asked += 1
+                with connection, suppress(OSError):
+                    self._send(connection)
+
+    def _send(self, connection: socket.socket) -> None:
+        connection.recv(2**16)
+        for piece in self._said():
+            if self._closing.wait(self._pause_s):
+                return
+            connection.sendall(piece)
+            self.sent += len(piece)
+
+
+def endless(head: bytes) -> Callable[[], Iterator[bytes]]:
+    """A head and 3 GB."""
+
+    def said() -> Iterator[bytes]:
+        yield head
+        yield from repeat(b" " * MIB, THREE_GB // MIB)
+
+    return said
+
+
+def trickling(head: bytes, drop: bytes) -> Callable[[], Iterator[bytes]]:
+    """A head and then a drop at a time, for ever; each comes well within the client's timeout."""
+
+    def said() -> Iterator[bytes]:
+        if head:
+            yield head
+        yield from repeat(drop)
+
+    return said
+
+
+TRICKLES = {
+    "status": trickling(b"", b"H"),
+    "interim answers": trickling(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "header": trickling(OK, b"x"),
+    "body until it closes": trickling(OK + JSON, b" "),
+    "body of a length": trickling(OK + b"Content-Length: 1000000\r\n" + JSON, b" "),
+    "chunks": trickling(OK + b"Transfer-Encoding: chunked\r\n" + JSON, b"1\r\n \r\n"),
+    "body of an error": trickling(b"HTTP/1.1 503 Busy\r\nContent-Length: 1000\r\n\r\n", b"."),
+}
+
+HEADS = {
+    "of a length": OK + f"Content-Length: {THREE_GB}\r\n".encode() + JSON,
+    "until it closes": OK + JSON,
+    "chunk": OK + b"Transfer-Encoding: chunked\r\n" + JSON + f"{THREE_GB:x}\r\n".encode(),
+    "of an error": f"HTTP/1.1 503 Busy\r\nContent-Length: {THREE_GB}\r\n\r\n".encode(),
+}
+
+SAMPLES = [Sample(Prompt("p"), 0, 0, text="t")]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_three_gigabytes_from_a_reward_server_are_not_read(head: str) -> None:
+    with Server(endless(HEADS[head])) as server:
+        tracemalloc.start()
+        try:
+            with pytest.raises(RewardError, match=f"answered with more than {MAX_ANSWER_BYTES} bytes"):
+                Remote(server.url, retries=3)(SAMPLES)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert server.asked == 1
+    assert peak < 3 * MAX_ANSWER_BYTES
+    assert server.sent < MAX_ANSWER_BYTES + IN_FLIGHT
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_three_gigabytes_from_an_endpoint_are_not_read(head: str) -> None:
+    with Server(endless(HEADS[head])) as server:
+        tracemalloc.start()
+        try:
+            failed = numbers(ApiJudge(server.url, "tiny", retries=0)([drew(noise(0), "a cat")]))
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert failed == [pytest.approx(math.nan, nan_ok=True)]
+    assert peak < 8 * MAX_REPLY_BYTES
+    assert server.sent < MAX_REPLY_BYTES + IN_FLIGHT
+
+
+@pytest.mark.parametrize("where", TRICKLES)
+def test_a_reward_server_that_trickles_is_given_up(where: str) -> None:
+    with Server(TRICKLES[where], pause_s=0.02) as server:
+        reward = Remote(server.url, timeout=0.3, retries=1, backoff=0.0)
+        with pytest.raises(RewardError, match=r"did not answer in 2 attempts: TimeoutError: "):
+            reward(SAMPLES)
+        assert server.asked == 2
+
+
+@pytest.mark.parametrize("where", TRICKLES)
+def test_an_endpoint_that_trickles_is_given_up(where: str, caplog: pytest.LogCaptureFixture) -> None:
+    with Server(TRICKLES[where], pause_s=0.02) as server, caplog.at_level(logging.WARNING):
+        judge = ApiJudge(server.url, "tiny", timeout=0.3, retries=1, backoff=0.0)
+        assert numbers(judge([drew(noise(0), "a cat")])) == [pytest.approx(math.nan, nan_ok=True)]
+        assert server.asked == 2
+    assert "after 2 attempts" in caplog.text
+    assert "TimeoutError" in caplog.text
+
+
+def test_an_answer_of_many_parts_is_refused_before_it_is_unpacked() -> None:
+    body = b'{"values": [' + b"0," * (2**22) + b"0]}"
+    answer = OK + f"Content-Length: {len(body)}\r\n".encode() + JSON + body
+    with (
+        Server(lambda: iter([answer])) as server,
+        pytest.raises(RewardError, match="cannot be read: the JSON has more than"),
+    ):
+        Remote(server.url)(SAMPLES)
