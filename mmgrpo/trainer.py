@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmgrpo.binding import bound, build_objective
 from mmgrpo.build import build_optimizer, build_plan, build_rewards, build_schedule
-from mmgrpo.checkpoint import Place, load_checkpoint, newest_checkpoint, save_checkpoint
+from mmgrpo.checkpoint import Place, checkpoint_steps, load_checkpoint, newest_checkpoint, save_checkpoint
 from mmgrpo.config import RunConfig
 from mmgrpo.credit import Credit, counted, form_credit, merged_scores, penalised, reward_metrics
 from mmgrpo.ema import Average
@@ -125,7 +125,8 @@ class Trainer:
         evaluation = self.config.evaluation
         judges = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else self.rewards
         self.judges = Scorer(judges, max_failure_frac=1.0, cache_mb=cache_mb)
-        subject = watched(self.config, self.scorer.names, self.judges.names)
+        names = self.scorer.names, self.judges.names
+        subject = watched(self.config, *names, checkpoints=lambda: checkpoint_steps(self.folder.path))
         self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
         self.held_out = load_prompts_of(evaluation.prompts) if evaluation else []
         self.step, self.warmup_step = 0, 0
