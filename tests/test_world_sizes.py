@@ -28,7 +28,7 @@ TEXTS = ("one", "a", "two red squares on the left", "is one red", "what", "say t
 SCRIPT = """
 import sys
 from pathlib import Path
-from tests.test_processes import SCENARIOS, outcome
+from tests.test_world_sizes import SCENARIOS, outcome
 import torch
 found = {name: outcome(run(Path(sys.argv[1]) / name)) for name, run in SCENARIOS.items()}
 if int(__import__("os").environ["RANK"]) == 0:
@@ -81,7 +81,7 @@ def a_rank_without_rows(output: Path) -> Trainer:
 
 
 def warmed_on_texts(output: Path) -> Trainer:
-    warmup = {"examples": "python:tests.test_processes:read_aloud", "steps": 3, "batch_size": 8}
+    warmup = {"examples": "python:tests.test_world_sizes:read_aloud", "steps": 3, "batch_size": 8}
     values = base(output, steps=0, warmup={**warmup, "log_every": 1})
     return finished(Trainer(policy_of("llama", batch=1), {"length": first_half_at_first}, prompts_of("llama"), values))
 
