@@ -19,6 +19,9 @@ from mmgrpo.errors import DataError
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 """What Pillow raises for a file that is missing, cut off, too large or no image."""
 
+_LOCAL_HOPS = frozenset(("file", "local", "zip", "tar", "gzip", "bz2", "xz", "lzma", "zstd", "lz4"))
+"""Protocols of a chain of fsspec that read this machine's own files."""
+
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 
 
@@ -104,6 +107,26 @@ def is_url(text: str) -> bool:
     return "://" in text and not text.startswith(("data:", "file://"))
 
 
+def is_fetched(text: str) -> bool:
+    """Whether reading what a text names asks the network: a URL, and a chain (``zip://a.png::http://...``) with one."""
+    *outer, last = text.split("::")
+    schemes = [hop.partition("://")[0] for hop in outer] + ([last.partition("://")[0]] if "://" in last else [])
+    return is_url(text) and not all(scheme.lower() in _LOCAL_HOPS for scheme in schemes)
+
+
+def local_file(text: str) -> str:
+    """The path of a file of this machine that a text names, with or without ``file://`` before it.
+
+    Raises: DataError for a URL, for nothing is fetched, and for what is no ordinary file, such as a pipe.
+    """
+    path = path_of(text)
+    if not os.path.exists(path) and is_url(text):
+        raise DataError(f"{text[:200]} is a URL and nothing is fetched; download it and give its path")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise DataError(f"{text[:200]} is no ordinary file; give the path of one")
+    return path
+
+
 def unreadable(image: object, error: Exception) -> str:
     """Says that an image cannot be opened, and which."""
     name = str(image)[:200] if isinstance(image, str | Path) else f"the image ({_described(image)})"
@@ -112,8 +135,10 @@ def unreadable(image: object, error: Exception) -> str:
 
 
 def _source(image: object) -> Image.Image | bytes | Path:
-    if isinstance(image, Image.Image | Path):
+    if isinstance(image, Image.Image):
         return image
+    if isinstance(image, Path):
+        return Path(local_file(str(image)))
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
     if isinstance(image, Mapping):
@@ -121,11 +146,8 @@ def _source(image: object) -> Image.Image | bytes | Path:
         if held is not None:
             return _source(held)
     if isinstance(image, str):
-        path = Path(path_of(image))
-        data = None if os.path.exists(path) else embedded(image)
-        if data is None and is_url(image):
-            raise DataError(f"{image[:200]} is a URL and nothing is fetched; download it and give its path")
-        return path if data is None else data
+        data = None if os.path.exists(path_of(image)) else embedded(image)
+        return Path(local_file(image)) if data is None else data
     raise DataError(
         f"an image must be a PIL image, a path, bytes, base64 or a mapping with 'bytes' or 'path', got "
         f"{_described(image)}"

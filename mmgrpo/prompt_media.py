@@ -12,8 +12,9 @@ from typing import Any, final
 
 from PIL import Image
 
+from mmgrpo.bounded import fetched
 from mmgrpo.errors import DataError
-from mmgrpo.media import UNREADABLE, embedded, is_url, path_of, unreadable, upright
+from mmgrpo.media import UNREADABLE, embedded, is_fetched, is_url, path_of, unreadable, upright
 
 COLUMNS = {"image": ("image", "images"), "video": ("video", "videos")}
 """The columns that hold each kind of medium: one, and a list."""
@@ -23,6 +24,12 @@ PAYLOADS = {
     "video": ("video", "video_url", "path", "url", "bytes"),
 }
 """The keys under which a mapping holds a medium."""
+
+MAX_BYTES = 2**28
+"""What an image that lies elsewhere may weigh."""
+
+FETCH_S = 60.0
+"""Seconds that it may take to come."""
 
 HEAD_BYTES = 2**16
 """How much of a stored image is looked at when it is loaded: enough for most to say what they are."""
@@ -55,11 +62,10 @@ class StoredImage:
     index: int
 
     @property
-    def path(self) -> str | None:
-        """Where the image lies, if it is an ordinary file and not in the dataset itself."""
+    def source(self) -> str | None:
+        """Where the image lies: a path or a URL; None if it lies in the dataset itself or nowhere."""
         item = stored_items(self.table, self.row, self.column)[self.index]
-        path = item["path"].as_py() if item.is_valid and not item["bytes"].is_valid else None
-        return None if path is None or is_url(path) else path
+        return item["path"].as_py() if item.is_valid and not item["bytes"].is_valid else None
 
     @property
     def is_here(self) -> bool:
@@ -68,14 +74,59 @@ class StoredImage:
         return item.is_valid and item["bytes"].is_valid
 
     def data(self) -> Any:
-        """The encoded image, as a buffer; not copied if the dataset holds it."""
-        item = stored_items(self.table, self.row, self.column)[self.index]
-        if self.is_here:
-            return item["bytes"].as_buffer()
+        """The encoded image, as a buffer that is not copied. Raises DataError if the dataset does not hold it."""
+        if not self.is_here:
+            raise DataError(f"row {self.row} of the dataset holds no image in '{self.column}'")
+        return stored_items(self.table, self.row, self.column)[self.index]["bytes"].as_buffer()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """An image in an archive or, where that is allowed, on the network; read whenever it is asked for.
+
+    Attributes:
+        source: its URL.
+    """
+
+    source: str
+
+    def data(self) -> bytes:
+        """The encoded image. Raises DataError if it cannot be had, or only with more bytes than ``MAX_BYTES``."""
+        if self.source.lower().startswith(("http://", "https://")) and "::" not in self.source:
+            return fetched(self.source, limit=MAX_BYTES, timeout_s=FETCH_S)
         from datasets.utils.file_utils import xopen
 
-        with xopen(item["path"].as_py(), "rb") as file:
-            return file.read()
+        try:
+            with xopen(self.source, "rb") as file:
+                data = file.read(MAX_BYTES + 1)
+        except Exception as error:  # every file system has its own
+            raise DataError(f"{self.source[:200]} cannot be read ({type(error).__name__}: {error})") from error
+        if len(data) > MAX_BYTES:
+            raise DataError(f"{self.source[:200]} cannot be read: it has more than {MAX_BYTES} bytes")
+        return data
+
+
+def refuse_fetch(source: str, where: str, *, allow_fetch: bool) -> None:
+    """Refuses (DataError) what only the network has, unless it may be asked."""
+    if is_fetched(source) and not allow_fetch:
+        raise DataError(
+            f"{where}: {source[:200]!r} would be fetched from the network, which data may not ask for; download it and "
+            f"give its path, or set prompts.allow_fetch: true"
+        )
+
+
+def refuse_fetches(value: Any, where: str) -> None:
+    """Refuses (DataError) encoded media as datasets store them that lie on the network, however deep in a value."""
+    if isinstance(value, Mapping):
+        source = value.get("path")
+        if isinstance(source, str) and value.get("bytes") is None:
+            refuse_fetch(source, where, allow_fetch=False)
+        for inner in value.values():
+            refuse_fetches(inner, where)
+    if isinstance(value, list | tuple):
+        for inner in value:
+            refuse_fetches(inner, where)
 
 
 def stored_items(table: Any, row: int, column: str) -> Sequence[Any]:
@@ -89,14 +140,11 @@ def stored_items(table: Any, row: int, column: str) -> Sequence[Any]:
 
 
 def holds_media(feature: Any) -> bool:
-    """Whether a column of a dataset holds encoded images or videos, however deep."""
-    from datasets import Image as ImageFeature
-    from datasets import Video as VideoFeature
-
+    """Whether a column of a dataset holds encoded media that are decoded when they are looked at, however deep."""
     if isinstance(feature, dict):
         return set(feature) == {"bytes", "path"} or any(map(holds_media, feature.values()))
     inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
-    return isinstance(feature, ImageFeature | VideoFeature) or (inner is not None and holds_media(inner))
+    return bool(getattr(feature, "decode", False)) or (inner is not None and holds_media(inner))
 
 
 @final
@@ -117,12 +165,14 @@ class Pictures(Sequence[Any]):
 
     def __reduce__(self) -> Any:
         """What travels between processes are the images of the row, not the dataset they lie in."""
-        return Pictures, (tuple(bytes(item.data()) if isinstance(item, StoredImage) else item for item in self._items),)
+        carried = (bytes(item.data()) if isinstance(item, StoredImage | Elsewhere) else item for item in self._items)
+        return Pictures, (tuple(carried),)
 
 
 def held(items: Sequence[Any]) -> Sequence[Any]:
     """Media as a prompt holds them: paths and open images as they are, encoded images decoded when looked at."""
-    return Pictures(items) if any(isinstance(item, bytes | StoredImage) for item in items) else tuple(items)
+    encoded = any(isinstance(item, bytes | StoredImage | Elsewhere) for item in items)
+    return Pictures(items) if encoded else tuple(items)
 
 
 @final
@@ -133,10 +183,12 @@ class Place:
     Attributes:
         where: what to call it in an error.
         folder: what its relative paths count from; None leaves them as they are.
+        allow_fetch: whether its images may lie on the network.
     """
 
     where: str
     folder: Path | None
+    allow_fetch: bool = False
 
     def media(self, row: Mapping[str, Any], kind: str) -> list[Medium]:
         """The media of a kind in their columns, in order."""
@@ -165,6 +217,8 @@ class Place:
         return Medium(self._checked(self._located(item, kind), kind))
 
     def _located(self, item: Any, kind: str) -> Any:
+        if isinstance(item, StoredImage) and item.source is not None:
+            return self._located(item.source, kind)
         if not isinstance(item, str):
             return item
         path = path_of(item)
@@ -177,21 +231,33 @@ class Place:
             raise DataError(f"{self.where}: {error}") from error
         if data is not None:
             return data
-        if is_url(item) or self.folder is None:
+        if is_url(item):
+            return self._elsewhere(item, kind)
+        if self.folder is None:
             return item
         raise DataError(f"{self.where}: {missing(Path(placed))}; paths count from {self.folder}")
 
+    def _elsewhere(self, source: str, kind: str) -> Elsewhere:
+        if kind == "video":
+            raise DataError(
+                f"{self.where}: the video {source[:200]!r} is a URL, and videos are not fetched; download it and give "
+                "its path"
+            )
+        refuse_fetch(source, self.where, allow_fetch=self.allow_fetch)
+        return Elsewhere(source)
+
     def _checked(self, item: Any, kind: str) -> Any:
         """The item, if it looks like an image from its first bytes; videos and what is elsewhere are not looked at."""
-        if isinstance(item, Image.Image) or (isinstance(item, str) and (kind == "video" or not os.path.exists(item))):
+        if isinstance(item, str) and os.path.exists(item) and not os.path.isfile(item):
+            raise DataError(f"{self.where}: {item} is no ordinary file; give the path of the {kind} itself")
+        absent = isinstance(item, str) and (kind == "video" or not os.path.exists(item))
+        if isinstance(item, Image.Image | Elsewhere) or absent:
             return item
         if kind == "video" or not isinstance(item, str | bytes | StoredImage):
             raise DataError(
                 f"{self.where}: the {kind} must be a path{'' if kind == 'image' else ' or a list of frames'}, got "
                 f"{type(item).__name__}; write it to a file and give its path"
             )
-        if isinstance(item, StoredImage) and not item.is_here:
-            return item
         try:
             _identify(item)
         except UNREADABLE as error:
@@ -211,7 +277,7 @@ def _identify(item: str | bytes | StoredImage) -> None:
 
 
 def _decoded(item: Any) -> Any:
-    if not isinstance(item, bytes | StoredImage):
+    if not isinstance(item, bytes | StoredImage | Elsewhere):
         return item
     try:
         return upright(Image.open(BytesIO(item if isinstance(item, bytes) else item.data())))

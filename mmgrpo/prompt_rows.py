@@ -54,7 +54,7 @@ def form_of(columns: Iterable[str], text_column: str) -> Form | None:
     return next((form for form in candidates if form.column in columns), None)
 
 
-def prompt_of_row(row: Any, text_column: str, *, where: str, folder: Path | None) -> Prompt:
+def prompt_of_row(row: Any, text_column: str, *, where: str, folder: Path | None, allow_fetch: bool = False) -> Prompt:
     """The prompt that a row of data stands for; what is no prompt, negative prompt, image or video is a column.
 
     Args:
@@ -62,13 +62,14 @@ def prompt_of_row(row: Any, text_column: str, *, where: str, folder: Path | None
         text_column: the column that holds the text or the chat messages.
         where: what to call the row in an error.
         folder: what relative paths of images and videos count from; None leaves them as they are.
+        allow_fetch: whether its images may lie on the network.
 
     Returns:
         The prompt.
 
     Raises:
-        DataError: for a row without a prompt, malformed chat messages, more or fewer placeholders than media, or an
-            image that does not exist or cannot be opened.
+        DataError: for a row without a prompt, malformed chat messages, more or fewer placeholders than media, an image
+            that does not exist or cannot be opened, or a medium that would be fetched.
     """
     if not isinstance(row, Mapping):
         raise DataError(f"{where} must be an object with a '{text_column}', got {type(row).__name__}")
@@ -79,7 +80,7 @@ def prompt_of_row(row: Any, text_column: str, *, where: str, folder: Path | None
             f"{where} has no prompt: '{text_column}' must be a text or a list of chat messages, got {asked!r:.60}; its "
             f"columns are {', '.join(map(str, row))}; text_column names the one that holds the prompt"
         )
-    place = Place(where, folder)
+    place = Place(where, folder, allow_fetch)
     beside = {kind: place.media(row, kind) for kind in COLUMNS}
     tags = form.always_tagged or any(name in row for name in MEDIA_COLUMNS)
     messages, offered = _messages(asked, row, form, place), _ground_truth(row)

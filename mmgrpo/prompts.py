@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 
 from mmgrpo.errors import DataError
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.prompt_media import StoredImage, holds_media, missing, stored_items
+from mmgrpo.prompt_media import StoredImage, holds_media, missing, refuse_fetch, refuse_fetches, stored_items
 from mmgrpo.prompt_rows import MEDIA_COLUMNS, form_of, prompt_of_row
 from mmgrpo.targets import is_own, own_attribute
 from mmgrpo.types import Prompt
@@ -30,6 +31,7 @@ def load_prompts(
     split: str | None = None,
     text_column: str = "prompt",
     limit: int | None = None,
+    allow_fetch: bool = False,
 ) -> list[Prompt]:
     """The prompts of a file, a folder, a dataset of the Hub or a Python function.
 
@@ -57,6 +59,8 @@ def load_prompts(
         split: the split of a folder or dataset; needed where there are several.
         text_column: the column that holds the prompt.
         limit: keep the first so many.
+        allow_fetch: rows may name images, and columns for the rewards media, that lie on the network; videos that the
+            model is shown may not.
 
     Returns:
         At least one prompt, in the order of the source.
@@ -68,15 +72,27 @@ def load_prompts(
     """
     if limit is not None and limit < 1:
         raise DataError(f"limit must be at least 1 or absent, got {limit}")
-    read = (
-        _read(str(source), split, text_column) if isinstance(source, str | Path) else _live(source, split, text_column)
-    )
+    rules = _Rules(text_column, allow_fetch)
+    read = _read(str(source), split, rules) if isinstance(source, str | Path) else _live(source, split, rules)
     prompts = list(islice(read, limit))
     if not prompts:
         raise DataError(
             f"{source if isinstance(source, str | Path) else 'the dataset'} holds no prompts; it needs at least one"
         )
     return prompts
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """How rows are read: the column of the prompt, and whether their images may be fetched."""
+
+    text_column: str
+    allow_fetch: bool
+
+    def prompt(self, row: Any, where: str, folder: Path | None) -> Prompt:
+        """The prompt that a row stands for."""
+        return prompt_of_row(row, self.text_column, where=where, folder=folder, allow_fetch=self.allow_fetch)
 
 
 @final
@@ -117,24 +133,24 @@ def _permutation(seed: int, size: int) -> tuple[int, ...]:
     return tuple(torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist())
 
 
-def _read(source: str, split: str | None, text_column: str) -> Iterable[Prompt]:
+def _read(source: str, split: str | None, rules: _Rules) -> Iterable[Prompt]:
     if is_own(source):
         _refuse_split(source, split)
-        _refuse_text_column(source, text_column)
+        _refuse_rules(source, rules)
         return _from_python(source)
     path = Path(source).expanduser()
     if path.is_dir():
-        return _from_folder(path, split, text_column)
+        return _from_folder(path, split, rules)
     if path.is_file():
         _refuse_split(source, split)
-        return _from_file(path, text_column)
+        return _from_file(path, rules)
     if path.suffix in _READERS or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
         raise DataError(missing(path))
-    return _from_hub(source, split, text_column)
+    return _from_hub(source, split, rules)
 
 
-def _live(dataset: Dataset | DatasetDict, split: str | None, text_column: str) -> Iterator[Prompt]:
-    return _from_dataset(_one_split(dataset, "the dataset", split), text_column, "the dataset", None)
+def _live(dataset: Dataset | DatasetDict, split: str | None, rules: _Rules) -> Iterator[Prompt]:
+    return _from_dataset(_one_split(dataset, "the dataset", split), rules, "the dataset", None)
 
 
 def _from_python(source: str) -> list[Prompt]:
@@ -149,41 +165,42 @@ def _from_python(source: str) -> list[Prompt]:
     return prompts
 
 
-def _from_file(path: Path, text_column: str) -> Iterator[Prompt]:
+def _from_file(path: Path, rules: _Rules) -> Iterator[Prompt]:
     if path.suffix not in _READERS:
         raise DataError(f"cannot read prompts from {path}; known endings are {', '.join(_READERS)}")
-    return _READERS[path.suffix](path, text_column)
+    return _READERS[path.suffix](path, rules)
 
 
-def _from_text(path: Path, text_column: str) -> Iterator[Prompt]:
-    _refuse_text_column(path, text_column)
+def _from_text(path: Path, rules: _Rules) -> Iterator[Prompt]:
+    _refuse_rules(path, rules)
     return (Prompt(line.strip()) for line in _text_of(path).split("\n") if line.strip())
 
 
-def _from_json_lines(path: Path, text_column: str) -> Iterator[Prompt]:
+def _from_json_lines(path: Path, rules: _Rules) -> Iterator[Prompt]:
     for number, line in enumerate(_text_of(path).split("\n"), start=1):
         if not line.strip():
             continue
+        where = f"{path}, line {number}"
         try:
-            row = json.loads(line)
+            row = _json_of(line, where)
         except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {number} is not JSON: {error.msg} at column {error.colno}") from error
-        yield prompt_of_row(row, text_column, where=f"{path}, line {number}", folder=path.parent)
+            raise DataError(f"{where} is not JSON: {error.msg} at column {error.colno}") from error
+        yield rules.prompt(row, where, path.parent)
 
 
-def _from_json(path: Path, text_column: str) -> Iterator[Prompt]:
+def _from_json(path: Path, rules: _Rules) -> Iterator[Prompt]:
     try:
-        rows = json.loads(_text_of(path))
+        rows = _json_of(_text_of(path), str(path))
     except json.JSONDecodeError as error:
         cure = "; one object per line belongs in a .jsonl file" if error.msg == "Extra data" else ""
         raise DataError(f"{path}, line {error.lineno} is not JSON: {error.msg}{cure}") from error
     if not isinstance(rows, list):
         raise DataError(f"{path} must hold a list of objects, got {type(rows).__name__}")
     for number, row in enumerate(rows):
-        yield prompt_of_row(row, text_column, where=f"{path}, item {number}", folder=path.parent)
+        yield rules.prompt(row, f"{path}, item {number}", path.parent)
 
 
-def _from_parquet(path: Path, text_column: str) -> Iterator[Prompt]:
+def _from_parquet(path: Path, rules: _Rules) -> Iterator[Prompt]:
     import pyarrow.parquet
     from datasets import Dataset
 
@@ -191,10 +208,10 @@ def _from_parquet(path: Path, text_column: str) -> Iterator[Prompt]:
         table = pyarrow.parquet.read_table(path)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path} is not a readable parquet file: {error}") from error
-    return _from_dataset(Dataset(table), text_column, where=str(path), folder=path.parent)
+    return _from_dataset(Dataset(table), rules, where=str(path), folder=path.parent)
 
 
-_READERS: dict[str, Callable[[Path, str], Iterator[Prompt]]] = {
+_READERS: dict[str, Callable[[Path, _Rules], Iterator[Prompt]]] = {
     ".txt": _from_text,
     ".jsonl": _from_json_lines,
     ".json": _from_json,
@@ -202,22 +219,24 @@ _READERS: dict[str, Callable[[Path, str], Iterator[Prompt]]] = {
 }
 
 
-def _from_folder(path: Path, split: str | None, text_column: str) -> Iterator[Prompt]:
+def _from_folder(path: Path, split: str | None, rules: _Rules) -> Iterator[Prompt]:
     from datasets import load_from_disk
 
     if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
-        return _from_dataset(_one_split(load_from_disk(path), str(path), split), text_column, str(path), path)
+        return _from_dataset(_one_split(load_from_disk(path), str(path), split), rules, str(path), path)
     files = [path / pattern.format(split) for pattern in _SPLIT_FILES if split is not None]
     for file in files:
         if file.is_file():
-            return _from_file(file, text_column)
-    return _from_hub(str(path), split, text_column)
+            return _from_file(file, rules)
+    return _from_hub(str(path), split, rules)
 
 
-def _from_hub(source: str, split: str | None, text_column: str) -> Iterator[Prompt]:
+def _from_hub(source: str, split: str | None, rules: _Rules) -> Iterator[Prompt]:
     from datasets import load_dataset
 
     local = Path(source).is_dir()
+    if local and not rules.allow_fetch:
+        _refuse_fetching_card(Path(source))
     name, _, subset = (source, "", "") if local else source.partition(":")
     try:
         loaded = load_dataset(name, subset or None)
@@ -225,7 +244,28 @@ def _from_hub(source: str, split: str | None, text_column: str) -> Iterator[Prom
         cause = f"{type(error).__name__}: {error}"
         near = "" if local else f"; and as a path {missing(Path(source))}"
         raise DataError(f"as a dataset '{source}' cannot be loaded: {cause}{near}") from error
-    return _from_dataset(_one_split(loaded, source, split), text_column, source, Path(source) if local else None)
+    return _from_dataset(_one_split(loaded, source, split), rules, source, Path(source) if local else None)
+
+
+def _refuse_fetching_card(folder: Path) -> None:
+    """Refuses a folder whose card names files on the network, which ``load_dataset`` would fetch."""
+    from huggingface_hub import metadata_load
+
+    card = folder / "README.md"
+    try:
+        configs = (metadata_load(card) or {}).get("configs") if card.is_file() else None
+    except Exception:  # a card that is none is for load_dataset to speak of
+        return
+    for text in _texts_in(configs):
+        refuse_fetch(text, str(card), allow_fetch=False)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts_in(inner)
 
 
 def _one_split(loaded: Any, source: str, split: str | None) -> Any:
@@ -241,24 +281,42 @@ def _one_split(loaded: Any, source: str, split: str | None) -> Any:
     return loaded[split]
 
 
-def _from_dataset(dataset: Any, text_column: str, where: str, folder: Path | None) -> Iterator[Prompt]:
-    form = form_of(dataset.column_names, text_column)
+def _from_dataset(dataset: Any, rules: _Rules, where: str, folder: Path | None) -> Iterator[Prompt]:
+    form = form_of(dataset.column_names, rules.text_column)
     if form is None:
-        raise DataError(f"{where} has no column '{text_column}'; set text_column to one of {dataset.column_names}")
+        raise DataError(
+            f"{where} has no column '{rules.text_column}'; set text_column to one of {dataset.column_names}"
+        )
     shown = [name for name in (form.column, *MEDIA_COLUMNS) if holds_media(dataset.features.get(name))]
     encoded, plain = dataset.select_columns(shown).with_format("arrow"), dataset.remove_columns(shown)
+    decoded = [name for name in plain.column_names if not rules.allow_fetch and holds_media(plain.features[name])]
+    as_stored = plain.select_columns(decoded).with_format("arrow")
     for number in range(len(dataset)):
+        place = f"{where}, row {number}"
+        for name in decoded:  # before they are decoded, which would fetch them
+            refuse_fetches(as_stored[number].column(name)[0].as_py(), f"{place}, column '{name}'")
         row = plain[number] if plain.column_names else {}
         stored = {name: _stored(encoded, number, name) for name in shown}
-        yield prompt_of_row({**row, **stored}, text_column, where=f"{where}, row {number}", folder=folder)
+        yield rules.prompt({**row, **stored}, place, folder)
 
 
 def _stored(table: Any, row: int, name: str) -> Any:
     """A row's media as they are stored; images beside the prompt stay where they lie until they are looked at."""
     if name not in ("image", "images"):
         return table[row].column(name)[0].as_py()
-    images = [StoredImage(table, row, name, index) for index in range(len(stored_items(table, row, name)))]
-    return [image.path or image for image in images]
+    return [StoredImage(table, row, name, index) for index in range(len(stored_items(table, row, name)))]
+
+
+def _json_of(text: str, where: str) -> Any:
+    """The value of a JSON text; JSONDecodeError where it is none, DataError where it is one that Python cannot hold."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError as error:
+        raise DataError(f"{where} is nested too deeply; at most a few hundred levels can be read") from error
+    except ValueError as error:
+        raise DataError(f"{where} cannot be read: {error}") from error
 
 
 def _text_of(path: Path) -> str:
@@ -273,6 +331,8 @@ def _refuse_split(source: str, split: str | None) -> None:
         raise DataError(f"{source} has no splits, so split={split!r} does nothing; remove it")
 
 
-def _refuse_text_column(source: str | Path, text_column: str) -> None:
-    if text_column != "prompt":
-        raise DataError(f"{source} has no columns, so text_column={text_column!r} does nothing; remove it")
+def _refuse_rules(source: str | Path, rules: _Rules) -> None:
+    if rules.text_column != "prompt":
+        raise DataError(f"{source} has no columns, so text_column={rules.text_column!r} does nothing; remove it")
+    if rules.allow_fetch:
+        raise DataError(f"{source} names no images to fetch, so allow_fetch does nothing; remove it")

@@ -398,4 +398,10 @@ class Trainer:
 
 def load_prompts_of(config: Any) -> list[Prompt]:
     """The prompts a ``prompts:`` section names."""
-    return load_prompts(config.source, split=config.split, text_column=config.text_column, limit=config.limit)
+    return load_prompts(
+        config.source,
+        split=config.split,
+        text_column=config.text_column,
+        limit=config.limit,
+        allow_fetch=config.allow_fetch,
+    )

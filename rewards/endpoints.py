@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 
 from PIL import Image
 
+from mmgrpo.bounded import Ends, EndsSecurely, body_of
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.bounded import Connection, SecureConnection, body_of
 from mmgrpo.rewards.checkpoints import positive
 from mmgrpo.rewards.parsing import one_of
 from mmgrpo.rewards.questions import HOW_WELL, Question, Scale, filled, shown
@@ -237,14 +237,4 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """None, so that the redirect is an error."""
 
 
-class _Ends(urllib.request.HTTPHandler):
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(Connection, req)
-
-
-class _EndsSecurely(urllib.request.HTTPSHandler):
-    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(SecureConnection, req)
-
-
-_opener = urllib.request.build_opener(_NoRedirect, _Ends, _EndsSecurely)
+_opener = urllib.request.build_opener(_NoRedirect, Ends, EndsSecurely)

@@ -14,8 +14,8 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import ValidationError
 
+from mmgrpo.bounded import Connection, SecureConnection, body_of
 from mmgrpo.errors import ConfigError, DataError, RewardError
-from mmgrpo.rewards.bounded import Connection, SecureConnection, body_of
 from mmgrpo.types import Sample, Score
 from mmgrpo.wire import Form, ScoreResponse, check_values, packed, token_of
 

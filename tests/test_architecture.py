@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = (
     ("errors", "lazy", "console"),
     ("extras",),
-    ("types", "media", "targets"),
+    ("types", "media", "targets", "bounded"),
     ("maths", "wire"),
     ("policy", "reward"),
     ("registry", "config"),
@@ -31,7 +31,7 @@ ROOMS = (
 )
 """The engine. A room imports from the rows before its own and from itself, from nothing beside or after it."""
 
-CONTRACTS = {"errors", "lazy", "extras", "types", "media", "maths", "policy", "reward", "wire", "targets"}
+CONTRACTS = {"errors", "lazy", "extras", "types", "media", "maths", "policy", "reward", "wire", "targets", "bounded"}
 """What adapters may import of the engine."""
 
 MAX_LINES = 400

@@ -82,14 +82,14 @@ class TestFiles:
         rows = [
             {"prompt": "p", "image": "a.png", "video": "clip.mp4"},
             {"prompt": "p", "images": [str(tmp_path / "a.png"), "b.png"], "videos": ["clip.mp4", ["a.png", "b.png"]]},
-            {"prompt": "p", "image": "https://example.org/a.png", "video": ["a.png", "b.png"]},
+            {"prompt": "p", "image": (tmp_path / "a.png").as_uri(), "video": ["a.png", "b.png"]},
             {"prompt": "p", "image": None},
         ]
         one, two, three, four = load_prompts(write(tmp_path / "rows.jsonl", *rows))
         a, b, clip = (str(tmp_path / name) for name in ("a.png", "b.png", "clip.mp4"))
         assert (one.images, one.videos) == ((a,), (clip,))
         assert (two.images, two.videos) == ((a, b), (clip, (a, b)))
-        assert (three.images, three.videos) == (("https://example.org/a.png",), ((a, b),))
+        assert (three.images, three.videos) == ((a,), ((a, b),))
         assert (four.images, four.videos, four.columns) == ((), (), {})
 
     def test_parquet_of_any_tool(self, tmp_path: Path):

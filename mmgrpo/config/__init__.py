@@ -32,6 +32,9 @@ class PromptsConfig(Section):
     split: str | None = Field(default=None, description="of a folder or dataset; needed where there are several")
     text_column: str = Field(default="prompt", description="column that holds the prompt, as text or chat messages")
     limit: int | None = Field(default=None, ge=1, description="keep the first so many")
+    allow_fetch: bool = Field(
+        default=False, description="images of rows may be URLs, fetched whenever they are looked at; false: refused"
+    )
     shuffle: bool = Field(default=True, description="a new permutation every epoch; false: in the order of the source")
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers.utils.loading_utils import load_image, load_video
+from diffusers.utils.loading_utils import load_video
 from PIL import Image
 from torch import Tensor
 
 from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.media import local_file, opened
 from mmgrpo.types import Prompt
 
 INITIAL_NOISE = -1  # keys the pipeline's own generator, apart from every decision
@@ -122,7 +123,7 @@ def row_arguments(rows: Sequence[Row], call: Mapping[str, Any]) -> dict[str, Any
         arguments["negative_prompt"] = [
             prompt.negative if prompt.negative is not None else default or "" for prompt in prompts
         ]
-    if images := [load_image(image) for image in prompts[0].images]:
+    if images := [opened(image) for image in prompts[0].images]:
         arguments["image"] = images[0] if len(images) == 1 else images
     if videos := [_frames(video) for video in prompts[0].videos]:
         arguments["video"] = videos[0] if len(videos) == 1 else videos
@@ -131,5 +132,5 @@ def row_arguments(rows: Sequence[Row], call: Mapping[str, Any]) -> dict[str, Any
 
 
 def _frames(video: Any) -> list[Image.Image]:
-    frames: Any = load_video(video) if isinstance(video, str) else video
-    return [load_image(frame) for frame in frames]
+    frames: Any = load_video(local_file(video)) if isinstance(video, str) else video
+    return [opened(frame) for frame in frames]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.media import opened
+from mmgrpo.media import local_file, opened
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.types import Prompt
 
@@ -200,10 +200,10 @@ class Encoder:
         """A video's frames, sampled by qwen-vl-utils, and what the processor wants to know of them."""
         from qwen_vl_utils.vision_process import fetch_video
 
-        source: Any = video if isinstance(video, str) else [opened(frame) for frame in video]
         patch = getattr(getattr(self.processor, "video_processor", None), "patch_size", None)
         options: dict[str, Any] = {"image_patch_size": patch} if isinstance(patch, int) else {}
         try:
+            source = local_file(video) if isinstance(video, str) else [opened(frame) for frame in video]
             frames, facts = fetch_video({"video": source, **self.settings.video}, return_video_metadata=True, **options)
         except (OSError, ValueError, RuntimeError) as error:
             raise DataError(f"the video {video!r:.80} cannot be read: {error}") from error

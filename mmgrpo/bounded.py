@@ -11,7 +11,10 @@ import http.client
 import io
 import socket
 import time
+import urllib.request
 from typing import final
+
+from mmgrpo.errors import DataError
 
 
 @final
@@ -69,3 +72,46 @@ def body_of(answer: http.client.HTTPResponse, limit: int) -> bytes | None:
     """The body of an answer; None if it is longer than ``limit`` bytes, of which no more are read."""
     said = answer.read(limit + 1)
     return said if len(said) <= limit else None
+
+
+@final
+class Ends(urllib.request.HTTPHandler):
+    """urllib's ``http`` with answers that come to an end."""
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(Connection, req)
+
+
+@final
+class EndsSecurely(urllib.request.HTTPSHandler):
+    """Its ``https``."""
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(SecureConnection, req)
+
+
+def fetched(url: str, *, limit: int, timeout_s: float) -> bytes:
+    """What a server has at an address; redirects are followed.
+
+    Args:
+        url: begins with ``http://`` or ``https://``.
+        limit: bytes it may have.
+        timeout_s: seconds that it may take to connect, and to answer as a whole.
+
+    Returns:
+        The bytes.
+
+    Raises:
+        DataError: there is no answer, an error, or more bytes than that.
+    """
+    try:
+        with _opener.open(url, timeout=timeout_s) as answer:
+            said = body_of(answer, limit)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise DataError(f"{url[:200]} cannot be fetched ({type(error).__name__}: {error})") from error
+    if said is None:
+        raise DataError(f"{url[:200]} cannot be fetched: it has more than {limit} bytes")
+    return said
+
+
+_opener = urllib.request.build_opener(Ends, EndsSecurely)
