@@ -20,7 +20,7 @@ from mmgrpo import Trainer, load_config
 from mmgrpo.build import build_policy, build_rewards
 from mmgrpo.checkpoint import weights_of
 from mmgrpo.config import RunConfig
-from mmgrpo.trainer import load_prompts_of
+from mmgrpo.prompts import load_prompts_of
 
 HACKED: Mapping[str, Any] = {
     "warmup": None,

@@ -117,8 +117,8 @@ def evaluate(config: Config, overrides: Overrides = None, checkpoint: Checkpoint
         from mmgrpo.errors import ConfigError
         from mmgrpo.evaluation import judge
         from mmgrpo.job import Job
+        from mmgrpo.prompts import load_prompts_of
         from mmgrpo.scoring import Scorer
-        from mmgrpo.trainer import load_prompts_of
 
         settings = _settings(config, overrides)
         if settings.evaluation is None:
@@ -264,7 +264,7 @@ def _set_threads(threads: int | None) -> None:
 
 def _prompts(settings: Any) -> Any:
     from mmgrpo.errors import ConfigError
-    from mmgrpo.trainer import load_prompts_of
+    from mmgrpo.prompts import load_prompts_of
 
     if settings.prompts is None:
         raise ConfigError("the configuration has no prompts: section; set prompts.source to a file or dataset")

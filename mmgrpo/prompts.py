@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
+from mmgrpo.config import PromptsConfig
 from mmgrpo.errors import DataError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.prompt_media import StoredImage, holds_media, missing, refuse_fetch, refuse_fetches, stored_items
@@ -80,6 +81,11 @@ def load_prompts(
             f"{source if isinstance(source, str | Path) else 'the dataset'} holds no prompts; it needs at least one"
         )
     return prompts
+
+
+def load_prompts_of(config: PromptsConfig) -> list[Prompt]:
+    """The prompts a ``prompts:`` section names."""
+    return load_prompts(config.source, **config.model_dump(exclude={"source", "shuffle"}))
 
 
 @final

@@ -33,7 +33,7 @@ from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.optimizer import GuardedOptimizer
 from mmgrpo.policy import Policy
 from mmgrpo.progress import Progress
-from mmgrpo.prompts import PromptStream, load_prompts
+from mmgrpo.prompts import PromptStream, load_prompts_of
 from mmgrpo.samples import box_metrics, completion_metrics, diversity_metrics, identity
 from mmgrpo.scoring import Scorer, Scoring
 from mmgrpo.scoring.shaping import shaped
@@ -394,14 +394,3 @@ class Trainer:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
-
-
-def load_prompts_of(config: Any) -> list[Prompt]:
-    """The prompts a ``prompts:`` section names."""
-    return load_prompts(
-        config.source,
-        split=config.split,
-        text_column=config.text_column,
-        limit=config.limit,
-        allow_fetch=config.allow_fetch,
-    )

@@ -24,8 +24,7 @@ from mmgrpo.loading import validated
 from mmgrpo.media import is_fetched, opened
 from mmgrpo.policies.denoising.trace import Row, row_arguments
 from mmgrpo.prompt_media import MAX_BYTES
-from mmgrpo.prompts import load_prompts
-from mmgrpo.trainer import load_prompts_of
+from mmgrpo.prompts import load_prompts, load_prompts_of
 from mmgrpo.types import Prompt
 from tests.policies.tiny_language import policy_of
 

@@ -15,7 +15,8 @@ from mmgrpo.build import build_rewards
 from mmgrpo.config import RunConfig
 from mmgrpo.loading import CONFIGS, load_config, read_layers, shipped
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.trainer import Trainer, load_prompts_of
+from mmgrpo.prompts import load_prompts_of
+from mmgrpo.trainer import Trainer
 from tests.configs.tiny_scorers import TinyScorers
 from tests.tiny.pipelines import PIPELINES
 

@@ -11,7 +11,8 @@ import pytest
 from mmgrpo.build import build_rewards
 from mmgrpo.loading import load_config
 from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.trainer import Trainer, load_prompts_of
+from mmgrpo.prompts import load_prompts_of
+from mmgrpo.trainer import Trainer
 from tests.policies.tiny_language import picture
 from tests.tiny.language_models import make
 
