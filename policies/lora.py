@@ -17,7 +17,7 @@ class LoraSettings(BaseModel):
     targets: str | tuple[str, ...] | None = Field(
         default=None,
         description="endings of module names, or one text that peft reads: a regular expression or all-linear; null: "
-        "the attention projections of a denoiser, every linear layer of a language model",
+        "every linear layer of a denoiser's attention, every linear layer of a language model",
     )
     init: Literal["gaussian", "kaiming"] = Field(
         default="gaussian", description="of the first factor; the second starts at 0"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, MmgrpoError, PolicyError
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
+from mmgrpo.policies.denoising.adapted import adapter_targets
 from mmgrpo.policies.denoising.chunks import (
     Chunk,
     Stem,
@@ -27,7 +28,7 @@ from mmgrpo.policies.denoising.chunks import (
     samples_of,
 )
 from mmgrpo.policies.denoising.exactness import Exactness
-from mmgrpo.policies.denoising.loading import configured_scheduler, load_pipeline
+from mmgrpo.policies.denoising.loading import compile_denoiser, configured_scheduler, load_pipeline
 from mmgrpo.policies.denoising.memo import Memo
 from mmgrpo.policies.denoising.record import Recorder
 from mmgrpo.policies.denoising.replay import Replayer
@@ -42,7 +43,6 @@ from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, Sample, Sup
 
 logger = logging.getLogger(__name__)
 
-ATTENTION_PROJECTIONS = ("to_q", "to_k", "to_v", "to_out.0")
 EXACTNESS = {torch.float32: 1e-5, torch.bfloat16: 1e-3}
 
 
@@ -82,13 +82,14 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         )
         scheduler = configured_scheduler(pipeline.scheduler, settings.scheduler)
         self._sampling.check_scheduler(scheduler)
-        self._weights = Weights(denoisers, settings.lora, ATTENTION_PROJECTIONS, DiffusersFiles())
+        targets = adapter_targets(denoisers) if settings.lora and not settings.lora.targets else ()
+        self._weights = Weights(denoisers, settings.lora, targets, DiffusersFiles())
         self._stage = Stage(pipeline, scheduler, tuple(denoisers), Memo(settings.memo_bytes))
         if settings.lora is None and dtype != torch.float32:
             self._stage.autocast(dtype)  # the trained weights are float32 masters, the arithmetic stays as loaded
         if settings.compile:
-            for name, module in denoisers.items():
-                _diffusers_model(name, module, "compile").compile_repeated_blocks()
+            for module in denoisers.values():
+                compile_denoiser(module)
         self._latents = Latents(pipeline)
         alone = shows_media({**settings.call, **settings.evaluation_call})
         self._rollout_batch = 1 if alone else settings.rollout_batch

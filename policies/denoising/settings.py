@@ -59,5 +59,5 @@ class DenoisingSettings(BaseModel):
     attention: Literal["default", "native", "xformers", "flash"] = Field(
         default="default", description="attention back end of diffusers; default leaves the model's own"
     )
-    compile: bool = Field(default=False, description="torch.compile of the denoiser's repeated blocks")
+    compile: bool = Field(default=False, description="torch.compile of the denoiser's repeated blocks, or of all of it")
     memo_bytes: int = Field(default=2 * 1024**3, ge=0, description="memory for encoded prompts and condition images")

@@ -20,7 +20,7 @@ from mmgrpo.loading import CONFIGS, dump_config, load_config, read_layers, shipp
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.methods import at
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.policy import ATTENTION_PROJECTIONS
+from mmgrpo.policies.denoising.adapted import adapter_targets
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.weights import DiffusersFiles, Weights
 from mmgrpo.watchdog import watched
@@ -171,11 +171,10 @@ def test_lora_targets_exist_in_the_class(name: str) -> None:
     pipeline = PIPELINES[TINY[name.removeprefix("models/")]].build()
     assert settings.lora is not None
     linear = [path for path, module in pipeline.transformer.named_modules() if isinstance(module, nn.Linear)]
-    matched = {
-        t: [p for p in linear if p == t or p.endswith(f".{t}")] for t in settings.lora.targets or ATTENTION_PROJECTIONS
-    }
+    targets = settings.lora.targets or adapter_targets({"transformer": pipeline.transformer})
+    matched = {t: [p for p in linear if p == t or p.endswith(f".{t}")] for t in targets}
     assert [target for target, paths in matched.items() if not paths] == []
-    Weights({"transformer": pipeline.transformer}, settings.lora, ATTENTION_PROJECTIONS, DiffusersFiles())
+    Weights({"transformer": pipeline.transformer}, settings.lora, targets, DiffusersFiles())
     adapted = {
         path.removesuffix(".lora_A.default.weight")
         for path, _ in pipeline.transformer.named_parameters()
@@ -196,7 +195,7 @@ def test_second_attention_of_sd35_is_left_alone() -> None:
     settings = settings_of(load_config("models/sd3.5-medium"))
     plain = PIPELINES["sd3"].build().transformer
     transformer = plain.from_config({**plain.config, "dual_attention_layers": (0,)})
-    Weights({"transformer": transformer}, settings.lora, ATTENTION_PROJECTIONS, DiffusersFiles())
+    Weights({"transformer": transformer}, settings.lora, (), DiffusersFiles())
     paths = [path for path, _ in transformer.named_parameters() if ".lora_" in path]
     assert any(".attn.to_q." in path for path in paths)
     assert not any(".attn2." in path for path in paths)

@@ -43,14 +43,17 @@ def trained(config: RunConfig, pipeline: str, rewards: Any) -> list[dict[str, An
     return [json.loads(line) for line in (trainer.folder.path / "metrics.jsonl").read_text().splitlines()]
 
 
-def forwards_per_sample(config: RunConfig, stochastic: tuple[int, ...]) -> float:
-    """What a step costs: a shared state is computed once for its group, and the reference doubles the update."""
+def forwards_per_sample(config: RunConfig, stochastic: tuple[int, ...], *, dead_frac: float = 0.0) -> float:
+    """What a step costs: a shared state is computed once for its group, and the reference doubles the update.
+
+    Without a reference, groups of equal rewards take no part in the update.
+    """
     assert config.policy is not None
     steps = config.policy.numbers["call"]["num_inference_steps"]
     shared, share = (stochastic[0] + 1, 1 / GROUP_SIZE) if config.rollout.share_noise else (0, 1.0)
     rollout = steps - shared + shared * share
     update = len(stochastic) - 1 + share
-    return rollout + update * (2 if config.objective.kl_beta else 1)
+    return rollout + update * (2 if config.objective.kl_beta else 1 - dead_frac)
 
 
 @pytest.fixture
@@ -87,7 +90,10 @@ def test_method_trains(name: str, write: Callable[[dict[str, Any]], Path], tmp_p
         stochastic = window_at(config, policy, step - 1)
         assert first["policy/ratio_mean"] == pytest.approx(1.0, abs=1e-6)
         assert last["policy/ratio_mean"] != 1.0  # the later updates of a rollout are off policy
-        assert last["count/forwards_per_sample"] == pytest.approx(forwards_per_sample(config, stochastic or ()))
+        dead_frac = first["groups/zero_std_frac"]
+        assert dead_frac <= 0.25
+        expected = forwards_per_sample(config, stochastic or (), dead_frac=dead_frac)
+        assert last["count/forwards_per_sample"] == pytest.approx(expected)
     assert {line["optimizer/lr"] for line in metrics} == {config.update.lr}
 
 

@@ -39,7 +39,8 @@ def test_zero_at_the_reference_and_positive_away_from_it(name: str) -> None:
     inside_B = kl_BT[rollout.mask_BT]
     assert bool((inside_B != 0).all() if name == "k1" else (inside_B > 0).all())
     inside_B.sum().backward()
-    assert all(p.grad is not None and bool(p.grad.any()) for p in policy.trainable)
+    # SD3's last block throws its text stream away: the two factors on the queries of it reach nothing
+    assert sum(p.grad is None or not bool(p.grad.any()) for p in policy.trainable) == 2
 
 
 def test_estimators_are_those_of_the_two_log_probabilities() -> None:
@@ -72,7 +73,8 @@ def test_drift_is_zero_on_policy_and_the_closed_form_after_a_change() -> None:
         expected = ((new[0].mean - old[0].mean) ** 2).mean() / (2 * rollout.noise.std_BT[row, 0] ** 2)
         torch.testing.assert_close(first.drift_BT[row, 0].detach(), expected, rtol=1e-4, atol=1e-9)
     first.drift_BT.sum().backward()
-    assert all(p.grad is not None and bool(p.grad.any()) for p in policy.trainable)
+    # SD3's last block throws its text stream away: the two factors on the queries of it reach nothing
+    assert sum(p.grad is None or not bool(p.grad.any()) for p in policy.trainable) == 2
 
 
 def test_gaussian_divergences_at_the_policy_that_sampled_are_its_drift() -> None:

@@ -102,7 +102,10 @@ def test_bfloat16_is_exact_on_policy(name: str) -> None:
     assert not rollout.trace.run_ghosts
     assert all(t[0].mean.dtype == torch.float32 for t in rollout.trace.transitions)
     move(policy.trainable)
-    assert all(torch.isfinite(g).all() and g.any() for g in gradients(policy, rollout))
+    found = gradients(policy, rollout)
+    assert all(torch.isfinite(gradient).all() for gradient in found)
+    # SD3's last block throws its text stream away: the two factors on the queries of it reach nothing
+    assert sum(not gradient.any() for gradient in found) == (2 if name == "sd3" else 0)
 
 
 def test_a_full_fine_tune_of_a_half_precision_pipeline_keeps_float32_masters() -> None:

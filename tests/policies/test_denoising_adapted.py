@@ -1,0 +1,82 @@
+"""Which layers carry adapters by default: those of attention, whatever they are called, and no others."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from diffusers import Kandinsky5Transformer3DModel
+from torch import nn
+
+from mmgrpo.policies.denoising.adapted import adapter_targets
+from mmgrpo.policies.weights import DiffusersFiles, LoraSettings, Weights
+from tests.policies.foreign_pipelines import Net
+from tests.policies.tiny_policies import pipeline_of
+
+PROJECTIONS = ("to_k", "to_out.0", "to_q", "to_v")
+FLUX2 = (
+    "add_k_proj", "add_q_proj", "add_v_proj", "single_transformer_blocks.0.attn.to_out",
+    "single_transformer_blocks.1.attn.to_out", "to_add_out", "to_k", "to_out.0", "to_q", "to_qkv_mlp_proj", "to_v",
+)  # fmt: skip
+JOINT = ("add_k_proj", "add_q_proj", "add_v_proj", "to_add_out", *PROJECTIONS)
+
+
+def kandinsky5() -> nn.Module:
+    return Kandinsky5Transformer3DModel(
+        in_visual_dim=4,
+        in_text_dim=8,
+        in_text_dim2=8,
+        time_dim=8,
+        out_visual_dim=4,
+        model_dim=16,
+        ff_dim=16,
+        num_text_blocks=1,
+        num_visual_blocks=1,
+        axes_dims=(2, 2, 4),
+    )
+
+
+def adapted(denoiser: nn.Module) -> set[str]:
+    """Paths of the layers that carry adapters by default."""
+    denoisers = {"transformer": denoiser}
+    Weights(denoisers, LoraSettings(rank=1), adapter_targets(denoisers), DiffusersFiles())
+    end = ".lora_A.default.weight"
+    return {name.removesuffix(end) for name, _ in denoiser.named_parameters() if name.endswith(end)}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("pixart-sigma", PROJECTIONS),
+        ("sd3", JOINT),
+        ("flux2", FLUX2),
+    ],
+)
+def test_endings_are_as_short_as_they_can_be(name: str, expected: tuple[str, ...]) -> None:
+    assert adapter_targets({"transformer": pipeline_of(name).transformer}) == expected
+
+
+def test_unusual_names_are_found_by_what_the_layers_are_part_of() -> None:
+    attention = ("text_transformer_blocks.0.self_attention", "visual_transformer_blocks.0.self_attention")
+    attention += ("visual_transformer_blocks.0.cross_attention",)
+    layers = ("to_query", "to_key", "to_value", "out_layer")  # feed-forwards and embeddings have an out_layer too
+    assert adapted(kandinsky5()) == {f"{path}.{layer}" for path in attention for layer in layers}
+
+
+def test_without_attention_all_linear_layers_carry_adapters_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert adapted(Net()) == {"inner", "outer"}
+    assert "transformer (Net) has no attention" in caplog.text
+
+
+def test_torchs_own_attention_is_left_alone() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16)
+    assert adapter_targets({"transformer": layer}) == ("linear1", "linear2")
+
+
+def test_several_denoisers_share_endings_that_fit_all_of_them() -> None:
+    one, other = pipeline_of("pixart-sigma").transformer, kandinsky5()
+    found = adapter_targets({"transformer": one, "transformer_2": other})
+    assert set(found) == {
+        *PROJECTIONS, "to_query", "to_key", "to_value", "self_attention.out_layer", "cross_attention.out_layer",
+    }  # fmt: skip
