@@ -64,6 +64,7 @@ class Trial:
         parameters: what is trained.
         head_bytes: float32 logits held at a time.
         end_ids: tokens that end a completion; none is in the trace.
+        special: further tokens that are not put into it; some models count positions past their padding.
         checkpointing: what gradients are taken within.
     """
 
@@ -72,13 +73,14 @@ class Trial:
     parameters: Sequence[nn.Parameter]
     head_bytes: int
     end_ids: Tensor
+    special: Sequence[int]
     checkpointing: Callable[[], AbstractContextManager[None]]
 
     def on(self, prompts: Sequence[Encoded], vocabulary: int) -> Trial:
         """The same on other prompts: two completions each, of tokens drawn alike from all that end nothing."""
         sampling, end_ids = replace(self.sampling, top_k=None, top_p=None, min_p=None), self.end_ids
         odds_V = torch.ones(vocabulary)
-        odds_V[[token for token in (*sampling.suppressed.tolist(), *end_ids.tolist()) if token < vocabulary]] = 0
+        odds_V[[t for t in (*sampling.suppressed.tolist(), *end_ids.tolist(), *self.special) if t < vocabulary]] = 0
         generator = torch.Generator().manual_seed(0)
         lengths = LENGTHS * len(prompts)
         drawn = [odds_V.multinomial(length, generator=generator) for length in lengths]
@@ -169,7 +171,7 @@ def disagreement(way: Way, trial: Trial, truth: Said, tolerance: Tolerance) -> s
     try:
         gap = _largest(written(way, trial) - truth.logprob_M)
         if not gap <= tolerance.value:
-            return f"what it writes differs by {gap:.1e} nats from the model's plain call"
+            return f"what it writes differs by {gap:.1e} nats from what the model's plain call says of it"
         ours = said(way, trial)
     except Exception as error:
         return told(error)
@@ -186,7 +188,7 @@ class Found:
 
     Attributes:
         way: the first that is; None if none is.
-        reasons: what was found against those before it.
+        reasons: what was found against those before it, each once.
     """
 
     way: Cached | Plain | None
@@ -216,9 +218,9 @@ def first_exact(candidates: Sequence[Cached], plain: Plain, trial: Trial, tolera
             way = replace(way, fill=fill)
             reason = disagreement(way, trial, truth, allowed)
             if reason is None:
-                return Found(way, reasons)
+                return Found(way, list(dict.fromkeys(reasons)))
             reasons.append(f"{way}: {reason}")
-    return Found(None, reasons)
+    return Found(None, list(dict.fromkeys(reasons)))
 
 
 def told(error: Exception) -> str:

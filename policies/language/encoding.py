@@ -146,11 +146,6 @@ class Encoder:
                 f"the prompt {prompt.text!r:.60} shows pictures, and {type(self.processor).__name__} reads text alone; "
                 "use a vision-language checkpoint, or remove the images"
             )
-        if (images or videos) and not self._uses_template:
-            raise DataError(
-                f"the prompt {prompt.text!r:.60} shows pictures, whose place only a chat template knows; use a "
-                "checkpoint with a chat template and leave policy.chat unset"
-            )
         text = self._rendered(prompt)
         arguments: dict[str, Any] = {"return_tensors": "pt", "add_special_tokens": not self._uses_template}
         if images:
@@ -161,11 +156,26 @@ class Encoder:
         try:
             found = self.processor(text=[text], **arguments)
         except (ValueError, IndexError, StopIteration, TypeError) as error:
+            places = "its messages must hold as many image and video parts"
+            if not self._uses_template:
+                places = "without a chat template the marks of pictures must stand in the text itself"
             raise DataError(
                 f"{type(self.processor).__name__} cannot process the prompt {prompt.text!r:.60} with {len(images)} "
-                f"images and {len(videos)} videos: {error}; its messages must hold as many image and video parts"
+                f"images and {len(videos)} videos: {error}; {places}"
             ) from error
-        return {name: torch.as_tensor(value) for name, value in found.items()}
+        tensors = {name: torch.as_tensor(value) for name, value in found.items() if value is not None}
+        if images and not self._uses_template:
+            self._require_place(prompt, tensors["input_ids"])
+        return tensors
+
+    def _require_place(self, prompt: Prompt, ids: Tensor) -> None:
+        """Without a chat template a processor puts pictures in by itself, or where the text has its mark."""
+        mark = getattr(self.processor, "image_token_id", None)
+        if isinstance(mark, int) and not bool((ids == mark).any()):
+            raise DataError(
+                f"the prompt {prompt.text!r:.60} shows pictures and does not say where; without a chat template the "
+                f"marks of pictures must stand in the text itself: write {self.tokenizer.decode([mark])!r} there"
+            )
 
     def _rendered(self, prompt: Prompt) -> str:
         if not self._uses_template:

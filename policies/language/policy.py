@@ -341,6 +341,7 @@ class LanguagePolicy(Policy, Supervised):
             parameters=self.trainable,
             head_bytes=settings.head_bytes,
             end_ids=self._end_ids,
+            special=self._tokenizer.all_special_ids,
             checkpointing=self._checkpointing,
         )
         make: Callable[..., Choice] = lambda ways: Choice(ways, plain, trial, self._tolerance, against=against)  # noqa: E731

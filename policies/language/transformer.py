@@ -42,11 +42,13 @@ class Transformer:
         Raises:
             PolicyError: its logits are not made from its last hidden states in a known way.
         """
+        if model.config.is_encoder_decoder:
+            raise PolicyError(
+                f"{type(model).__name__} reads its prompt with an encoder, so there is no prefix to share"
+            )
         self.model = model
         self.autocast = autocast
-        self._base: Any = model.base_model
-        if self._base is model:
-            raise PolicyError(f"{type(model).__name__} has no base model that makes its last hidden states")
+        self._base: Any = _base_of(model)
         self._takes_positions = "position_ids" in signature(self._base.forward).parameters
         cache, self._head = self._probed()
         self.vocabulary = self._head.vocabulary
@@ -129,7 +131,7 @@ class Transformer:
                 pad(prompt.per_token[name][0], (0, ids_NL.shape[1] - prompt.length), value=fill) for prompt in prompts
             ]
             inputs[name] = torch.stack(parts).to(self.device)
-        if not bool(mask_NL.all()):
+        if prompts[0].media or not bool(mask_NL.all()):
             inputs[MASK] = mask_NL.to(self.device)
         hidden_NLD = self._run(**inputs, use_cache=False).last_hidden_state
         longest = max(len(row) for row in tokens)
@@ -144,6 +146,8 @@ class Transformer:
         for name in prompts[0].per_token:
             inputs[name] = torch.cat([pad(p.per_token[name], (L - p.length, 0)) for p in prompts]).to(self.device)
         mask_PL = None
+        if prompts[0].media:
+            inputs[MASK] = torch.ones_like(inputs["input_ids"])  # some count pictures' positions only by a mask
         next_position = torch.tensor(lengths, device=self.device)
         if min(lengths) < L:
             mask_PL = inputs[MASK] = (torch.arange(L)[None] >= L - torch.tensor(lengths)[:, None]).to(self.device)
@@ -205,3 +209,14 @@ class Transformer:
         output = self._run(input_ids=ids_1L, past_key_values=cache, use_cache=True)
         with self._arithmetic():
             return cache, Head(self.model, self._base, ids_1L, output)
+
+
+def _base_of(model: PreTrainedModel) -> nn.Module:
+    """What makes the last hidden states: the base model, or the child that reads the tokens where none is named so."""
+    if model.base_model is not model:
+        return model.base_model
+    embeddings = model.get_input_embeddings()
+    for child in model.children():
+        if child is not embeddings and any(module is embeddings for module in child.modules()):
+            return child
+    raise PolicyError(f"{type(model).__name__} has no base model that makes its last hidden states")

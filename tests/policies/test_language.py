@@ -232,7 +232,7 @@ def test_a_processor_without_a_template_reads_text_alone() -> None:
     bare.chat_template = bare.tokenizer.chat_template = None
     policy = LanguagePolicy(copy.deepcopy(model), bare, {"max_new_tokens": 3})
     assert policy._encoder(Prompt("what red")).ids_P.tolist() == bare.tokenizer("what red")["input_ids"]
-    with pytest.raises(DataError, match="only a chat template knows"):
+    with pytest.raises(DataError, match="without a chat template the marks of pictures"):
         policy._encoder(Prompt("what", images=[picture()]))
     with pytest.raises(ConfigError, match="has no chat template"):
         LanguagePolicy(copy.deepcopy(model), bare, {"chat": True})
