@@ -180,4 +180,7 @@ def _save_media(folder: Path, row: int, sample: Sample) -> str | None:
             lossless=True,
         )
         return f"{row:04d}.webp"
+    if sample.array is not None:
+        np.save(folder / f"{row:04d}.npy", sample.array.numpy())
+        return f"{row:04d}.npy"
     return None

@@ -85,6 +85,7 @@ class Sample:
         text: generated text, if the policy writes.
         image: generated image, if the policy draws.
         video: generated video as a list of frames.
+        array: what was generated where it is neither of these: sound (channels, values), an embedding; float32, CPU.
         tokens: generated token ids, if the policy speaks in tokens.
         finished: False where the generation was cut off by its length limit.
         logprob: mean log-probability of its decisions under the policy that drew it, in nats; None where not known.
@@ -97,6 +98,7 @@ class Sample:
     text: str | None = None
     image: Image.Image | None = None
     video: Sequence[Image.Image] | None = None
+    array: Tensor | None = None
     tokens: Sequence[int] | None = None
     finished: bool = True
     logprob: float | None = None

@@ -225,6 +225,8 @@ def _packed_prompt(prompt: Prompt, columns: Sequence[str] | None, tensors: dict[
 
 
 def _packed_sample(sample: Sample, prompt: int, tensors: dict[str, Any] | None) -> dict[str, Any]:
+    if sample.array is not None:
+        raise DataError("samples that are arrays (sound, embeddings) do not travel to a reward server: judge them here")
     return {
         "prompt": prompt,
         "group": sample.group,

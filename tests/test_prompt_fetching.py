@@ -22,7 +22,8 @@ from PIL import Image
 from mmgrpo.errors import DataError
 from mmgrpo.loading import validated
 from mmgrpo.media import is_fetched, opened
-from mmgrpo.policies.denoising.trace import Row, row_arguments
+from mmgrpo.policies.denoising.calls import CallForm
+from mmgrpo.policies.denoising.trace import Row
 from mmgrpo.prompt_media import MAX_BYTES
 from mmgrpo.prompts import load_prompts, load_prompts_of
 from mmgrpo.types import Prompt
@@ -243,7 +244,7 @@ def test_policies_ask_nobody_for_what_a_live_prompt_names(shown: str, server: Se
     prompt = Prompt("what?", **{shown: (f"{server.url}/a.png",)})
     row = Row(prompt=prompt, seed=0, group=0, member=0, share_noise=False)
     with pytest.raises(DataError, match="is a URL and nothing is fetched"):
-        row_arguments([row], {})
+        CallForm().arguments([row], {})
     with pytest.raises(DataError, match="is a URL and nothing is fetched"):
         policy_of("qwen2.5-vl").rollout([prompt], group_size=2, seed=0)
     assert server.asked == []

@@ -179,7 +179,7 @@ def _is_place(part: Mapping[str, Any]) -> bool:
 def _completion(sample: Sample) -> Any:
     if sample.text is not None:
         return [{"role": "assistant", "content": sample.text}] if _is_chat(sample) else sample.text
-    return sample.image if sample.image is not None else sample.video
+    return next((made for made in (sample.image, sample.video, sample.array) if made is not None), None)
 
 
 def _awaited(coroutine: Any) -> Any:

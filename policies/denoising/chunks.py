@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
-from mmgrpo.errors import ConfigError, DataError, PolicyError, ReplayError
+from mmgrpo.errors import ConfigError, DataError, ReplayError
 from mmgrpo.policies.denoising.record import Drawn, Recorder, is_stochastic
 from mmgrpo.policies.denoising.trace import Row, Trace
 from mmgrpo.types import Noise, Plan, Prompt, Rollout, Sample
@@ -131,41 +129,6 @@ def assemble(chunks: Sequence[Chunk], plan: Plan, segments: Sequence[int] | None
         noise=noise,
         num_forwards=sum(chunk.num_forwards for chunk in chunks),
     )
-
-
-def samples_of(rows: Sequence[Row], media: Sequence[Any]) -> list[Sample]:
-    """What the rewards will see."""
-    return [
-        Sample(
-            row.prompt,
-            row.group,
-            row.member,
-            image=item if isinstance(item, Image.Image) else None,
-            video=None if isinstance(item, Image.Image) else list(item),
-        )
-        for row, item in zip(rows, media, strict=True)
-    ]
-
-
-def media_of(output: Any, num_rows: int) -> Sequence[Any]:
-    """The images or videos of a pipeline's output, one per row.
-
-    Raises PolicyError if the output holds neither, or another number of them.
-    """
-    found = next(
-        (media for name in ("images", "frames", "videos") if (media := getattr(output, name, None)) is not None), None
-    )
-    if found is None or len(found) != num_rows or not all(_is_medium(item) for item in found):
-        what = type(output).__name__ if found is None else f"{len(found)} results in a {type(found).__name__}"
-        raise PolicyError(
-            f"the pipeline gave {what} for {num_rows} prompts; mmgrpo needs one PIL image or list of frames a prompt: "
-            "leave output_type and num_images_per_prompt at their defaults and set rollout_batch: 1 if it takes one"
-        )
-    return found
-
-
-def _is_medium(item: Any) -> bool:
-    return isinstance(item, Image.Image) or (isinstance(item, list) and isinstance(item[0], Image.Image))
 
 
 def _noise(chunks: Sequence[Chunk], num_steps: int) -> Noise:

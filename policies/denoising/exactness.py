@@ -14,7 +14,7 @@ from mmgrpo.policies.denoising.trace import Row, Trace
 from mmgrpo.types import Rollout
 
 BATCH_ROUNDING = 10.0  # times the tolerance: kernels of another batch size round otherwise
-WRONG_CALL = (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError)
+WRONG_CALL = (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError)
 
 
 class Replay(Protocol):

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import ModelMixin
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, MmgrpoError, PolicyError
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
 from mmgrpo.policies.denoising.adapted import adapter_targets
+from mmgrpo.policies.denoising.calls import RowsError
 from mmgrpo.policies.denoising.chunks import (
     Chunk,
     Stem,
@@ -24,19 +24,19 @@ from mmgrpo.policies.denoising.chunks import (
     chunked,
     first_stochastic,
     make_groups,
-    media_of,
-    samples_of,
 )
-from mmgrpo.policies.denoising.exactness import Exactness
+from mmgrpo.policies.denoising.components import prepared_denoisers
+from mmgrpo.policies.denoising.exactness import WRONG_CALL, Exactness
 from mmgrpo.policies.denoising.loading import compile_denoiser, configured_scheduler, load_pipeline
 from mmgrpo.policies.denoising.memo import Memo
+from mmgrpo.policies.denoising.outputs import media_of, samples_of
 from mmgrpo.policies.denoising.record import Recorder
 from mmgrpo.policies.denoising.replay import Replayer
 from mmgrpo.policies.denoising.sampling import Sampling
-from mmgrpo.policies.denoising.session import Session, Stage, find_denoisers
+from mmgrpo.policies.denoising.session import Session, Stage
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.denoising.supervised import Latents, supervised_loss
-from mmgrpo.policies.denoising.trace import Row, Trace, row_arguments, shows_media
+from mmgrpo.policies.denoising.trace import Row, Trace, shows_media
 from mmgrpo.policies.weights import DiffusersFiles, Weights
 from mmgrpo.policy import Policy, Scheduled, Supervised
 from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, Sample, SupervisedLoss
@@ -69,7 +69,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         """
         if settings is None or isinstance(settings, Mapping):
             settings = DenoisingSettings(**(settings or {}))
-        denoisers = _prepared_denoisers(pipeline, settings)
+        denoisers = prepared_denoisers(pipeline, settings)
         dtype = next(next(iter(denoisers.values())).parameters()).dtype
         if dtype == torch.float16:
             raise ConfigError(
@@ -84,7 +84,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         self._sampling.check_scheduler(scheduler)
         targets = adapter_targets(denoisers) if settings.lora and not settings.lora.targets else ()
         self._weights = Weights(denoisers, settings.lora, targets, DiffusersFiles())
-        self._stage = Stage(pipeline, scheduler, tuple(denoisers), Memo(settings.memo_bytes))
+        self._stage = Stage(pipeline, scheduler, tuple(denoisers), Memo(settings.memo_bytes), settings.columns)
         if settings.lora is None and dtype != torch.float32:
             self._stage.autocast(dtype)  # the trained weights are float32 masters, the arithmetic stays as loaded
         if settings.compile:
@@ -184,18 +184,50 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
     def _drawn(self, groups: Sequence[Sequence[Row]], plan: Plan) -> list[Chunk]:
         """All rows, run after run; the first of each shape is examined before its samples are handed over."""
         chunks: list[Chunk] = []
+        try:
+            return self._drawn_as_called(groups, plan, chunks)
+        except RowsError as error:
+            if chunks or self._stage.form.single:
+                raise
+            self._run_singly(f"{type(self.pipeline).__name__} does not take rows as lists: {error}")
+            return self._drawn_as_called(groups, plan, chunks)
+
+    def _drawn_as_called(self, groups: Sequence[Sequence[Row]], plan: Plan, chunks: list[Chunk]) -> list[Chunk]:
+        """All rows, put into ``chunks`` one by one."""
         for stem in self._stems(groups, plan):
             chunk = self._record(stem, plan)
             if reason := self._batch_dependence(chunk, plan):
                 said = f"a row of {type(self.pipeline).__name__} depends on its batch: {reason}"
                 if chunks:
                     raise PolicyError(f"{said}; set policy.rollout_batch and policy.update_batch to 1")
-                logger.warning("%s. From here on every row runs alone, in rollouts and in updates", said)
-                self._alone, self._rollout_batch, self._update_batch = True, 1, 1
-                return self._drawn(groups, plan)
+                self._run_alone(said)
+                return self._drawn_as_called(groups, plan, chunks)
             plan.hand_over(chunk.samples)
             chunks.append(chunk)
         return chunks
+
+    def _run_alone(self, why: str) -> None:
+        """Every row has a run of the pipeline to itself from here on."""
+        logger.warning("%s. From here on every row runs alone, in rollouts and in updates", why)
+        self._alone, self._rollout_batch, self._update_batch = True, 1, 1
+
+    def _run_singly(self, why: str) -> None:
+        """Every row runs alone, its prompt a string and its generator no list."""
+        self._run_alone(why)
+        self._stage.form = replace(self._stage.form, single=True)
+
+    def _run(self, session: Session, rows: Sequence[Row], call: Mapping[str, Any]) -> Any:
+        """What the pipeline gives for rows. Raises RowsError where the first call of it fails, however it does."""
+        arguments = self._stage.form.arguments(rows, call)
+        try:
+            return self._stage.run(session, arguments, seed=rows[0].seed)
+        except (MmgrpoError, torch.OutOfMemoryError):
+            raise
+        except WRONG_CALL as error:
+            if not self._exactness.is_new:
+                raise
+            given = ", ".join(sorted(arguments))
+            raise RowsError(f"called with {given} it fails with {type(error).__name__}: {error}") from error
 
     def _batch_dependence(self, chunk: Chunk, plan: Plan) -> str:
         """Why the rows of a run, if they are the first of their kind, have to run alone; empty where they need not."""
@@ -219,7 +251,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
                 heads, plan, self._sampling, branch=branch, branch_at=first, check=self._exactness.is_new
             )
             session = Session(on_step=recorder, stop_before=first + 1)
-            self._stage.run(session, row_arguments(heads, self.settings.call), seed=heads[0].seed)
+            self._stage.run(session, self._stage.form.arguments(heads, self.settings.call), seed=heads[0].seed)
             spent, offset = session.num_forwards, 0
             for chunk in chunked((row for members in branch for row in members), size):
                 index = torch.arange(offset, offset + len(chunk))
@@ -232,7 +264,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         recorder = Recorder(stem.rows, plan, self._sampling, known=stem.known, check=self._exactness.is_new)
         last_known = stem.known[-1].iteration if stem.known else -1
         session = Session(on_step=recorder, ghost=lambda iteration: iteration <= last_known)
-        output = self._stage.run(session, row_arguments(stem.rows, self.settings.call), seed=stem.rows[0].seed)
+        output = self._run(session, stem.rows, self.settings.call)
         _require_denoisers(self._stage.denoisers, session)
         samples = samples_of(stem.rows, media_of(output, len(stem.rows)))
         return Chunk(stem.rows, recorder, samples, session.num_forwards + stem.num_forwards)
@@ -245,7 +277,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         num_forwards, T = 0, 1
         for chunk in chunked(rows, self._rollout_batch):
             session = Session(on_step=None)
-            output = self._stage.run(session, row_arguments(chunk, call), seed=chunk[0].seed)
+            output = self._run(session, chunk, call)
             drawn = samples_of(chunk, media_of(output, len(chunk)))
             plan.hand_over(drawn)
             samples += drawn
@@ -342,7 +374,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
             sampling=self._sampling,
         )
         session = Session(on_step=replayer, ghost=lambda iteration: iteration != column, run_ghosts=trace.run_ghosts)
-        arguments = row_arguments([trace.rows[row] for row in heads], self.settings.call)
+        arguments = self._stage.form.arguments([trace.rows[row] for row in heads], self.settings.call)
         self._stage.run(session, arguments, seed=trace.rows[heads[0]].seed, grad=torch.is_grad_enabled())
         return replayer, session.num_forwards
 
@@ -351,33 +383,6 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
     ) -> Tensor:
         replayer, _ = self._replay(replace(trace, run_ghosts=run_ghosts), rows, column, states=states)
         return replayer.logprob_N().cpu()
-
-
-def _prepared_denoisers(pipeline: Any, settings: DenoisingSettings) -> dict[str, nn.Module]:
-    """The pipeline's denoisers, with every component frozen and in eval mode, and the asked-for back ends set."""
-    if getattr(pipeline, "scheduler", None) is None:
-        raise PolicyError(f"{type(pipeline).__name__} has no scheduler, so it takes no denoising steps")
-    modules = {name: part for name, part in pipeline.components.items() if isinstance(part, nn.Module)}
-    names = settings.denoisers or find_denoisers(pipeline)
-    if missing := sorted(set(names) - set(modules)):
-        raise ConfigError(f"denoisers {missing} are not components of the pipeline; it has {sorted(modules)}")
-    for module in modules.values():
-        module.requires_grad_(False).eval()
-    for name in names:
-        if settings.gradient_checkpointing:
-            _diffusers_model(name, modules[name], "gradient_checkpointing").enable_gradient_checkpointing()
-        if settings.attention != "default":
-            _diffusers_model(name, modules[name], "attention").set_attention_backend(settings.attention)
-    return {name: modules[name] for name in names}
-
-
-def _diffusers_model(name: str, module: nn.Module, setting: str) -> ModelMixin:
-    """The denoiser, as what takes diffusers' switches."""
-    if not isinstance(module, ModelMixin):
-        raise ConfigError(
-            f"policy.{setting} is a switch of diffusers' models, and {name} is a {type(module).__name__}; leave it out"
-        )
-    return module
 
 
 def _require_denoisers(denoisers: Sequence[str], session: Session) -> None:

@@ -11,8 +11,8 @@ import copy
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,9 @@ import torch
 from diffusers.utils.outputs import BaseOutput
 from torch import Tensor
 
-from mmgrpo.errors import PolicyError, ReplayError
+from mmgrpo.errors import PolicyError
+from mmgrpo.policies.denoising.calls import form_of
+from mmgrpo.policies.denoising.components import exchanged, held_pipelines, without_no_grad
 from mmgrpo.policies.denoising.memo import Memo
 from mmgrpo.policies.denoising.proxies import ModuleProxy, Shapes, leading_rows
 
@@ -165,9 +167,12 @@ class Stage:
     Attributes:
         pipeline: the wrapped pipeline.
         denoisers: names of the components whose calls make the iterations.
+        form: how rows become the arguments of its call.
     """
 
-    def __init__(self, pipeline: Any, scheduler: Any, denoisers: tuple[str, ...], memo: Memo) -> None:
+    def __init__(
+        self, pipeline: Any, scheduler: Any, denoisers: tuple[str, ...], memo: Memo, columns: Sequence[str] = ()
+    ) -> None:
         """Fits the pipeline.
 
         Args:
@@ -175,6 +180,7 @@ class Stage:
             scheduler: what it shall run with; a copy of it watches.
             denoisers: names of its components that denoise.
             memo: remembers what its frozen components compute.
+            columns: data columns that go to its call.
         """
         self.pipeline = pipeline
         self.denoisers = denoisers
@@ -185,7 +191,8 @@ class Stage:
         self._autocast: torch.dtype | None = None
         self._verbosity: Callable[[], AbstractContextManager[None]] = nullcontext  # only the first run may warn
         self._looping: set[str] = set()  # components other than the denoisers that are called within the loop
-        self._call = _undecorated_call(pipeline)
+        self._call = inspect.unwrap(type(pipeline).__call__)  # without its no_grad
+        self.form = form_of(self._call, columns)
         self._stock_scheduler = pipeline.scheduler
         self._scheduler = self._watching(scheduler)
 
@@ -218,24 +225,29 @@ class Stage:
 
     @contextmanager
     def _installed(self, session: Session) -> Iterator[None]:
-        attributes = self.pipeline.__dict__
-        if attributes["scheduler"] is not self._stock_scheduler:
+        if self.pipeline.__dict__["scheduler"] is not self._stock_scheduler:
             raise PolicyError("the pipeline's scheduler was replaced after the policy was made: wrap the pipeline anew")
-        replaced = {name: self._proxy(name, getattr(self.pipeline, name)) for name in self._module_names()}
-        replaced |= {"scheduler": self._scheduler, "_progress_bar_config": {"disable": True}}
-        before = {name: attributes[name] for name in replaced if name in attributes}
+        stand_ins = {id(self._stock_scheduler): self._scheduler}
+        stand_ins |= {id(module): self._proxy(name, module) for name, module in self._modules()}
         self._session = session
         try:
-            attributes.update(replaced)
-            yield
+            with ExitStack() as stack:
+                for pipeline in (self.pipeline, *held_pipelines(self.pipeline)):
+                    stack.enter_context(exchanged(pipeline, stand_ins))
+                for held in held_pipelines(self.pipeline):
+                    stack.enter_context(without_no_grad(held))
+                yield
         finally:
             self._session = None
-            for name in replaced.keys() - before.keys():
-                del attributes[name]
-            attributes.update(before)
 
-    def _module_names(self) -> list[str]:
-        return [name for name, part in self.pipeline.components.items() if isinstance(part, torch.nn.Module)]
+    def _modules(self) -> Iterator[tuple[str, Any]]:
+        """The modules by name; one that only a held pipeline knows is named by both."""
+        known = dict(self.pipeline.components)
+        for held in held_pipelines(self.pipeline):
+            here = {id(part) for part in known.values()}
+            others = {f"{type(held).__name__}.{name}": part for name, part in held.components.items()}
+            known |= {name: part for name, part in others.items() if id(part) not in here}
+        yield from ((name, part) for name, part in known.items() if isinstance(part, torch.nn.Module))
 
     def _proxy(self, name: str, module: Any) -> ModuleProxy:
         if name in self.denoisers:
@@ -341,42 +353,3 @@ def _quiet() -> Iterator[None]:
     finally:
         for handler, level in zip(handlers, before, strict=True):
             handler.setLevel(level)
-
-
-def _undecorated_call(pipeline: Any) -> Callable[..., Any]:
-    """The pipeline's ``__call__`` without its ``no_grad``."""
-    call = inspect.unwrap(type(pipeline).__call__)
-    parameters = inspect.signature(call).parameters
-    if missing := [name for name in ("prompt", "generator") if name not in parameters]:
-        raise PolicyError(
-            f"{type(pipeline).__name__}.__call__ takes no {' and no '.join(missing)}: a policy is asked with a list of "
-            "prompts and a list of generators, one a row; wrap the pipeline in a class whose __call__ takes both"
-        )
-    if "output_type" not in parameters:
-        return call
-    return lambda *args, **arguments: call(*args, **{"output_type": "pil", **arguments})
-
-
-def find_denoisers(pipeline: Any) -> tuple[str, ...]:
-    """Names of the components that denoise, by diffusers' naming; else the modules that neither encode nor decode.
-
-    The guess is checked against the calls of the first rollout. Raises ReplayError if nothing looks like a denoiser.
-    """
-    modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
-    named = [name for name in modules if name.rstrip("_0123456789") in NAMED_DENOISERS]
-    if named:
-        return tuple(named)
-    others = [
-        name
-        for name, part in modules.items()
-        if not type(part).__module__.startswith("transformers.") and not callable(getattr(part, "decode", None))
-    ]
-    if not others:
-        raise ReplayError(
-            f"{type(pipeline).__name__} has no component that looks like a denoiser among {sorted(modules)}; "
-            "name it: denoisers=('transformer',)"
-        )
-    return tuple(others)
-
-
-NAMED_DENOISERS = ("transformer", "unet", "unconditional_transformer", "dit")

@@ -48,6 +48,9 @@ class DenoisingSettings(BaseModel):
     evaluation_call: dict[str, Any] = Field(
         default_factory=dict, description="laid over call where samples are drawn without noise"
     )
+    columns: tuple[str, ...] = Field(
+        default=(), description="data columns that go to the call, as arguments of their names with one entry a row"
+    )
     lora: LoraSettings | None = Field(default=None, description="null: every weight of the denoisers is trained")
     rollout_batch: int = Field(default=8, ge=1, description="rows per pipeline run in rollouts")
     update_batch: int = Field(default=8, ge=1, description="states per pipeline run in updates")

@@ -26,7 +26,7 @@ from mmgrpo.policies.denoising.schedules import (
     schedule_index,
 )
 from mmgrpo.policies.denoising.session import Session, Stage, StepCall, Stop
-from mmgrpo.policies.denoising.trace import Row, row_arguments
+from mmgrpo.policies.denoising.trace import Row
 from mmgrpo.types import Example
 
 TIMESTEP_NAMES = ("timestep", "timesteps", "t")
@@ -92,7 +92,7 @@ def supervised_loss(
         Row(prompt=example.prompt, seed=seed, group=0, member=0, share_noise=False)
         for example, seed in zip(examples, seeds, strict=True)
     ]
-    arguments = row_arguments(rows, {k: v for k, v in call.items() if k not in ("timesteps", "sigmas")})
+    arguments = stage.form.arguments(rows, {k: v for k, v in call.items() if k not in ("timesteps", "sigmas")})
     arguments["num_inference_steps"] = 2
     session = Session(on_step=teacher.on_step, ghost=lambda iteration: iteration == 0, rewrite=teacher.rewrite)
     stage.run(session, arguments, seed=seeds[0], grad=torch.is_grad_enabled())

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers.utils.loading_utils import load_video
 from PIL import Image
 from torch import Tensor
 
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.media import local_file, opened
 from mmgrpo.types import Prompt
 
 INITIAL_NOISE = -1  # keys the pipeline's own generator, apart from every decision
@@ -111,26 +109,3 @@ def _is_media(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(_is_media(item) for item in value)
     return isinstance(value, (Image.Image, Tensor, np.ndarray))
-
-
-def row_arguments(rows: Sequence[Row], call: Mapping[str, Any]) -> dict[str, Any]:
-    """The pipeline's arguments for these rows; a row whose prompt shows images or videos comes alone."""
-    arguments: dict[str, Any] = dict(call)
-    prompts = [row.prompt for row in rows]
-    arguments["prompt"] = [prompt.text for prompt in prompts]
-    default = call.get("negative_prompt")
-    if default is not None or any(prompt.negative is not None for prompt in prompts):
-        arguments["negative_prompt"] = [
-            prompt.negative if prompt.negative is not None else default or "" for prompt in prompts
-        ]
-    if images := [opened(image) for image in prompts[0].images]:
-        arguments["image"] = images[0] if len(images) == 1 else images
-    if videos := [_frames(video) for video in prompts[0].videos]:
-        arguments["video"] = videos[0] if len(videos) == 1 else videos
-    arguments["generator"] = [row.generator() for row in rows]
-    return arguments
-
-
-def _frames(video: Any) -> list[Image.Image]:
-    frames: Any = load_video(local_file(video)) if isinstance(video, str) else video
-    return [opened(frame) for frame in frames]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -141,6 +142,58 @@ class GuidedPipeline(FieldPipeline):
     def velocity(self, state: Tensor, time: Tensor, code: Tensor, memory: dict[str, Any]) -> Tensor:
         """The network's velocity and the guide's."""
         return self.net(state, time, code) + 0.1 * self.guide(state)
+
+
+class OneStringPipeline(FieldPipeline):
+    """Takes one prompt and one generator, as they are."""
+
+    @torch.no_grad()
+    def __call__(self, prompt: str, generator: torch.Generator, num_inference_steps: int = NUM_STEPS) -> Pictures:  # type: ignore[override]
+        """Draws a picture."""
+        one = prompt.removesuffix("?")  # a list has no such method
+        return inspect.unwrap(FieldPipeline.__call__)(self, [one], [generator], num_inference_steps)
+
+
+class LabelledPipeline(FieldPipeline):
+    """Asked by numbers instead of prompts, and shown nothing else."""
+
+    @torch.no_grad()
+    def __call__(self, lengths: Sequence[int], generator: Any, num_inference_steps: int = NUM_STEPS) -> Pictures:  # type: ignore[override]
+        """Draws a picture per number."""
+        prompts = ["x" * length for length in lengths]
+        return inspect.unwrap(FieldPipeline.__call__)(self, prompts, generator, num_inference_steps)
+
+
+class Sounds(BaseOutput):
+    """What a call returns that makes no pictures."""
+
+    audios: Tensor
+
+
+class SoundPipeline(FieldPipeline):
+    """Gives its state as sound, two channels of two values."""
+
+    @torch.no_grad()
+    def __call__(self, prompt: Sequence[str], generator: Any, num_inference_steps: int = NUM_STEPS) -> Sounds:  # type: ignore[override]
+        """Draws a sound per prompt."""
+        state: list[Tensor] = []
+        self.carried = lambda now: state.append(now) or now  # type: ignore[method-assign]
+        inspect.unwrap(FieldPipeline.__call__)(self, prompt, generator, num_inference_steps)
+        return Sounds(audios=state[-1].reshape(-1, SIZE, SIZE))
+
+
+class CombinedPipeline(DiffusionPipeline):
+    """Leaves the drawing to a pipeline that it holds."""
+
+    def __init__(self, net: nn.Module, scheduler: Any) -> None:
+        super().__init__()
+        self.register_modules(net=net, scheduler=scheduler)
+        self.inner = FieldPipeline(net=net, scheduler=scheduler)
+
+    @torch.no_grad()
+    def __call__(self, prompt: Sequence[str], generator: Any, num_inference_steps: int = NUM_STEPS) -> Pictures:
+        """What the held one gives."""
+        return self.inner(prompt=prompt, generator=generator, num_inference_steps=num_inference_steps)
 
 
 def build(kind: Callable[..., FieldPipeline] = FieldPipeline, **parts: nn.Module) -> Any:

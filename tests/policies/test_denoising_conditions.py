@@ -14,7 +14,8 @@ from diffusers import StableDiffusion3Img2ImgPipeline, StableDiffusionInstructPi
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.policies.denoising.trace import Row, row_arguments
+from mmgrpo.policies.denoising.calls import CallForm
+from mmgrpo.policies.denoising.trace import Row
 from mmgrpo.types import Plan, Prompt
 from tests.policies.contract import sample_difference, values
 from tests.policies.tiny_policies import pipeline_of, policy_of, prompts_of
@@ -81,7 +82,7 @@ def test_a_video_may_be_given_as_a_path(tmp_path: Path) -> None:
     row = Row(
         prompt=Prompt("a red fox", videos=(str(tmp_path / "source.gif"),)), seed=0, group=0, member=0, share_noise=False
     )
-    found = row_arguments([row], {})["video"]
+    found = CallForm().arguments([row], {})["video"]
     assert [frame.size for frame in found] == [(32, 32)] * 5
     differences = [
         np.abs(np.asarray(a, float) - np.asarray(b, float)).mean() for a, b in zip(found, frames, strict=True)

@@ -167,15 +167,6 @@ def test_denoisers_that_do_not_denoise_are_refused() -> None:
         _policy(denoisers=("unet",))
 
 
-def test_a_call_without_prompts_is_refused() -> None:
-    class Unconditional(foreign_pipelines.FieldPipeline):
-        def __call__(self, generator: Any) -> Any:  # type: ignore[override]
-            raise NotImplementedError
-
-    with pytest.raises(PolicyError, match=r"Unconditional.__call__ takes no prompt"):
-        _policy(foreign_pipelines.build(Unconditional))
-
-
 def test_lora_targets_that_match_nothing_name_the_layers_there_are() -> None:
     with pytest.raises(ConfigError, match=r"match no module of net \(Net\); its linear layers end in: inner, outer"):
         _policy(lora={"rank": 2, "targets": ("to_q", "to_k")})

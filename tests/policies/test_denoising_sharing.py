@@ -15,7 +15,6 @@ from mmgrpo.policies.denoising.proxies import Shapes
 from mmgrpo.policies.denoising.record import Recorder
 from mmgrpo.policies.denoising.sampling import Sampling
 from mmgrpo.policies.denoising.session import Session, Stage
-from mmgrpo.policies.denoising.trace import row_arguments
 from mmgrpo.types import Plan, Prompt
 from tests.policies.contract import gradients, move, relative_difference, values
 from tests.policies.tiny_policies import final_latent, pipeline_of, policy_of, prompts_of, settings_of
@@ -40,7 +39,7 @@ def test_shared_states_give_the_samples_of_rows_drawn_alone(name: str) -> None:
     for index, row in enumerate(rows):
         alone = Recorder([row], WINDOW, sampling)
         with torch.no_grad():
-            stage.run(Session(on_step=alone), row_arguments([row], settings["call"]), seed=SEED)
+            stage.run(Session(on_step=alone), stage.form.arguments([row], settings["call"]), seed=SEED)
         scale = float(final_latent(rollout, index).abs().max())
         for drawn, transition in zip(alone.drawn, rollout.trace.transitions[index], strict=True):
             assert float((drawn.next_state - transition.next_state).abs().max()) < 1e-5 * scale

@@ -1,0 +1,100 @@
+"""The parts of a pipeline: which of them denoise, and what stands in for them during a run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from diffusers import DiffusionPipeline, ModelMixin
+from torch import nn
+
+from mmgrpo.errors import ConfigError, PolicyError, ReplayError
+from mmgrpo.policies.denoising.settings import DenoisingSettings
+
+NAMED_DENOISERS = ("transformer", "unet", "unconditional_transformer", "dit")
+
+
+def prepared_denoisers(pipeline: Any, settings: DenoisingSettings) -> dict[str, nn.Module]:
+    """The pipeline's denoisers, with every component frozen and in eval mode, and the asked-for back ends set."""
+    if getattr(pipeline, "scheduler", None) is None:
+        raise PolicyError(f"{type(pipeline).__name__} has no scheduler, so it takes no denoising steps")
+    modules = {name: part for name, part in pipeline.components.items() if isinstance(part, nn.Module)}
+    names = settings.denoisers or find_denoisers(pipeline)
+    if missing := sorted(set(names) - set(modules)):
+        raise ConfigError(f"denoisers {missing} are not components of the pipeline; it has {sorted(modules)}")
+    for module in modules.values():
+        module.requires_grad_(False).eval()
+    for name in names:
+        if settings.gradient_checkpointing:
+            _diffusers_model(name, modules[name], "gradient_checkpointing").enable_gradient_checkpointing()
+        if settings.attention != "default":
+            _diffusers_model(name, modules[name], "attention").set_attention_backend(settings.attention)
+    return {name: modules[name] for name in names}
+
+
+def _diffusers_model(name: str, module: nn.Module, setting: str) -> ModelMixin:
+    """The denoiser, as what takes diffusers' switches."""
+    if not isinstance(module, ModelMixin):
+        raise ConfigError(
+            f"policy.{setting} is a switch of diffusers' models, and {name} is a {type(module).__name__}; leave it out"
+        )
+    return module
+
+
+def find_denoisers(pipeline: Any) -> tuple[str, ...]:
+    """Names of the components that denoise, by diffusers' naming; else the modules that neither encode nor decode.
+
+    The guess is checked against the calls of the first rollout. Raises ReplayError if nothing looks like a denoiser.
+    """
+    modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
+    named = [name for name in modules if name.rstrip("_0123456789") in NAMED_DENOISERS]
+    if named:
+        return tuple(named)
+    others = [
+        name
+        for name, part in modules.items()
+        if not type(part).__module__.startswith("transformers.") and not callable(getattr(part, "decode", None))
+    ]
+    if not others:
+        raise ReplayError(
+            f"{type(pipeline).__name__} has no component that looks like a denoiser among {sorted(modules)}; "
+            "name it: denoisers=('transformer',)"
+        )
+    return tuple(others)
+
+
+def held_pipelines(pipeline: Any) -> list[Any]:
+    """Pipelines that a pipeline is combined of; they hold the same modules under names of their own."""
+    held = [part for part in pipeline.__dict__.values() if isinstance(part, DiffusionPipeline)]
+    return [*held, *(deeper for part in held for deeper in held_pipelines(part))]
+
+
+@contextmanager
+def exchanged(pipeline: Any, stand_ins: Mapping[int, Any]) -> Iterator[None]:
+    """Within it others stand in for some of a pipeline's components, and it shows no progress."""
+    attributes = pipeline.__dict__
+    parts = {name: attributes[name] for name in pipeline.components if name in attributes}
+    replaced = {name: stand_ins[id(part)] for name, part in parts.items() if id(part) in stand_ins}
+    replaced["_progress_bar_config"] = {"disable": True}
+    before = {name: attributes[name] for name in replaced if name in attributes}
+    try:
+        attributes.update(replaced)
+        yield
+    finally:
+        for name in replaced.keys() - before.keys():
+            del attributes[name]
+        attributes.update(before)
+
+
+@contextmanager
+def without_no_grad(pipeline: Any) -> Iterator[None]:
+    """Within it a pipeline that another one calls does not switch gradients off."""
+    stock = type(pipeline)
+    pipeline.__class__ = type(stock.__name__, (stock,), {"__call__": inspect.unwrap(stock.__call__)})
+    try:
+        yield
+    finally:
+        pipeline.__class__ = stock

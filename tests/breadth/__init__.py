@@ -1,0 +1,1 @@
+"""What was tried: every pipeline class of the installed diffusers, of tiny random components, under the policy."""

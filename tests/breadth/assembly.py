@@ -1,0 +1,169 @@
+"""Any pipeline class of diffusers from tiny random components, as two tables say what it is made of."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+import transformers
+import yaml
+from diffusers import ConfigMixin, DiffusionPipeline
+from PIL import Image
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from tests.breadth.resources import RESOURCES, VOCABULARY
+
+HERE = Path(__file__).parent
+SEED = 0
+ZERO_STD = 0.05  # of parameters that their class sets to zero, so that no gradient is zero by construction
+
+
+@cache
+def recipes() -> dict[str, Any]:
+    """Pipeline class to what it is made of and called with."""
+    return yaml.safe_load((HERE / "pipelines.yaml").read_text(encoding="utf-8"))
+
+
+@cache
+def _configurations() -> dict[str, Any]:
+    return yaml.safe_load((HERE / "components.yaml").read_text(encoding="utf-8"))
+
+
+def pipeline_classes() -> dict[str, type | None]:
+    """Every pipeline that the installed diffusers exports; None where a package it needs is missing."""
+    names = {name for name in dir(diffusers) if not name.startswith("_")}
+    found: dict[str, type | None] = {}
+    for name in sorted(names):
+        exported = getattr(diffusers, name, None)
+        if not inspect.isclass(exported):
+            continue
+        if "_backends" in vars(exported):
+            if "Pipeline" in name:
+                found[name] = None
+        elif issubclass(exported, DiffusionPipeline) and exported is not DiffusionPipeline:
+            found[name] = exported
+    return found
+
+
+def build(name: str) -> Any:
+    """The pipeline with weights drawn from a fixed seed, in float32 and eval mode; the same each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        kind: Any = getattr(diffusers, name)
+        pipeline = kind(**{slot: _part(said, kind) for slot, said in recipes()[name]["parts"].items()})
+        for component in pipeline.components.values():
+            if isinstance(component, nn.Module):
+                _wake(component)
+                component.float().eval()
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def arguments(name: str) -> dict[str, Any]:
+    """What a small call of the pipeline takes beside prompts and generators; made anew each time."""
+    return {key: _argument(value) for key, value in (recipes()[name].get("call") or {}).items()}
+
+
+def _part(said: Any, pipeline: type) -> Any:
+    """A component by its name in the tables; a list of components; anything else is the value itself."""
+    if isinstance(said, list) and said and isinstance(said[0], str) and said[0][:1].isupper():
+        return [_part(one, pipeline) for one in said]
+    if not isinstance(said, str):
+        return said
+    if said.startswith("="):
+        return RESOURCES[said[1:]]()
+    class_name, _, variant = said.partition(".")
+    if class_name not in _configurations():
+        return said
+    return _component(_class(class_name, pipeline), copy.deepcopy(_configurations()[class_name][variant or "base"]))
+
+
+def _component(kind: Any, config: dict[str, Any]) -> Any:
+    if issubclass(kind, transformers.PreTrainedModel):
+        config_class: Any = kind.config_class
+        settings = config_class(**_with_vocabulary(config, config_class))
+        for part in (settings, *(part for part in vars(settings).values() if isinstance(part, PretrainedConfig))):
+            if (getattr(part, "pad_token_id", None) or 0) >= VOCABULARY:
+                part.pad_token_id = 0
+        return kind(settings)
+    if issubclass(kind, ConfigMixin):
+        known = inspect.signature(kind.__init__).parameters
+        return kind(**{key: value for key, value in config.items() if key in known})
+    return kind(**config)
+
+
+def _class(name: str, pipeline: type) -> Any:
+    """A class by its name; some belong to one pipeline and are found only in its package."""
+    package = pipeline.__module__.rpartition(".")[0]
+    own = [module for path, module in list(sys.modules.items()) if path.startswith(package)]
+    return next(found for home in (diffusers, transformers, *own) if (found := getattr(home, name, None)) is not None)
+
+
+def _with_vocabulary(config: dict[str, Any], config_class: Any) -> dict[str, Any]:
+    """The configuration with every vocabulary wide enough for the tokenizers, however deep it lies."""
+    config = {key: _deepened(key, value) for key, value in config.items()}
+    if "vocab_size" in inspect.signature(config_class.__init__).parameters or hasattr(config_class, "vocab_size"):
+        config["vocab_size"] = VOCABULARY
+    return config
+
+
+def _deepened(key: str, value: Any) -> Any:
+    if not isinstance(value, dict) or not key.endswith("config"):
+        return value
+    inner = {name: _deepened(name, one) for name, one in value.items()}
+    return inner if "vision" in key or "audio" in key else {**inner, "vocab_size": VOCABULARY}
+
+
+@torch.no_grad()
+def _wake(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        if parameter.is_floating_point() and not parameter.any():
+            nn.init.normal_(parameter, std=ZERO_STD)
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_argument(one) for one in value]
+    if not isinstance(value, Mapping):
+        return value
+    if len(value) == 1:
+        (kind, size), *_ = value.items()
+        if kind in _MADE:
+            return _MADE[kind](*size)
+    return {key: _argument(one) for key, one in value.items()}
+
+
+def _picture(width: int, height: int) -> Image.Image:
+    red = torch.linspace(0, 255, width).expand(height, width)
+    green = torch.linspace(0, 255, height)[:, None].expand(height, width)
+    return _image(torch.stack([red, green, torch.full((height, width), 128.0)], -1))
+
+
+def _mask(width: int, height: int) -> Image.Image:
+    lower = (torch.arange(height)[:, None] >= height // 2).expand(height, width)
+    return _image(255.0 * lower)
+
+
+def _image(levels: Tensor) -> Image.Image:
+    return Image.fromarray(levels.to(torch.uint8).numpy())
+
+
+def _normal(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(SEED))
+
+
+_MADE = {
+    "picture": _picture,
+    "mask": _mask,
+    "frames": lambda number, width, height: [_picture(width, height) for _ in range(number)],
+    "mask_frames": lambda number, width, height: [_mask(width, height) for _ in range(number)],
+    "normal": _normal,
+}

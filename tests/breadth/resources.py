@@ -1,0 +1,105 @@
+"""Parts of a pipeline that are no modules with a configuration: tokenizers, processors, stand-ins."""
+
+# The Fast names are aliases that transformers 5 makes at import.
+# pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    ByT5Tokenizer,
+    ClapFeatureExtractor,
+    CLIPImageProcessor,
+    CLIPProcessor,
+    DPTImageProcessor,
+    PreTrainedTokenizerFast,
+    SiglipImageProcessor,
+)
+
+from tests.tiny import processors, tokenizers
+
+VOCABULARY = 4096  # of every text encoder: more than any tokenizer here knows
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {% if message.content is string %}{{ message.content }}"
+    "{% else %}{% for part in message.content %}{{ part.text if part.type == 'text' else '[IMG]' }}{% endfor %}"
+    "{% endif %}\n{% endfor %}"
+)
+
+
+class Passes(nn.Module):
+    """A safety checker or a watermark that lets everything through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._at = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self._at.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its one number."""
+        return self._at.dtype
+
+    def check_text_safety(self, prompt: str) -> bool:
+        """Safe."""
+        return True
+
+    def check_video_safety(self, video: Any) -> Any:
+        """The video as it is."""
+        return video
+
+    def apply_watermark(self, images: Any, sample_size: int | None = None) -> Any:
+        """The images without one."""
+        return images
+
+
+def _general(**marks: Any) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with the marks that a family's pipelines ask for."""
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.mistral_tokenizer().backend_tokenizer,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        model_max_length=512,
+        **marks,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def _clip_processor() -> CLIPProcessor:
+    side = {"height": 32, "width": 32}
+    return CLIPProcessor(CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=side), tokenizers.clip_tokenizer())
+
+
+RESOURCES: dict[str, Callable[[], Any]] = {
+    "byt5": ByT5Tokenizer,
+    "chatglm": _general,
+    "clap_features": ClapFeatureExtractor,
+    "clip": tokenizers.clip_tokenizer,
+    "clip_processor": _clip_processor,
+    "dpt_images": lambda: DPTImageProcessor(size={"height": 32, "width": 32}),
+    "gemma": tokenizers.gemma_tokenizer,
+    "general": _general,
+    "glm_image": _general,
+    "gpt2": _general,
+    "llama": _general,
+    "mistral": tokenizers.mistral_tokenizer,
+    "passes": Passes,
+    "qwen": tokenizers.qwen_tokenizer,
+    "qwen2_5_vl": processors.qwen2_5_vl,
+    "qwen3_vl": processors.qwen3_vl,
+    "roberta": tokenizers.clip_tokenizer,
+    "siglip_images": lambda: SiglipImageProcessor(size={"height": 32, "width": 32}),
+    "t5": tokenizers.t5_tokenizer,
+    "bert": tokenizers.t5_tokenizer,
+    "xlm_roberta": tokenizers.t5_tokenizer,
+}

@@ -1,0 +1,205 @@
+"""One pipeline class under the policy: what came of it, and which settings it took."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import diffusers
+import torch
+from PIL import Image
+
+from mmgrpo.errors import MmgrpoError
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.denoising.schedules import family_of
+from mmgrpo.types import Prompt, Rollout
+from tests.breadth import assembly
+from tests.policies import contract
+
+TEXTS = ("a red fox", "two blue squares on a table")
+SHOWN = {"image": "images", "video": "videos"}  # arguments that a prompt shows
+GROUP_SIZE = 1
+SEED = 11
+EXACT = 1e-5
+EVERYWHERE = {"use_resolution_binning": False}  # arguments that keep a call as small as it asks to be
+FLOWS = ("flow", "inverted flow")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one class.
+
+    Attributes:
+        verdict: exact, inexact, refused, crashed, or not built.
+        options: settings beside the default ones that it took, as a person would write them.
+        reason: of a verdict other than exact.
+        gap: largest change of a log-probability at replay, in the batch of the rollout and alone.
+    """
+
+    verdict: str
+    options: tuple[str, ...] = ()
+    reason: str = ""
+    gap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How the policy is made."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    first_order: bool = False
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A setting that a refusal asks for.
+
+    Attributes:
+        asked: pattern of the refusal's message.
+        take: (attempt, message) -> the attempt with it.
+    """
+
+    asked: str
+    take: Callable[[Attempt, str], Attempt]
+
+
+def try_class(name: str) -> Outcome:
+    """Builds the class, then rolls out and replays it, with the options that its refusals ask for."""
+    if name not in assembly.recipes():
+        return Outcome("not built", reason=unbuilt_reason(name))
+    if "unbuilt" in assembly.recipes()[name]:
+        return Outcome("not built", reason=assembly.recipes()[name]["unbuilt"])
+    attempt = Attempt()
+    while True:
+        try:
+            gap, alone = _gap(name, attempt)
+        except MmgrpoError as error:
+            following = _following(attempt, str(error))
+            if following is None:
+                return Outcome("refused", attempt.options, str(error))
+            attempt = following
+            continue
+        except Exception as error:
+            return Outcome("crashed", attempt.options, f"{type(error).__name__}: {error}")
+        finally:
+            gc.collect()
+        if not gap <= EXACT:
+            return Outcome("inexact", attempt.options, f"a row alone or in its batch differs by {gap:.1e}", gap)
+        return Outcome("exact", (*attempt.options, *(("each row alone, of itself",) if alone else ())), gap=gap)
+
+
+def unbuilt_reason(name: str) -> str:
+    """Why there is no recipe for a class."""
+    if assembly.pipeline_classes().get(name) is None:
+        return f"needs {', '.join(getattr(diffusers, name)._backends)}, of which one is not installed"
+    return "no recipe yet"
+
+
+def _following(attempt: Attempt, message: str) -> Attempt | None:
+    for option in OPTIONS:
+        if re.search(option.asked, message):
+            following = option.take(attempt, message)
+            if following.options != attempt.options:
+                return following
+    return None
+
+
+def _setting(**settings: Any) -> Callable[[Attempt, str], Attempt]:
+    def take(attempt: Attempt, message: str) -> Attempt:
+        if all(attempt.settings.get(key) == value for key, value in settings.items()):
+            return attempt
+        said = tuple(f"{key}: {value}" for key, value in settings.items())
+        return replace(attempt, settings={**attempt.settings, **settings}, options=(*attempt.options, *said))
+
+    return take
+
+
+def _all_linear(attempt: Attempt, message: str) -> Attempt:
+    if attempt.settings.get("lora"):
+        return attempt
+    lora = {"rank": 2, "alpha": 2.0, "targets": "all-linear"}
+    said = (*attempt.options, "lora.targets: all-linear")
+    return replace(attempt, settings={**attempt.settings, "lora": lora}, options=said)
+
+
+def _first_order(attempt: Attempt, message: str) -> Attempt:
+    if attempt.first_order:
+        return attempt
+    return replace(attempt, first_order=True, options=(*attempt.options, "scheduler replaced by a first-order one"))
+
+
+OPTIONS = (
+    Option(r"LoRA targets .* match no module", _all_linear),
+    Option(r"Replace it before wrapping|differs by .* from the one its configuration", _first_order),
+    Option(r"is of no family known", _setting(sampler="native")),
+)
+
+
+def _gap(name: str, attempt: Attempt) -> tuple[float, bool]:
+    pipeline = assembly.build(name)
+    if attempt.first_order:
+        pipeline.scheduler = _first_order_scheduler(pipeline.scheduler)
+    prompts, call = prompts_and_call(name, pipeline)
+    settings = {
+        "call": call,
+        "sampler": _sampler(pipeline),
+        "lora": {"rank": 2, "alpha": 2.0},
+        "rollout_batch": 2,
+        "update_batch": 2,
+        **attempt.settings,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        policy = DenoisingPolicy(pipeline, settings)
+        rollout = policy.rollout(prompts, group_size=GROUP_SIZE, seed=SEED)
+        return _measured(policy, rollout), rollout.num_alone > 0
+
+
+def _measured(policy: DenoisingPolicy, rollout: Rollout) -> float:
+    """Largest change of a log-probability, all rows together and each alone; with gradients seen to flow."""
+    if not rollout.mask_BT.any():
+        raise AssertionError("no step was drawn at random")
+    gaps = [contract.largest_difference(contract.values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT)]
+    for row in range(len(rollout.samples)):
+        own = torch.zeros_like(rollout.mask_BT)
+        own[row] = rollout.mask_BT[row]
+        values_BT = contract.values(policy, rollout, [row])
+        gaps.append(contract.largest_difference(values_BT, rollout.old_logprob_BT, own))
+    found = contract.gradients(policy, rollout, [0])
+    if not all(torch.isfinite(gradient).all() for gradient in found) or not any(g.any() for g in found):
+        raise AssertionError("gradients are zero or not finite")
+    return max(gaps) if all(gap == gap for gap in gaps) else float("nan")
+
+
+def _first_order_scheduler(scheduler: Any) -> Any:
+    flow = "FlowMatch" in type(scheduler).__name__ or scheduler.config.get("prediction_type") == "flow_prediction"
+    if flow:
+        return diffusers.FlowMatchEulerDiscreteScheduler.from_config(scheduler.config)
+    return diffusers.DDIMScheduler.from_config(scheduler.config, clip_sample=False)
+
+
+def _sampler(pipeline: Any) -> str:
+    try:
+        return "flow_sde" if family_of(pipeline.scheduler).name in FLOWS else "ddim"
+    except MmgrpoError:
+        return "ddim"
+
+
+def prompts_and_call(name: str, pipeline: Any) -> tuple[list[Prompt], dict[str, Any]]:
+    """Two prompts, which show what the pipeline is shown, and the arguments that all share."""
+    call = assembly.arguments(name)
+    shown: dict[str, Any] = {}
+    known = inspect.signature(type(pipeline).__call__).parameters
+    call = {**{key: value for key, value in EVERYWHERE.items() if key in known}, **call}
+    for argument, attribute in SHOWN.items():
+        value = call.get(argument)
+        if isinstance(value, Image.Image):
+            shown[attribute] = (call.pop(argument),)
+        elif isinstance(value, list) and value and isinstance(value[0], Image.Image):
+            shown[attribute] = (call.pop(argument),) if argument == "video" else tuple(call.pop(argument))
+    return [Prompt(text, **shown) for text in TEXTS], call

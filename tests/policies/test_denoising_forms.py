@@ -1,0 +1,151 @@
+"""Calls that take something other than lists of prompts, outputs other than pictures, pipelines made of pipelines."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmgrpo.errors import ConfigError, DataError, PolicyError
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.denoising.outputs import media_of
+from mmgrpo.samples import write_samples
+from mmgrpo.types import Plan, Prompt, Rollout, Sample, Scores
+from mmgrpo.wire import packed
+from tests.policies import foreign_pipelines
+from tests.policies.contract import gradients, move, sample_difference, values
+
+PROMPTS = [Prompt("short"), Prompt("a longer one")]
+SEED = 3
+
+
+def _policy(kind: Any = foreign_pipelines.FieldPipeline, **settings: Any) -> DenoisingPolicy:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        lora = {"rank": 2, "alpha": 2.0, "targets": ("inner", "outer")}
+        return DenoisingPolicy(foreign_pipelines.build(kind), {"lora": lora, "strength": 0.7, **settings})
+
+
+def _drawn(policy: DenoisingPolicy, prompts: list[Prompt] = PROMPTS, plan: Plan | None = None) -> Rollout:
+    return policy.rollout(prompts, group_size=2, seed=SEED, plan=plan)
+
+
+def _same(policy: DenoisingPolicy, prompts: list[Prompt] = PROMPTS) -> None:
+    """The policy draws, scores and trains as the plain one does, row by row."""
+    plain = _policy()
+    expected, found = _drawn(plain), _drawn(policy, prompts)
+    torch.testing.assert_close(found.old_logprob_BT, expected.old_logprob_BT, rtol=1e-6, atol=1e-6)
+    move(plain.trainable)
+    move(policy.trainable)
+    torch.testing.assert_close(values(policy, found), values(plain, expected), rtol=1e-5, atol=1e-5)
+    for mine, theirs in zip(gradients(policy, found), gradients(plain, expected), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_pipeline_that_holds_another_is_trained_through_it() -> None:
+    policy = _policy(foreign_pipelines.CombinedPipeline)
+    inner = policy.pipeline.inner
+    _same(policy)
+    assert type(inner) is foreign_pipelines.FieldPipeline  # between runs as its owner left it
+    assert inner.net is policy.pipeline.net
+    assert inner.scheduler is policy.pipeline.scheduler
+
+
+def test_a_pipeline_that_takes_one_string_is_asked_row_by_row(caplog: Any) -> None:
+    policy = _policy(foreign_pipelines.OneStringPipeline)
+    with caplog.at_level(logging.WARNING):
+        _same(policy)
+    assert "OneStringPipeline does not take rows as lists" in caplog.text
+    assert "'list' object has no attribute 'removesuffix'" in caplog.text
+    assert _drawn(policy).num_alone == 4
+
+
+def test_a_pipeline_that_takes_one_string_is_sampled_without_noise() -> None:
+    plain, policy = _policy(), _policy(foreign_pipelines.OneStringPipeline)
+    still = Plan(stochastic=())
+    assert sample_difference(_drawn(policy, plan=still).samples, _drawn(plain, plan=still).samples) <= 1
+
+
+def test_a_call_that_cannot_work_is_refused_with_what_it_was_given() -> None:
+    policy = _policy(call={"num_inference_steps": "four"})
+    with pytest.raises(PolicyError, match=r"called with generator, num_inference_steps, prompt it fails with \w+Error"):
+        _drawn(policy)
+
+
+def test_columns_of_the_data_are_arguments_of_the_call() -> None:
+    prompts = [Prompt(p.text, columns={"lengths": len(p.text)}) for p in PROMPTS]
+    _same(_policy(foreign_pipelines.LabelledPipeline, columns=("lengths",)), prompts)
+
+
+def test_columns_that_the_call_or_the_data_lack_are_errors() -> None:
+    with pytest.raises(ConfigError, match=r"no argument colours; it has generator, lengths, num_inference_steps"):
+        _policy(foreign_pipelines.LabelledPipeline, columns=("colours",))
+    policy = _policy(foreign_pipelines.LabelledPipeline, columns=("lengths",))
+    with pytest.raises(DataError, match=r"policy.columns asks for 'lengths', and the row 'short' has \[\]"):
+        _drawn(policy)
+
+
+def test_what_a_prompt_brings_and_the_call_does_not_take_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"takes no image; it takes generator, num_inference_steps, prompt"):
+        _drawn(_policy(), [Prompt("short", images=(Image.new("RGB", (2, 2)),))])
+    with pytest.raises(ConfigError, match=r"takes no negative_prompt"):
+        _drawn(_policy(), [Prompt("short", negative="blue")])
+
+
+def test_sound_is_a_sample(tmp_path: Path) -> None:
+    policy = _policy(foreign_pipelines.SoundPipeline)
+    _same(policy)
+    rollout = _drawn(policy)
+    for sample, transitions in zip(rollout.samples, rollout.trace.transitions, strict=True):
+        assert sample.array is not None
+        assert torch.equal(sample.array, transitions[-1].next_state.reshape(2, 2))
+    scores = Scores(names=(), value_BR=torch.zeros(4, 0), valid_BR=torch.zeros(4, 0).bool(), weight_R=torch.ones(0))
+    write_samples(tmp_path, rollout.samples, scores)
+    saved = torch.from_numpy(np.load(tmp_path / "0001.npy"))
+    assert torch.equal(saved, rollout.trace.transitions[1][-1].next_state.reshape(2, 2))
+    with pytest.raises(DataError, match="do not travel to a reward server"):
+        packed(rollout.samples)
+
+
+RED = Image.new("RGB", (2, 2), (255, 0, 0))
+LEVELS_HWC = np.zeros((2, 2, 3), dtype=np.float32)
+LEVELS_HWC[..., 0] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("output", "num_rows", "expected"),
+    [
+        ({"images": [RED, RED]}, 2, [RED, RED]),
+        ({"images": np.stack([LEVELS_HWC] * 2)}, 2, [RED, RED]),
+        ({"frames": [[RED, RED]]}, 1, [[RED, RED]]),
+        ({"frames": np.stack([LEVELS_HWC] * 3)[None]}, 1, [[RED, RED, RED]]),
+        ({"images": [RED, RED, RED]}, 1, [[RED, RED, RED]]),
+        ({"nsfw": [False], "prediction": [RED]}, 1, [RED]),
+        (([RED], None), 1, [RED]),
+    ],
+)
+def test_pictures_and_films_are_found_in_any_output(output: Any, num_rows: int, expected: list[Any]) -> None:
+    found = media_of(output, num_rows)
+    as_lists = [[medium] if isinstance(medium, Image.Image) else medium for medium in found]
+    wanted = [[medium] if isinstance(medium, Image.Image) else medium for medium in expected]
+    assert [[frame.tobytes() for frame in row] for row in as_lists] == [[f.tobytes() for f in row] for row in wanted]
+    assert [isinstance(medium, list) for medium in found] == [isinstance(medium, list) for medium in expected]
+
+
+def test_another_number_of_results_than_rows_is_refused() -> None:
+    with pytest.raises(PolicyError, match="gave 3 results for 2 prompts"):
+        media_of({"images": [RED] * 3}, 2)
+    with pytest.raises(PolicyError, match="gave a dict without pictures or arrays for 2 prompts"):
+        media_of({"nsfw": [False, False]}, 2)
+
+
+def test_an_array_is_handed_to_rewards_as_it_is() -> None:
+    embedding = torch.tensor([[2.0, -1.0]])
+    (found,) = media_of({"image_embeds": embedding}, 1)
+    assert torch.equal(found, embedding[0])
+    assert Sample(PROMPTS[0], 0, 0, array=found).array is found
