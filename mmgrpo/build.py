@@ -36,6 +36,12 @@ def build_policy(config: RunConfig, device: str | torch.device) -> Policy:
             "the configuration has no policy: section; name an adapter, for example policy: {name: denoising}"
         )
     adapter = resolve("policies", config.policy.name)
+    missing = [name for name in ("from_config", "settings_type") if getattr(adapter, name, None) is None]
+    if missing:
+        raise ConfigError(
+            f"policy ({config.policy.name}) cannot be built from YAML: it has no {' and no '.join(missing)}; "
+            "add them (see docs/design.md), or give mmgrpo.Trainer a live one"
+        )
     try:
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)  # fresh adapters are a function of the run's seed

@@ -87,6 +87,12 @@ def newest_checkpoint(path: Path) -> Path:
     return max(found, key=lambda entry: (read_place(entry).step, read_place(entry).warmup_step))
 
 
+def checkpoint_steps(run: Path) -> list[int]:
+    """The steps of which a run folder has a whole checkpoint, in order."""
+    found = (run / "checkpoints").glob("step-*/state.json")
+    return sorted(read_place(path.parent).step for path in found)
+
+
 def weights_of(path: Path) -> Path:
     """The weights to use of a run folder or checkpoint: the averaged ones, as its evaluations do, if it has them."""
     checkpoint = newest_checkpoint(path)

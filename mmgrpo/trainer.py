@@ -7,16 +7,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor
 
+from mmgrpo.arguments import RewardGiven, policy_of, prompts_of, rewards_of
 from mmgrpo.binding import bound, build_objective
 from mmgrpo.build import build_optimizer, build_plan, build_rewards, build_schedule
-from mmgrpo.checkpoint import Place, load_checkpoint, newest_checkpoint, save_checkpoint
+from mmgrpo.checkpoint import Place, checkpoint_steps, load_checkpoint, newest_checkpoint, save_checkpoint
 from mmgrpo.config import RunConfig
 from mmgrpo.credit import Credit, counted, form_credit, merged_scores, penalised, reward_metrics
 from mmgrpo.ema import Average
@@ -34,12 +35,15 @@ from mmgrpo.policy import Policy
 from mmgrpo.progress import Progress
 from mmgrpo.prompts import PromptStream, load_prompts_of
 from mmgrpo.samples import box_metrics, completion_metrics, diversity_metrics, identity
-from mmgrpo.scoring import NamedReward, Scorer, Scoring, named_rewards
+from mmgrpo.scoring import Scorer, Scoring
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.tracking import RunFolder, fresh_folder, make_accelerator, start_trackers
 from mmgrpo.types import Prompt, Rollout, Sample, Scores
 from mmgrpo.warmup import Warmup
 from mmgrpo.watchdog import Alarm, Watchdog, watched
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 ROLLOUT_SEED = 0  # keeps the rollouts' random numbers apart from the windows' and the warm-up's
 
@@ -55,10 +59,10 @@ class Trainer:
 
     def __init__(
         self,
-        policy: Policy,
-        rewards: Sequence[NamedReward] | Mapping[str, Callable[..., Any]] | Sequence[Callable[..., Any]],
-        prompts: Sequence[Prompt | str],
-        config: RunConfig | Mapping[str, Any],
+        policy: Policy | str | Path,
+        rewards: RewardGiven | Sequence[RewardGiven] | Mapping[str, Callable[..., Any]],
+        prompts: str | Path | Dataset | Sequence[Prompt | str | Mapping[str, Any]],
+        config: RunConfig | Mapping[str, Any] | None = None,
         *,
         accelerator: Accelerator | None = None,
         resume: Path | str | None = None,
@@ -66,21 +70,23 @@ class Trainer:
         """Checks everything that can be checked before the first sample is drawn.
 
         Args:
-            policy: the policy, on its device.
-            rewards: functions of samples (or in TRL's form), named by a mapping or by their own names.
-            prompts: what to train on.
+            policy: the policy, on its device; or the path or hub id of a model or pipeline, which is loaded.
+            rewards: one or several functions of samples (or in TRL's form) or registered names; a mapping names them.
+            prompts: what to train on: texts, rows of columns or ``Prompt``s, a dataset, or where they are.
             config: a ``RunConfig`` or its values; ``policy``, ``prompts`` and ``rewards`` sections are not needed here.
             accelerator: accelerate's view of the processes; made if not given.
             resume: a run folder or a checkpoint to go on from.
         """
-        self.config = config if isinstance(config, RunConfig) else validated(config)
-        self.policy = policy
-        self.rewards = named_rewards(rewards)
+        self.config = config if isinstance(config, RunConfig) else validated(config or {})
+        self.rewards = rewards_of(rewards)
+        asked = prompts_of(prompts, self.config)
+        self.job = Job(accelerator or make_accelerator(self.config))
+        device = self.config.runtime.device or self.job.accelerator.device
+        self.policy = policy = policy_of(policy, self.config, device)
         cache_mb = self.config.reward_cache_mb
         self.scorer = Scorer(self.rewards, max_failure_frac=self.config.max_reward_failure_frac, cache_mb=cache_mb)
-        self.job = Job(accelerator or make_accelerator(self.config))
         self.stream = PromptStream(
-            [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts],
+            asked,
             num_per_step=self.config.rollout.prompts_per_step,
             seed=self.config.seed,
             shuffle=self.config.prompts is None or self.config.prompts.shuffle,
@@ -125,7 +131,8 @@ class Trainer:
         evaluation = self.config.evaluation
         judges = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else self.rewards
         self.judges = Scorer(judges, max_failure_frac=1.0, cache_mb=cache_mb)
-        subject = watched(self.config, self.scorer.names, self.judges.names)
+        names = self.scorer.names, self.judges.names
+        subject = watched(self.config, *names, checkpoints=lambda: checkpoint_steps(self.folder.path))
         self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
         self.held_out = load_prompts_of(evaluation.prompts) if evaluation else []
         self.step, self.warmup_step = 0, 0

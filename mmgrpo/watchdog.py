@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, final
 
-from mmgrpo.config import AlarmKind, RunConfig, WatchdogConfig
+from mmgrpo.config import AlarmKind, RewardConfig, RunConfig, WatchdogConfig
 from mmgrpo.errors import ConfigError
+from mmgrpo.registry import resolve
 
 GRID = "grid_artifacts"
 GAP_WITHOUT_CLIP = 1e-2  # a ratio wrong by 1 % scales its gradient by 1 %
@@ -46,20 +49,32 @@ class Watched:
         config: the limits.
         held_out: evaluation rewards that must not fall.
         clip_bound: the smallest bound on |ratio - 1|, if there is one.
+        checkpoints: gives the steps of which there is a checkpoint.
     """
 
     config: WatchdogConfig
     held_out: tuple[str, ...]
     clip_bound: float | None
+    checkpoints: Callable[[], Iterable[int]]
 
 
-def watched(config: RunConfig, trained: Sequence[str], judges: Sequence[str]) -> Watched | None:
+def watched(
+    config: RunConfig,
+    trained: Sequence[str],
+    judges: Sequence[str],
+    *,
+    checkpoints: Callable[[], Iterable[int]] = tuple,
+) -> Watched | None:
     """What a run watches; None if its configuration has no watchdog.
+
+    A judge is trained on where the run's rewards have the same one with the same settings, whatever either is called;
+    what the configuration does not describe is known by its name.
 
     Args:
         config: the run.
         trained: names of the rewards that are trained on.
         judges: names of the evaluation's rewards.
+        checkpoints: gives the steps of which there is a checkpoint.
 
     Returns:
         What is watched.
@@ -71,7 +86,11 @@ def watched(config: RunConfig, trained: Sequence[str], judges: Sequence[str]) ->
     watchdog = config.watchdog
     if watchdog is None:
         return None
-    free = [name for name in judges if name not in trained] if config.evaluation is not None else []
+    evaluation = () if config.evaluation is None else config.evaluation.rewards or config.rewards
+    only_reported = {reward.known_as for reward in config.rewards if reward.weight == 0}
+    taught = set(_identities(config.rewards, [name for name in trained if name not in only_reported]).values())
+    known = _identities(evaluation, judges) if config.evaluation is not None else {}
+    free = [name for name, identity in known.items() if identity not in taught]
     wrong = [name for name in watchdog.held_out if name not in free]
     if wrong:
         raise ConfigError(
@@ -81,7 +100,26 @@ def watched(config: RunConfig, trained: Sequence[str], judges: Sequence[str]) ->
     held_out = watchdog.held_out or tuple(name for name in free if name != GRID)
     if "hacking" in watchdog.stop and not held_out:
         raise ConfigError("watchdog.stop: hacking needs a reward in evaluation.rewards that is not trained on")
-    return Watched(config=watchdog, held_out=held_out, clip_bound=config.objective.clip_bound)
+    bound = config.objective.clip_bound
+    return Watched(config=watchdog, held_out=held_out, clip_bound=bound, checkpoints=checkpoints)
+
+
+def _identities(rewards: Sequence[RewardConfig], names: Sequence[str]) -> dict[str, str]:
+    """Name -> which reward with which settings."""
+    described = {reward.known_as: reward for reward in rewards}
+    return {name: _identity(described[name]) if name in described else name for name in names}
+
+
+def _identity(reward: RewardConfig) -> str:
+    """Which reward it is with which settings, defaults included."""
+    target = resolve("rewards", reward.name)
+    try:
+        settings = inspect.signature(target).bind_partial(**reward.numbers)
+        settings.apply_defaults()
+        numbers: Mapping[str, Any] = settings.arguments
+    except TypeError:  # takes no such settings, which its construction says better
+        numbers = reward.numbers
+    return f"{target.__module__}:{target.__qualname__} {json.dumps(numbers, sort_keys=True, default=repr)}"
 
 
 @final
@@ -153,14 +191,16 @@ def hacking(lines: Sequence[Mapping[str, Any]], subject: Watched) -> Iterator[tu
     rise = _change(kept, "trained")
     if rise is None or rise.in_stds <= margin:
         return
+    earlier = int(kept[window // 2 - 1]["step"])
+    saved = [step for step in subject.checkpoints() if step <= earlier]
+    cure = f"go back to the checkpoint of step {max(saved)}" if saved else "keep checkpoints: set checkpoint.every"
     for name in subject.held_out:
         fall = _change([line for line in kept if f"eval/{name}/mean" in line], f"eval/{name}")
         if fall is not None and fall.in_stds < -margin:
             yield (
                 f"the reward rose from {rise.before:.3g} to {rise.after:.3g}, and '{name}', which is not trained on, "
                 f"fell from {fall.before:.3g} to {fall.after:.3g}",
-                f"raise objective.kl_beta, lower update.lr, or train on what '{name}' sees as well; the checkpoints to "
-                f"keep are those up to step {int(kept[window // 2 - 1]['step'])}",
+                f"raise objective.kl_beta, lower update.lr, or train on what '{name}' sees as well; {cure}",
             )
 
 

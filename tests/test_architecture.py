@@ -22,7 +22,7 @@ ROOMS = (
     ("prompt_turns", "optimizer"),
     ("prompt_rows",),
     ("build", "prompts", "evaluation", "checks"),
-    ("forwards", "warmup", "watchdog"),
+    ("forwards", "warmup", "watchdog", "arguments"),
     ("explain", "progress"),
     ("trainer",),
     ("doctor", "serving", "report", "reference", "__init__"),

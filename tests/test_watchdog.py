@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from mmgrpo import Trainer
-from mmgrpo.config import RunConfig
+from mmgrpo.config import RewardConfig, RunConfig
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain import explanation
-from mmgrpo.loading import validated
+from mmgrpo.loading import load_config, validated
 from mmgrpo.samples import box_metrics, diversity_metrics
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.types import Prompt, Sample, Score
@@ -64,7 +64,19 @@ class TestHacking:
             "the reward rose from 1 to 2, and 'judge', which is not trained on, fell from 0.8 to 0.7"
         )
         assert "objective.kl_beta" in alarms[0].cure
-        assert "up to step 2" in alarms[0].cure
+        assert alarms[0].cure.endswith("train on what 'judge' sees as well; keep checkpoints: set checkpoint.every")
+
+    def test_the_checkpoint_to_go_back_to_is_one_that_there_is(self):
+        # the older half of the window ends at step 2, and later checkpoints saw the fall
+        for steps_saved, said in (
+            ((1, 2, 4), "go back to the checkpoint of step 2"),
+            ((1, 6), "go back to the checkpoint of step 1"),
+            ((4, 6), "keep checkpoints: set checkpoint.every"),
+        ):
+            subject = watched(run_of(window=4), ["easy"], ["judge"], checkpoints=lambda saved=steps_saved: saved)
+            assert subject is not None
+            (alarm,) = rewarded(Watchdog(subject), [1, 1, 2, 2], [0.8, 0.8, 0.7, 0.7])
+            assert alarm.cure.endswith(said)
 
     @pytest.mark.parametrize(
         ("trained", "judged"),
@@ -149,6 +161,62 @@ def test_what_cannot_be_watched() -> None:
     with pytest.raises(ConfigError, match=r"watchdog\.stop"):
         run_of(stop=["hack"])
     assert watched(validated({}), ["easy"], ["easy"]) is None
+
+
+def held_out_of(rewards: list[dict[str, Any]], judges: list[dict[str, Any]], **limits: Any) -> tuple[str, ...]:
+    evaluation = {"prompts": {"source": "x.txt"}, "rewards": judges}
+    config = validated({"rewards": rewards, "evaluation": evaluation, "watchdog": limits})
+    names = [[reward.known_as for reward in found] for found in (config.rewards, judges_of(config))]
+    subject = watched(config, *names)
+    assert subject is not None
+    return subject.held_out
+
+
+def judges_of(config: RunConfig) -> Sequence[RewardConfig]:
+    return config.evaluation.rewards or config.rewards if config.evaluation else ()
+
+
+class TestWhatIsTrainedOn:
+    """A judge is known by the reward that it is and its settings; its label says nothing."""
+
+    tagged = {"name": "exact_match", "extract": "tag"}  # noqa: RUF012
+
+    def test_the_same_reward_under_another_label(self):
+        assert held_out_of([self.tagged], [{**self.tagged, "label": "held_out"}]) == ()
+        assert held_out_of([{**self.tagged, "weight": 2.0, "label": "a"}], [{**self.tagged, "label": "b"}]) == ()
+
+    def test_a_default_is_as_good_as_its_value(self):
+        assert held_out_of([self.tagged], [{**self.tagged, "column": "answer", "label": "held_out"}]) == ()
+
+    def test_other_settings_make_another_judge(self):
+        assert held_out_of([self.tagged], [{"name": "exact_match", "label": "plain"}]) == ("plain",)
+        assert held_out_of([self.tagged], [{"name": "yes_no", "label": "exact_match"}]) == ("exact_match",)
+
+    def test_a_reward_of_weight_0_is_not_trained_on(self):
+        watched_only = {"name": "yes_no", "weight": 0}
+        assert held_out_of([self.tagged, watched_only], [{"name": "yes_no"}]) == ("yes_no",)
+
+    def test_naming_one_that_is_trained_on_is_an_error(self):
+        judges = [{**self.tagged, "label": "held_out"}, {"name": "yes_no"}]
+        with pytest.raises(ConfigError, match=r"names held_out; .* not trained on: yes_no"):
+            held_out_of([self.tagged], judges, held_out=["held_out"])
+
+    @pytest.mark.parametrize(
+        ("name", "held_out"),
+        [
+            ("quickstart/digits-vlm", ()),
+            ("quickstart/arithmetic-text", ()),
+            ("quickstart/digits-image", ("held_out_accuracy",)),
+            ("recipes/qwen2.5-vl-gui", ("held_out_type",)),
+            ("recipes/sd3.5-flow-grpo-fast", ("hps_v2",)),
+        ],
+    )
+    def test_shipped_runs(self, name: str, held_out: tuple[str, ...]):
+        config = load_config(name)
+        names = [[reward.known_as for reward in found] for found in (config.rewards, judges_of(config))]
+        subject = watched(config, *names)
+        assert subject is not None
+        assert subject.held_out == held_out
 
 
 def test_explain_says_what_is_watched() -> None:

@@ -1,0 +1,130 @@
+"""What people try first: a path for a policy, one function for rewards, a dataset or rows for prompts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+
+from mmgrpo import Prompt, Trainer
+from mmgrpo.arguments import policy_of, prompts_of, rewards_of
+from mmgrpo.build import build_policy
+from mmgrpo.config import RunConfig
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.loading import validated
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.language import LanguagePolicy
+from tests.tiny.language_models import make
+from tests.tiny.pipelines import PIPELINES
+
+ROWS = [{"prompt": "what number is this", "answer": "4"}, {"prompt": "say one word", "answer": "7"}]
+LANGUAGE = {"policy": {"name": "language", "max_new_tokens": 3}}
+
+
+def length(prompts: list[Any], completions: list[Any], answer: list[str], **columns: Any) -> list[float]:
+    """In TRL's form."""
+    return [len(str(completion)) + float(number) for completion, number in zip(completions, answer, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    model, processor = make("llama")
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def test_a_path_one_function_and_a_dataset_train(model_folder: Path, tmp_path: Path) -> None:
+    values = {
+        **LANGUAGE, "output": str(tmp_path), "steps": 1, "rollout": {"prompts_per_step": 2, "group_size": 2},
+        "runtime": {"device": "cpu"},
+    }  # fmt: skip
+    trainer = Trainer(str(model_folder), length, Dataset.from_list(ROWS), values)
+    assert isinstance(trainer.policy, LanguagePolicy)
+    trainer.train()
+    (line,) = [json.loads(text) for text in (trainer.folder.path / "metrics.jsonl").read_text().splitlines()]
+    assert line["reward/length/mean"] > 5.5  # the answers' own mean, and the completions' lengths on top
+
+
+def test_the_folder_tells_the_adapter(model_folder: Path, tmp_path: Path) -> None:
+    PIPELINES["sd15"].build().save_pretrained(tmp_path)
+    assert isinstance(policy_of(model_folder, RunConfig(), "cpu"), LanguagePolicy)
+    drawing = policy_of(tmp_path, RunConfig(), "cpu")
+    assert isinstance(drawing, DenoisingPolicy)
+    assert policy_of(drawing, RunConfig(), "cpu") is drawing
+
+
+def test_settings_of_the_configuration_apply_to_a_path(model_folder: Path) -> None:
+    policy = policy_of(str(model_folder), validated({"policy": {"name": "language", "max_new_tokens": 3}}), "cpu")
+    assert isinstance(policy, LanguagePolicy)
+    assert policy.settings.max_new_tokens == 3
+
+
+@pytest.mark.parametrize("given", [length, [length], {"length": length}])
+def test_one_function_is_a_list_of_one(given: Any) -> None:
+    assert [reward.name for reward in rewards_of(given)] == ["length"]
+
+
+def test_registered_names_and_functions_mix() -> None:
+    assert [reward.name for reward in rewards_of(["exact_match", length])] == ["exact_match", "length"]
+
+
+def test_prompts_in_any_of_their_forms(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    for given in (ROWS, Dataset.from_list(ROWS), file, str(file)):
+        found = prompts_of(given, RunConfig())
+        assert [(one.text, one.columns["answer"]) for one in found] == [(row["prompt"], row["answer"]) for row in ROWS]
+    mixed = prompts_of(["a cat", Prompt("a dog"), ROWS[0]], RunConfig())
+    assert [one.text for one in mixed] == ["a cat", "a dog", "what number is this"]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: policy_of(torch.nn.Linear(2, 2), RunConfig(), "cpu"),
+            "got Linear; wrap a live model: Lang",
+        ),
+        (lambda: policy_of("/nowhere/at all", RunConfig(), "cpu"), "neither a folder nor the name of a model"),
+        (
+            lambda: policy_of(Path(__file__).parent, RunConfig(), "cpu"),
+            "neither model_index.json nor config",
+        ),
+        (lambda: rewards_of(3), "a reward is a function or a registered name, got int"),
+        (lambda: rewards_of([]), "at least one"),
+        (lambda: rewards_of("exact_mach"), "exact_match"),
+    ],
+)
+def test_what_cannot_be_meant_is_said(call: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (3, "a list of texts, rows or Prompts, got int"),
+        (Dataset.from_list(ROWS).to_iterable_dataset(), r"list\(dataset\.take"),
+        ([3], "item 0: a prompt is a text, a row or a Prompt, got int"),
+        ([{"question": "why?"}], "row 0 has no prompt"),
+    ],
+)
+def test_prompts_that_are_none_are_said(given: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        prompts_of(given, RunConfig())
+
+
+class Handmade:
+    """A policy class that only lives in Python."""
+
+
+def test_a_policy_without_from_config_is_said() -> None:
+    config = validated({"policy": {"name": "python:tests.test_arguments:Handmade"}})
+    with pytest.raises(ConfigError, match=r"cannot be built from YAML: it has no from_config and no settings_type"):
+        build_policy(config, "cpu")
