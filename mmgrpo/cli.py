@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,13 +21,14 @@ from rich.table import Table
 
 from mmgrpo import __version__
 from mmgrpo.console import PlainConsole, brief, log_plainly, page, raised_plainly, shown, styled
-from mmgrpo.errors import MmgrpoError
+from mmgrpo.errors import ConfigError, MmgrpoError
 
 if TYPE_CHECKING:
     from mmgrpo.types import Sample
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 console = PlainConsole()
+EXIT_CODES = {"interrupted": 130, "terminated": 143}  # as a shell gives them
 
 Config = Annotated[str, typer.Argument(help="a YAML file, or a shipped name such as quickstart/digits-image")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="a.b=c, laid over the file")]
@@ -41,6 +43,10 @@ def _plain_errors() -> Iterator[None]:
     except MmgrpoError as error:
         PlainConsole(stderr=True).say(styled("error:", "bold red"), brief(error))
         raise typer.Exit(2) from None
+    except SystemExit as error:  # of foreign code: click's own Exit is another class
+        said = f"something that the run called ended the program with sys.exit({error.code!r})"
+        PlainConsole(stderr=True).say(styled("error:", "bold red"), said)
+        raise typer.Exit(1) from None
 
 
 def _version(asked: bool) -> None:
@@ -60,18 +66,27 @@ def _root(
 
 @app.command()
 def train(
-    config: Config,
+    config: Annotated[
+        str | None, typer.Argument(help="a YAML file, or a shipped name; may be left out with --resume")
+    ] = None,
     overrides: Overrides = None,
-    resume: Annotated[Path | None, typer.Option(help="a run folder or checkpoint to go on from")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="a run folder or checkpoint to go on from, by its own config.yaml if alone")
+    ] = None,
 ) -> None:
     """Trains, and writes a run folder with metrics, samples, checkpoints and report.html."""
     with _plain_errors():
-        settings = _settings(config, overrides)
-        run, main = _train(settings, resume)
-        if main:
+        if resume is None:
+            if config is None:
+                raise ConfigError("train needs a configuration (a YAML file or a shipped name), or --resume RUN")
+            ended = _train(_settings(config, overrides), None)
+        else:
+            ended = _train(_resumed_settings(resume, config, overrides or []), resume)
+        if ended.main:
             from mmgrpo.report import write_report
 
-            console.say(f"report: {write_report(run)}")
+            console.say(f"report: {write_report(ended.run)}")
+        raise typer.Exit(EXIT_CODES.get(ended.status, 0))
 
 
 @app.command()
@@ -114,7 +129,6 @@ def evaluate(config: Config, overrides: Overrides = None, checkpoint: Checkpoint
         from accelerate import Accelerator
 
         from mmgrpo.build import build_rewards
-        from mmgrpo.errors import ConfigError
         from mmgrpo.evaluation import judge
         from mmgrpo.job import Job
         from mmgrpo.prompts import load_prompts_of
@@ -263,7 +277,6 @@ def _set_threads(threads: int | None) -> None:
 
 
 def _prompts(settings: Any) -> Any:
-    from mmgrpo.errors import ConfigError
     from mmgrpo.prompts import load_prompts_of
 
     if settings.prompts is None:
@@ -271,19 +284,38 @@ def _prompts(settings: Any) -> Any:
     return load_prompts_of(settings.prompts)
 
 
-def _train(settings: Any, resume: Path | None) -> tuple[Path, bool]:
+def _resumed_settings(resume: Path, config: str | None, overrides: list[str]) -> Any:
+    """What a run is to go on under: its own configuration, or another, with overrides over it."""
+    from mmgrpo.resuming import allowed_config, config_of
+
+    if config is not None and "=" in config and not Path(config).is_file():
+        config, overrides = None, [config, *overrides]
+    settings = _settings(config or str(config_of(resume)), overrides)
+    return allowed_config(resume, settings).config  # what cannot be is said before a model is loaded
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A run that came to an end without an error: its folder, how it ended, whether this process talks for it."""
+
+    run: Path
+    status: str
+    main: bool
+
+
+def _train(settings: Any, resume: Path | None) -> _Ended:
     from mmgrpo.build import build_policy, build_rewards
-    from mmgrpo.tracking import make_accelerator
+    from mmgrpo.tracking import make_accelerator, require_output
     from mmgrpo.trainer import Trainer
 
+    if resume is None:
+        require_output(settings)
     judges, prompts = build_rewards(settings.rewards), _prompts(settings)
     accelerator = make_accelerator(settings)
     policy = build_policy(settings, settings.runtime.device or accelerator.device)
     trainer = Trainer(policy, judges, prompts, settings, accelerator=accelerator, resume=resume)
-    if accelerator.is_main_process:
-        console.say(f"run folder: {trainer.folder.path}")
     try:
-        return trainer.train(), accelerator.is_main_process
+        return _Ended(trainer.train(), trainer.status, accelerator.is_main_process)
     finally:
         accelerator.state.destroy_process_group()
 

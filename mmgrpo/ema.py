@@ -35,6 +35,13 @@ class Average:
         self._average = [parameter.detach().clone() for parameter in self._parameters]
 
     @torch.no_grad()
+    def restart(self) -> None:
+        """Begins again from the parameters of now."""
+        self._updates = 0
+        for average, parameter in zip(self._average, self._parameters, strict=True):
+            average.copy_(parameter)
+
+    @torch.no_grad()
     def update(self) -> None:
         """Counts an optimiser update, and averages when it is due."""
         self._updates += 1

@@ -50,3 +50,7 @@ class ReplayError(PolicyError):
 
 class CheckpointError(MmgrpoError, RuntimeError):
     """A checkpoint that is missing, incomplete or of another run."""
+
+
+class OutputError(MmgrpoError, OSError):
+    """A file or folder of the run that cannot be written."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mmgrpo.config import EvaluationConfig
@@ -45,7 +45,13 @@ class Judged:
 
 
 def judge(
-    policy: Policy, prompts: Sequence[Prompt], judges: Scorer, config: EvaluationConfig, job: Job
+    policy: Policy,
+    prompts: Sequence[Prompt],
+    judges: Scorer,
+    config: EvaluationConfig,
+    job: Job,
+    *,
+    on_samples: Callable[[Sequence[Sample]], None] | None = None,
 ) -> Judged | None:
     """Draws ``samples_per_prompt`` for every prompt and asks the judges once about all of them together.
 
@@ -55,6 +61,7 @@ def judge(
         judges: the rewards to ask; none of their failures stops an evaluation if it is made so.
         config: how many samples, and their seed.
         job: the processes.
+        on_samples: takes samples as they are drawn.
 
     Returns:
         The judgement, on the main process; None elsewhere.
@@ -62,7 +69,7 @@ def judge(
     mine = list(enumerate(prompts))[job.rank :: job.size]
     samples: list[Sample] = []
     if mine:
-        plan = Plan(stochastic=(), prompt_ids=tuple(index for index, _ in mine))
+        plan = Plan(stochastic=(), prompt_ids=tuple(index for index, _ in mine), on_samples=on_samples)
         rollout = policy.rollout(
             [prompt for _, prompt in mine],
             group_size=config.samples_per_prompt,
@@ -75,3 +82,20 @@ def judge(
         return None
     everyones.sort(key=lambda sample: (sample.group, sample.member))
     return Judged(everyones, judges(everyones))
+
+
+def try_out(policy: Policy, prompt: Prompt, scorers: Sequence[Scorer], plan: Plan) -> None:
+    """Draws two samples and asks the rewards, so that hours are not spent before one that cannot answer.
+
+    Args:
+        policy: what draws.
+        prompt: of the run.
+        scorers: the rewards to ask.
+        plan: of the first step, for one prompt.
+
+    Raises:
+        RewardError: a reward cannot answer.
+    """
+    samples = policy.rollout([prompt], group_size=2, seed=derive_seed(0), plan=plan).samples
+    for scorer in scorers:
+        scorer.try_out(samples)

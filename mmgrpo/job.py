@@ -6,15 +6,15 @@ gradients are added once per optimiser update.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 
-from mmgrpo.errors import ConfigError
+from mmgrpo.errors import ConfigError, MmgrpoError
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.diagnostics import Diagnostics
 
@@ -59,6 +59,23 @@ class Job:
     def gather(self, item: T) -> list[T]:
         """One object of every process, in rank order, on all of them."""
         return [item] if self.size == 1 else gather_object([item])
+
+    def from_all(self, find: Callable[[], T]) -> list[T]:
+        """What a function gives on each process, in rank order; what it raises on purpose on one is raised on all."""
+        mine: T | MmgrpoError
+        try:
+            mine = find()
+        except MmgrpoError as error:
+            mine = error
+        parts = self.gather(mine)
+        for part in parts:
+            if isinstance(part, MmgrpoError):
+                raise part
+        return cast(list[T], parts)
+
+    def from_main(self, find: Callable[[], T]) -> T:
+        """What a function gives on the main process, on all of them; what it raises on purpose is raised on all."""
+        return cast(T, self.from_all(lambda: find() if self.is_main else None)[0])
 
     def total(self, totals: Totals) -> Totals:
         """The counts of all processes together."""

@@ -126,8 +126,25 @@ class GuardedOptimizer:
             "recently_skipped": self._recent,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores ``state_dict``."""
+    def load_state_dict(self, state: dict[str, Any], *, num_updates: int | None = None) -> None:
+        """Restores the moments and the place in the schedule; rates, betas and the rest stay as they were built.
+
+        Args:
+            state: of ``state_dict``.
+            num_updates: the place in the schedule; None: where it was.
+        """
+        settings = [{key: value for key, value in group.items() if key != "params"} for group in self._groups]
+        base_lrs = list(self.schedule.base_lrs)
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
+        self.schedule.base_lrs = base_lrs
+        self.schedule.last_epoch = self.schedule.last_epoch if num_updates is None else num_updates
+        factors = [factor(self.schedule.last_epoch) for factor in self.schedule.lr_lambdas]
+        for group, own, base_lr, factor in zip(self._groups, settings, base_lrs, factors, strict=True):
+            group.update({**own, "lr": base_lr * factor})
+        self.schedule._last_lr = [group["lr"] for group in self._groups]
         self._recent = list(state.get("recently_skipped", []))
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups

@@ -18,7 +18,15 @@ from mmgrpo.watchdog import Alarm
 class Progress:
     """Progress bars with the numbers that matter, and a line per evaluation; silent on all but one process."""
 
-    def __init__(self, config: RunConfig, *, quiet: bool) -> None:
+    def __init__(self, config: RunConfig, *, quiet: bool, step: int = 0, warmup_step: int = 0) -> None:
+        """Sets the bars up.
+
+        Args:
+            config: the run.
+            quiet: says nothing.
+            step: GRPO steps done before.
+            warmup_step: warm-up steps done before.
+        """
         self._console = PlainConsole(quiet=quiet)
         self._bars = Bars(
             TextColumn("{task.description:<8}", markup=False),
@@ -30,8 +38,10 @@ class Progress:
             console=self._console,
             disable=quiet,
         )
-        self._warmup = self._bars.add_task("warm-up", total=config.warmup.steps, says="") if config.warmup else None
-        self._train = self._bars.add_task("train", total=config.steps, says="", start=False)
+        self._warmup = None
+        if config.warmup and not step:
+            self._warmup = self._bars.add_task("warm-up", total=config.warmup.steps, completed=warmup_step, says="")
+        self._train = self._bars.add_task("train", total=config.steps, completed=step, says="", start=False)
 
     def __enter__(self) -> Progress:
         self._bars.start()
@@ -60,6 +70,10 @@ class Progress:
         if "policy/kl_mean" in line:
             says += f"  kl {line['policy/kl_mean']:.2e}"
         self._bars.update(self._train, completed=line["step"], says=says)
+
+    def noted(self, text: str) -> None:
+        """A line of its own, as it stands."""
+        self._console.say(text)
 
     def judged(self, line: Mapping[str, float]) -> None:
         """After an evaluation."""

@@ -73,6 +73,28 @@ def identity(sample: Sample) -> dict[str, Any]:
     return {"prompt": sample.prompt.text, "group": sample.group, "member": sample.member, "text": sample.text}
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one process has to say of its samples: (tokens, whether it ended) of each completion, and their variety."""
+
+    completions: Sequence[tuple[int, bool]]
+    variety: Mapping[str, float]
+
+
+def facts_of(samples: Sequence[Sample]) -> Facts:
+    """The facts of one process's samples."""
+    completions = [(len(sample.tokens), sample.finished) for sample in samples if sample.tokens is not None]
+    return Facts(completions, diversity_metrics(samples))
+
+
+def sample_metrics(parts: Sequence[Facts], scores: Scores) -> dict[str, float]:
+    """Lengths, ends and variety of the whole job's samples, and how many boxes they state."""
+    everyones = [one for part in parts for one in part.completions]
+    found = completion_metrics([length for length, _ in everyones], [finished for _, finished in everyones])
+    varied = {key: sum(part.variety[key] for part in parts) / len(parts) for key in parts[0].variety}
+    return found | varied | (box_metrics(scores) if everyones else {})
+
+
 def completion_metrics(lengths: Sequence[int], finished: Sequence[bool]) -> dict[str, float]:
     """What a run logs of its completions, by TRL's names; ``clipped_frac`` is the share cut off by the length limit.
 

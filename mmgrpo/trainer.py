@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +16,12 @@ from torch import Tensor
 from mmgrpo.arguments import RewardGiven, policy_of, prompts_of, rewards_of
 from mmgrpo.binding import bound, build_objective
 from mmgrpo.build import build_optimizer, build_plan, build_rewards, build_schedule
-from mmgrpo.checkpoint import Place, checkpoint_steps, load_checkpoint, newest_checkpoint, save_checkpoint
+from mmgrpo.checkpoint import Place, checkpoint_steps
 from mmgrpo.config import RunConfig
 from mmgrpo.credit import Credit, counted, form_credit, merged_scores, penalised, reward_metrics
 from mmgrpo.ema import Average
-from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.evaluation import judge
+from mmgrpo.errors import ConfigError
+from mmgrpo.evaluation import judge, try_out
 from mmgrpo.explain import explanation
 from mmgrpo.job import Job
 from mmgrpo.learner import accumulate_gradient, measured, nonfinite_rows
@@ -34,10 +33,13 @@ from mmgrpo.optimizer import GuardedOptimizer
 from mmgrpo.policy import Policy
 from mmgrpo.progress import Progress
 from mmgrpo.prompts import PromptStream, load_prompts_of
-from mmgrpo.samples import box_metrics, completion_metrics, diversity_metrics, identity
-from mmgrpo.scoring import Scorer, Scoring
+from mmgrpo.resuming import plan_resumption
+from mmgrpo.samples import facts_of, identity, sample_metrics
+from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.shaping import shaped
-from mmgrpo.tracking import RunFolder, fresh_folder, make_accelerator, start_trackers
+from mmgrpo.sessions import Session, Trained
+from mmgrpo.stopping import Stopping, Terminated
+from mmgrpo.tracking import RunFolder, make_accelerator
 from mmgrpo.types import Prompt, Rollout, Sample, Scores
 from mmgrpo.warmup import Warmup
 from mmgrpo.watchdog import Alarm, Watchdog, watched
@@ -54,7 +56,8 @@ class Trainer:
     Attributes:
         policy: what is trained.
         config: how.
-        folder: the run folder.
+        step: steps begun.
+        status: how the run ended; running until then.
     """
 
     def __init__(
@@ -81,6 +84,8 @@ class Trainer:
         self.rewards = rewards_of(rewards)
         asked = prompts_of(prompts, self.config)
         self.job = Job(accelerator or make_accelerator(self.config))
+        resumption = self.job.from_main(lambda: plan_resumption(Path(resume), self.config)) if resume else None
+        self.config = resumption.config if resumption else self.config
         device = self.config.runtime.device or self.job.accelerator.device
         self.policy = policy = policy_of(policy, self.config, device)
         cache_mb = self.config.reward_cache_mb
@@ -135,61 +140,115 @@ class Trainer:
         subject = watched(self.config, *names, checkpoints=lambda: checkpoint_steps(self.folder.path))
         self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
         self.held_out = load_prompts_of(evaluation.prompts) if evaluation else []
-        self.step, self.warmup_step = 0, 0
-        self._stop, self._stopped_by = False, ""
-        self.folder = self._open(Path(resume) if resume else None)
+        self.status, self._stopped_by = "running", ""
+        self._stopping = Stopping(self.job)
+        self._explanation = explanation(self.config)
+        set_seed(self.config.seed)
+        trained = Trained(policy, self.optimizer, self.average, self.warmup)
+        self.session = Session(trained, self.config, self.job, resumption)
+        self.step = self.session.start.step
+        self._whole_step: int | None = self.step
+        if self.warmup:
+            self.warmup.whole_step = self.session.start.warmup_step
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run folder, which a new run has once it trains."""
+        return self.session.folder
 
     def train(self) -> Path:
-        """Runs to the end, or to the next whole step after Ctrl-C; either way a checkpoint is left.
+        """Runs to the end, or to the next whole step after Ctrl-C or SIGTERM.
+
+        However it ends, a checkpoint of the last whole step is left, and what to type to go on is said.
 
         Returns:
             The run folder.
         """
         self.job.broadcast_weights(self.parameters)
-        status = "failed"
-        with self._stopping_on_interrupt(), Progress(self.config, quiet=not self.job.is_main) as progress:
+        start = self.session.start
+        progress = Progress(self.config, quiet=not self.job.is_main, step=start.step, warmup_step=start.warmup_step)
+        with self._stopping.listening(), progress:
+            if self.session.is_over():
+                self.status = "finished"
+                progress.noted(f"nothing to do: {self.folder.path} stands at step {self.step} of {self.config.steps}")
+                return self.folder.path
+            self.status, failure = "failed", None
             try:
+                self._begin(progress)
                 self._warm_up(progress)
+                if self.average and not self.step:
+                    self.average.restart()
                 self._evaluate(progress)
-                while self.step < self.config.steps and not self._should_stop():
+                while self.step < self.config.steps and not self._stopping.is_told():
                     self._train_step(progress)
-                status = "finished" if self.step >= self.config.steps else "interrupted"
-                status = f"stopped by the alarm {self._stopped_by}" if self._stopped_by else status
                 self._save()
+                self.status = "finished" if self.session.is_done(self._place) else self._stopping.status
+                self.status = f"stopped by the alarm {self._stopped_by}" if self._stopped_by else self.status
+            except (Terminated, KeyboardInterrupt) as told:
+                self.status = self._stopping.status
+                if isinstance(told, KeyboardInterrupt):
+                    raise
+                self.session.rescue(self._place)
+            except BaseException as error:
+                failure = error
+                self.session.rescue(self._place)
+                raise
             finally:
-                if self.job.is_main:
-                    self.folder.close(status)
+                for said in self.session.end(self.status, failure):
+                    progress.noted(said)
                 self.job.finish_trackers()
         return self.folder.path
+
+    def _begin(self, progress: Progress) -> None:
+        """Puts the folder in order, tells the watchdog what went before, and tries the rewards."""
+        for said in self.session.begin(self._explanation):
+            progress.noted(said)
+        if self.watchdog and self.session.resumption:
+            told = self.watchdog.recall(self.folder.lines("metrics.jsonl"), self.folder.lines("evaluation.jsonl"))
+            known = {(row["step"], row["kind"]) for row in self.folder.lines("alarms.jsonl")}
+            given = [one for one in told if one.step == self.step and (one.step, one.kind) not in known]
+            self._heed(given, progress)  # a process may have been killed before it gave them
+        if self._warms_up():
+            asked = [self.scorer, self.judges] if self.config.evaluation else [self.scorer]
+            plan = build_plan(self.config, self.policy, 0, [0])
+            self.job.from_main(lambda: try_out(self.policy, self.stream.take(0)[0][1], asked, plan))
 
     def _train_step(self, progress: Progress) -> None:
         """One step of GRPO."""
         clock = time.perf_counter()
         prompts = self.job.share(self.stream.take(self.step), "rollout.prompts_per_step")
         scoring = self.scorer.open(group_size=self.config.rollout.group_size)
+
+        def taken(samples: Sequence[Sample]) -> None:
+            scoring.add(samples)
+            self._stopping.give_up_alone(samples)
+
         rollout = self.policy.rollout(
             [prompt for _, (_, prompt) in prompts],
             group_size=self.config.rollout.group_size,
             seed=derive_seed(self.config.seed, ROLLOUT_SEED, self.step),
-            plan=build_plan(
-                self.config, self.policy, self.step, [index for index, _ in prompts], on_samples=scoring.add
-            ),
+            plan=build_plan(self.config, self.policy, self.step, [index for index, _ in prompts], on_samples=taken),
         )
         if not bool(rollout.mask_BT.any()):
             raise ConfigError("no decision of the rollout is random, so nothing can be learnt: raise policy.strength")
         drawn = time.perf_counter()
+        self._stopping.give_up()
         divergence_B = None
         if self.config.advantage.divergence is not None:
             known = measured(self.policy, rollout, self.config.advantage.divergence)
             rollout, divergence_B = known.rollout, known.divergence_B
-        scores = self._score(scoring, rollout.samples)
+        scores = merged_scores(self.job.from_all(lambda: scoring.scores(rollout.samples)))
         counting = shaped(scores, self.rewards, self.step)
         weighed = counting.scores
         if divergence_B is not None:
             divergence_B = torch.cat(self.job.gather(divergence_B.cpu()))
             scores = penalised(scores, divergence_B, self.config.advantage.kl_beta)
         credit = form_credit(weighed, self.config.rollout.group_size, self.config.advantage, divergence_B)
-        metrics = reward_metrics(scores, credit) | dict(counting.metrics) | self._about(rollout.samples, scores)
+        metrics = (
+            reward_metrics(scores, credit)
+            | dict(counting.metrics)
+            | sample_metrics(self.job.gather(facts_of(rollout.samples)), scores)
+        )
         metrics |= {
             "groups/zero_std_frac": credit.zero_std_frac,
             "time/rollout_s": drawn - clock,
@@ -197,14 +256,15 @@ class Trainer:
         }
         if num_alone := sum(self.job.gather(rollout.num_alone)):
             metrics["rollout/rows_alone"] = num_alone
+        self._stopping.give_up()
         self.step += 1
         self._keep(rollout.samples, scores, credit)
         self._update(rollout, credit, metrics, progress)
+        self._whole_step = self.step
         every = self.config.checkpoint.every
-        if self._evaluation_is_due():
-            self._evaluate(progress)
-        if every and self.step % every == 0 and self.step < self.config.steps:
+        if (every and self.step % every == 0) or self.step == self.config.steps:
             self._save()
+        self._evaluate(progress)
 
     def _update(self, rollout: Rollout, credit: Credit, metrics: dict[str, float], progress: Progress) -> None:
         """All optimiser updates that this step's rollout is good for."""
@@ -222,6 +282,7 @@ class Trainer:
             minibatch: dict[str, Any] = {"rows": rows, "totals": totals, "on_policy": number == 0}
             self.optimizer.clear()
             gradient = accumulate_gradient(*taught, **minibatch, gather=self.job.gather)
+            self._whole_step = None
             applied = self.optimizer.apply()
             if applied.skipped:
                 self._name_skipped(number, rollout, advantage_B, nonfinite_rows(*taught, **minibatch), progress)
@@ -252,7 +313,7 @@ class Trainer:
             self.folder.log("alarms.jsonl", alarm.as_line())
             progress.alarmed(alarm)
             if self.config.watchdog and alarm.kind in self.config.watchdog.stop:
-                self._stop, self._stopped_by = True, alarm.kind
+                self._stopping.after_step, self._stopped_by = True, alarm.kind
 
     def _name_skipped(
         self, update: int, rollout: Rollout, advantage_B: Tensor, rows: Sequence[int], progress: Progress
@@ -263,28 +324,6 @@ class Trainer:
         if self.job.is_main:
             self.folder.log("skipped.jsonl", {"step": self.step, "update": update, "samples": everyones})
         progress.skipped(self.step, [f"{one['group']}.{one['member']}" for one in everyones])
-
-    def _score(self, scoring: Scoring, samples: Sequence[Sample]) -> Scores:
-        """The scores of the whole job; a reward that fails too often on one process stops all of them."""
-        mine: Scores | RewardError
-        try:
-            mine = scoring.scores(samples)
-        except RewardError as error:
-            mine = error
-        parts = self.job.gather(mine)
-        for part in parts:
-            if isinstance(part, RewardError):
-                raise part
-        return merged_scores([part for part in parts if isinstance(part, Scores)])
-
-    def _about(self, samples: Sequence[Sample], scores: Scores) -> dict[str, float]:
-        """Lengths, ends and variety of the whole job's samples, and how many boxes they state."""
-        mine = [(len(sample.tokens), sample.finished) for sample in samples if sample.tokens is not None]
-        parts = self.job.gather((mine, diversity_metrics(samples)))
-        everyones = [one for completions, _ in parts for one in completions]
-        found = completion_metrics([length for length, _ in everyones], [finished for _, finished in everyones])
-        varied = {key: sum(variety[key] for _, variety in parts) / len(parts) for key in parts[0][1]}
-        return found | varied | (box_metrics(scores) if everyones else {})
 
     def _keep(self, samples: Sequence[Sample], scores: Scores, credit: Credit) -> None:
         """Keeps the step's first groups of texts, at the first step and whenever an evaluation is due."""
@@ -298,33 +337,38 @@ class Trainer:
         return evaluation is not None and (self.step % evaluation.every == 0 or self.step == self.config.steps)
 
     def _warm_up(self, progress: Progress) -> None:
-        if self.warmup is None or self.step:
+        if self.warmup is None or not self._warms_up():
             return
-        clock = time.perf_counter()
+        clock, saves = time.perf_counter(), self.config.checkpoint.warmup_every
         every = self.warmup.config.log_every
-        for done in self.warmup.run(self.warmup_step, self._should_stop):
-            self.warmup_step = done.step
+        for done in self.warmup.run(self.session.start.warmup_step, self._stopping.is_told):
             progress.warmed(done)
             if done.step % every == 0 or done.step in (1, self.warmup.config.steps):
                 took = time.perf_counter() - clock
                 self._log("warmup.jsonl", {"step": done.step, "loss": done.loss, "lr": done.lr, "time_s": took})
+            if (saves and done.step % saves == 0) or done.step == self.warmup.config.steps:
+                self._save()
+
+    def _warms_up(self) -> bool:
+        return self.warmup is not None and not self.step and self.session.start.warmup_step < self.warmup.config.steps
 
     def _evaluate(self, progress: Progress) -> None:
-        """Judges the averaged weights if there are any, the trained ones otherwise."""
+        """Judges the averaged weights if there are any, the trained ones otherwise, where that is due."""
         config = self.config.evaluation
-        if config is None or self._should_stop():
+        is_due = self._evaluation_is_due() and self.step not in self.session.evaluated
+        if config is None or not is_due or self._stopping.is_told():
             return
         clock = time.perf_counter()
-        if self.average:
-            with self.average.applied():
-                judged = judge(self.policy, self.held_out, self.judges, config, self.job)
-        else:
-            judged = judge(self.policy, self.held_out, self.judges, config, self.job)
+        with self.average.applied() if self.average else nullcontext():
+            judged = judge(
+                self.policy, self.held_out, self.judges, config, self.job, on_samples=self._stopping.give_up_alone
+            )
+        self.session.evaluated.add(self.step)
         if judged is None:
             return
         line = {"step": self.step, **judged.metrics(), "time/evaluation_s": time.perf_counter() - clock}
-        self._log("evaluation.jsonl", line)
         self.folder.save_samples(self.step, *judged.shown(config.pictures))
+        self._log("evaluation.jsonl", line)
         progress.judged(line)
         self._heed(self.watchdog.judged(line) if self.watchdog else [], progress)
 
@@ -333,64 +377,14 @@ class Trainer:
             self.folder.log(file, line)
         self.job.log({key: value for key, value in line.items() if "/" in key}, line["step"])
 
+    @property
+    def _place(self) -> Place | None:
+        """Where the weights are; None in the midst of a step's updates."""
+        warmup_step = self.warmup.whole_step if self.warmup else 0
+        if self._whole_step is None or warmup_step is None:
+            return None
+        return Place(step=self._whole_step, warmup_step=warmup_step)
+
     def _save(self) -> None:
-        if self.job.is_main:
-            self.optimizer.require_finite_weights()
-            state = self.optimizer.state_dict()
-            if self.average:
-                state["average"] = self.average.state_dict()
-            if self.warmup and not self.step:
-                state["warmup"] = self.warmup.state_dict()
-            place = Place(step=self.step, warmup_step=self.warmup_step)
-            averaged = self.average.applied() if self.average else None
-            keep = self.config.checkpoint.keep
-            save_checkpoint(self.folder.path, place, self.policy, state, keep=keep, averaged=averaged)
-        self.job.wait()
-
-    def _open(self, resume: Path | None) -> RunFolder:
-        """A fresh run folder, or the resumed run's own with everything restored."""
-        set_seed(self.config.seed)
-        if self.config.tracking.trackers:
-            start_trackers(self.job.accelerator, self.config)
-        if resume is None:
-            folder = RunFolder(Path(self.job.gather(str(fresh_folder(self.config)))[0]))
-            if self.job.is_main:
-                folder.open(self.config, explanation=explanation(self.config))
-            return folder
-        checkpoint = newest_checkpoint(resume)
-        place, state = load_checkpoint(checkpoint, self.policy, self.parameters[0].device)
-        self.step, self.warmup_step = place.step, place.warmup_step
-        self.optimizer.load_state_dict(state)
-        if self.average:
-            self.average.load_state_dict(state["average"])
-        if self.warmup and "warmup" in state:
-            self.warmup.load_state_dict(state["warmup"])
-        folder = RunFolder(checkpoint.parent.parent)
-        if self.job.is_main:
-            folder.reopen(self.step, self.warmup_step)
-        if self.watchdog:
-            self.watchdog.recall(folder.lines("metrics.jsonl"), folder.lines("evaluation.jsonl"))
-        return folder
-
-    def _should_stop(self) -> bool:
-        """Whether Ctrl-C was pressed, on any process."""
-        return any(self.job.gather(self._stop))
-
-    @contextmanager
-    def _stopping_on_interrupt(self) -> Iterator[None]:
-        """The first Ctrl-C ends the run after the step at hand; the second ends it at once."""
-
-        def stop(signum: int, frame: Any) -> None:
-            if self._stop:
-                raise KeyboardInterrupt
-            self._stop = True
-
-        try:
-            before = signal.signal(signal.SIGINT, stop)
-        except ValueError:  # not in the main thread: whoever owns it owns the signals
-            yield
-            return
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
+        assert self._place is not None
+        self.session.save(self._place)

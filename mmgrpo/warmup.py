@@ -36,7 +36,11 @@ class WarmupStep:
 
 
 class Warmup:
-    """The supervised stage; ``run`` goes on from wherever its state says."""
+    """The supervised stage; ``run`` goes on from wherever its state says.
+
+    Attributes:
+        whole_step: how many steps the weights have seen; None in the midst of an update.
+    """
 
     def __init__(
         self, policy: Policy, config: WarmupConfig, *, seed: int, job: Job, max_skipped_frac: float = 0.25
@@ -56,6 +60,7 @@ class Warmup:
         self.config = config
         self.seed = seed
         self.job = job
+        self.whole_step: int | None = 0
         self.examples = load_examples(config)
         optimizer = build_optimizer(
             policy.trainable, lr=config.lr, betas=config.betas, eps=1e-8, weight_decay=config.weight_decay
@@ -96,7 +101,9 @@ class Warmup:
             parts = self.job.gather((float(loss.mean.detach()), loss.num_terms))
             num_terms = sum(terms for _, terms in parts)
             (loss.mean * (loss.num_terms / num_terms)).backward()
+            self.whole_step = None
             applied = self.optimizer.apply()
+            self.whole_step = step + 1
             self.optimizer.require_progress()
             yield WarmupStep(step + 1, sum(mean * terms for mean, terms in parts) / num_terms, applied.lr)
 

@@ -147,16 +147,13 @@ class Watchdog:
         self._since = []
         return self._due(EVALUATION_ALARMS, self._evaluations)
 
-    def recall(self, metrics: Sequence[Mapping[str, Any]], evaluation: Sequence[Mapping[str, Any]]) -> None:
-        """Reads what a resumed run had logged; the alarms it gave are not given again."""
+    def recall(self, metrics: Sequence[Mapping[str, Any]], evaluation: Sequence[Mapping[str, Any]]) -> list[Alarm]:
+        """Reads what a resumed run had logged, and says which alarms it gave, so that they are not given again."""
         last_of_step = {line["step"]: line for line in metrics}
         events = [(step, 0, line) for step, line in last_of_step.items()]
         events += [(line["step"], 1, line) for line in evaluation]
-        for _, kind, line in sorted(events, key=lambda event: event[:2]):
-            if kind:
-                self.judged(line)
-            else:
-                self.stepped(line)
+        ordered = sorted(events, key=lambda event: event[:2])
+        return [alarm for _, kind, line in ordered for alarm in (self.judged(line) if kind else self.stepped(line))]
 
     def _due(self, rules: Mapping[AlarmKind, Rule], lines: Sequence[Mapping[str, Any]]) -> list[Alarm]:
         step, alarms = int(lines[-1]["step"]), []

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +128,96 @@ def test_bad_input_is_one_line_and_loses_nothing(override: str, said: str, tmp_p
     assert message.startswith("error:")
     assert said in message
     assert not list(tmp_path.iterdir())
+
+
+class TestResume:
+    """``train --resume RUN``: its own configuration, or what may be changed of it."""
+
+    def test_a_run_folder_alone_is_enough(self, run: Path, tmp_path: Path) -> None:
+        copied = tmp_path / "copied"
+        shutil.copytree(run, copied)
+        said = call("train", "--resume", str(copied))
+        assert said.exit_code == 0, said.output
+        assert f"nothing to do: {copied} stands at step 1 of 1" in said.output
+        longer = call("train", "steps=2", "--resume", str(copied))
+        assert longer.exit_code == 0, longer.output
+        assert f"run folder: {copied}, going on from step 1" in longer.output
+        assert "changed from here on: steps: 1 -> 2" in longer.output
+        assert steps(copied) == [1, 2]
+        assert [row["step"] for row in rows(copied / "evaluation.jsonl")] == [0, 1, 2]
+        assert not (copied.parent / "digits-image").exists()
+
+    def test_another_configuration_is_compared_with_the_runs_own(self, run: Path) -> None:
+        before = (run / "config.yaml").read_text()
+        refused = call("train", DIGITS, *SMALL, "seed=3", f"output={run.parent}", "--resume", str(run))
+        assert refused.exit_code == 2
+        assert "cannot go on with seed: 0 -> 3 (every random number follows from it)" in refused.stderr
+        same = call("train", DIGITS, *SMALL, "--resume", str(run))
+        assert "nothing to do" in same.output
+        assert (run / "config.yaml").read_text() == before
+
+    def test_without_a_run_it_is_said_what_is_missing(self, tmp_path: Path) -> None:
+        nothing = call("train")
+        assert nothing.exit_code == 2
+        assert "train needs a configuration (a YAML file or a shipped name), or --resume RUN" in nothing.stderr
+        missing = call("train", "--resume", str(tmp_path))
+        assert missing.exit_code == 2
+        assert "is no run folder and no checkpoint of one" in missing.stderr
+
+
+def steps(folder: Path) -> list[int]:
+    return sorted({row["step"] for row in rows(folder / "metrics.jsonl")})
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+LEAVING = """
+import os, signal
+calls = []
+
+def leaving(samples):
+    calls.append(1)
+    if len(calls) == 2:
+        os.kill(os.getpid(), signal.{signal})
+    return [1.0] * len(samples)
+
+def exiting(samples):
+    raise SystemExit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("signal", "code", "status", "step"), [("SIGINT", 130, "interrupted", 2), ("SIGTERM", 143, "terminated", 1)]
+)
+def test_a_process_that_is_told_to_end_says_how_to_go_on(
+    signal: str, code: int, status: str, step: int, tmp_path: Path
+) -> None:
+    (tmp_path / "my_rewards.py").write_text(LEAVING.format(signal=signal))
+    command = [sys.executable, "-m", "mmgrpo.cli", "train", DIGITS, "warmup=null", "evaluation=null", "watchdog=null",
+               "steps=3", "rollout.group_size=2", "rollout.prompts_per_step=2"]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+
+    def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command[: 4 if "--resume" in arguments else None], *arguments], cwd=tmp_path,
+                              env=environment, capture_output=True, text=True, timeout=300)  # fmt: skip
+
+    first = ended("rewards=[{name: 'python:my_rewards:leaving'}]")
+    folder = tmp_path / "runs" / "digits-image"
+    assert first.returncode == code, first.stdout + first.stderr
+    assert f"{status}; to go on from step {step}: mmgrpo train --resume {folder}\n" in first.stdout
+    assert json.loads((folder / "run.json").read_text())["status"] == status
+    second = ended("--resume", str(folder))  # as it says: the reward lies where the command was given
+    assert second.returncode == (code if step == 1 else 0), second.stdout + second.stderr
+    assert steps(folder) == ([1, 2] if step == 1 else [1, 2, 3])
+
+
+def test_a_reward_that_exits_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "exiting_rewards.py").write_text(LEAVING.format(signal="SIGINT"))
+    monkeypatch.chdir(tmp_path)
+    result = call("train", DIGITS, "warmup=null", "evaluation=null", "watchdog=null", "rollout.group_size=2",
+                  "rollout.prompts_per_step=2", "rewards=[{name: 'python:exiting_rewards:exiting'}]")  # fmt: skip
+    assert result.exit_code == 2
+    assert "it raised SystemExit: 0" in result.stderr.replace("\n", " ")
+    assert not list((tmp_path / "runs").iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -110,6 +111,47 @@ class TestThreads:
         leave.set()
         time.sleep(0.2)
         assert scorer(FOUR).value_BR[:, 0].tolist() == [1.0] * 4  # and now it answers again
+
+    @pytest.mark.parametrize("concurrent", [True, False])
+    def test_a_stuck_reward_holds_one_thread_however_often_it_is_asked(self, concurrent: bool):
+        leave, asked = threading.Event(), []
+
+        def stuck(samples: Sequence[Sample]) -> list[float]:
+            asked.append(len(samples))
+            leave.wait(60)
+            return [1.0] * len(samples)
+
+        scorer = Scorer([NamedReward("stuck", stuck, timeout_s=0.01, concurrent=concurrent)], max_failure_frac=1.0)
+        before = threading.active_count()
+        for _ in range(12):
+            assert scorer(FOUR).failures == {"stuck": 4}
+        assert threading.active_count() == before + 1
+        assert asked == [4]
+        leave.set()
+        while threading.active_count() > before:
+            time.sleep(0.01)
+        assert asked == [4]  # those that were given up were never begun
+
+    @pytest.mark.parametrize("concurrent", [True, False])
+    def test_a_reward_that_exits_has_failed(self, concurrent: bool):
+        reward = NamedReward("leaves", lambda samples: sys.exit(0), concurrent=concurrent)
+        with pytest.raises(RewardError, match=r"'leaves' failed on 4 of 4 samples.*it raised SystemExit: 0"):
+            score(FOUR, [reward])
+        rewards = [reward, NamedReward("sound", lambda samples: [2.0] * len(samples))]
+        scores = Scorer(rewards, max_failure_frac=1.0)(FOUR)
+        assert scores.failures == {"leaves": 4, "sound": 0}
+        assert scores.valid_BR.tolist() == [[False, True]] * 4
+
+    def test_trying_out_finds_what_cannot_answer_and_nothing_else(self):
+        def broken(samples: Sequence[Sample]) -> list[float]:
+            raise RuntimeError("scorer is down")
+
+        Scorer([NamedReward("nan", lambda samples: [float("nan")] * len(samples))]).try_out(FOUR)
+        with pytest.raises(RewardError, match=r"'broken' was tried on 4 samples .* RuntimeError: scorer is down"):
+            Scorer([NamedReward("broken", broken)]).try_out(FOUR)
+        with pytest.raises(RewardError, match=r"'short'"):
+            Scorer([NamedReward("short", lambda samples: [1.0])]).try_out(FOUR)
+        Scorer([NamedReward("broken", broken)], max_failure_frac=1.0).try_out(FOUR)
 
 
 class TestOverlap:

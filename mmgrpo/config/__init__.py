@@ -232,8 +232,11 @@ class EvaluationConfig(Section):
 class CheckpointConfig(Section):
     """Checkpoints hold everything a run needs to go on as if never stopped."""
 
-    every: int | None = Field(default=None, ge=1, description="steps; null: only at the end and on Ctrl-C")
-    keep: int | None = Field(default=None, ge=1, description="how many of the newest to keep; null keeps all")
+    every: int | None = Field(
+        default=20, ge=1, description="steps; null: only at the end, on Ctrl-C, on SIGTERM and when the run fails"
+    )
+    warmup_every: int | None = Field(default=500, ge=1, description="warm-up steps; null: only at its end and as above")
+    keep: int | None = Field(default=3, ge=1, description="how many of the newest to keep; null keeps all")
 
 
 class TrackingConfig(Section):

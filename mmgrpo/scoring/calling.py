@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
 from typing import Any, final
 
@@ -21,7 +22,8 @@ class Caller:
     """Calls one reward, never twice at once, in the order of the calls.
 
     A thread cannot be stopped: a call that is given up after its time limit goes on in the background, and the calls
-    that follow wait for it, within their own limits. Threads do not keep the process from ending.
+    that follow wait for it, within their own limits. There is at most one thread, however many calls were given up;
+    it does not keep the process from ending.
     """
 
     def __init__(self, function: Callable[..., Any], *, threaded: bool, timeout_s: float | None) -> None:
@@ -50,11 +52,38 @@ class Caller:
         return call
 
 
-@dataclass(slots=True)
+@final
 class _Queue:
-    """The calls of one reward that run on threads: each goes on when the one before it is over."""
+    """The calls of one reward that run on its thread, which lives while there are any: one after the other."""
 
-    last: Call | None = None
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[Call] = deque()
+        self._current: Call | None = None
+
+    def put(self, call: Call) -> None:
+        """Adds a call after those that wait."""
+        with self._lock:
+            self._waiting.append(call)
+            if self._current is None:
+                self._current = self._waiting.popleft()
+                threading.Thread(target=self._run, args=(self._current,), daemon=True).start()
+
+    def drop(self, call: Call) -> None:
+        """Forgets a call that was given up before its turn, and with it its samples."""
+        with self._lock, suppress(ValueError):
+            self._waiting.remove(call)
+
+    def is_next(self, call: Call) -> bool:
+        """Whether no other call runs or waits before this one."""
+        with self._lock:
+            return self._current in (call, None)
+
+    def _run(self, call: Call | None) -> None:
+        while call is not None:
+            call.run_on_thread()
+            with self._lock:
+                call = self._current = self._waiting.popleft() if self._waiting else None
 
 
 @final
@@ -65,12 +94,11 @@ class Call:
         self._function = function
         self._timeout_s = timeout_s
         self._queue = queue
-        self._before: Call | None = None
+        self._device: int | None = None
         self._future: Future[Any] = Future()
         self._launched_s: float | None = None
         self._began_s: float | None = None
         self._ended_s: float | None = None
-        self._over = threading.Event()
 
     @property
     def took_s(self) -> float:
@@ -82,8 +110,8 @@ class Call:
     def launch(self) -> None:
         """Runs on a thread from now on, in its turn."""
         self._launched_s = time.monotonic()
-        self._before, self._queue.last = self._queue.last, self
-        threading.Thread(target=self._run_in_turn, args=(_device(),), daemon=True).start()
+        self._device = _device()
+        self._queue.put(self)
 
     def result(self) -> Any:
         """Waits for what the reward returns; raises what the reward raised, or TimeoutError.
@@ -98,36 +126,30 @@ class Call:
         while not self._future.done() and (left_s := self._left_s()) > 0:
             wait([self._future], None if math.isinf(left_s) else left_s)
         if self._future.cancel() or not self._future.done():
+            self._queue.drop(self)
             raise TimeoutError(f"no answer within timeout_s = {self._timeout_s:g}")
         return self._future.result()
 
+    def run_on_thread(self) -> None:
+        """Runs here and now, for whoever waits elsewhere."""
+        try:
+            if self._future.set_running_or_notify_cancel():
+                if self._device is not None:
+                    torch.cuda.set_device(self._device)
+                self._future.set_result(self._run())
+        except BaseException as error:  # whatever ends the call is the waiting thread's to see
+            self._future.set_exception(error)
+
     def _left_s(self) -> float:
         """Seconds left until it is given up, as it stands now."""
-        before = self._before
         if self._timeout_s is None:
             return math.inf
         if self._began_s is not None:
             return self._began_s + self._timeout_s - time.monotonic()
-        if before is None or before._over.is_set():  # about to begin
+        if self._queue.is_next(self):  # about to begin
             return self._timeout_s
         assert self._launched_s is not None
         return self._launched_s + self._timeout_s - time.monotonic()
-
-    def _run_in_turn(self, device: int | None) -> None:
-        if self._before is not None:
-            self._before._over.wait()
-            self._before = None  # keeps no chain of finished calls
-        try:
-            if self._future.set_running_or_notify_cancel():
-                if device is not None:
-                    torch.cuda.set_device(device)
-                self._future.set_result(self._run())
-        except BaseException as error:  # whatever ends the call is the waiting thread's to see
-            self._future.set_exception(error)
-        finally:
-            if self._queue.last is self:
-                self._queue.last = None  # nor the samples of the last one
-            self._over.set()
 
     def _run(self) -> Any:
         self._began_s = time.monotonic()

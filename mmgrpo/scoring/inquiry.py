@@ -65,13 +65,13 @@ class Judge:
         """A fresh round of questions."""
         return Inquiry(self)
 
-    def read(self, call: Call, num_asked: int) -> tuple[list[Result], Exception | None]:
+    def read(self, call: Call, num_asked: int) -> tuple[list[Result], BaseException | None]:
         """What it said, and what it raised, if so."""
         try:
             results = read_results(call.result(), num_asked)
         except RewardError as error:
             raise RewardError(f"reward '{self.name}': {error}") from error
-        except Exception as error:  # a reward is foreign code: whatever it raises is a counted failure
+        except (Exception, SystemExit) as error:  # foreign code: whatever it raises, sys.exit too, is a counted failure
             kind, first = type(error).__name__, self.name not in _traceback_shown
             _traceback_shown.add(self.name)
             said = "reward '%s' raised %s: %s; its %d samples are masked"
@@ -83,7 +83,16 @@ class Judge:
             logger.warning(said, self.name, num_failed, num_asked)
         return results, None
 
-    def check(self, num_failed: int, B: int, error: Exception | None) -> None:
+    def try_out(self, samples: Sequence[Sample]) -> None:
+        """Raises RewardError if it cannot answer at all; a sample that it gives no number for is no reason."""
+        _, error = self.read(self.caller.start(list(samples)), len(samples))
+        if error is not None and self._max_failure_frac < 1:
+            raise RewardError(
+                f"reward '{self.name}' was tried on {len(samples)} samples before anything was trained, and raised "
+                f"{type(error).__name__}: {error}. Mend the reward, or set max_reward_failure_frac to 1 if it may fail."
+            ) from error
+
+    def check(self, num_failed: int, B: int, error: BaseException | None) -> None:
         """Raises RewardError if too many failed."""
         if num_failed <= self._max_failure_frac * B:
             return

@@ -67,6 +67,18 @@ class Scorer:
         """
         return self.open(group_size=0).scores(samples)
 
+    def try_out(self, samples: Sequence[Sample]) -> None:
+        """Asks every reward about a few samples, only to see whether it answers at all; nothing is kept.
+
+        Args:
+            samples: what is to be judged.
+
+        Raises:
+            RewardError: a reward returns what no reward may return, or raises something, where any may fail it.
+        """
+        for judge in self._judges:
+            judge.try_out(samples)
+
     def open(self, *, group_size: int) -> Scoring:
         """A scoring whose samples may come some at a time.
 

@@ -18,6 +18,11 @@ class DenoisingSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     is_scheduled: ClassVar[bool] = True  # every sample takes the same, known number of decisions
+    resumable: ClassVar[tuple[str, ...]] = (
+        "sampler", "strength", "density", "reduction", "call", "evaluation_call", "rollout_batch", "update_batch",
+        "segments", "gradient_checkpointing", "attention", "compile", "memo_bytes",
+    )  # fmt: skip
+    """What a resumed run may have otherwise."""
 
     model: str | None = Field(
         default=None, description="path or hub id of the pipeline, or python:module:function that builds it"

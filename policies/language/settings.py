@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,6 +13,12 @@ class LanguageSettings(BaseModel):
     """How a transformers model writes, what of it is trained, and in what batches it runs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    resumable: ClassVar[tuple[str, ...]] = (
+        "attention", "system", "template", "video", "max_new_tokens", "temperature", "top_k", "top_p", "min_p",
+        "suppress", "segment_end", "share_prefix", "gradient_checkpointing", "rescore", "rollout_batch", "compile",
+        "update_tokens", "head_bytes", "memo_bytes",
+    )  # fmt: skip
+    """What a resumed run may have otherwise."""
 
     model: str | None = Field(
         default=None,

@@ -1,0 +1,126 @@
+"""Files that are whole or not there: written aside, synced, and put in place in one move; lines appended whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmgrpo.errors import OutputError
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """What could be read of a ``.jsonl`` file.
+
+    Attributes:
+        rows: its objects, in order.
+        num_dropped: lines that hold none: blank, torn off, or something else.
+    """
+
+    rows: tuple[dict[str, Any], ...] = ()
+    num_dropped: int = 0
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system refuses within is an OutputError that names the path and a cure."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written: {error.strerror or error}; make room or give leave to write there, or name "
+            f"another folder (output=FOLDER)"
+        ) from error
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Puts a text in the place of a file, which at every moment is the old one or the new one."""
+    aside = path.with_name(f".{path.name}.new")
+    with writing(path):
+        try:
+            with aside.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        except BaseException:
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
+            raise
+        sync(path.parent)
+
+
+def append_line(path: Path, text: str) -> None:
+    """Appends a line, or nothing: what a full disk took of it is taken back."""
+    with writing(path), path.open("ab", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
+        try:
+            rest = memoryview(f"{text}\n".encode())
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            with suppress(OSError):
+                file.truncate(before)
+            raise
+
+
+def read_lines(path: Path) -> Lines:
+    """The objects of a ``.jsonl`` file, as far as it can be read; none if there is no file."""
+    if not path.is_file():
+        return Lines()
+    texts = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    found = [_object(text) for text in (texts[:-1] if texts[-1] == "" else texts)]
+    rows = tuple(row for row in found if row is not None)
+    return Lines(rows, len(found) - len(rows))
+
+
+def replace_folder(aside: Path, path: Path) -> None:
+    """Puts a finished folder in the place of another, which goes out of sight before it is deleted."""
+    if path.exists():
+        remove_folder(path)
+    os.rename(aside, path)
+
+
+def remove_folder(path: Path) -> None:
+    """Deletes a folder; one that is deleted by half is never seen under its name."""
+    gone = path.with_name(f".{path.name}.gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    os.rename(path, gone)
+    shutil.rmtree(gone)
+
+
+def sync_tree(folder: Path) -> None:
+    """Waits until everything in a folder is on the disk."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            sync(Path(parent) / name)
+        sync(Path(parent))
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the entries of a folder, are on the disk, where the file system can say so."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        if path.is_dir():
+            with suppress(OSError):  # some file systems sync no folders
+                os.fsync(handle)
+        else:
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

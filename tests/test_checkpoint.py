@@ -1,0 +1,154 @@
+"""Checkpoints that are whole, those that are not, and which is used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from mmgrpo.checkpoint import (
+    Place,
+    clear_unfinished,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    set_aside,
+    sound_checkpoint,
+    weights_of,
+)
+from mmgrpo.errors import CheckpointError, OutputError
+from tests.test_docs import shown
+
+STATE = {"optimizer": {"lr": 0.5}}
+
+
+@pytest.fixture
+def policy() -> object:
+    return shown("design.md")["LetterPolicy"]()
+
+
+@pytest.fixture
+def folder(policy: object, tmp_path: Path) -> Path:
+    """A run with a warm-up and three steps; the weights of each are its step."""
+    for place in (Place(0, 9), Place(1, 9), Place(2, 9), Place(3, 9)):
+        save(policy, tmp_path, place)
+    return tmp_path
+
+
+def save(policy: object, folder: Path, place: Place, keep: int | None = None) -> Path:
+    parameter: nn.Parameter = policy.logits  # pyright: ignore[reportAttributeAccessIssue]
+    parameter.data.fill_(place.step)
+    return save_checkpoint(folder, place, policy, STATE, keep=keep)  # pyright: ignore[reportArgumentType]
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in list_checkpoints(folder)]
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def test_the_newest_sound_one_is_used_and_the_others_are_named(folder: Path, policy: object) -> None:
+    assert sound_checkpoint(folder).path.name == "step-000003"
+    flip(folder / "checkpoints/step-000003/policy/letters.safetensors")  # one bit of a weight: still a tensor
+    assert load_file(folder / "checkpoints/step-000003/policy/letters.safetensors")["logits"].shape == (4, 26)
+    (folder / "checkpoints/step-000002/training.pt").write_bytes(b"")
+    found = sound_checkpoint(folder)
+    assert found.path.name == "step-000001"
+    assert found.damaged == (
+        "step-000003 is damaged (policy/letters.safetensors is not what was written)",
+        "step-000002 is damaged (training.pt is not what was written)",
+    )
+    assert weights_of(folder) == folder / "checkpoints/step-000001/policy"
+    place, state = load_checkpoint(found.path, policy, "cpu")  # pyright: ignore[reportArgumentType]
+    assert (place, state) == (Place(1, 9), STATE)
+    assert float(policy.logits.data.mean()) == 1.0  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_damaged_one_that_is_named_is_refused_and_the_one_before_offered(folder: Path) -> None:
+    chosen = folder / "checkpoints" / "step-000003"
+    (chosen / "policy/letters.safetensors").unlink()
+    flip(folder / "checkpoints/step-000002/state.json")
+    with pytest.raises(
+        CheckpointError,
+        match=r"step-000003 is damaged: policy/letters.safetensors is missing; give the one before it: .*step-000001$",
+    ):
+        sound_checkpoint(chosen)
+
+
+def test_no_sound_one_is_an_error_that_says_what_is_wrong(folder: Path) -> None:
+    for path in list_checkpoints(folder):
+        (path / "manifest.json").write_text("{")
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint of .* can be used: step-000003 is damaged \(it cannot be"
+    ):
+        sound_checkpoint(folder)
+
+
+def test_unfinished_ones_are_neither_read_nor_left(folder: Path, policy: object) -> None:
+    half = folder / "checkpoints" / ".step-000004"
+    (folder / "checkpoints" / "step-000003").rename(half)  # as far as a save can come before it is done
+    assert sound_checkpoint(folder).path.name == "step-000002"
+    with pytest.raises(CheckpointError, match="it was never finished"):
+        sound_checkpoint(half)
+    save(policy, folder, Place(5, 9))
+    assert names(folder) == ["warmup-000009", "step-000001", "step-000002", "step-000005"]
+    assert not half.exists()
+    (folder / "checkpoints" / ".step-000001.gone").mkdir()
+    clear_unfinished(folder)
+    assert not list((folder / "checkpoints").glob(".*"))
+
+
+def test_the_newest_are_kept_and_a_place_is_saved_over(folder: Path, policy: object) -> None:
+    save(policy, folder, Place(4, 9), keep=2)
+    assert names(folder) == ["step-000003", "step-000004"]
+    policy.logits.data.fill_(7.0)  # pyright: ignore[reportAttributeAccessIssue]
+    again = save_checkpoint(folder, Place(4, 9), policy, STATE, keep=2)  # pyright: ignore[reportArgumentType]
+    assert float(load_file(again / "policy/letters.safetensors")["logits"].mean()) == 7.0
+    assert names(folder) == ["step-000003", "step-000004"]
+
+
+def test_those_ahead_of_where_a_run_goes_on_are_set_aside(folder: Path) -> None:
+    assert [path.name for path in set_aside(folder, Place(1, 9))] == ["step-000002", "step-000003"]
+    assert names(folder) == ["warmup-000009", "step-000001"]
+    assert sound_checkpoint(folder).path.name == "step-000001"
+    assert sound_checkpoint(folder / "checkpoints/aside/step-000003").path.name == "step-000003"
+    assert set_aside(folder, Place(0, 9))[0].name == "step-000001"
+    assert names(folder) == ["warmup-000009"]
+
+
+def test_a_save_that_fails_leaves_those_before(folder: Path, policy: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(state: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise RuntimeError("PytorchStreamWriter failed writing file data/3: file write failed")  # as torch has it
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OutputError, match=r"step-000004 cannot be written: .*those there are stay as they are"):
+        save(policy, folder, Place(4, 9), keep=1)
+    assert names(folder) == ["warmup-000009", "step-000001", "step-000002", "step-000003"]
+    assert not list((folder / "checkpoints").glob(".*"))
+
+
+def test_one_without_a_manifest_is_read_and_what_it_is_not_is_said(folder: Path, policy: object) -> None:
+    older = folder / "checkpoints" / "step-000003"
+    (older / "manifest.json").unlink()
+    assert sound_checkpoint(folder).path == older
+    (older / "training.pt").write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match=r"step-000003 cannot be read: "):
+        load_checkpoint(older, policy, "cpu")  # pyright: ignore[reportArgumentType]
+    save_file({"other": torch.zeros(1)}, older / "policy/letters.safetensors")
+    with pytest.raises(CheckpointError, match=r"step-000003 cannot be read: KeyError: 'logits'"):
+        load_checkpoint(older, policy, "cpu")  # pyright: ignore[reportArgumentType]
+
+
+def test_the_manifest_names_every_file(folder: Path) -> None:
+    checkpoint = folder / "checkpoints" / "step-000001"
+    written = json.loads((checkpoint / "manifest.json").read_text())["sha256"]
+    assert sorted(written) == ["policy/letters.safetensors", "state.json", "training.pt"]

@@ -1,0 +1,302 @@
+"""Going on with a run: where, under which configuration, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmgrpo.checkpoint import list_checkpoints
+from mmgrpo.errors import CheckpointError, ConfigError, RewardError
+from mmgrpo.loading import load_config, validated
+from mmgrpo.resuming import allowed_config, changed
+from mmgrpo.rewards.digits import digit_prompts
+from mmgrpo.trainer import Trainer
+from mmgrpo.types import Sample
+from tests.test_trainer import BASE, brightness, lines, make_policy, run, weights
+
+WARMUP = {"examples": {"name": "mislabelled_digits", "fraction": 0.45}, "steps": 3, "batch_size": 4}
+EVALUATION = {"prompts": {"source": "python:mmgrpo.rewards.digits:digit_prompts", "limit": 2}, "every": 2}
+
+
+def timeless(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if not key.startswith("time")} for row in rows]
+
+
+def about(trainer: Trainer) -> dict[str, Any]:
+    return json.loads((trainer.folder.path / "run.json").read_text())
+
+
+def failing(at_call: int, error: BaseException | None = None) -> Any:
+    """A reward that raises, or has the process told to end, at a call."""
+    calls = []
+
+    def reward(samples: Sequence[Sample]) -> list[float]:
+        calls.append(len(samples))
+        if len(calls) == at_call:
+            if error is not None:
+                raise error
+            os.kill(os.getpid(), signal.SIGTERM)
+        return brightness(samples)
+
+    return reward
+
+
+def started(output: Path, reward: Any, **changes: Any) -> Trainer:
+    return Trainer(make_policy(), {"brightness": reward}, digit_prompts(), {**BASE, "output": str(output), **changes})
+
+
+@pytest.mark.parametrize("error", [RuntimeError("scorer is down"), SystemExit(0)])
+def test_a_reward_that_fails_at_a_step_loses_none_before_it(
+    tmp_path: Path, error: BaseException, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = run(tmp_path / "whole", evaluation=EVALUATION)
+    failed = started(tmp_path / "half", failing(5, error), evaluation=EVALUATION)
+    with pytest.raises(RewardError, match=type(error).__name__):  # calls 1 and 4 are evaluations, 2, 3 and 5 steps
+        failed.train()
+    run_folder = failed.folder.path
+    assert [path.name for path in list_checkpoints(run_folder)] == ["step-000002"]
+    assert about(failed)["status"] == "failed"
+    assert about(failed)["error"].startswith("RewardError: reward 'brightness' failed on 8 of 8 samples")
+    assert f'failed; to go on from step 2: Trainer(..., resume="{run_folder}")' in capsys.readouterr().out
+    resumed = run(tmp_path / "half", resume=run_folder, evaluation=EVALUATION)
+    assert torch.equal(weights(resumed), weights(whole))
+    for name in ("metrics.jsonl", "evaluation.jsonl"):
+        assert timeless(lines(resumed, name)) == timeless(lines(whole, name))
+    assert [row["step"] for row in lines(resumed, "evaluation.jsonl")] == [0, 2, 4]
+    assert about(resumed)["status"] == "finished"
+    assert about(resumed)["error"] is None
+
+
+def test_sigterm_gives_the_step_up_and_loses_none_before_it(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    told = started(tmp_path / "half", failing(3))
+    told.train()
+    assert told.status == about(told)["status"] == "terminated"
+    assert [path.name for path in list_checkpoints(told.folder.path)] == ["step-000002"]
+    assert [row["step"] for row in lines(told)] == [1, 1, 2, 2]  # the third was drawn and judged, and not learnt from
+    resumed = run(tmp_path / "half", resume=told.folder.path)
+    assert torch.equal(weights(resumed), weights(whole))
+    assert timeless(lines(resumed)) == timeless(lines(whole))
+
+
+def test_a_failure_in_the_midst_of_a_steps_updates_saves_nothing(tmp_path: Path) -> None:
+    trainer = started(tmp_path, brightness, checkpoint={"every": 2})
+    apply, calls = trainer.optimizer.apply, []
+
+    def broken() -> Any:
+        calls.append(1)
+        if len(calls) == 6:  # the second of two updates of the third step
+            raise RuntimeError("out of memory")
+        return apply()
+
+    trainer.optimizer.apply = broken
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.train()
+    assert [path.name for path in list_checkpoints(trainer.folder.path)] == ["step-000002"]
+    whole, resumed = run(tmp_path / "whole"), run(tmp_path, resume=trainer.folder.path)
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_the_warm_up_is_saved_and_gone_on_with(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"warmup": WARMUP, "checkpoint": {"warmup_every": 2, "keep": None}, "steps": 1}
+    whole = run(tmp_path / "whole", **settings)
+    assert [path.name for path in list_checkpoints(whole.folder.path)] == [
+        "warmup-000002",
+        "warmup-000003",
+        "step-000001",
+    ]
+    from_middle = run(
+        tmp_path / "whole", resume=whole.folder.path / "checkpoints" / "warmup-000002", evaluation=None, **settings
+    )
+    assert torch.equal(weights(from_middle), weights(whole))
+    assert [row["step"] for row in lines(from_middle, "warmup.jsonl")] == [1, 3]
+    aside = from_middle.folder.path / "checkpoints" / "aside"
+    assert sorted(path.name for path in aside.iterdir()) == ["step-000001", "warmup-000003"]
+
+
+def test_an_average_begins_where_the_warm_up_ends(tmp_path: Path) -> None:
+    trainer = run(tmp_path, warmup=WARMUP, steps=0, update={"ema": {"decay": 0.5}})
+    assert trainer.average is not None
+    before = weights(trainer)
+    with trainer.average.applied():
+        assert torch.equal(weights(trainer), before)
+    assert not (trainer.folder.path / "checkpoints" / "warmup-000003" / "average").exists()
+
+
+def test_rewards_are_tried_before_the_warm_up_and_a_failed_start_leaves_no_folder(tmp_path: Path) -> None:
+    def broken(samples: Sequence[Sample]) -> list[float]:
+        raise RuntimeError("scorer is down")
+
+    for settings, said in (({"warmup": WARMUP}, "was tried on 2 samples before"), ({}, "failed on 8 of 8 samples")):
+        with pytest.raises(RewardError, match=f"{said}.*scorer is down"):
+            started(tmp_path / "runs", broken, **settings).train()
+        assert not list((tmp_path / "runs").iterdir())
+
+
+def test_rates_and_betas_of_now_are_really_applied(tmp_path: Path) -> None:
+    first = run(tmp_path, steps=2, update={"lr": 1e-3, "schedule": "linear", "lr_floor": 0.5})
+    update = {"lr": 4e-3, "betas": (0.5, 0.6), "weight_decay": 0.1, "schedule": "linear", "lr_floor": 0.5}
+    trainer = run(tmp_path, resume=first.folder.path, steps=4, update=update)
+    group = trainer.optimizer.optimizer.param_groups[0]
+    assert (group["betas"], group["weight_decay"], group["initial_lr"]) == ((0.5, 0.6), 0.1, 4e-3)
+    rates = [row["optimizer/lr"] for row in lines(trainer)]
+    # linear from 1 to 0.5 over the updates: 2 at first; 4 from then on, of which 2 are done
+    assert rates == pytest.approx([1e-3, 0.75e-3, 4e-3 * 0.75, 4e-3 * 0.625])
+    assert load_config(trainer.folder.path / "config.yaml").update.lr == 4e-3
+    (resumed,) = about(trainer)["resumed"]
+    assert resumed["step"] == 2
+    assert resumed["changes"] == {
+        "steps": [2, 4],
+        "update.lr": [1e-3, 4e-3],
+        "update.betas": [[0.9, 0.999], [0.5, 0.6]],
+        "update.weight_decay": [0.0, 0.1],
+    }
+
+
+def test_more_updates_a_step_keep_the_place_in_the_schedule(tmp_path: Path) -> None:
+    update: dict[str, Any] = {"lr": 1e-3, "schedule": "linear"}
+    first = run(tmp_path, steps=4, update=update, checkpoint={"every": 2})
+    resumed = run(
+        tmp_path, resume=first.folder.path / "checkpoints/step-000002", update={**update, "minibatches": 2}, steps=4
+    )
+    rates = [row["optimizer/lr"] for row in lines(resumed)]
+    assert rates == pytest.approx([1e-3, 0.75e-3, *(1e-3 * left / 8 for left in (4, 3, 2, 1))])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"seed": 1}, r"seed: 0 -> 1 \(every random number follows from it\)"),
+        ({"update": {**BASE["update"], "ema": None}}, r"update\.ema: .* -> None \(an average goes through"),
+        ({"warmup": WARMUP}, r"warmup: None -> .* \(it belongs to the start of a run\)"),
+    ],
+)
+def test_what_a_run_must_keep_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    first = run(tmp_path, steps=1)
+    before = (first.folder.path / "config.yaml").read_text()
+    with pytest.raises(ConfigError, match=f"cannot go on with {said}.*start a new run"):
+        run(tmp_path, resume=first.folder.path, **change)
+    assert (first.folder.path / "config.yaml").read_text() == before
+    assert about(first)["status"] == "finished"
+
+
+def test_of_a_policy_what_does_not_touch_its_weights_may_change(tmp_path: Path) -> None:
+    policy = {"name": "denoising", "model": "python:m:f", "lora": {"rank": 2}, "update_batch": 8}
+    (tmp_path / "config.yaml").write_text(json.dumps({"name": "x", "policy": policy}))
+    faster = validated({"name": "y", "output": "elsewhere", "policy": {**policy, "update_batch": 2}})
+    allowed = allowed_config(tmp_path, faster)
+    assert [str(change) for change in allowed.changes] == ["policy.update_batch: 8 -> 2"]
+    assert (allowed.config.name, allowed.config.output) == ("x", "runs")  # the folder is where it is
+    for other in ({"lora": {"rank": 4}}, {"model": "python:m:g"}, {"name": "language"}):
+        with pytest.raises(ConfigError, match=r"policy\..*the weights and the samples so far"):
+            allowed_config(tmp_path, validated({"policy": {**policy, **other}}))
+
+
+def test_notes_are_no_changes() -> None:
+    before, after = (
+        validated({"note": "a"}),
+        validated({"note": "b", "method": {"name": "m", "title": "t", "paper": "p"}}),
+    )
+    assert list(changed(before, after)) == []
+
+
+def test_a_finished_run_has_nothing_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = run(tmp_path, steps=2, evaluation=EVALUATION)
+    before = {path: path.read_bytes() for path in first.folder.path.rglob("*") if path.is_file()}
+    again = run(tmp_path, resume=first.folder.path, steps=2, evaluation=EVALUATION)
+    assert f"nothing to do: {first.folder.path} stands at step 2 of 2" in (capsys.readouterr().out)
+    assert again.status == "finished"
+    assert {path: path.read_bytes() for path in first.folder.path.rglob("*") if path.is_file()} == before
+
+
+def test_an_evaluation_that_was_not_due_is_not_made(tmp_path: Path) -> None:
+    first = run(tmp_path, steps=4, evaluation={**EVALUATION, "every": 3}, checkpoint={"every": 1, "keep": None})
+    chosen = first.folder.path / "checkpoints" / "step-000002"
+    resumed = run(tmp_path, resume=chosen, steps=4, evaluation={**EVALUATION, "every": 3})
+    assert [row["step"] for row in lines(resumed, "evaluation.jsonl")] == [0, 3, 4]
+
+
+def test_torn_lines_are_dropped_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = run(tmp_path / "whole")
+    half = run(tmp_path / "half", steps=2)
+    with (half.folder.path / "metrics.jsonl").open("a") as file:
+        file.write('\n{"step": 3, "upd')
+    resumed = run(tmp_path / "half", resume=half.folder.path)
+    assert "metrics.jsonl: 2 unreadable line(s) dropped" in capsys.readouterr().out
+    assert timeless(lines(resumed)) == timeless(lines(whole))
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = run(tmp_path / "whole", checkpoint={"every": 1, "keep": None})
+    last = whole.folder.path / "checkpoints" / "step-000004" / "training.pt"
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 1
+    last.write_bytes(content)
+    resumed = run(tmp_path / "whole", resume=whole.folder.path)
+    said = capsys.readouterr().out
+    assert "going on from step 3" in said
+    assert "step-000004 is damaged (training.pt is not what was written)" in said
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    told = started(tmp_path / "half", failing(1))
+    told.train()
+    assert told.status == "terminated"
+    assert list_checkpoints(told.folder.path) == []
+    resumed = run(tmp_path / "half", resume=told.folder.path)
+    assert resumed.folder.path == told.folder.path
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_what_is_no_run_is_said(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint and holds none"):
+        run(tmp_path, resume=tmp_path)
+
+
+def test_a_reward_that_changes_the_working_directory_moves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def wandering(samples: Sequence[Sample]) -> list[float]:
+        os.chdir(tmp_path / "elsewhere")
+        return brightness(samples)
+
+    started(Path("runs"), wandering).train()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert json.loads((tmp_path / "runs" / "run" / "run.json").read_text())["status"] == "finished"
+    assert len((tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()) == 8
+
+
+def test_a_full_disk_says_so_and_leaves_the_run_to_go_on_with(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    trainer = started(tmp_path / "half", brightness, checkpoint={"every": 2})
+    log = trainer.optimizer.apply
+    full = tmp_path / "half" / "run" / "metrics.jsonl"
+
+    def fill() -> Any:
+        if trainer.step == 3 and not full.is_symlink():
+            full.rename(tmp_path / "kept")
+            full.symlink_to("/dev/full")
+        return log()
+
+    trainer.optimizer.apply = fill
+    with pytest.raises(OSError, match=r"metrics.jsonl cannot be written: No space left on device; make room"):
+        trainer.train()
+    assert about(trainer)["error"].startswith("OutputError: ")
+    full.unlink()
+    (tmp_path / "kept").rename(full)
+    resumed = run(tmp_path / "half", resume=trainer.folder.path)
+    assert timeless(lines(resumed)) == timeless(lines(whole))
+    assert torch.equal(weights(resumed), weights(whole))
