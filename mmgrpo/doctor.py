@@ -29,7 +29,7 @@ from mmgrpo.config import RunConfig
 from mmgrpo.console import shown
 from mmgrpo.errors import ConfigError, DataError, MmgrpoError, ReplayError
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policy import Policy
+from mmgrpo.policy import Choosing, Policy
 from mmgrpo.scoring import NamedReward, named_rewards, score
 from mmgrpo.trainer import ROLLOUT_SEED
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
@@ -77,7 +77,7 @@ def examine(
         check = "on-policy gap" if isinstance(error, ReplayError) else "rollout"
         return [_refused(check, error), *_rewards(judges, _plain_samples(policy, asked))]
     subject = Subject(config=config, policy=policy, objective=objective, rollout=rollout)
-    drawn = [_window(subject), same_seed_replay(rollout, again)]
+    drawn = [*_choices(policy), _window(subject), same_seed_replay(rollout, again)]
     trained = _updates(subject, rollout_s, where) if bool(rollout.mask_BT.any()) else []
     return [*drawn, *trained, *_rewards(judges, rollout.samples)]
 
@@ -111,6 +111,12 @@ def _plain_samples(policy: Policy, prompts: Sequence[Prompt]) -> Sequence[Sample
         return policy.rollout(prompts, group_size=GROUP_SIZE, seed=0, plan=plan).samples
     except (MmgrpoError, torch.OutOfMemoryError):
         return ()
+
+
+def _choices(policy: Policy) -> list[Finding]:
+    """What the policy decided where its settings leave it open."""
+    chosen = policy.choices if isinstance(policy, Choosing) else ()
+    return [Finding("choices", True, "; ".join(chosen))] if chosen else []
 
 
 def _window(subject: Subject) -> Finding:

@@ -122,6 +122,9 @@ def _policy_line(policy: Named, settings: Mapping[str, Any] | None) -> str:
 
 def _sampler_line(settings: Mapping[str, Any]) -> str:
     name, strength = settings["sampler"], settings["strength"]
+    if name is None:
+        line = "chosen by the scheduler: flow_sde on flow levels, native for consistency models, else ddim"
+        return f"{line}; strength = {strength:g}"
     if name not in SAMPLERS:
         return f"{name}: the noise that the scheduler draws by itself"
     line = f"{name}, strength = {strength:g}: {_summary(SAMPLERS[name])}"

@@ -97,3 +97,12 @@ class Scheduled(ABC):
     @abstractmethod
     def num_decisions(self) -> int:
         """How many decisions of a sample can be stochastic: indices 0 to num_decisions - 1."""
+
+
+class Choosing(ABC):
+    """A policy that decides for itself what its settings leave open, and says so."""
+
+    @property
+    @abstractmethod
+    def choices(self) -> tuple[str, ...]:
+        """What it decided, a sentence each, for people."""

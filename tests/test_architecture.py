@@ -215,7 +215,7 @@ def test_nothing_inherits_from_a_concrete_class() -> None:
 def test_bases_are_found_where_they_are_defined() -> None:
     name = "mmgrpo.policies.denoising.policy"
     bases = list(our_bases(name, classes()[f"{name}.DenoisingPolicy"]))
-    assert bases == ["mmgrpo.policy.Policy", "mmgrpo.policy.Supervised", "mmgrpo.policy.Scheduled"]
+    assert bases == [f"mmgrpo.policy.{name}" for name in ("Policy", "Supervised", "Scheduled", "Choosing")]
     assert defined_at("mmgrpo.policies.denoising.DenoisingPolicy") == f"{name}.DenoisingPolicy"
 
 

@@ -139,7 +139,9 @@ def test_formula_and_numbers() -> None:
     assert said["log-ratio"] == "decision: log r = logprob - old_logprob"
     assert said["weight v"] == "sample_mean: w = m / (kept decisions of the row * num_samples)"
     assert said["KL"].startswith("kl_beta = 0.1, gaussian: KL of two Gaussians")
-    assert said["sampler"].startswith("flow_sde, strength = 0.7: Flow-GRPO's sampler: s = strength sqrt(sigma")
+    assert said["sampler"].startswith("chosen by the scheduler: flow_sde on flow levels, native for")
+    named = rows(changed(policy={"sampler": "flow_sde"}))["sampler"]
+    assert named.startswith("flow_sde, strength = 0.7: Flow-GRPO's sampler: s = strength sqrt(sigma")
     assert said["density"].startswith("gaussian: ")
     assert said["reduction"] == "mean: Mean over a sample's D elements, total / D"
     assert said["method"] == "none named"

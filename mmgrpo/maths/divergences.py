@@ -57,7 +57,8 @@ class Moments:
     Attributes:
         mean: mean of the next latent.
         velocity: eps - x0 as the network says it.
-        std: standard deviation of the step, a constant of the schedule and so the same for both policies.
+        std: standard deviation of the step: a number is a constant of the schedule, the same for both policies; a
+            tensor is the network's own (learned variance).
         step: length h of the step in units of sigma.
     """
 
@@ -72,14 +73,19 @@ class Moments:
 
 
 def gaussian(now: Moments, other: Moments) -> Tensor:
-    """KL of two Gaussians of equal spread, element by element: (mean - other mean)^2 / (2 std^2).
+    """KL of two Gaussians, element by element: (mean - other mean)^2 / (2 std^2) where they are of equal spread.
+
+    Where the network sets the spread, log(other std / std) + (std^2 + (mean - other mean)^2) / (2 other std^2) - 1 / 2.
 
     Shapes: as the mean.   Units: nats per element.   Raises: ShapeError for a number std <= 0.
     Source: closed form; the trust region of Flow-DPPO, arXiv:2606.11025, and the drift b of GRPO-Guard,
         arXiv:2510.22319, are its mean over the elements, with the sampling policy as the other.
     """
     require_positive(now.std)
-    return (now.mean - other.mean) ** 2 / (2 * now.std**2)
+    error = (now.mean - other.mean) ** 2
+    if isinstance(now.std, torch.Tensor) and isinstance(other.std, torch.Tensor):
+        return (other.std / now.std).log() + (now.std**2 + error) / (2 * other.std**2) - 0.5
+    return error / (2 * now.std**2)
 
 
 def gaussian_no_dt(now: Moments, other: Moments) -> Tensor:

@@ -87,6 +87,22 @@ def chunked(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
         yield chunk
 
 
+def state_batches(rollout: Rollout, rows: Sequence[int], column: int, size: int) -> Iterator[list[int]]:
+    """Rows in batches of at most ``size`` distinct states at a decision, all of one shape."""
+    trace: Trace = rollout.trace
+    rows_of: dict[int, list[int]] = {}
+    for row in rows:
+        rows_of.setdefault(int(rollout.state_BT[row, column]), []).append(row)
+    batch: list[list[int]] = []
+    for members in rows_of.values():
+        if batch and (len(batch) == size or not trace.alike(batch[0][0], members[0])):
+            yield [row for some in batch for row in some]
+            batch = []
+        batch.append(members)
+    if batch:
+        yield [row for some in batch for row in some]
+
+
 def assemble(chunks: Sequence[Chunk], plan: Plan, segments: Sequence[int] | None) -> Rollout:
     """The rollout that the chunks make together.
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from diffusers import DiffusionPipeline
+from diffusers import (
+    DDIMScheduler,
+    DiffusionPipeline,
+    DPMSolverMultistepScheduler,
+    EulerDiscreteScheduler,
+    FlowMatchEulerDiscreteScheduler,
+)
 from torch import nn
 
-from mmgrpo.errors import ConfigError
+from mmgrpo.errors import ConfigError, PolicyError
+from mmgrpo.policies.denoising.caches import cache_names
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.loading import DTYPES, built, named
 
@@ -51,3 +59,63 @@ def compile_denoiser(module: nn.Module) -> None:
     declared = getattr(module, "_repeated_blocks", None) or ()
     for part in [part for part in module.modules() if type(part).__name__ in declared] or [module]:
         part.compile()
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A class of first-order steps on the same noise levels as another's, and what its configuration has to change."""
+
+    kind: Any
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+FIRST_ORDER: Mapping[str, Replacement] = {
+    "PNDM": Replacement(DDIMScheduler, {"clip_sample": False}),
+    "SASolver": Replacement(DPMSolverMultistepScheduler),
+    "LMS": Replacement(EulerDiscreteScheduler),
+    "Heun": Replacement(EulerDiscreteScheduler),
+    "KDPM2": Replacement(EulerDiscreteScheduler),
+    "DPMSolverSDE": Replacement(EulerDiscreteScheduler),
+    "FlowMatchHeun": Replacement(FlowMatchEulerDiscreteScheduler),
+}
+
+
+def decision_scheduler(scheduler: Any) -> Any:
+    """The scheduler itself, or the first-order one of the same noise levels where its steps are no decisions.
+
+    Raises PolicyError for a scheduler whose steps are none and that no other stands in for.
+    """
+    name = type(scheduler).__name__
+    if name.startswith("IPNDM"):
+        raise PolicyError(
+            f"{name} mixes in the outputs of earlier steps, so its steps are not decisions, and no other scheduler has "
+            "its noise levels: give the pipeline another one before wrapping it"
+        )
+    replacement = next((found for prefix, found in FIRST_ORDER.items() if name.startswith(prefix)), None)
+    if replacement is None:
+        return scheduler
+    return replacement.kind.from_config(scheduler.config, **replacement.changes)
+
+
+def choices_of(scheduler: Any, decisions: Any, denoisers: Sequence[nn.Module]) -> list[str]:
+    """What the owner set and decisions are drawn without, in words.
+
+    Args:
+        scheduler: the pipeline's own.
+        decisions: what its decisions are drawn with.
+        denoisers: on which caches may be switched on.
+
+    Returns:
+        A sentence each.
+    """
+    chosen, own = [], type(scheduler).__name__
+    if decisions is not scheduler:
+        chosen.append(
+            f"the steps of {own} are no decisions, so they are drawn and scored with {type(decisions).__name__} on the "
+            f"same noise levels; samples without noise keep {own}"
+        )
+    if names := cache_names(denoisers):
+        chosen.append(
+            f"{', '.join(names)} off where decisions are drawn or scored; samples without noise keep the cache"
+        )
+    return chosen

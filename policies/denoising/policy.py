@@ -24,21 +24,29 @@ from mmgrpo.policies.denoising.chunks import (
     chunked,
     first_stochastic,
     make_groups,
+    state_batches,
 )
 from mmgrpo.policies.denoising.components import prepared_denoisers
 from mmgrpo.policies.denoising.exactness import WRONG_CALL, Exactness
-from mmgrpo.policies.denoising.loading import compile_denoiser, configured_scheduler, load_pipeline
+from mmgrpo.policies.denoising.loading import (
+    choices_of,
+    compile_denoiser,
+    configured_scheduler,
+    decision_scheduler,
+    load_pipeline,
+)
 from mmgrpo.policies.denoising.memo import Memo
 from mmgrpo.policies.denoising.outputs import media_of, samples_of
 from mmgrpo.policies.denoising.record import Recorder
 from mmgrpo.policies.denoising.replay import Replayer
 from mmgrpo.policies.denoising.sampling import Sampling
-from mmgrpo.policies.denoising.session import Session, Stage
+from mmgrpo.policies.denoising.schedules import fitting_sampler
+from mmgrpo.policies.denoising.session import Session, Stage, require_denoisers
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.denoising.supervised import Latents, supervised_loss
 from mmgrpo.policies.denoising.trace import Row, Trace, shows_media
 from mmgrpo.policies.weights import DiffusersFiles, Weights
-from mmgrpo.policy import Policy, Scheduled, Supervised
+from mmgrpo.policy import Choosing, Policy, Scheduled, Supervised
 from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, Sample, SupervisedLoss
 
 logger = logging.getLogger(__name__)
@@ -46,7 +54,7 @@ logger = logging.getLogger(__name__)
 EXACTNESS = {torch.float32: 1e-5, torch.bfloat16: 1e-3}
 
 
-class DenoisingPolicy(Policy, Supervised, Scheduled):
+class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing):
     """A diffusers pipeline whose denoising steps are decisions.
 
     The pipeline itself is run, with a scheduler of its own class that draws and records each transition; to score a
@@ -77,14 +85,24 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
             )
         self.pipeline = pipeline
         self.settings = settings
-        self._sampling = Sampling(
-            sampler=settings.sampler, strength=settings.strength, density=settings.density, reduction=settings.reduction
-        )
         scheduler = configured_scheduler(pipeline.scheduler, settings.scheduler)
-        self._sampling.check_scheduler(scheduler)
+        decisions = decision_scheduler(scheduler)
+        self._sampling = Sampling(
+            sampler=settings.sampler or fitting_sampler(decisions),
+            strength=settings.strength,
+            density=settings.density,
+            reduction=settings.reduction,
+        )
+        self._sampling.check_scheduler(decisions)
+        self._choices = choices_of(scheduler, decisions, list(denoisers.values()))
+        for choice in self._choices:
+            logger.warning("%s: %s", type(pipeline).__name__, choice)
+        if settings.sampler is None:
+            self._choices.append(f"sampler {self._sampling.sampler}, which fits {type(decisions).__name__}")
         targets = adapter_targets(denoisers) if settings.lora and not settings.lora.targets else ()
         self._weights = Weights(denoisers, settings.lora, targets, DiffusersFiles())
-        self._stage = Stage(pipeline, scheduler, tuple(denoisers), Memo(settings.memo_bytes), settings.columns)
+        memo = Memo(settings.memo_bytes)
+        self._stage = Stage(pipeline, scheduler, decisions, tuple(denoisers), memo, columns=settings.columns)
         if settings.lora is None and dtype != torch.float32:
             self._stage.autocast(dtype)  # the trained weights are float32 masters, the arithmetic stays as loaded
         if settings.compile:
@@ -108,6 +126,12 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         if isinstance(settings, Mapping):
             settings = DenoisingSettings(**settings)
         return cls(load_pipeline(settings).to(device), settings)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The sampler, the scheduler of the decisions and the caches, where the settings leave them open."""
+        alone = ["rows depend on what shares their batch, so each runs alone"] if self._alone else []
+        return (*self._choices, *alone)
 
     @property
     def trainable(self) -> list[nn.Parameter]:
@@ -178,7 +202,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         chosen = list(range(len(rollout.samples))) if rows is None else [int(row) for row in rows]
         for column in range(rollout.shape[1]):
             kept = [row for row in chosen if bool(rollout.mask_BT[row, column])]
-            for batch in self._batches(rollout, kept, column):
+            for batch in state_batches(rollout, kept, column, self._update_batch):
                 yield self._score(rollout, batch, column, divergence)
 
     def _drawn(self, groups: Sequence[Sequence[Row]], plan: Plan) -> list[Chunk]:
@@ -265,7 +289,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
         last_known = stem.known[-1].iteration if stem.known else -1
         session = Session(on_step=recorder, ghost=lambda iteration: iteration <= last_known)
         output = self._run(session, stem.rows, self.settings.call)
-        _require_denoisers(self._stage.denoisers, session)
+        require_denoisers(self._stage.denoisers, session)
         samples = samples_of(stem.rows, media_of(output, len(stem.rows)))
         return Chunk(stem.rows, recorder, samples, session.num_forwards + stem.num_forwards)
 
@@ -303,21 +327,6 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
             self._drawn(unlike, Plan())
         except MmgrpoError:  # what cannot be trained may still be sampled
             return
-
-    def _batches(self, rollout: Rollout, rows: Sequence[int], column: int) -> Iterator[list[int]]:
-        """Rows in batches of at most ``update_batch`` distinct states, all of one shape."""
-        trace: Trace = rollout.trace
-        rows_of: dict[int, list[int]] = {}
-        for row in rows:
-            rows_of.setdefault(int(rollout.state_BT[row, column]), []).append(row)
-        batch: list[list[int]] = []
-        for members in rows_of.values():
-            if batch and (len(batch) == self._update_batch or not trace.alike(batch[0][0], members[0])):
-                yield [row for some in batch for row in some]
-                batch = []
-            batch.append(members)
-        if batch:
-            yield [row for some in batch for row in some]
 
     def _score(self, rollout: Rollout, rows: list[int], column: int, divergence: str | None) -> Evaluation:
         num_forwards = 0
@@ -383,13 +392,3 @@ class DenoisingPolicy(Policy, Supervised, Scheduled):
     ) -> Tensor:
         replayer, _ = self._replay(replace(trace, run_ghosts=run_ghosts), rows, column, states=states)
         return replayer.logprob_N().cpu()
-
-
-def _require_denoisers(denoisers: Sequence[str], session: Session) -> None:
-    """Refuses a run whose loop never called what was taken for the denoiser."""
-    if session.looped & set(denoisers) or (session.num_steps <= 1 and session.in_loop):
-        return
-    raise PolicyError(
-        f"the denoising loop does not call {list(denoisers)} at each step; it calls {sorted(session.looped)}: "
-        "name those that denoise in policy.denoisers"
-    )

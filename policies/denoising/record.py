@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -28,8 +28,8 @@ class Drawn:
 
     def rows(self, index: Tensor) -> Drawn:
         """The same step call for some of its rows."""
-        decision = Decision(at_rows(self.decision.moments, index), self.decision.level)
         keep = None if self.keep is None else self.keep[index]
+        decision = replace(self.decision, moments=at_rows(self.decision.moments, index), keep=keep)
         return Drawn(self.iteration, self.ordinal, decision, self.next_state[index], keep)
 
 
@@ -89,14 +89,17 @@ class Recorder:
         if call.iteration == self.branch_at and self.branch is not None:
             rows = [row for members in self.branch for row in members]
             moments = at_rows(moments, torch.arange(len(rows)) // len(self.branch[0]))
-            decision = Decision(moments, decision.level)
+            keep = decision.keep
+            keep = None if keep is None else keep[torch.arange(len(rows)) // len(self.branch[0])]
+            decision = replace(decision, moments=moments, keep=keep)
         next_state = moments.mean
         if is_stochastic(moments):
             shape = (moments.mean.numel() // len(rows),)
             noise = [row.noise(shape, iteration=call.iteration, ordinal=call.ordinal) for row in rows]
             noise_like = torch.stack(noise).reshape(moments.mean.shape).to(moments.mean.device)
+            noise_like = noise_like if decision.keep is None else noise_like * decision.keep
             next_state = moments.mean + moments.std * noise_like
-        return Drawn(call.iteration, call.ordinal, decision, next_state.to(call.sample.dtype))
+        return Drawn(call.iteration, call.ordinal, decision, next_state.to(call.sample.dtype), decision.keep)
 
     def _note_overwritten(self, call: StepCall) -> None:
         """Marks the elements of the last state that the pipeline has overwritten since: no decision of the policy.

@@ -13,15 +13,15 @@ from mmgrpo.errors import ConfigError, ReplayError
 from mmgrpo.maths.divergences import Moments
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.transitions import SAMPLERS, ddim, kernel_mean
-from mmgrpo.policies.denoising.schedules import (
-    advance,
-    family_of,
-    first_order_gap,
-    native_mean_and_std,
-    require_decisions,
-    schedule_index,
-)
+from mmgrpo.policies.denoising.schedules import advance, family_of, schedule_index
 from mmgrpo.policies.denoising.session import StepCall
+from mmgrpo.policies.denoising.stock import (
+    first_step_gap,
+    native_mean_and_std,
+    network_output,
+    stepped_elements,
+    stock_result,
+)
 
 NATIVE = "native"
 FIRST_ORDER_TOLERANCE = 1e-3
@@ -29,10 +29,11 @@ FIRST_ORDER_TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The Gaussian of one step call, and where in the schedule it stands."""
+    """The Gaussian of one step call, where in the schedule it stands, and which elements it draws (None: all)."""
 
     moments: Moments
     level: float
+    keep: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +63,15 @@ class Sampling:
             return self._native(call, stochastic)
         family = family_of(call.scheduler)
         step = family.step(call.scheduler, index, call.timestep)
-        output, sample = call.model_output.float(), call.sample.float()
+        output, sample = network_output(call), call.sample.float()
         kernel = SAMPLERS[self.sampler](step, strength=self.strength) if stochastic else ddim(step, strength=0.0)
         mean = kernel_mean(kernel, family.predict(call.scheduler, output, sample, step.level))
+        keep = stepped_elements(call)
+        if keep is not None:
+            mean = torch.where(keep, mean, stock_result(call))
         advance(call.scheduler)
         moments = Moments(mean=mean, velocity=output, std=kernel.std, step=step.length)
-        return Decision(moments=moments, level=step.level.sigma)
+        return Decision(moments=moments, level=step.level.sigma, keep=keep)
 
     def skip(self, call: StepCall) -> None:
         """Advances the scheduler past a step whose outcome is known."""
@@ -96,8 +100,7 @@ class Sampling:
         return float(REDUCTIONS[self.reduction](count, count))
 
     def check_scheduler(self, scheduler: Any) -> None:
-        """Raises PolicyError for a scheduler whose steps are not decisions or whose family is not known."""
-        require_decisions(scheduler)
+        """Raises PolicyError for a scheduler whose family is not known."""
         if self.sampler != NATIVE:
             family_of(scheduler)
 
@@ -105,21 +108,20 @@ class Sampling:
         """Raises ReplayError for a scheduler whose stock first step is not the one our formulas give."""
         if self.sampler == NATIVE:
             return
-        gap = first_order_gap(
-            family_of(call.scheduler), call.scheduler, call.stock, call.model_output, call.sample, call.timestep
-        )
-        if gap is not None and not gap < FIRST_ORDER_TOLERANCE:
+        gap = first_step_gap(family_of(call.scheduler), call)
+        if not gap < FIRST_ORDER_TOLERANCE:
             raise ReplayError(
                 f"the stock first step of {type(call.scheduler).__name__} differs by {gap:.1e} from the one its "
-                "configuration implies; replace the scheduler by DDIM, Euler or FlowMatchEuler before wrapping"
+                "configuration implies; take sampler 'native' if it draws noise of its own, else replace the "
+                "scheduler by DDIM, Euler or FlowMatchEuler before wrapping"
             )
 
     def _native(self, call: StepCall, stochastic: bool) -> Decision:
-        output = call.model_output.float()
-        mean, std = native_mean_and_std(call.scheduler, call.stock, output, call.sample.float())
+        output = network_output(call)
+        mean, std = native_mean_and_std(call.scheduler, call.stock, call.model_output.float(), call.sample.float())
         if not stochastic:
             return Decision(Moments(mean=mean, velocity=output, std=0.0, step=1.0), level=0.0)
-        if std == 0.0:
+        if not isinstance(std, Tensor) and std == 0.0:
             raise ConfigError(
                 f"sampler 'native' takes the noise that the scheduler draws, and {type(call.scheduler).__name__} draws "
                 "none here; choose sampler 'ddim' or 'cps', or make the scheduler stochastic (eta in policy.call)"

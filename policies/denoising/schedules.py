@@ -2,35 +2,31 @@
 
 Every sampler of ours works on x = alpha * x0 + sigma * eps. This module reads (alpha, sigma) and (x0_hat, eps_hat) off
 the stock schedulers, family by family. With strength 0 the step built from them is the stock first-order step;
-``first_order_gap`` measures that on the user's own scheduler, so a family read wrongly is refused, not trained on.
+``stock.first_step_gap`` measures that on the user's own scheduler, so a family read wrongly is refused, not trained on.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from mmgrpo.errors import PolicyError
 from mmgrpo.maths.transitions import (
     Level,
     Prediction,
     Step,
-    ddim,
     epsilon_to_prediction,
-    kernel_mean,
     v_to_prediction,
     velocity_to_prediction,
     x0_to_prediction,
 )
 
-UNIFORM_STD = 1e-2  # relative; rounding of a large state shows in the difference of two results
-UNUSABLE = ("PNDM", "LMS", "IPNDM", "Heun", "FlowMatchHeun", "KDPM2", "SASolver", "DPMSolverSDE")
+CLIPPING = ("DDIM", "DDPM", "LCM")  # the classes whose step heeds clip_sample; others carry the key and leave it
+CONSISTENCY = ("LCM", "TCD", "SCM", "FlowMatchLCM")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,39 +44,21 @@ class Family:
     predict: Callable[[Any, Tensor, Tensor, Level], Prediction]
 
 
-def require_decisions(scheduler: Any) -> None:
-    """Refuses a scheduler whose steps are not decisions.
-
-    Raises PolicyError if the class interleaves evaluations, repeats timesteps or mixes in old outputs.
-    """
-    name = type(scheduler).__name__
-    if name.startswith(UNUSABLE):
-        cure = "FlowMatchEulerDiscreteScheduler" if name.startswith("FlowMatch") else "DDIMScheduler"
-        unclipped = "" if name.startswith("FlowMatch") else ", clip_sample=False"
-        raise PolicyError(
-            f"{name} evaluates the model several times per step or repeats timesteps, so its steps are not decisions. "
-            f"Replace it before wrapping the pipeline: pipe.scheduler = {cure}.from_config(pipe.scheduler.config"
-            f"{unclipped})"
-        )
-
-
 def family_of(scheduler: Any) -> Family:
     """The family a scheduler belongs to.
 
-    Raises PolicyError if the class is not known, or clips in a way that is not read here.
+    Raises PolicyError if the class is not known.
     """
     name = type(scheduler).__name__
     config = scheduler.config
-    if config.get("thresholding"):
-        raise PolicyError(f"{name} with thresholding=True rescales x0 per sample; set thresholding=False")
     if name.startswith("EDM"):
         return EDM
     if name.startswith("FlowMatch"):
         return _flow_match(scheduler)
-    if config.get("prediction_type") == "flow_prediction":
-        return FLOW
     if callable(getattr(scheduler, "_sigma_to_alpha_sigma_t", None)):
-        return VARIANCE_PRESERVING
+        if not config.get("use_flow_sigmas"):
+            return VARIANCE_PRESERVING
+        return FLOW if config.prediction_type == "flow_prediction" else FLOW_LEVELS
     if name.startswith("Euler"):
         return VARIANCE_EXPLODING
     if getattr(scheduler, "alphas_cumprod", None) is not None:
@@ -89,6 +67,17 @@ def family_of(scheduler: Any) -> Family:
         f"scheduler {name} is of no family known here (flow, DDIM-like, Euler-like, DPM/UniPC-like, EDM); "
         "use sampler 'native' if it draws its own noise, or replace it by a first-order scheduler"
     )
+
+
+def fitting_sampler(scheduler: Any) -> str:
+    """The sampler for a scheduler where none is named: by what its noise levels are.
+
+    Consistency samplers, and those told to, draw noise of their own, which the model was distilled for: "native". Flow
+    levels take "flow_sde"; all others, also flow models on levels above 1 (Cosmos 2), "ddim".
+    """
+    if type(scheduler).__name__.startswith(CONSISTENCY) or scheduler.config.get("stochastic_sampling"):
+        return "native"
+    return "flow_sde" if family_of(scheduler) in (FLOW, INVERTED_FLOW, FLOW_LEVELS) else "ddim"
 
 
 def schedule_index(scheduler: Any, timestep: Any) -> int:
@@ -107,76 +96,6 @@ def advance(scheduler: Any) -> None:
     """Moves the scheduler's own index past a step that its ``step`` did not take."""
     if getattr(scheduler, "_step_index", None) is not None:
         scheduler._step_index += 1
-
-
-class _FixedNoise(TorchFunctionMode):
-    """Within it every Gaussian draw gives the same constant."""
-
-    def __init__(self, value: float) -> None:
-        super().__init__()
-        self.value = value
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in (torch.randn, torch.randn_like):
-            return func(*args, **(kwargs or {}))
-        like = {key: value for key, value in (kwargs or {}).items() if key != "generator"}  # whose state stays put
-        empty = torch.empty if func is torch.randn else torch.empty_like
-        return empty(*args, **like).fill_(self.value)
-
-
-def native_mean_and_std(
-    scheduler: Any, stock_step: Callable[..., Any], output: Tensor, sample: Tensor
-) -> tuple[Tensor, float | Tensor]:
-    """Mean and standard deviation of a stock step that draws its own noise: its results with noise 0 and noise 1.
-
-    ``stock_step`` is run twice from the same scheduler state; the scheduler is left after the step. The deviation is
-    one number, unless the network sets it element by element (learned variance).
-    """
-    before = _state_of(scheduler)
-    with _FixedNoise(0.0):
-        mean = _next_sample(stock_step(model_output=output, sample=sample))
-    scheduler.__dict__.clear()
-    scheduler.__dict__.update(before)
-    with _FixedNoise(1.0), torch.no_grad():
-        std = _next_sample(stock_step(model_output=output, sample=sample)) - mean.detach()
-    typical = std.mean()
-    uniform = bool(((std - typical).abs() <= UNIFORM_STD * typical).all())
-    return mean, float(typical) if uniform else std
-
-
-def first_order_gap(
-    family: Family, scheduler: Any, stock_step: Callable[..., Any], output: Tensor, sample: Tensor, timestep: Any
-) -> float | None:
-    """Largest relative difference between our step at strength 0 and the stock first step; None if stock is random.
-
-    Multistep solvers begin with a first-order step, so the first step of a schedule tells for every family. The stock
-    step is given float32, so that a pipeline in half precision is read as well as any.
-    """
-    output, sample = output.detach().float(), sample.detach().float()
-    stock_a, stock_b = (_stock_on_copy(scheduler, stock_step, output, sample, noise) for noise in (0.0, 1.0))
-    if not torch.equal(stock_a, stock_b):
-        return None
-    step = family.step(scheduler, schedule_index(scheduler, timestep), timestep)
-    ours = kernel_mean(ddim(step, strength=0.0), family.predict(scheduler, output, sample, step.level))
-    return float((ours - stock_a).abs().max() / stock_a.abs().max().clamp_min(1e-12))
-
-
-def _stock_on_copy(
-    scheduler: Any, stock_step: Callable[..., Any], output: Tensor, sample: Tensor, noise: float
-) -> Tensor:
-    twin = copy.copy(scheduler)
-    twin.__dict__.update(_state_of(scheduler))
-    with _FixedNoise(noise), torch.no_grad():
-        return _next_sample(stock_step(twin, model_output=output, sample=sample)).float()
-
-
-def _state_of(scheduler: Any) -> dict[str, Any]:
-    """The scheduler's attributes, with the lists that multistep solvers write into copied."""
-    return {key: list(value) if isinstance(value, list) else value for key, value in scheduler.__dict__.items()}
-
-
-def _next_sample(result: Any) -> Tensor:
-    return result[0] if isinstance(result, tuple) else result.prev_sample
 
 
 def _sigma(scheduler: Any, index: int) -> float:
@@ -208,15 +127,16 @@ def _exploding_level(scheduler: Any, index: int) -> Level:
     return Level(alpha=1.0, sigma=_sigma(scheduler, index))
 
 
-def _preserving_level(scheduler: Any, index: int) -> Level:
-    sigma = _sigma(scheduler, index)
-    alpha = (1.0 + sigma * sigma) ** -0.5
-    return Level(alpha=alpha, sigma=sigma * alpha)
+def _solver_level(scheduler: Any, index: int) -> Level:
+    alpha, sigma = scheduler._sigma_to_alpha_sigma_t(torch.tensor(_sigma(scheduler, index), dtype=torch.float64))
+    return Level(alpha=float(alpha), sigma=float(sigma))
 
 
 def _discrete_step(scheduler: Any, index: int, timestep: Any) -> Step:
     now = int(timestep)
-    if callable(getattr(scheduler, "previous_timestep", None)):
+    if type(scheduler).__name__.startswith(CONSISTENCY):  # they leap from timestep to timestep of their own list
+        following = int(scheduler.timesteps[index + 1]) if index + 1 < len(scheduler.timesteps) else -1
+    elif callable(getattr(scheduler, "previous_timestep", None)):
         following = int(scheduler.previous_timestep(now))
     else:
         following = now - scheduler.config.num_train_timesteps // scheduler.num_inference_steps
@@ -246,13 +166,39 @@ def _preconditioned(scheduler: Any, output: Tensor, sample: Tensor, level: Level
     return x0_to_prediction(sample, scheduler.precondition_outputs(sample, output, level.sigma), level)
 
 
-def _preserving(scheduler: Any, output: Tensor, sample: Tensor, level: Level) -> Prediction:
+def _discrete(scheduler: Any, output: Tensor, sample: Tensor, level: Level) -> Prediction:
     convert = {"epsilon": epsilon_to_prediction, "v_prediction": v_to_prediction, "sample": x0_to_prediction}
     prediction = convert[scheduler.config.prediction_type](sample, output, level)
-    if not scheduler.config.get("clip_sample"):
+    name = type(scheduler).__name__
+    if not name.startswith(CLIPPING):
         return prediction
+    x0 = _bounded(scheduler, prediction.x0)
+    if x0 is prediction.x0 or not name.startswith("DDPM"):
+        return Prediction(x0=x0, noise=prediction.noise)
+    return x0_to_prediction(sample, x0, level)  # its posterior is one of the state and the clipped x0
+
+
+def _solver(scheduler: Any, output: Tensor, sample: Tensor, level: Level) -> Prediction:
+    kind, alpha, sigma = scheduler.config.prediction_type, level.alpha, level.sigma
+    if kind == "epsilon" and not scheduler.config.get("thresholding"):
+        return epsilon_to_prediction(sample, output, level)
+    x0 = {
+        "epsilon": lambda: epsilon_to_prediction(sample, output, level).x0,
+        "v_prediction": lambda: alpha * sample - sigma * output,
+        "flow_prediction": lambda: sample - sigma / alpha * output,  # of the level before it is scaled to keep variance
+        "sample": lambda: output,
+    }[kind]()
+    return x0_to_prediction(sample, _bounded(scheduler, x0), level)
+
+
+def _bounded(scheduler: Any, x0: Tensor) -> Tensor:
+    """The clean sample as the scheduler's configuration limits it."""
+    if scheduler.config.get("thresholding"):
+        return scheduler._threshold_sample(x0)
+    if not scheduler.config.get("clip_sample"):
+        return x0
     limit = scheduler.config.get("clip_sample_range", 1.0)
-    return Prediction(x0=prediction.x0.clamp(-limit, limit), noise=prediction.noise)
+    return x0.clamp(-limit, limit)
 
 
 def _exploding(scheduler: Any, output: Tensor, sample: Tensor, level: Level) -> Prediction:
@@ -268,7 +214,8 @@ def _exploding(scheduler: Any, output: Tensor, sample: Tensor, level: Level) -> 
 def _flow_match(scheduler: Any) -> Family:
     if scheduler.config.get("invert_sigmas"):
         return INVERTED_FLOW
-    if float(scheduler.sigmas.max()) > 1.0 + 1e-3:
+    # Cosmos 2 sets sigma_max in the configuration of a scheduler whose levels are made when it is called
+    if max(float(scheduler.sigmas.max()), float(scheduler.config.get("sigma_max") or 0.0)) > 1.0 + 1e-3:
         return EXPLODING_FLOW
     return FLOW
 
@@ -278,5 +225,6 @@ INVERTED_FLOW = Family("inverted flow", _step_from(_inverted_flow_level), _inver
 EXPLODING_FLOW = Family("variance-exploding flow", _step_from(_exploding_level), _exploding_velocity)
 EDM = Family("EDM", _step_from(_exploding_level), _preconditioned)
 VARIANCE_EXPLODING = Family("variance exploding", _step_from(_exploding_level), _exploding)
-VARIANCE_PRESERVING = Family("variance preserving", _step_from(_preserving_level), _preserving)
-DISCRETE = Family("discrete variance preserving", _discrete_step, _preserving)
+VARIANCE_PRESERVING = Family("variance preserving", _step_from(_solver_level), _solver)
+FLOW_LEVELS = Family("flow levels without flow prediction", _step_from(_solver_level), _solver)
+DISCRETE = Family("discrete variance preserving", _discrete_step, _discrete)

@@ -21,6 +21,7 @@ from diffusers.utils.outputs import BaseOutput
 from torch import Tensor
 
 from mmgrpo.errors import PolicyError
+from mmgrpo.policies.denoising.caches import caches_off
 from mmgrpo.policies.denoising.calls import form_of
 from mmgrpo.policies.denoising.components import exchanged, held_pipelines, without_no_grad
 from mmgrpo.policies.denoising.memo import Memo
@@ -43,6 +44,7 @@ class StepCall:
         model_output: what the pipeline made of the denoiser's output (guidance included).
         timestep: as the pipeline passed it.
         sample: the state x_t.
+        token_timesteps: (B, tokens) where the pipeline gives every token its own timestep.
         stock: runs the stock class's own step, on this scheduler or on a copy of it, with arguments changed by name.
     """
 
@@ -54,6 +56,7 @@ class StepCall:
     timestep: Any
     sample: Tensor
     stock: Callable[..., Any]
+    token_timesteps: Tensor | None = None
 
 
 @dataclass
@@ -156,6 +159,7 @@ class Session:
             timestep=arguments["timestep"],
             sample=arguments["sample"],
             stock=stock,
+            token_timesteps=arguments.get("per_token_timesteps"),
         )
         self._ordinal += 1
         return self.on_step(call)
@@ -171,13 +175,21 @@ class Stage:
     """
 
     def __init__(
-        self, pipeline: Any, scheduler: Any, denoisers: tuple[str, ...], memo: Memo, columns: Sequence[str] = ()
+        self,
+        pipeline: Any,
+        scheduler: Any,
+        decisions: Any,
+        denoisers: tuple[str, ...],
+        memo: Memo,
+        *,
+        columns: Sequence[str] = (),
     ) -> None:
         """Fits the pipeline.
 
         Args:
             pipeline: a stock diffusers pipeline.
-            scheduler: what it shall run with; a copy of it watches.
+            scheduler: what it shall run with where samples are drawn without noise; a copy of it watches.
+            decisions: what it shall run with where steps are decisions, the same or another.
             denoisers: names of its components that denoise.
             memo: remembers what its frozen components compute.
             columns: data columns that go to its call.
@@ -194,7 +206,8 @@ class Stage:
         self._call = inspect.unwrap(type(pipeline).__call__)  # without its no_grad
         self.form = form_of(self._call, columns)
         self._stock_scheduler = pipeline.scheduler
-        self._scheduler = self._watching(scheduler)
+        self._scheduler = self._watching(decisions)
+        self._greedy_scheduler = self._scheduler if decisions is scheduler else self._watching(scheduler)
 
     def autocast(self, dtype: torch.dtype | None) -> None:
         """Runs the denoisers under autocast to ``dtype`` from now on; None runs them as they are."""
@@ -227,8 +240,11 @@ class Stage:
     def _installed(self, session: Session) -> Iterator[None]:
         if self.pipeline.__dict__["scheduler"] is not self._stock_scheduler:
             raise PolicyError("the pipeline's scheduler was replaced after the policy was made: wrap the pipeline anew")
-        stand_ins = {id(self._stock_scheduler): self._scheduler}
-        stand_ins |= {id(module): self._proxy(name, module) for name, module in self._modules()}
+        is_greedy = session.on_step is None
+        modules = dict(self._modules())
+        stand_ins = {id(self._stock_scheduler): self._greedy_scheduler if is_greedy else self._scheduler}
+        stand_ins |= {id(module): self._proxy(name, module) for name, module in modules.items()}
+        denoisers = [*(modules[name] for name in self.denoisers), *self._substitutes.values()]
         self._session = session
         try:
             with ExitStack() as stack:
@@ -236,6 +252,8 @@ class Stage:
                     stack.enter_context(exchanged(pipeline, stand_ins))
                 for held in held_pipelines(self.pipeline):
                     stack.enter_context(without_no_grad(held))
+                if not is_greedy:
+                    stack.enter_context(caches_off(denoisers))
                 yield
         finally:
             self._session = None
@@ -353,3 +371,13 @@ def _quiet() -> Iterator[None]:
     finally:
         for handler, level in zip(handlers, before, strict=True):
             handler.setLevel(level)
+
+
+def require_denoisers(denoisers: Sequence[str], session: Session) -> None:
+    """Raises PolicyError for a run whose loop never called what was taken for the denoiser."""
+    if session.looped & set(denoisers) or (session.num_steps <= 1 and session.in_loop):
+        return
+    raise PolicyError(
+        f"the denoising loop does not call {list(denoisers)} at each step; it calls {sorted(session.looped)}: "
+        "name those that denoise in policy.denoisers"
+    )

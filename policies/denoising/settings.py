@@ -35,10 +35,10 @@ class DenoisingSettings(BaseModel):
     scheduler: dict[str, Any] = Field(
         default_factory=dict, description="laid over the scheduler's own configuration, for example {shift: 3.0}"
     )
-    sampler: Literal["flow_sde", "cps", "dance_sde", "wan_sde", "ddim", "native"] = Field(
-        default="flow_sde",
-        description="how a stochastic step is drawn; native: the noise the scheduler itself draws; cps does not keep "
-        "the marginals",
+    sampler: Literal["flow_sde", "cps", "dance_sde", "wan_sde", "ddim", "native"] | None = Field(
+        default=None,
+        description="how a stochastic step is drawn; native: the noise the scheduler itself draws; null: flow_sde on "
+        "flow levels, native for consistency models, else ddim; cps does not keep the marginals",
     )
     strength: float = Field(
         default=0.7, ge=0, description="how much of a step is random: see the samplers; native does not use it"

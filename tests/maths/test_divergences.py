@@ -124,3 +124,14 @@ def test_deterministic_steps_have_no_kl() -> None:
     assert velocity_mse(now, moments(OLD_MEAN)).mean().item() == pytest.approx(1.5e-4, abs=1e-12)
     with pytest.raises(ShapeError, match="must not be negative"):
         Moments(mean=NEW_MEAN, velocity=NEW_MEAN, std=STD, step=-0.1)
+
+
+def test_gaussians_of_unequal_spread_have_their_exact_divergence() -> None:
+    stds = torch.tensor([0.4, 0.3, 0.5, 0.2], dtype=torch.float64), torch.full((4,), 0.4, dtype=torch.float64)
+    now, other = (
+        Moments(mean=m, velocity=m, std=s, step=STEP) for m, s in zip((NEW_MEAN, OLD_MEAN), stds, strict=True)
+    )
+    exact = torch.distributions.kl_divergence(
+        torch.distributions.Normal(NEW_MEAN, stds[0]), torch.distributions.Normal(OLD_MEAN, stds[1])
+    )
+    torch.testing.assert_close(gaussian(now, other), exact)

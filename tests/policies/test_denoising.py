@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from itertools import pairwise
 from typing import Any
@@ -194,24 +195,66 @@ def test_negative_prompts_are_the_prompts_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "cure"),
+    ("kind", "stand_in", "changes"),
     [
-        ("PNDMScheduler", "DDIMScheduler"),
-        ("HeunDiscreteScheduler", "DDIMScheduler"),
-        ("KDPM2AncestralDiscreteScheduler", "DDIMScheduler"),
-        ("FlowMatchHeunDiscreteScheduler", "FlowMatchEulerDiscreteScheduler"),
+        ("PNDMScheduler", "DDIMScheduler", {"clip_sample": False}),
+        ("HeunDiscreteScheduler", "EulerDiscreteScheduler", {}),
+        ("LMSDiscreteScheduler", "EulerDiscreteScheduler", {}),
+        ("KDPM2AncestralDiscreteScheduler", "EulerDiscreteScheduler", {}),
+        ("SASolverScheduler", "DPMSolverMultistepScheduler", {}),
+        ("FlowMatchHeunDiscreteScheduler", "FlowMatchEulerDiscreteScheduler", {}),
     ],
 )
-def test_schedulers_without_decisions_are_refused_with_the_cure(kind: str, cure: str) -> None:
+def test_schedulers_without_decisions_draw_them_with_a_first_order_one(
+    kind: str, stand_in: str, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     name = "sd3" if kind.startswith("FlowMatch") else "sd15"
-    pipe = pipeline_of(name)
-    pipe.scheduler = getattr(diffusers, kind).from_config(pipe.scheduler.config)
-    with pytest.raises(PolicyError, match=rf"{kind}.*pipe.scheduler = {cure}.from_config") as refusal:
-        policy_of(name, pipe)
-    exec(str(refusal.value).split("pipeline: ")[1], {"pipe": pipe, cure: getattr(diffusers, cure)})
-    policy = policy_of(name, pipe)
+    own, replaced = pipeline_of(name), pipeline_of(name)
+    own.scheduler = getattr(diffusers, kind).from_config(own.scheduler.config)
+    replaced.scheduler = getattr(diffusers, stand_in).from_config(own.scheduler.config, **changes)
+    with caplog.at_level(logging.WARNING, logger="mmgrpo"):
+        policy, expected = policy_of(name, own), policy_of(name, replaced)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert f"the steps of {kind} are no decisions, so they are drawn and scored with {stand_in}" in line
+    assert any(kind in choice for choice in policy.choices)
     rollout = policy.rollout(prompts_of(name), group_size=1, seed=SEED)
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+    as_replaced = expected.rollout(prompts_of(name), group_size=1, seed=SEED)
+    assert torch.equal(rollout.old_logprob_BT, as_replaced.old_logprob_BT)
+    assert rollout.noise is not None
+    assert as_replaced.noise is not None
+    assert torch.equal(rollout.noise.level_BT, as_replaced.noise.level_BT)
+    assert type(own.scheduler).__name__ == kind
+
+
+def test_samples_without_noise_keep_the_scheduler_that_draws_no_decisions() -> None:
+    pipeline, prompts = pipeline_of("sd15"), prompts_of("sd15")[:1]
+    own: Any = diffusers.PNDMScheduler.from_config(pipeline.scheduler.config, skip_prk_steps=True)
+    pipeline.scheduler = own
+    policy = policy_of("sd15", pipeline)
+    greedy = policy.rollout(prompts, group_size=1, seed=SEED, plan=GREEDY).samples[0]
+    arguments = {**settings_of("sd15")["call"], "prompt": [prompts[0].text], "generator": _generators(prompts, 1)}
+    stock = pipeline(**arguments).images[0]
+    np.testing.assert_allclose(np.asarray(greedy.image, float), np.asarray(stock, float), atol=1)
+    pipeline.scheduler = diffusers.DDIMScheduler.from_config(own.config, clip_sample=False)
+    other = pipeline(**{**arguments, "generator": _generators(prompts, 1)}).images[0]
+    assert np.abs(np.asarray(stock, float) - np.asarray(other, float)).max() > 1
+
+
+def test_a_scheduler_that_none_stands_in_for_is_refused() -> None:
+    pipeline = pipeline_of("sd15")
+    pipeline.scheduler = diffusers.IPNDMScheduler()
+    with pytest.raises(PolicyError, match=r"IPNDMScheduler mixes in .* no other scheduler has its noise levels"):
+        policy_of("sd15", pipeline)
+
+
+def test_the_sampler_is_chosen_by_the_scheduler_where_none_is_named() -> None:
+    for name, sampler in (("sd3", "flow_sde"), ("sd15", "ddim"), ("sd15-lcm", "native"), ("wan", "flow_sde")):
+        chosen, named = policy_of(name, sampler=None), policy_of(name, sampler=sampler)
+        assert [choice for choice in chosen.choices if f"sampler {sampler}, which fits" in choice]
+        assert named.choices == ()
+        found, expected = (p.rollout(prompts_of(name), group_size=1, seed=SEED) for p in (chosen, named))
+        assert torch.equal(found.old_logprob_BT, expected.old_logprob_BT)
 
 
 def test_a_window_outside_the_schedule_is_refused() -> None:
