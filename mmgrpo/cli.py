@@ -30,7 +30,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 console = PlainConsole()
 EXIT_CODES = {"interrupted": 130, "terminated": 143}  # as a shell gives them
 
-Config = Annotated[str, typer.Argument(help="a YAML file, or a shipped name such as quickstart/digits-image")]
+Config = Annotated[
+    str, typer.Argument(help="a YAML file, a run folder, or a shipped name such as quickstart/digits-image")
+]
 Overrides = Annotated[list[str] | None, typer.Argument(help="a.b=c, laid over the file")]
 CheckpointOption = Annotated[Path | None, typer.Option(help="a run folder or checkpoint whose weights are used")]
 
@@ -105,26 +107,33 @@ def sample(
 ) -> None:
     """Draws samples for one prompt from the base model or a checkpoint; texts are printed too."""
     with _plain_errors():
-        import torch
+        from mmgrpo.build import build_rewards
+        from mmgrpo.drawing import captions_of, draw, write
+        from mmgrpo.types import Prompt
 
-        from mmgrpo.tracking import RunFolder
-        from mmgrpo.types import Plan, Prompt, Scores
-
-        policy = _policy(_settings(config, overrides), checkpoint)
+        settings = _settings(config, overrides)
+        judges = (settings.evaluation and settings.evaluation.rewards) or settings.rewards
+        policy = _policy(settings, _weights(config, checkpoint))
         asked = Prompt(prompt, images=tuple(map(str, image or ())))
-        plan = Plan(stochastic=None if noise else ())
-        rollout = policy.rollout([asked], group_size=count, seed=seed, plan=plan)
-        nothing = torch.zeros(count, 0)
-        scores = Scores(names=(), weight_R=torch.zeros(0), value_BR=nothing, valid_BR=nothing.bool())
-        folder = RunFolder(out).save_samples(0, rollout.samples, scores)
-        for text, times in Counter(_written(sample) for sample in rollout.samples if sample.text is not None).items():
-            typer.echo(f"{shown(text)}\n{f'({times} times) ' if times > 1 else ''}{'-' * 40}")
+        drawn = draw(policy, asked, build_rewards(judges), count=count, seed=seed, noise=noise)
+        folder = write(drawn, out)
+        texts = [_written(sample) for sample in drawn.samples if sample.text is not None]
+        for text, times in Counter(texts).items():
+            said = "  ".join(captions_of(drawn.scores, texts.index(text)))
+            typer.echo(f"{shown(text)}\n{f'({times} times) ' if times > 1 else ''}{said or '-' * 40}")
+        for name, why in drawn.unasked.items():
+            console.say(f"not judged by {name}: {brief(why)}")
         console.say(f"{count} samples in {folder}")
 
 
 @app.command()
-def evaluate(config: Config, overrides: Overrides = None, checkpoint: CheckpointOption = None) -> None:
-    """Judges the base model or a checkpoint on the configuration's evaluation prompts; prints JSON."""
+def evaluate(
+    config: Config,
+    overrides: Overrides = None,
+    checkpoint: CheckpointOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one line of JSON, for machines")] = False,
+) -> None:
+    """Judges a run, a checkpoint or the base model on the configuration's evaluation prompts."""
     with _plain_errors():
         from accelerate import Accelerator
 
@@ -139,9 +148,15 @@ def evaluate(config: Config, overrides: Overrides = None, checkpoint: Checkpoint
             raise ConfigError("the configuration has no evaluation: section; say which prompts to judge")
         judges = Scorer(build_rewards(settings.evaluation.rewards or settings.rewards), max_failure_frac=1.0)
         prompts = load_prompts_of(settings.evaluation.prompts)
-        judged = judge(_policy(settings, checkpoint), prompts, judges, settings.evaluation, Job(Accelerator()))
-        if judged is not None:
+        policy = _policy(settings, _weights(config, checkpoint))
+        judged = judge(policy, prompts, judges, settings.evaluation, Job(Accelerator()))
+        if judged is not None and as_json:
             sys.stdout.write(json.dumps(judged.metrics()) + "\n")
+        elif judged is not None:
+            table = Table("judge", "mean", "spread", "judged", "failed", box=None, header_style="bold")
+            for row in judged.rows():
+                table.add_row(*row)
+            console.print(table)
 
 
 @app.command()
@@ -330,6 +345,16 @@ def _policy(settings: Any, checkpoint: Path | None) -> Any:
     if checkpoint is not None:
         policy.load(weights_of(checkpoint))
     return policy
+
+
+def _weights(config: str, checkpoint: Path | None) -> Path | None:
+    """The checkpoint to use: the one that was asked for, else the run's that stands for the configuration."""
+    from mmgrpo.loading import run_of
+
+    if checkpoint is None and run_of(Path(config)) is None:
+        PlainConsole(stderr=True).say("note: the weights are as loaded, neither warmed up nor trained")
+        return None
+    return checkpoint or Path(config)
 
 
 def _written(sample: Sample) -> str:

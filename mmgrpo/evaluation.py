@@ -37,6 +37,15 @@ class Judged:
                 found[f"eval/{name}/failed_frac"] = self.scores.failures[name] / len(self.samples)
         return found
 
+    def rows(self) -> list[tuple[str, ...]]:
+        """A line of a table per judge: name, mean, spread, how many samples it applied to and failed on."""
+        found = []
+        for column, name in enumerate(self.scores.names):
+            values = self.scores.value_BR[self.scores.valid_BR[:, column], column]
+            mean, spread = (f"{values.mean():.4g}", f"{values.std(correction=0):.3g}") if len(values) else ("-", "-")
+            found.append((name, mean, spread, str(len(values)), str(self.scores.failures.get(name, 0))))
+        return found
+
     def shown(self, limit: int) -> tuple[list[Sample], Scores]:
         """At most ``limit`` samples with their scores, members taken in turn so that every prompt has its share."""
         in_turn = sorted(range(len(self.samples)), key=lambda row: (self.samples[row].member, self.samples[row].group))

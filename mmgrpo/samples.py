@@ -26,24 +26,30 @@ REFERENCES = ("solution", "answer", "ground_truth")
 
 
 def write_samples(
-    folder: Path, samples: Sequence[Sample], scores: Scores, *, advantage_B: Tensor | None = None
+    folder: Path,
+    samples: Sequence[Sample],
+    scores: Scores,
+    *,
+    advantage_B: Tensor | None = None,
+    shown: Path | None = None,
 ) -> Path:
     """Writes ``samples.jsonl``, a line per sample, with its picture or video beside it.
 
-    Texts come with what they answer: the prompt's pictures lie in ``images/`` next to the folder, each once, named by
-    the hash of its content.
+    Texts come with what they answer: the prompt's pictures, each once, named by the hash of its content.
 
     Args:
         folder: where to; made if it is not there.
         samples: the samples.
         scores: what the rewards said of each.
         advantage_B: what each was worth in training.
+        shown: where prompts' pictures go; None: ``images/`` next to the folder.
 
     Returns:
         The folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    shown: dict[int, dict[str, Any]] = {}
+    pictures = shown or folder.parent / "images"
+    abouts: dict[int, dict[str, Any]] = {}
     with (folder / "samples.jsonl").open("w") as lines:
         for row, sample in enumerate(samples):
             line: dict[str, Any] = {
@@ -58,9 +64,9 @@ def write_samples(
             explained = {name: said[row] for name, said in scores.explanations.items() if said[row] is not None}
             line |= {"explanations": explained} if explained else {}
             if sample.text is not None:
-                if id(sample.prompt) not in shown:
-                    shown[id(sample.prompt)] = _about(sample.prompt, folder)
-                line |= shown[id(sample.prompt)] | {"finished": sample.finished}
+                if id(sample.prompt) not in abouts:
+                    abouts[id(sample.prompt)] = _about(sample.prompt, folder, pictures)
+                line |= abouts[id(sample.prompt)] | {"finished": sample.finished}
                 line |= {} if sample.tokens is None else {"num_tokens": len(sample.tokens)}
             if advantage_B is not None:
                 line["advantage"] = float(advantage_B[row])
@@ -149,12 +155,13 @@ def _small(sample: Sample) -> np.ndarray | None:
     return None if frame is None else np.asarray(frame.convert("L").resize((32, 32)), dtype=np.float32) / 255
 
 
-def _about(prompt: Prompt, folder: Path) -> dict[str, Any]:
+def _about(prompt: Prompt, folder: Path, pictures: Path) -> dict[str, Any]:
     references: Mapping[str, Any] = {name: prompt.columns.get(name) for name in REFERENCES}
     reference = next((value for value in references.values() if isinstance(value, str | int | float)), None)
-    saved = [_save_shown(folder.parent / "images", image) for image in prompt.images]
+    saved = [_save_shown(pictures, image) for image in prompt.images]
+    where = "" if pictures == folder else f"../{pictures.name}/"
     return {
-        "images": [None if one is None else one.name for one in saved],
+        "images": [None if one is None else f"{where}{one.name}" for one in saved],
         "image_sizes": [None if one is None else list(one.size) for one in saved],
         "num_videos": len(prompt.videos),
         "reference": None if reference is None else str(reference),
@@ -163,7 +170,7 @@ def _about(prompt: Prompt, folder: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """Where a prompt's picture lies, and its size before it was reduced."""
+    """A prompt's picture as it was saved, and its size before it was reduced."""
 
     name: str
     size: tuple[int, int]
@@ -184,7 +191,7 @@ def _save_shown(folder: Path, image: Any) -> _Saved | None:
     folder.mkdir(exist_ok=True)
     if not (folder / name).exists():
         (folder / name).write_bytes(buffer.getvalue())
-    return _Saved(f"../{folder.name}/{name}", size)
+    return _Saved(name, size)
 
 
 def _save_media(folder: Path, row: int, sample: Sample) -> str | None:

@@ -22,7 +22,7 @@ ROOMS = (
     ("prompt_turns", "optimizer"),
     ("prompt_rows",),
     ("build", "prompts", "evaluation", "checks", "resuming", "stopping"),
-    ("forwards", "warmup", "watchdog", "arguments"),
+    ("forwards", "warmup", "watchdog", "arguments", "drawing"),
     ("explain", "progress", "sessions"),
     ("trainer",),
     ("doctor", "serving", "report", "reference", "__init__"),

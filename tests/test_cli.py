@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageChops, ImageStat
 from typer.testing import CliRunner, Result
 
 from mmgrpo.cli import app
@@ -54,18 +54,36 @@ def test_a_second_run_does_not_touch_the_first(run: Path) -> None:
 
 
 def test_evaluate_judges_the_checkpoint_as_the_run_did(run: Path) -> None:
-    result = call("evaluate", DIGITS, *SMALL, "--checkpoint", str(run))
+    result = call("evaluate", DIGITS, *SMALL, "--checkpoint", str(run), "--json")
     last = json.loads((run / "evaluation.jsonl").read_text().splitlines()[-1])
     found = json.loads(result.output.splitlines()[-1])
     assert found["eval/spread/mean"] == pytest.approx(last["eval/spread/mean"], rel=1e-6)
     assert found["eval/held_out_accuracy/mean"] == last["eval/held_out_accuracy/mean"]
+    table = call("evaluate", str(run)).output  # the run's own configuration and newest checkpoint
+    rows = {line.split()[0]: line.split()[1:] for line in table.splitlines()[1:] if line.strip()}
+    assert rows["held_out_accuracy"][0] == f"{last['eval/held_out_accuracy/mean']:.4g}"
+    assert rows["spread"][0] == f"{last['eval/spread/mean']:.4g}"
+    assert "neither warmed up nor trained" not in table
 
 
 def test_sample_draws_pictures(run: Path, tmp_path: Path) -> None:
-    result = call("sample", DIGITS, "a handwritten digit seven", "--checkpoint", str(run), "--out", str(tmp_path),
-                  "--count", "3")  # fmt: skip
+    out = tmp_path / "out"
+    result = call("sample", str(run), "a handwritten digit seven", "--out", str(out), "--count", "3")
     assert result.exit_code == 0, result.output
-    assert len(list(tmp_path.rglob("*.png"))) == 3
+    assert sorted(path.name for path in out.iterdir()) == [
+        "0000.png", "0001.png", "0002.png", "samples.jsonl", "sheet.png"
+    ]  # fmt: skip
+    pictures = [Image.open(out / f"000{number}.png").convert("L") for number in range(3)]
+    tile = Image.open(out / "sheet.png").convert("L").crop((144, 8, 272, 136))  # the second, 16 times as large
+    away = [ImageStat.Stat(ImageChops.difference(tile.resize((8, 8), 4), picture)).mean[0] for picture in pictures]
+    assert away[1] < min(away[0], away[2]) / 2
+    assert "not judged by held_out_accuracy: it does not apply" in result.output
+    named = call("sample", str(run), "x", "--checkpoint", str(run), "--out", str(tmp_path / "b"), "--count", "3")
+    assert named.exit_code == 0, named.output
+    for picture in ("0000.png", "0001.png", "0002.png"):
+        assert (out / picture).is_file()
+    note = call("sample", DIGITS, "x", "--out", str(tmp_path / "c"), "--count", "1").output
+    assert "neither warmed up nor trained" in note
 
 
 def tiny_vision_language_model() -> tuple[Any, Any]:
@@ -86,7 +104,7 @@ def test_sample_writes_texts_about_a_picture(tmp_path: Path) -> None:
     assert len({row["text"] for row in rows}) == 1
     assert rows[0]["text"].splitlines()[0] in result.output
     (shown,) = rows[0]["images"]
-    with Image.open(tmp_path / "likeliest/samples/step-000000" / shown) as kept:
+    with Image.open(tmp_path / "likeliest" / shown) as kept:
         assert kept.getpixel((0, 0)) == (255, 0, 0)
     result = call(*common, "--noise", "--out", str(tmp_path / "noisy"))
     assert len({row["text"] for row in samples(tmp_path / "noisy")}) == 3
@@ -97,7 +115,7 @@ def test_sample_writes_texts_about_a_picture(tmp_path: Path) -> None:
 
 
 def samples(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "samples/step-000000/samples.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
 
 
 def test_explain_and_lists() -> None:
