@@ -23,6 +23,9 @@ from mmgrpo.maths.windows import WINDOWS
 from mmgrpo.policy import Policy, Scheduled
 from mmgrpo.registry import suggestion
 
+KINDS: Mapping[str, type | tuple[type, ...]] = {"int": int, "float": (int, float)}
+"""What values a number may have, by the annotation of its parameter; of others the function judges itself."""
+
 WINDOW_SEED = 1  # keeps the window's random numbers apart from the samples'
 
 
@@ -88,6 +91,10 @@ def bound(
         if key not in allowed:
             known = suggestion(key, allowed) if allowed else "; it takes no numbers"
             raise ConfigError(f"{where}: {named.name} takes no {key!r}{known}")
+    for key, value in named.numbers.items():
+        kinds = KINDS.get(str(allowed[key].annotation))
+        if kinds is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+            raise ConfigError(f"{where}: {key} of {named.name} must be {allowed[key].annotation}, got {value!r:.80}")
     missing = [name for name, p in allowed.items() if p.default is p.empty and name not in named.numbers]
     if missing:
         raise ConfigError(f"{where}: {named.name} needs {', '.join(missing)}")

@@ -120,7 +120,7 @@ def sample(
         texts = [_written(sample) for sample in drawn.samples if sample.text is not None]
         for text, times in Counter(texts).items():
             said = "  ".join(captions_of(drawn.scores, texts.index(text)))
-            typer.echo(f"{shown(text)}\n{f'({times} times) ' if times > 1 else ''}{said or '-' * 40}")
+            typer.echo(f"{shown(text)}\n{f'({times} times) ' if times > 1 else ''}{shown(said) or '-' * 40}")
         for name, why in drawn.unasked.items():
             console.say(f"not judged by {name}: {brief(why)}")
         console.say(f"{count} samples in {folder}")

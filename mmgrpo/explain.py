@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from mmgrpo.binding import bound, build_objective
+from mmgrpo.binding import bound, build_objective, named_in
 from mmgrpo.config import AdvantageConfig, AlarmKind, Named, ObjectiveConfig, RewardConfig, RunConfig
 from mmgrpo.errors import ConfigError
 from mmgrpo.forwards import Count, forwards_per_sample
@@ -103,7 +103,8 @@ def _policy(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[t
         yield "reduction", f"{settings['reduction']}: {_summary(REDUCTIONS[settings['reduction']])}"
     window = config.rollout.window
     if window is not None:
-        yield "window", f"{window.name}{_numbers(window.numbers)}: {_summary(WINDOWS[window.name])}"
+        function = named_in("rollout.window", WINDOWS, window.name)
+        yield "window", f"{window.name}{_numbers(window.numbers)}: {_summary(function)}"
     elif settings is not None:
         yield "window", "none: every step but the last is stochastic and trained on"
     if config.rollout.share_noise:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,19 +13,16 @@ from pydantic import BaseModel, ValidationError
 from mmgrpo.config import RunConfig
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.registry import suggestion
+from mmgrpo.yamls import MAX_CHARACTERS, YamlError, parsed_yaml
 
 CONFIGS = Path(__file__).parent / "configs"
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML whose floats are those of YAML 1.2: 1e-5 is a number, not a text."""
+MAX_INCLUDED = 20
+"""How deep files may include each other."""
 
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf|INF)$|^\.(nan|NaN|NAN)$"),
-    list("-+0123456789."),
-)
+MAX_NAMED = 8
+"""Wrong keys that one message explains."""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
@@ -83,15 +79,22 @@ def find_config(name: str | Path, beside: Path | None = None) -> Path:
     roots = [Path(), CONFIGS] if beside is None else [beside, Path(), CONFIGS]
     for root in roots:
         for candidate in (root / name, root / f"{name}.yaml"):
-            if candidate.is_file():
+            if _is_file(candidate):
                 return candidate
     raise ConfigError(f"no configuration {str(name)!r}{suggestion(str(name), shipped())}")
 
 
 def run_of(path: Path) -> Path | None:
     """The run folder that a path means: itself, or that of one of its checkpoints; None if it is of no run."""
-    candidates = (path, path.parent.parent) if (path / "state.json").is_file() else (path,)
-    return next((folder for folder in candidates if folder.is_dir() and (folder / "config.yaml").is_file()), None)
+    candidates = (path, path.parent.parent) if _is_file(path / "state.json") else (path,)
+    return next((folder for folder in candidates if _is_file(folder / "config.yaml")), None)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long, a folder that may not be looked into
+        return False
 
 
 def shipped(folder: str = "") -> list[str]:
@@ -100,22 +103,49 @@ def shipped(folder: str = "") -> list[str]:
     return sorted(path.relative_to(CONFIGS).with_suffix("").as_posix() for path in found)
 
 
-def read_layers(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_layers(path: Path) -> dict[str, Any]:
     """A file with its includes laid under it."""
-    path = path.resolve()
-    if path in seen:
-        raise ConfigError(f"{path} includes itself, by way of {' -> '.join(str(p) for p in seen)}")
+    return _layers(path.resolve(), (), {})
+
+
+def _layers(path: Path, above: tuple[Path, ...], known: dict[Path, dict[str, Any]]) -> dict[str, Any]:
+    """The same, by way of the files that include it; each file is read once, however often it is included."""
+    if path in above:
+        raise ConfigError(f"{path} includes itself, by way of {' -> '.join(str(p) for p in above)}")
+    if len(above) > MAX_INCLUDED:
+        raise ConfigError(f"{above[0]} includes files more than {MAX_INCLUDED} deep; write them together")
+    if path not in known:
+        values = _read(path)
+        merged: dict[str, Any] = {}
+        for name in _includes(values, path):
+            below = find_config(name, path.parent).resolve()
+            merged = merge(merged, _layers(below, (*above, path), known))
+        known[path] = merge(merged, values)
+    return known[path]
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.load(path.read_text(), _Loader) or {}
-    except yaml.YAMLError as error:
+        with path.open(encoding="utf-8") as file:
+            values = parsed_yaml(file.read(MAX_CHARACTERS + 1))
+    except (YamlError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    if values is None:
+        return {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold a mapping of keys, got {type(values).__name__}")
-    includes = values.pop("include", [])
-    merged: dict[str, Any] = {}
-    for name in [includes] if isinstance(includes, str) else includes:
-        merged = merge(merged, read_layers(find_config(name, path.parent), (*seen, path)))
-    return merge(merged, values)
+    return values
+
+
+def _includes(values: dict[str, Any], path: Path) -> list[str]:
+    """The names under ``include``, which is taken out."""
+    named = values.pop("include", None) or []
+    names = [named] if isinstance(named, str) else named
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{path}: include must be the name of a file or a list of names, got {named!r:.80}")
+    return names
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,7 +167,8 @@ def _mergeable(old: Any, value: Any) -> TypeGuard[dict[str, Any]]:
 def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
     """One line per wrong key, with the nearest allowed name for an unknown one."""
     lines = []
-    for problem in error.errors():
+    problems = error.errors()
+    for problem in problems[:MAX_NAMED]:
         where = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
             owner = _model_at(model, problem["loc"][:-1])
@@ -145,7 +176,8 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
             lines.append(f"unknown key {where!r}{suggestion(str(problem['loc'][-1]), known)}")
         else:
             lines.append(f"{where or 'configuration'}: {problem['msg'].removeprefix('Value error, ')}")
-    return "; ".join(lines)
+    more = [f"and {len(problems) - MAX_NAMED} more"] if len(problems) > MAX_NAMED else []
+    return "; ".join([*lines, *more])
 
 
 def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel] | None:
@@ -175,7 +207,10 @@ def _parsed(overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
         key, equals, value = override.partition("=")
         if not equals or not key:
             raise ConfigError(f"an override is written key=value (update.lr=1e-4), got {override!r}")
-        parsed[key] = yaml.load(value, _Loader)
+        try:
+            parsed[key] = parsed_yaml(value)
+        except YamlError as error:
+            raise ConfigError(f"the value of the override {override[:80]!r} is not valid YAML: {error}") from error
     return parsed
 
 

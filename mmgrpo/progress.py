@@ -7,7 +7,6 @@ from types import TracebackType
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
-from rich.text import Text
 
 from mmgrpo.config import RunConfig
 from mmgrpo.console import PlainConsole, styled
@@ -88,7 +87,7 @@ class Progress:
         """When an update was left out, with the samples, as GROUP.MEMBER, whose own gradient is not finite."""
         of = f"of {', '.join(samples[:8])}{', ...' if len(samples) > 8 else ''} " if samples else ""
         said = f"step {step:>4}  update skipped: the gradient {of}is not finite (skipped.jsonl)"
-        self._console.print(Text(said, style="yellow"), highlight=False)
+        self._console.print(styled(said, "yellow"))
 
     def alarmed(self, alarm: Alarm) -> None:
         """When the watchdog gives an alarm."""

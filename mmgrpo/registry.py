@@ -143,5 +143,5 @@ def is_scheduled(policy: str) -> bool:
 def suggestion(name: str, known: Iterable[str]) -> str:
     """The tail of an error message: the nearest known names, or all of them."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name[:200], known, n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(near)}?" if near else f"; known are {', '.join(known)}"

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 ROOMS = (
-    ("errors", "lazy", "console"),
+    ("errors", "lazy", "console", "yamls"),
     ("extras",),
     ("types", "media", "targets", "bounded", "files"),
     ("maths", "wire"),
