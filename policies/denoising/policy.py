@@ -43,7 +43,7 @@ from mmgrpo.policies.denoising.sampling import Sampling
 from mmgrpo.policies.denoising.schedules import fitting_sampler
 from mmgrpo.policies.denoising.session import Session, Stage, require_denoisers
 from mmgrpo.policies.denoising.settings import DenoisingSettings
-from mmgrpo.policies.denoising.supervised import Latents, supervised_loss
+from mmgrpo.policies.denoising.supervised import Targets, supervised_loss
 from mmgrpo.policies.denoising.trace import Row, Trace, shows_media
 from mmgrpo.policies.weights import DiffusersFiles, Weights
 from mmgrpo.policy import Choosing, Policy, Scheduled, Supervised
@@ -108,7 +108,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing):
         if settings.compile:
             for module in denoisers.values():
                 compile_denoiser(module)
-        self._latents = Latents(pipeline)
+        self._targets = Targets(self._stage)
         alone = shows_media({**settings.call, **settings.evaluation_call})
         self._rollout_batch = 1 if alone else settings.rollout_batch
         self._update_batch = 1 if alone else settings.update_batch
@@ -148,8 +148,8 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing):
         return steps - 1
 
     def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
-        """Flow matching (or denoising score matching, by the scheduler's prediction type) on the examples' images."""
-        mean = supervised_loss(self._stage, self._latents, examples, self.settings.call, seeds=seeds)
+        """Flow matching (or denoising score matching, by the scheduler's prediction type) on the examples' targets."""
+        mean = supervised_loss(self._stage, self._targets, examples, self.settings.call, seeds=seeds)
         return SupervisedLoss(mean=mean, num_terms=len(examples))
 
     def save(self, directory: Path) -> None:

@@ -7,19 +7,24 @@ denoiser's timestep argument is an affine function of the schedule's timestep, r
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from diffusers.image_processor import VaeImageProcessor
+from PIL.Image import Image
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from mmgrpo.errors import DataError, PolicyError
+from mmgrpo.policies.denoising.layout import Layout, read_layout
 from mmgrpo.policies.denoising.proxies import call_argument
 from mmgrpo.policies.denoising.schedules import (
     DISCRETE,
     FLOW,
+    VARIANCE_EXPLODING,
     VARIANCE_PRESERVING,
     advance,
     family_of,
@@ -47,37 +52,80 @@ class Noised:
     timestep_B: Tensor
 
 
-class Latents:
-    """Encodes target images with the pipeline's own autoencoder, each image once."""
+class Targets:
+    """Encodes target images and videos to states of the pipeline with its own autoencoder, each target once."""
 
-    def __init__(self, pipeline: Any) -> None:
-        self._pipeline = pipeline
-        self._known: dict[int, tuple[Any, Tensor]] = {}  # the image is kept, so that its id stays its own
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+        self._layout: Layout | None = None
+        self._known: dict[int, tuple[Any, Tensor]] = {}  # the target is kept, so that its id stays its own
 
-    def __call__(self, examples: Sequence[Example], call: Mapping[str, Any]) -> Tensor:
-        """(B, C, H, W) latents in the range the denoiser works in. Raises DataError for an example without an image."""
-        if any(example.image is None for example in examples):
-            raise DataError("the warm-up of a denoising policy needs examples with an image")
-        return torch.cat([self._latent(example.image, call) for example in examples])
+    def __call__(self, examples: Sequence[Example], rows: Sequence[Row], call: Mapping[str, Any]) -> Tensor:
+        """The states the pipeline should end in.
 
-    def _latent(self, image: Any, call: Mapping[str, Any]) -> Tensor:
-        if id(image) not in self._known:
-            self._known[id(image)] = (image, self._encoded(image, call))
-        return self._known[id(image)][1]
+        Args:
+            examples: what should be drawn.
+            rows: whom for.
+            call: arguments of the pipeline's call, with few steps and a decoded output.
+
+        Returns:
+            (B, ...) float32.
+
+        Raises:
+            DataError: an example has neither an image nor a video.
+            PolicyError: the pipeline's states are not to be told from what it decodes, or are of other shapes.
+        """
+        if any(example.image is None and example.video is None for example in examples):
+            raise DataError("the warm-up of a denoising policy needs examples with an image or a video")
+        if self._layout is None:
+            self._layout = read_layout(self._stage, self._stage.form.arguments(rows[:1], call))
+        layout = self._layout
+        return torch.cat([self._state(example, layout, call) for example in examples])
+
+    def _state(self, example: Example, layout: Layout, call: Mapping[str, Any]) -> Tensor:
+        target = example.video if example.video is not None else example.image
+        assert target is not None
+        if id(target) not in self._known:
+            mode = "L" if layout.decoder.config.get("in_channels") == 1 else "RGB"
+            frames = [frame.convert(mode) for frame in ([target] if isinstance(target, Image) else target)]
+            self._known[id(target)] = (target, layout.state(self._encoded(frames, layout, call)))
+        return self._known[id(target)][1]
 
     @torch.no_grad()
-    def _encoded(self, image: Any, call: Mapping[str, Any]) -> Tensor:
-        vae, processor = self._pipeline.vae, self._pipeline.image_processor
-        image = image.convert("L" if vae.config.in_channels == 1 else "RGB")
-        pixels = processor.preprocess(image, height=call.get("height"), width=call.get("width"))
-        encoded = vae.encode(pixels.to(device=vae.device, dtype=vae.dtype))
-        latent = encoded.latent_dist.mode() if "latent_dist" in encoded else encoded.latents
-        shift = vae.config.get("shift_factor") or 0.0
-        return (latent.float() - shift) * vae.config.get("scaling_factor", 1.0)
+    def _encoded(self, frames: Sequence[Any], layout: Layout, call: Mapping[str, Any]) -> Tensor:
+        """The latent of the frames, at the size that the pipeline draws."""
+        processor, height, width = _processor(self._stage.pipeline), call.get("height"), call.get("width")
+        pixels = processor.preprocess(list(frames), height=height, width=width)
+        latent = _latent(layout, pixels)
+        if latent.shape[-2:] != layout.latent_shape[-2:]:
+            (h, w), (own_h, own_w) = layout.latent_shape[-2:], latent.shape[-2:]
+            height, width = pixels.shape[-2] * h // own_h, pixels.shape[-1] * w // own_w
+            latent = _latent(layout, processor.preprocess(list(frames), height=height, width=width))
+        return latent
+
+
+def _latent(layout: Layout, pixels: Tensor) -> Tensor:
+    """The mode of the encoder's answer to frames of pixels: (F, C, H, W) -> what ``decode`` would be given."""
+    vae = layout.decoder
+    if len(layout.latent_shape) == 5:  # a video, or an image to an autoencoder of videos
+        pixels = pixels.transpose(0, 1)[None]
+    encoded = vae.encode(pixels.to(device=vae.device, dtype=vae.dtype))
+    if "latent_dist" in encoded:
+        return encoded["latent_dist"].mode()
+    return encoded["latents" if "latents" in encoded else "latent"]
+
+
+def _processor(pipeline: Any) -> VaeImageProcessor:
+    """What the pipeline makes pixels of images with."""
+    found = [getattr(pipeline, name, None) for name in ("video_processor", "image_processor")]
+    return next((one for one in (*found, *vars(pipeline).values()) if isinstance(one, VaeImageProcessor)), _PLAIN)
+
+
+_PLAIN = VaeImageProcessor()
 
 
 def supervised_loss(
-    stage: Stage, latents: Latents, examples: Sequence[Example], call: Mapping[str, Any], *, seeds: Sequence[int]
+    stage: Stage, targets: Targets, examples: Sequence[Example], call: Mapping[str, Any], *, seeds: Sequence[int]
 ) -> Tensor:
     """Mean squared error of the network's prediction on noised data, scalar with grad.
 
@@ -86,14 +134,14 @@ def supervised_loss(
     Raises: PolicyError if the pipeline's scheduler, latents or denoiser do not fit; the message says which.
     Source: flow matching, arXiv:2210.02747; DDPM, arXiv:2006.11239.
     """
-    data = latents(examples, call)
-    teacher = _Teacher(data=data, seeds=seeds)
     rows = [
         Row(prompt=example.prompt, seed=seed, group=0, member=0, share_noise=False)
         for example, seed in zip(examples, seeds, strict=True)
     ]
-    arguments = stage.form.arguments(rows, {k: v for k, v in call.items() if k not in ("timesteps", "sigmas")})
-    arguments["num_inference_steps"] = 2
+    call = {key: value for key, value in call.items() if key not in ("timesteps", "sigmas", "output_type")}
+    call["num_inference_steps"] = 2
+    teacher = _Teacher(data=targets(examples, rows, call), seeds=seeds)
+    arguments = stage.form.arguments(rows, call)
     session = Session(on_step=teacher.on_step, ghost=lambda iteration: iteration == 0, rewrite=teacher.rewrite)
     stage.run(session, arguments, seed=seeds[0], grad=torch.is_grad_enabled())
     if teacher.loss is None:
@@ -111,14 +159,15 @@ class _Teacher:
     _noised: Noised | None = None
     _schedule: Any = None
     _first_argument: Tensor | None = None
-    _seen: list[int] = field(default_factory=list)
 
     def on_step(self, call: StepCall) -> Tensor:
         if call.iteration == 0:
             self._schedule = call.scheduler
             schedule_index(call.scheduler, call.timestep)
             advance(call.scheduler)
-            self._noised = _noised(call, self._fitted(call.sample), self.seeds)
+            assert self._first_argument is not None
+            whole = not self._first_argument.is_floating_point()
+            self._noised = _noised(call, self._fitted(call.sample), self.seeds, whole=whole)
             return self._noised.state.to(call.sample.dtype)
         assert self._noised is not None
         self.loss = mse_loss(call.model_output.float(), self._noised.target)
@@ -154,32 +203,43 @@ class _Teacher:
         data = self.data.to(sample.device)
         if data.shape != sample.shape:
             raise PolicyError(
-                f"the pipeline steps states of shape {tuple(sample.shape)}, its autoencoder gives {tuple(data.shape)}: "
-                "the warm-up knows no way between them; check height and width, or train without warm-up"
+                f"the pipeline steps states of shape {tuple(sample.shape)}, the targets have {tuple(data.shape)}: the "
+                "warm-up needs states of one shape, whatever the prompts; train without warm-up"
             )
         return data
 
 
-def _noised(call: StepCall, data: Tensor, seeds: Sequence[int]) -> Noised:
+def _noised(call: StepCall, data: Tensor, seeds: Sequence[int], *, whole: bool) -> Noised:
+    """Data at a level of its own for each row, as the pipeline hands it on; ``whole`` if timesteps must be integers."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     uniform_B = torch.cat([torch.rand(1, generator=generator) for generator in generators])
     noise = torch.stack([torch.randn(data.shape[1:], generator=generator) for generator in generators]).to(data.device)
     family, scheduler = family_of(call.scheduler), call.scheduler
     num_train = scheduler.config.num_train_timesteps
     if family is FLOW:
-        sigma = _per_row(uniform_B, data)
-        return Noised(state=(1 - sigma) * data + sigma * noise, target=noise - data, timestep_B=uniform_B * num_train)
-    if family in (DISCRETE, VARIANCE_PRESERVING):
+        timestep_B = (uniform_B * num_train).floor() if whole else uniform_B * num_train
+        sigma = _per_row(timestep_B / num_train, data)
+        return Noised(state=(1 - sigma) * data + sigma * noise, target=noise - data, timestep_B=timestep_B)
+    if family in (DISCRETE, VARIANCE_PRESERVING, VARIANCE_EXPLODING):
         timestep_B = (uniform_B * num_train).long()
-        kept = scheduler.alphas_cumprod[timestep_B]
+        kept = scheduler.alphas_cumprod.to(timestep_B.device)[timestep_B]
         alpha, sigma = _per_row(kept.sqrt(), data), _per_row((1 - kept).sqrt(), data)
         targets = {"epsilon": noise, "v_prediction": alpha * noise - sigma * data, "sample": data}
         return Noised(
-            state=alpha * data + sigma * noise, target=targets[scheduler.config.prediction_type], timestep_B=timestep_B
+            state=(alpha * data + sigma * noise) / _input_scale(scheduler),
+            target=targets[scheduler.config.prediction_type],
+            timestep_B=timestep_B,
         )
     raise PolicyError(
-        f"the warm-up needs a flow, DDIM-like or DPM-like scheduler, {type(scheduler).__name__} is {family.name}"
+        f"the warm-up needs a flow, DDIM-like, Euler-like or DPM-like scheduler, {type(scheduler).__name__} is "
+        f"{family.name}"
     )
+
+
+def _input_scale(scheduler: Any) -> float:
+    """What the scheduler multiplies the next state by on its way to the network."""
+    own = copy.copy(scheduler)  # which takes down that it was asked
+    return float(own.scale_model_input(torch.ones(1, device=own.timesteps.device), own.timesteps[1]))
 
 
 def _per_row(value_B: Tensor, like: Tensor) -> Tensor:
