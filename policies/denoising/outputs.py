@@ -55,10 +55,8 @@ def media_of(output: Any, num_rows: int) -> Sequence[Any]:
     for found in fields:
         if len(found) == num_rows:
             return [_medium(item) for item in found]
-    if num_rows == 1:
-        frames = next((found for found in fields if _are_pictures(found)), None)
-        if frames is not None:
-            return [list(frames)]
+    if num_rows == 1 and fields:
+        return [_medium(fields[0])]  # its frames, or several arrays of it
     what = f"{len(fields[0])} results" if fields else f"a {type(output).__name__} without pictures or arrays"
     kind = RowsError if fields else PolicyError
     raise kind(

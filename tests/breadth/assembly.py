@@ -59,6 +59,8 @@ def build(name: str) -> Any:
         torch.manual_seed(SEED)
         kind: Any = getattr(diffusers, name)
         pipeline = kind(**{slot: _part(said, kind) for slot, said in recipes()[name]["parts"].items()})
+        for slot, method in (recipes()[name].get("prepare") or {}).items():
+            getattr(getattr(pipeline, slot), method)()
         for component in pipeline.components.values():
             if isinstance(component, nn.Module):
                 _wake(component)
@@ -69,21 +71,23 @@ def build(name: str) -> Any:
 
 def arguments(name: str) -> dict[str, Any]:
     """What a small call of the pipeline takes beside prompts and generators; made anew each time."""
-    return {key: _argument(value) for key, value in (recipes()[name].get("call") or {}).items()}
+    kind: Any = getattr(diffusers, name)
+    return {key: _argument(value, kind) for key, value in (recipes()[name].get("call") or {}).items()}
 
 
 def _part(said: Any, pipeline: type) -> Any:
     """A component by its name in the tables; a list of components; anything else is the value itself."""
     if isinstance(said, list) and said and isinstance(said[0], str) and said[0][:1].isupper():
         return [_part(one, pipeline) for one in said]
+    if isinstance(said, dict) and "class" in said:
+        class_name, _, variant = said["class"].partition(".")
+        base = copy.deepcopy(_configurations()[class_name][variant or "base"])
+        return _component(_class(class_name, pipeline), {**base, **{k: v for k, v in said.items() if k != "class"}})
     if not isinstance(said, str):
         return said
     if said.startswith("="):
         return RESOURCES[said[1:]]()
-    class_name, _, variant = said.partition(".")
-    if class_name not in _configurations():
-        return said
-    return _component(_class(class_name, pipeline), copy.deepcopy(_configurations()[class_name][variant or "base"]))
+    return _part({"class": said}, pipeline) if said.partition(".")[0] in _configurations() else said
 
 
 def _component(kind: Any, config: dict[str, Any]) -> Any:
@@ -129,16 +133,17 @@ def _wake(module: nn.Module) -> None:
             nn.init.normal_(parameter, std=ZERO_STD)
 
 
-def _argument(value: Any) -> Any:
+def _argument(value: Any, pipeline: type) -> Any:
     if isinstance(value, list):
-        return [_argument(one) for one in value]
+        return [_argument(one, pipeline) for one in value]
     if not isinstance(value, Mapping):
         return value
     if len(value) == 1:
         (kind, size), *_ = value.items()
         if kind in _MADE:
             return _MADE[kind](*size)
-    return {key: _argument(one) for key, one in value.items()}
+    made = {key: _argument(one, pipeline) for key, one in value.items() if key != "make"}
+    return _class(value["make"], pipeline)(**made) if "make" in value else made
 
 
 def _picture(width: int, height: int) -> Image.Image:

@@ -17,10 +17,11 @@ from transformers import (
     CLIPProcessor,
     DPTImageProcessor,
     PreTrainedTokenizerFast,
+    RobertaTokenizer,
     SiglipImageProcessor,
 )
 
-from tests.tiny import processors, tokenizers
+from tests.tiny import chat_tokenizers, processors, tokenizers, vision_language_models
 
 VOCABULARY = 4096  # of every text encoder: more than any tokenizer here knows
 CHAT_TEMPLATE = (
@@ -80,11 +81,16 @@ def _clip_processor() -> CLIPProcessor:
     return CLIPProcessor(CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=side), tokenizers.clip_tokenizer())
 
 
+def _roberta() -> RobertaTokenizer:
+    return RobertaTokenizer(tokenizer_object=_general().backend_tokenizer, model_max_length=77)
+
+
 RESOURCES: dict[str, Callable[[], Any]] = {
     "byt5": ByT5Tokenizer,
     "chatglm": _general,
     "clap_features": ClapFeatureExtractor,
     "clip": tokenizers.clip_tokenizer,
+    "clip_images": lambda: _clip_processor().image_processor,  # pyright: ignore[reportAttributeAccessIssue]
     "clip_processor": _clip_processor,
     "dpt_images": lambda: DPTImageProcessor(size={"height": 32, "width": 32}),
     "gemma": tokenizers.gemma_tokenizer,
@@ -95,9 +101,13 @@ RESOURCES: dict[str, Callable[[], Any]] = {
     "mistral": tokenizers.mistral_tokenizer,
     "passes": Passes,
     "qwen": tokenizers.qwen_tokenizer,
+    "qwen_vision": chat_tokenizers.qwen_vision,
+    "qwen2_vl_model": lambda: vision_language_models.qwen2_vl(chat_tokenizers.qwen_vision()),
+    "qwen2_5_vl_model": lambda: vision_language_models.qwen2_5_vl(chat_tokenizers.qwen_vision()),
+    "qwen3_vl_model": lambda: vision_language_models.qwen3_vl(chat_tokenizers.qwen_vision()),
     "qwen2_5_vl": processors.qwen2_5_vl,
     "qwen3_vl": processors.qwen3_vl,
-    "roberta": tokenizers.clip_tokenizer,
+    "roberta": _roberta,
     "siglip_images": lambda: SiglipImageProcessor(size={"height": 32, "width": 32}),
     "t5": tokenizers.t5_tokenizer,
     "bert": tokenizers.t5_tokenizer,

@@ -15,7 +15,9 @@ from PIL import Image
 
 from mmgrpo.errors import MmgrpoError
 from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.denoising.calls import form_of
 from mmgrpo.policies.denoising.schedules import family_of
+from mmgrpo.policies.denoising.trace import Row
 from mmgrpo.types import Prompt, Rollout
 from tests.breadth import assembly
 from tests.policies import contract
@@ -26,6 +28,7 @@ GROUP_SIZE = 1
 SEED = 11
 EXACT = 1e-5
 EVERYWHERE = {"use_resolution_binning": False}  # arguments that keep a call as small as it asks to be
+FAILED_CALL = "it fails with"  # in the refusal of a pipeline whose call raised an error
 FLOWS = ("flow", "inverted flow")
 
 
@@ -34,7 +37,7 @@ class Outcome:
     """What came of one class.
 
     Attributes:
-        verdict: exact, inexact, refused, crashed, or not built.
+        verdict: exact, inexact, refused, crashed, stock fails (called without us, on these parts), or not built.
         options: settings beside the default ones that it took, as a person would write them.
         reason: of a verdict other than exact.
         gap: largest change of a log-probability at replay, in the batch of the rollout and alone.
@@ -81,7 +84,8 @@ def try_class(name: str) -> Outcome:
         except MmgrpoError as error:
             following = _following(attempt, str(error))
             if following is None:
-                return Outcome("refused", attempt.options, str(error))
+                stock = _stock_error(name) if FAILED_CALL in str(error) else ""
+                return Outcome("stock fails", reason=stock) if stock else Outcome("refused", attempt.options, str(error))
             attempt = following
             continue
         except Exception as error:
@@ -98,6 +102,19 @@ def unbuilt_reason(name: str) -> str:
     if assembly.pipeline_classes().get(name) is None:
         return f"needs {', '.join(getattr(diffusers, name)._backends)}, of which one is not installed"
     return "no recipe yet"
+
+
+def _stock_error(name: str) -> str:
+    """What the pipeline itself fails with when it is called for one prompt; empty where it works."""
+    pipeline = assembly.build(name)
+    prompts, call = prompts_and_call(name, pipeline)
+    form = replace(form_of(type(pipeline).__call__, ()), single=True)
+    row = Row(prompt=prompts[0], seed=SEED, group=0, member=0, share_noise=False)
+    try:
+        pipeline(**form.arguments([row], call))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def _following(attempt: Attempt, message: str) -> Attempt | None:
@@ -151,6 +168,7 @@ def _gap(name: str, attempt: Attempt) -> tuple[float, bool]:
         "lora": {"rank": 2, "alpha": 2.0},
         "rollout_batch": 2,
         "update_batch": 2,
+        **(assembly.recipes()[name].get("settings") or {}),
         **attempt.settings,
     }
     with torch.random.fork_rng(devices=[]):
@@ -184,6 +202,8 @@ def _first_order_scheduler(scheduler: Any) -> Any:
 
 
 def _sampler(pipeline: Any) -> str:
+    if getattr(pipeline, "scheduler", None) is None:
+        return "ddim"
     try:
         return "flow_sde" if family_of(pipeline.scheduler).name in FLOWS else "ddim"
     except MmgrpoError:
@@ -202,4 +222,5 @@ def prompts_and_call(name: str, pipeline: Any) -> tuple[list[Prompt], dict[str, 
             shown[attribute] = (call.pop(argument),)
         elif isinstance(value, list) and value and isinstance(value[0], Image.Image):
             shown[attribute] = (call.pop(argument),) if argument == "video" else tuple(call.pop(argument))
-    return [Prompt(text, **shown) for text in TEXTS], call
+    texts = assembly.recipes()[name].get("texts") or TEXTS
+    return [Prompt(text, **shown) for text in texts], call
