@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 _DIGESTIBLE = (Tensor, bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
@@ -66,6 +66,8 @@ class Memo:
         leaves, spec = tree_flatten((args, kwargs))
         if not all(isinstance(leaf, _DIGESTIBLE) for leaf in leaves):
             return function(*args, **kwargs)  # a generator makes it random; other objects have no content to go by
+        if _is_watched(module):
+            return function(*args, **kwargs)  # a pipeline reads what passes through its layers, not its output alone
         label = (id(module), getattr(function, "__name__", "call"))
         rows = _common_rows(leaves)
         if rows > 1 and label not in self._whole:
@@ -109,6 +111,12 @@ class Memo:
         while self._bytes > self.max_bytes and len(self._entries) > 1:
             self._bytes -= self._entries.popitem(last=False)[1].num_bytes
         return output
+
+
+def _is_watched(module: Any) -> bool:
+    """Whether a layer of the module has a hook, so that a call does more than give its output."""
+    layers = module.modules() if isinstance(module, nn.Module) else ()
+    return any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
 
 
 def _common_rows(leaves: Sequence[Any]) -> int:

@@ -289,7 +289,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing):
         last_known = stem.known[-1].iteration if stem.known else -1
         session = Session(on_step=recorder, ghost=lambda iteration: iteration <= last_known)
         output = self._run(session, stem.rows, self.settings.call)
-        require_denoisers(self._stage.denoisers, session)
+        require_denoisers(self._stage, session)
         samples = samples_of(stem.rows, media_of(output, len(stem.rows)))
         return Chunk(stem.rows, recorder, samples, session.num_forwards + stem.num_forwards)
 

@@ -29,7 +29,7 @@ class Drawn:
     def rows(self, index: Tensor) -> Drawn:
         """The same step call for some of its rows."""
         keep = None if self.keep is None else self.keep[index]
-        decision = replace(self.decision, moments=at_rows(self.decision.moments, index), keep=keep)
+        decision = replace(self.decision, moments=at_rows(self.decision.moments, index, len(self.next_state)), keep=keep)
         return Drawn(self.iteration, self.ordinal, decision, self.next_state[index], keep)
 
 
@@ -88,7 +88,7 @@ class Recorder:
         rows, moments = self.rows, decision.moments
         if call.iteration == self.branch_at and self.branch is not None:
             rows = [row for members in self.branch for row in members]
-            moments = at_rows(moments, torch.arange(len(rows)) // len(self.branch[0]))
+            moments = at_rows(moments, torch.arange(len(rows)) // len(self.branch[0]), len(self.rows))
             keep = decision.keep
             keep = None if keep is None else keep[torch.arange(len(rows)) // len(self.branch[0])]
             decision = replace(decision, moments=moments, keep=keep)

@@ -54,7 +54,7 @@ class Replayer:
         """Log-probability of each row's stored decision, (N,) float32."""
         densities = []
         for position, moments in zip(self._positions(), self.moments, strict=True):
-            own = at_rows(moments, self.state_of_N)
+            own = at_rows(moments, self.state_of_N, len(self.states))
             density = self.sampling.logdensity(joined(self.rows, position), own)
             densities.append((density, _kept(self.rows, position)))
         return self.sampling.reduced(densities, len(self.rows))

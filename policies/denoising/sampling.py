@@ -129,8 +129,11 @@ class Sampling:
         return Decision(Moments(mean=mean, velocity=output, std=std, step=1.0), level=0.0)
 
 
-def at_rows(moments: Moments, index: Tensor) -> Moments:
-    """The Gaussians of some rows, in any order and number."""
+def at_rows(moments: Moments, index: Tensor, num_rows: int) -> Moments:
+    """The Gaussians of some of ``num_rows`` rows, in any order and number; a row may have several entries, its frames."""
+    entries = moments.mean.shape[0] // num_rows
+    if entries > 1:
+        index = (index[:, None] * entries + torch.arange(entries, device=index.device)).flatten()
     std = moments.std[index] if isinstance(moments.std, Tensor) else moments.std
     return Moments(mean=moments.mean[index], velocity=moments.velocity[index], std=std, step=moments.step)
 

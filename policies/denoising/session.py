@@ -373,11 +373,16 @@ def _quiet() -> Iterator[None]:
             handler.setLevel(level)
 
 
-def require_denoisers(denoisers: Sequence[str], session: Session) -> None:
-    """Raises PolicyError for a run whose loop never called what was taken for the denoiser."""
-    if session.looped & set(denoisers) or (session.num_steps <= 1 and session.in_loop):
+def require_denoisers(stage: Stage, session: Session) -> None:
+    """Raises PolicyError for a run that took no step, or that never called what was taken for the denoiser."""
+    if session.num_steps == 0:
+        raise PolicyError(
+            f"{type(stage.pipeline).__name__} took no step with its scheduler, so there is nothing to train: its call "
+            "ended without its loop, or another object steps"
+        )
+    if session.looped & set(stage.denoisers) or (session.num_steps == 1 and session.in_loop):
         return
     raise PolicyError(
-        f"the denoising loop does not call {list(denoisers)} at each step; it calls {sorted(session.looped)}: "
+        f"the denoising loop does not call {list(stage.denoisers)} at each step; it calls {sorted(session.looped)}: "
         "name those that denoise in policy.denoisers"
     )

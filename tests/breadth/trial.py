@@ -16,7 +16,6 @@ from PIL import Image
 from mmgrpo.errors import MmgrpoError
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.calls import form_of
-from mmgrpo.policies.denoising.schedules import family_of
 from mmgrpo.policies.denoising.trace import Row
 from mmgrpo.types import Prompt, Rollout
 from tests.breadth import assembly
@@ -29,7 +28,6 @@ SEED = 11
 EXACT = 1e-5
 EVERYWHERE = {"use_resolution_binning": False}  # arguments that keep a call as small as it asks to be
 FAILED_CALL = "it fails with"  # in the refusal of a pipeline whose call raised an error
-FLOWS = ("flow", "inverted flow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +162,6 @@ def _gap(name: str, attempt: Attempt) -> tuple[float, bool]:
     prompts, call = prompts_and_call(name, pipeline)
     settings = {
         "call": call,
-        "sampler": _sampler(pipeline),
         "lora": {"rank": 2, "alpha": 2.0},
         "rollout_batch": 2,
         "update_batch": 2,
@@ -199,15 +196,6 @@ def _first_order_scheduler(scheduler: Any) -> Any:
     if flow:
         return diffusers.FlowMatchEulerDiscreteScheduler.from_config(scheduler.config)
     return diffusers.DDIMScheduler.from_config(scheduler.config, clip_sample=False)
-
-
-def _sampler(pipeline: Any) -> str:
-    if getattr(pipeline, "scheduler", None) is None:
-        return "ddim"
-    try:
-        return "flow_sde" if family_of(pipeline.scheduler).name in FLOWS else "ddim"
-    except MmgrpoError:
-        return "ddim"
 
 
 def prompts_and_call(name: str, pipeline: Any) -> tuple[list[Prompt], dict[str, Any]]:

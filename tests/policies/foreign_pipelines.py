@@ -144,6 +144,49 @@ class GuidedPipeline(FieldPipeline):
         return self.net(state, time, code) + 0.1 * self.guide(state)
 
 
+class HookedPipeline(GuidedPipeline):
+    """Asks its frozen helper once, before the loop, and reads what passes through a layer of it by a hook."""
+
+    @torch.no_grad()
+    def __call__(self, prompt: Sequence[str], generator: Any, num_inference_steps: int = NUM_STEPS) -> Pictures:  # type: ignore[override]
+        """Draws a picture per prompt."""
+        seen: dict[str, Tensor] = {}
+        hook = self.guide.layer.register_forward_hook(lambda layer, args, output: seen.update(features=output))
+        self.guide(codes(prompt)[:, None].expand(-1, SIZE * SIZE))
+        hook.remove()
+        self.features = seen["features"]
+        return inspect.unwrap(FieldPipeline.__call__)(self, prompt, generator, num_inference_steps)
+
+    def velocity(self, state: Tensor, time: Tensor, code: Tensor, memory: dict[str, Any]) -> Tensor:
+        """The network's velocity and what was read off the helper."""
+        return self.net(state, time, code) + 0.1 * self.features
+
+
+class FramesPipeline(FieldPipeline):
+    """Steps each half of its state as an entry of its own, as video pipelines do with frames."""
+
+    @torch.no_grad()
+    def __call__(self, prompt: Sequence[str], generator: Any, num_inference_steps: int = NUM_STEPS) -> Pictures:  # type: ignore[override]
+        """Draws a picture per prompt."""
+        prompt, generator = ([prompt], [generator]) if isinstance(prompt, str) else (prompt, generator)
+        self.scheduler.set_timesteps(num_inference_steps)
+        state = torch.cat([torch.randn(1, SIZE * SIZE, generator=g) for g in generator])
+        for timestep in self.scheduler.timesteps:
+            velocity = self.net(state, (timestep / 1000).expand(len(prompt)), codes(prompt))
+            halves = self.scheduler.step(velocity.reshape(-1, SIZE), timestep, state.reshape(-1, SIZE)).prev_sample
+            state = halves.reshape(-1, SIZE * SIZE)
+        return Pictures(images=[_picture(row) for row in state.detach()])
+
+
+class SleepingPipeline(FieldPipeline):
+    """Returns before its loop."""
+
+    @torch.no_grad()
+    def __call__(self, prompt: Sequence[str], generator: Any, num_inference_steps: int = NUM_STEPS) -> Pictures:  # type: ignore[override]
+        """Grey pictures."""
+        return Pictures(images=[_picture(torch.zeros(SIZE * SIZE)) for _ in prompt])
+
+
 class OneStringPipeline(FieldPipeline):
     """Takes one prompt and one generator, as they are."""
 

@@ -112,6 +112,26 @@ def test_sound_is_a_sample(tmp_path: Path) -> None:
         packed(rollout.samples)
 
 
+def test_a_helper_that_is_read_by_a_hook_is_called_each_time() -> None:
+    guide = foreign_pipelines.Guide()
+    pipeline = foreign_pipelines.build(foreign_pipelines.HookedPipeline, guide=guide)
+    lora = {"rank": 2, "alpha": 2.0, "targets": ("inner", "outer")}
+    policy = DenoisingPolicy(pipeline, {"lora": lora, "denoisers": ("net",)})
+    rollout = _drawn(policy)
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+
+
+def test_a_row_may_have_several_entries_in_the_state() -> None:
+    policy = _policy(foreign_pipelines.FramesPipeline)
+    _same(policy)
+    assert _drawn(policy).num_alone == 4
+
+
+def test_a_pipeline_that_takes_no_steps_is_refused() -> None:
+    with pytest.raises(PolicyError, match="SleepingPipeline took no step with its scheduler"):
+        _drawn(_policy(foreign_pipelines.SleepingPipeline))
+
+
 RED = Image.new("RGB", (2, 2), (255, 0, 0))
 LEVELS_HWC = np.zeros((2, 2, 3), dtype=np.float32)
 LEVELS_HWC[..., 0] = 1.0
