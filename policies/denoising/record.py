@@ -29,7 +29,8 @@ class Drawn:
     def rows(self, index: Tensor) -> Drawn:
         """The same step call for some of its rows."""
         keep = None if self.keep is None else self.keep[index]
-        decision = replace(self.decision, moments=at_rows(self.decision.moments, index, len(self.next_state)), keep=keep)
+        moments = at_rows(self.decision.moments, index, len(self.next_state))
+        decision = replace(self.decision, moments=moments, keep=keep)
         return Drawn(self.iteration, self.ordinal, decision, self.next_state[index], keep)
 
 

@@ -130,7 +130,7 @@ class Sampling:
 
 
 def at_rows(moments: Moments, index: Tensor, num_rows: int) -> Moments:
-    """The Gaussians of some of ``num_rows`` rows, in any order and number; a row may have several entries, its frames."""
+    """The Gaussians of some of ``num_rows`` rows, in any order and number; one may have several entries (frames)."""
     entries = moments.mean.shape[0] // num_rows
     if entries > 1:
         index = (index[:, None] * entries + torch.arange(entries, device=index.device)).flatten()

@@ -83,7 +83,8 @@ def try_class(name: str) -> Outcome:
             following = _following(attempt, str(error))
             if following is None:
                 stock = _stock_error(name) if FAILED_CALL in str(error) else ""
-                return Outcome("stock fails", reason=stock) if stock else Outcome("refused", attempt.options, str(error))
+                refused = Outcome("refused", attempt.options, str(error))
+                return Outcome("stock fails", reason=stock) if stock else refused
             attempt = following
             continue
         except Exception as error:
