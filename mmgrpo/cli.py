@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 if __name__ == "__main__" and not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()):
     del sys.path[0]  # python -m puts the working directory first, where a stranger's peft.py may lie
@@ -278,8 +279,17 @@ def _settings(config: str, overrides: list[str] | None, *, computes: bool = True
 
     settings = load_config(config, overrides or [])
     if computes:
+        _settle_libraries()
         _set_threads(settings.runtime.threads)
     return settings
+
+
+def _settle_libraries() -> None:
+    """Before they are imported: no bars where nobody watches, and no warnings that are for those who write code."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
+    if not sys.warnoptions:
+        warnings.filterwarnings("ignore", category=FutureWarning)
 
 
 def _set_threads(threads: int | None) -> None:
@@ -319,6 +329,8 @@ class _Ended:
 
 
 def _train(settings: Any, resume: Path | None) -> _Ended:
+    from transformers.utils.logging import disable_progress_bar
+
     from mmgrpo.build import build_policy, build_rewards
     from mmgrpo.tracking import make_accelerator, require_output
     from mmgrpo.trainer import Trainer
@@ -328,6 +340,7 @@ def _train(settings: Any, resume: Path | None) -> _Ended:
     judges, prompts = build_rewards(settings.rewards), _prompts(settings)
     accelerator = make_accelerator(settings)
     policy = build_policy(settings, settings.runtime.device or accelerator.device)
+    disable_progress_bar()  # of a saved checkpoint's files, across the run's own bar
     trainer = Trainer(policy, judges, prompts, settings, accelerator=accelerator, resume=resume)
     try:
         return _Ended(trainer.train(), trainer.status, accelerator.is_main_process)

@@ -37,6 +37,7 @@ from mmgrpo.types import Plan, Prompt, Rollout, Sample
 NUM_PROMPTS = 2
 GROUP_SIZE = 2
 NUM_WINDOWS = 5
+MAX_CHECK_WIDTH = 24  # a longer name takes two lines, so that the findings keep their room
 GIB = 2**30
 
 
@@ -83,15 +84,18 @@ def examine(
 
 
 def render(findings: Sequence[Finding]) -> Table:
-    """The findings as a table: what was measured, and the cure where there is one."""
-    table = Table("", "check", "measured", "what to do", box=None, header_style="bold", pad_edge=False)
+    """The findings as a table that 80 columns hold: what was measured, and the cure, if any, on lines of its own."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(max_width=MAX_CHECK_WIDTH)
+    table.add_column(ratio=1)
     for finding in findings:
         verdict = Text("warn", "yellow") if finding.cure else Text("ok", "green")
         # texts, not markup: messages hold brackets, and whatever data and rewards say
-        table.add_row(
-            verdict if finding.ok else Text("FAIL", "bold red"),
-            *(Text(shown(part)) for part in (finding.check, finding.measured, finding.cure)),
-        )
+        said = Text(shown(finding.measured))
+        if finding.cure:
+            said.append(f"\n-> {shown(finding.cure)}", "bold")
+        table.add_row(verdict if finding.ok else Text("FAIL", "bold red"), Text(shown(finding.check)), said)
     return table
 
 

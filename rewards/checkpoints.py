@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, MissingPackageError, RewardError
+from mmgrpo.hub import why_not
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -54,8 +55,8 @@ def once(load: Callable[..., T], *arguments: Any) -> T:
             except (MissingPackageError, RewardError, ConfigError):
                 raise
             except Exception as error:  # hub, file and format errors are of every kind
-                said = f"{type(error).__name__}: {error}"
-                raise RewardError(f"{arguments[0]!r} cannot be loaded by {load.__name__}: {said}") from error
+                why = why_not(f"{arguments[0]}", error)
+                raise RewardError(f"{arguments[0]!r} cannot be loaded by {load.__name__}: {why}") from error
         return _loaded[key]
 
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 ROOMS = (
     ("errors", "lazy", "console", "yamls"),
-    ("extras",),
+    ("extras", "hub"),
     ("types", "media", "targets", "bounded", "files"),
     ("maths", "wire"),
     ("policy", "reward"),
@@ -31,7 +31,8 @@ ROOMS = (
 )
 """The engine. A room imports from the rows before its own and from itself, from nothing beside or after it."""
 
-CONTRACTS = {"errors", "lazy", "extras", "types", "media", "maths", "policy", "reward", "wire", "targets", "bounded"}
+CONTRACTS = {"errors", "lazy", "extras", "hub", "types", "media", "maths", "policy", "reward", "wire"}
+CONTRACTS |= {"targets", "bounded"}
 """What adapters may import of the engine."""
 
 MAX_LINES = 400

@@ -254,7 +254,31 @@ def test_table() -> None:
     with console.capture() as capture:
         console.print(render(findings))
     rows = [line.split() for line in capture.get().splitlines()]
-    assert rows[0] == ["check", "measured", "what", "to", "do"]
-    assert rows[1] == ["ok", "one", "[4", "of", "4]", "samples"]
-    assert rows[2] == ["warn", "two", "0", "of", "2", "groups", "a", "finer", "reward"]
-    assert rows[3] == ["FAIL", "three", "gap", "1", "dropout", "off"]
+    assert rows == [
+        ["ok", "one", "[4", "of", "4]", "samples"],
+        ["warn", "two", "0", "of", "2", "groups"],
+        ["->", "a", "finer", "reward"],
+        ["FAIL", "three", "gap", "1"],
+        ["->", "dropout", "off"],
+    ]
+
+
+def test_table_at_80_columns() -> None:
+    measured = (
+        "0.25 to 0.75; spread in 0 of 2 groups; failed on 0 of 4 samples, None on 0; 0.0009 s a sample, "
+        "rollout 0.025 s a sample, update 0.0054 s a forward, in batches of 4"
+    )
+    cure = "groups of equal reward teach nothing: see whether larger ones spread; else take a finer reward"
+    findings = [
+        Finding("on-policy gap", True, measured),
+        Finding("reward a_long_name_of_a_reward", True, measured, cure),
+    ]
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(render(findings))
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    assert max(map(len, lines)) <= 80
+    # 163 characters in lines of about 48 are four; the cure has 97 with its arrow: three. Before, columns of 25 took 7
+    assert len(lines) == 4 + 4 + 3
+    start = lines[0].index("0.25 to")
+    assert " ".join(line[start:] for line in lines) == f"{measured} {measured} -> {cure}"

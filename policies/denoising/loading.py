@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +18,7 @@ from diffusers import (
 from torch import nn
 
 from mmgrpo.errors import ConfigError, PolicyError
+from mmgrpo.hub import why_not
 from mmgrpo.policies.denoising.caches import cache_names
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.loading import DTYPES, built, named
@@ -34,11 +37,27 @@ def load_pipeline(settings: DenoisingSettings) -> Any:
         pipeline = built(source)
         return pipeline if settings.dtype == "float32" else pipeline.to(DTYPES[settings.dtype])
     try:
-        return DiffusionPipeline.from_pretrained(
-            source, torch_dtype=DTYPES[settings.dtype], revision=settings.revision, variant=settings.variant
-        )
+        with _unsaid("diffusers.pipelines.pipeline_utils", "Couldn't connect to the Hub"):
+            return DiffusionPipeline.from_pretrained(
+                source, dtype=DTYPES[settings.dtype], revision=settings.revision, variant=settings.variant
+            )
     except (OSError, ValueError) as error:
-        raise ConfigError(f"policy.model {source!r} cannot be loaded as a diffusers pipeline: {error}") from error
+        why = why_not(source, error, revision=settings.revision)
+        raise ConfigError(f"policy.model {source!r} cannot be loaded as a diffusers pipeline: {why}") from error
+
+
+@contextmanager
+def _unsaid(logger: str, start: str) -> Iterator[None]:
+    """Within it a logger leaves out the messages that begin so: what they say is said once, by an error of ours."""
+
+    def other(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith(start)
+
+    logging.getLogger(logger).addFilter(other)
+    try:
+        yield
+    finally:
+        logging.getLogger(logger).removeFilter(other)
 
 
 def configured_scheduler(scheduler: Any, changes: Mapping[str, Any]) -> Any:

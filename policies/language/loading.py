@@ -16,6 +16,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.hub import why_not
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.loading import DTYPES, built, named
 
@@ -47,7 +48,8 @@ def load_model(settings: LanguageSettings) -> tuple[PreTrainedModel, Any]:
         model = model_class.from_pretrained(**where, dtype=DTYPES[settings.dtype], **chosen)
         return model, processor_class.from_pretrained(**where, **settings.processor)
     except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"policy.model {source!r} cannot be loaded as a language model: {error}") from error
+        why = why_not(source, error, revision=settings.revision)
+        raise ConfigError(f"policy.model {source!r} cannot be loaded as a language model: {why}") from error
 
 
 def end_ids(model: PreTrainedModel, tokenizer: Any) -> list[int]:

@@ -1,0 +1,120 @@
+"""What is said of models that cannot be had, by a hub of our own on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+
+from mmgrpo.hub import why_not
+
+ASKED = ("gated/model", "nobody/nothing", "old/model", "./no/folder", "/no/such/folder")
+
+LOAD = """
+import json, sys
+from mmgrpo.errors import MmgrpoError
+from mmgrpo.policies.denoising.loading import load_pipeline
+from mmgrpo.policies.denoising.settings import DenoisingSettings
+from mmgrpo.policies.language.loading import load_model
+from mmgrpo.policies.language.settings import LanguageSettings
+said = {}
+for source in json.loads(sys.argv[1]):
+    revision = "v9" if source.startswith("old") else None
+    for load, settings in ((load_pipeline, DenoisingSettings), (load_model, LanguageSettings)):
+        try:
+            load(settings(model=source, revision=revision))
+        except MmgrpoError as error:
+            said[f"{load.__name__} {source}"] = str(error)
+print(json.dumps(said))
+"""
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the hub does for what is gated, for what is not there, and for a revision that is not there."""
+
+    def do_GET(self) -> None:
+        gated, old = "gated/" in self.path, "old/" in self.path
+        self.send_response(403 if gated else 404)
+        self.send_header("X-Error-Code", "GatedRepo" if gated else "RevisionNotFound" if old else "RepoNotFound")
+        self.send_header("X-Error-Message", "line one, line two")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def loaded(tmp: str, sources: tuple[str, ...] = ASKED, **environment: str) -> tuple[dict[str, str], str]:
+    """What was said of each source by each loader, and what else came out."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    call = [sys.executable, "-c", LOAD, json.dumps(sources)]
+    env = {**kept, "HF_HOME": tmp, **environment}
+    done = subprocess.run(call, capture_output=True, text=True, timeout=600, env=env)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def expected(reasons: dict[str, str]) -> dict[str, str]:
+    kinds = {"load_pipeline": "a diffusers pipeline", "load_model": "a language model"}
+    return {
+        f"{load} {source}": f"policy.model {source!r} cannot be loaded as {kind}: {reason}"
+        for load, kind in kinds.items()
+        for source, reason in reasons.items()
+    }
+
+
+NO_PATH = dict.fromkeys(("./no/folder", "/no/such/folder"), "there is no such path; a hub id is owner/name")
+
+
+def test_gated_unknown_and_revision(hub: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    said, noise = loaded(str(tmp_path_factory.mktemp("hub")), HF_ENDPOINT=hub)
+    assert said == expected(
+        {
+            "gated/model": f"it is gated: accept its conditions at {hub}/gated/model and log in (hf auth login), "
+            "or give the path of a copy",
+            "nobody/nothing": "the hub has no such model, or it is private: check the name, log in (hf auth login), "
+            "or give a path",
+            "old/model": f"the hub's model has no revision 'v9'; its branches and tags are listed at {hub}/old/model",
+            **NO_PATH,
+        }
+    )
+    assert "Hub" not in noise
+
+
+@pytest.mark.parametrize(
+    ("environment", "sources", "why"),
+    [
+        ({"HF_HUB_OFFLINE": "1"}, ASKED, "HF_HUB_OFFLINE is set: unset it, "),
+        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, ASKED[1:2], "the hub cannot be reached: "),  # each is tried for 10 s
+    ],
+)
+def test_no_way_to_the_hub(
+    environment: dict[str, str], sources: tuple[str, ...], why: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    said, noise = loaded(str(tmp_path_factory.mktemp("hub")), sources, **environment)
+    fetch = "fetch it where there is a network (hf download {}), or give the path of a copy"
+    missing = {name: f"it is not in the local cache, and {why}{fetch.format(name)}" for name in sources}
+    assert said == expected(missing | {name: NO_PATH[name] for name in NO_PATH if name in sources})
+    assert "connect to the Hub" not in noise
+
+
+def test_what_is_not_the_hub_s_is_said_by_the_library_on_one_line() -> None:
+    assert why_not("owner/name", ValueError("a file\n  is  torn")) == "a file is torn"
+    assert why_not("owner/name", KeyError("weight")) == "KeyError: 'weight'"
+    assert why_not("owner/name", ValueError("x" * 1000)) == "x" * 400 + " ..."
