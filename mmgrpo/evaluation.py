@@ -93,18 +93,18 @@ def judge(
     return Judged(everyones, judges(everyones))
 
 
-def try_out(policy: Policy, prompt: Prompt, scorers: Sequence[Scorer], plan: Plan) -> None:
-    """Draws two samples and asks the rewards, so that hours are not spent before one that cannot answer.
+def try_out(policy: Policy, prompt: Prompt, scorers: Sequence[Scorer]) -> None:
+    """Draws two samples without noise and asks the rewards, so that hours are not spent before one that cannot answer.
 
     Args:
         policy: what draws.
         prompt: of the run.
         scorers: the rewards to ask.
-        plan: of the first step, for one prompt.
 
     Raises:
         RewardError: a reward cannot answer.
     """
+    plan = Plan(stochastic=(), prompt_ids=(0,))
     samples = policy.rollout([prompt], group_size=2, seed=derive_seed(0), plan=plan).samples
     for scorer in scorers:
         scorer.try_out(samples)

@@ -12,7 +12,7 @@ from mmgrpo.checkpoint import Place, is_checkpoint, list_checkpoints, sound_chec
 from mmgrpo.config import RunConfig
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.files import read_lines
-from mmgrpo.loading import load_config
+from mmgrpo.loading import load_config, validated
 from mmgrpo.registry import resolve
 from mmgrpo.tracking import CONFIG
 
@@ -95,6 +95,13 @@ def config_of(path: Path) -> Path:
     if not file.is_file():
         raise CheckpointError(f"{path} is no run folder and no checkpoint of one: {file} is missing")
     return file
+
+
+def config_given(config: RunConfig | Mapping[str, Any] | None, resume: Path | str | None) -> RunConfig:
+    """The configuration that is meant: a typed one, its values, or for none that of the run which goes on."""
+    if isinstance(config, RunConfig):
+        return config
+    return load_config(config_of(Path(resume))) if config is None and resume else validated(config or {})
 
 
 def plan_resumption(path: Path, config: RunConfig) -> Resumption:

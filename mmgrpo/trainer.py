@@ -25,7 +25,6 @@ from mmgrpo.evaluation import judge, try_out
 from mmgrpo.explain import explanation
 from mmgrpo.job import Job
 from mmgrpo.learner import accumulate_gradient, measured, nonfinite_rows
-from mmgrpo.loading import validated
 from mmgrpo.maths.aggregates import count
 from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.maths.seeds import derive_seed
@@ -33,7 +32,7 @@ from mmgrpo.optimizer import GuardedOptimizer
 from mmgrpo.policy import Policy
 from mmgrpo.progress import Progress
 from mmgrpo.prompts import PromptStream, load_prompts_of
-from mmgrpo.resuming import plan_resumption
+from mmgrpo.resuming import config_given, plan_resumption
 from mmgrpo.samples import facts_of, identity, sample_metrics
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.shaping import shaped
@@ -80,7 +79,7 @@ class Trainer:
             accelerator: accelerate's view of the processes; made if not given.
             resume: a run folder or a checkpoint to go on from.
         """
-        self.config = config if isinstance(config, RunConfig) else validated(config or {})
+        self.config = config_given(config, resume)
         self.rewards = rewards_of(rewards)
         asked = prompts_of(prompts, self.config)
         self.job = Job(accelerator or make_accelerator(self.config))
@@ -210,8 +209,7 @@ class Trainer:
             self._heed(given, progress)  # a process may have been killed before it gave them
         if self._warms_up():
             asked = [self.scorer, self.judges] if self.config.evaluation else [self.scorer]
-            plan = build_plan(self.config, self.policy, 0, [0])
-            self.job.from_main(lambda: try_out(self.policy, self.stream.take(0)[0][1], asked, plan))
+            self.job.from_main(lambda: try_out(self.policy, self.stream.take(0)[0][1], asked))
 
     def _train_step(self, progress: Progress) -> None:
         """One step of GRPO."""

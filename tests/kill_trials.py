@@ -1,9 +1,10 @@
 """Kills training processes, goes on from what they left, and compares that with a run that nobody killed, bit for bit.
 
-    python -m tests.kill_trials --random 100 --points 100
+    python -m tests.kill_trials --random 100 --points 50
 
 A process is killed at a random moment, or at a point: right before the n-th time it opens, renames, removes or syncs
-something of its run folder, or a moment after that, in the midst of a write. Some are killed again while they go on.
+something of its run folder, or a moment after that, in the midst of a write; at every point of one save, and at others
+spread over the whole run. Some are killed again while they go on.
 Processes are forked, so that the libraries are imported once.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import os
 import random
@@ -22,7 +24,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from tests.test_trainer import run
 
 EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.fsync")
 KEPT = 2
+MEMORY = "/dev/shm"  # a killed process loses nothing that it wrote, and syncing a disk takes most of the time
 SETTINGS: dict[str, Any] = {
     "steps": 3,
     "warmup": {"examples": {"name": "mislabelled_digits", "fraction": 0.45}, "steps": 4, "batch_size": 4},
@@ -116,7 +119,7 @@ def whole_run(output: Path) -> Whole:
     began = time.monotonic()
     assert trained(output) == 0
     took_s = time.monotonic() - began
-    events = tuple((output / "events.log").read_text().split())
+    events = tuple((output / "events.log").read_text().splitlines())
     return Whole(left_behind(output / "run"), took_s, events)
 
 
@@ -137,18 +140,26 @@ def differences(output: Path, whole: Whole, kill: Kill, again: Kill | None) -> I
             yield f"{key}: {left[key]!r} instead of {value!r}"[:2000]
 
 
-def points(whole: Whole, num: int | None) -> list[int]:
-    """``num`` of the events of a whole run, evenly spread; all for None."""
-    every = range(1, len(whole.events) + 1)
-    return list(every) if num is None or num >= len(every) else [every[i * len(every) // num] for i in range(num)]
+def save_points(whole: Whole, name: str) -> list[int]:
+    """The events of one save: from the first that touches the checkpoint to the last of what goes for it."""
+    first = next(number for number, event in enumerate(whole.events, 1) if f"checkpoints/.{name}" in event)
+    after = (number for number in range(first, len(whole.events) + 1) if "checkpoints" not in whole.events[number - 1])
+    return list(range(first, next(after)))
 
 
-def trials(whole: Whole, *, num_random: int, num_points: int | None, draw: random.Random) -> Iterator[Kill]:
+def spread_points(whole: Whole, num: int) -> list[int]:
+    """``num`` of the events of a whole run, evenly spread."""
+    return [1 + i * len(whole.events) // num for i in range(num)]
+
+
+def trials(whole: Whole, *, num_random: int, num_points: int, save: str | None, draw: random.Random) -> Iterator[Kill]:
     """The kills to try."""
     for _ in range(num_random):
         yield Kill(after_s=draw.uniform(0, whole.took_s))
-    for number, event in enumerate(points(whole, num_points)):
-        yield Kill(event=event, late_s=draw.uniform(0, 0.01) if number % 3 == 2 else None)
+    for event in [] if save is None else save_points(whole, save):
+        yield Kill(event=event)
+    for number, event in enumerate(spread_points(whole, num_points)):
+        yield Kill(event=event, late_s=draw.uniform(0, 0.01) if number % 2 else None)
 
 
 def _watch(output: Path, kill: Kill | None) -> None:
@@ -156,10 +167,10 @@ def _watch(output: Path, kill: Kill | None) -> None:
     log = os.open(output / "events.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     inside, count = str(output / "run"), 0
 
-    def happened(event: str) -> None:
+    def happened(event: str, path: str) -> None:
         nonlocal count
         count += 1
-        os.write(log, f"{event}\n".encode())
+        os.write(log, f"{event} {path.removeprefix(inside)}\n".encode())
         if kill is None or kill.event != count:
             return
         if kill.late_s is None:
@@ -168,11 +179,12 @@ def _watch(output: Path, kill: Kill | None) -> None:
         signal.setitimer(signal.ITIMER_REAL, max(kill.late_s or 0, 1e-6))
 
     def audited(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in EVENTS and any(str(one).startswith(inside) for one in arguments[:2]):
-            happened(event)
+        touched = [str(one) for one in arguments[:2] if str(one).startswith(inside)]
+        if event in EVENTS and touched:
+            happened(event, touched[0])
 
     def synced(handle: int, before: Callable[[int], None] = os.fsync) -> None:
-        happened("os.fsync")
+        happened("os.fsync", os.readlink(f"/proc/self/fd/{handle}"))
         before(handle)
 
     sys.addaudithook(audited)
@@ -191,19 +203,24 @@ def main() -> int:
     """Runs the trials; returns how many runs were other than the whole one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--random", type=int, default=100, help="kills at random moments")
-    parser.add_argument("--points", type=int, default=None, help="kills at points of the folder's history; all")
+    parser.add_argument("--points", type=int, default=50, help="kills at points spread over the folder's history")
+    parser.add_argument("--save", default="step-000002", help="the checkpoint whose every point is tried; none")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     draw, wrong, hit = random.Random(asked.seed), 0, Counter[str]()
-    with tempfile.TemporaryDirectory() as root:
+    with tempfile.TemporaryDirectory(dir=MEMORY if Path(MEMORY).is_dir() else None) as root:
+        with redirect_stdout(io.StringIO()):
+            run(_made(Path(root) / "first"), **SETTINGS)  # imports everything, once for all processes
         whole = whole_run(_made(Path(root) / "whole"))
         print(f"a whole run: {whole.took_s:.1f} s, {len(whole.events)} events", flush=True)
-        for number, kill in enumerate(trials(whole, num_random=asked.random, num_points=asked.points, draw=draw)):
+        save = None if asked.save == "none" else asked.save
+        kills = trials(whole, num_random=asked.random, num_points=asked.points, save=save, draw=draw)
+        for number, kill in enumerate(kills):
             output = _made(Path(root) / str(number))
             again = Kill(after_s=draw.uniform(0, whole.took_s)) if number % 4 == 3 else None
             found = list(differences(output, whole, kill, again))
-            hit["a random moment" if kill.event is None else whole.events[kill.event - 1]] += 1
+            hit["a random moment" if kill.event is None else whole.events[kill.event - 1].split()[0]] += 1
             wrong += bool(found)
             for said in found:
                 print(f"{kill}: {said}", flush=True)

@@ -187,6 +187,18 @@ def test_what_a_run_must_keep_is_refused(tmp_path: Path, change: dict[str, Any],
     assert about(first)["status"] == "finished"
 
 
+def test_in_python_a_run_folder_alone_is_enough(tmp_path: Path) -> None:
+    whole, _ = run(tmp_path / "whole"), run(tmp_path / "half", steps=2)
+    longer = Trainer(
+        make_policy(), {"brightness": brightness}, digit_prompts(), {**BASE, "steps": 4}, resume=tmp_path / "half/run"
+    )
+    longer.train()
+    assert longer.config.output == str(tmp_path / "half")
+    assert torch.equal(weights(longer), weights(whole))
+    again = Trainer(make_policy(), {"brightness": brightness}, digit_prompts(), resume=tmp_path / "half/run")
+    assert again.config == longer.config
+
+
 def test_of_a_policy_what_does_not_touch_its_weights_may_change(tmp_path: Path) -> None:
     policy = {"name": "denoising", "model": "python:m:f", "lora": {"rank": 2}, "update_batch": 8}
     (tmp_path / "config.yaml").write_text(json.dumps({"name": "x", "policy": policy}))
