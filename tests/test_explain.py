@@ -183,6 +183,15 @@ def test_selections_bounds_and_the_ratio_of_the_divergence() -> None:
     assert "skipped" not in said
 
 
+def test_a_sampler_that_leaves_the_marginals_says_so() -> None:
+    said = {
+        name: rows(changed(policy={"name": "denoising", "sampler": name, "strength": 0.8}))["sampler"]
+        for name in ("cps", "ddim")
+    }
+    assert said["cps"].endswith("; does not keep the marginals: samples spread less than the data")
+    assert "marginals" not in said["ddim"]
+
+
 def test_selections_alone_take_values_first() -> None:
     near = {"selections": ({"name": "near_policy", "limit": 0.1},), "kl_beta": 0}
     said = rows(changed(objective=near))

@@ -31,7 +31,7 @@ from mmgrpo.policies.denoising.schedules import (
     schedule_index,
 )
 from mmgrpo.policies.denoising.session import Session, Stage, StepCall, Stop
-from mmgrpo.policies.denoising.trace import Row
+from mmgrpo.policies.denoising.trace import Row, shows_media
 from mmgrpo.types import Example
 
 TIMESTEP_NAMES = ("timestep", "timesteps", "t")
@@ -129,7 +129,8 @@ def supervised_loss(
 ) -> Tensor:
     """Mean squared error of the network's prediction on noised data, scalar with grad.
 
-    Noise levels are uniform: sigma in (0, 1) for flow, integer timesteps for epsilon, v and x0 prediction.
+    Noise levels are uniform: sigma in (0, 1) for flow, integer timesteps for epsilon, v and x0 prediction. Rows
+    that are shown images or videos run alone.
 
     Raises: PolicyError if the pipeline's scheduler, latents or denoiser do not fit; the message says which.
     Source: flow matching, arXiv:2210.02747; DDPM, arXiv:2006.11239.
@@ -140,10 +141,17 @@ def supervised_loss(
     ]
     call = {key: value for key, value in call.items() if key not in ("timesteps", "sigmas", "output_type")}
     call["num_inference_steps"] = 2
-    teacher = _Teacher(data=targets(examples, rows, call), seeds=seeds)
-    arguments = stage.form.arguments(rows, call)
+    data = targets(examples, rows, call)
+    size = 1 if stage.form.single or shows_media(call) or any(row.has_media for row in rows) else len(rows)
+    parts = [slice(start, start + size) for start in range(0, len(rows), size)]
+    return torch.stack([_taught(stage, rows[part], data[part], seeds[part], call) for part in parts]).mean()
+
+
+def _taught(stage: Stage, rows: Sequence[Row], data: Tensor, seeds: Sequence[int], call: Mapping[str, Any]) -> Tensor:
+    """The loss of rows that run together."""
+    teacher = _Teacher(data=data, seeds=seeds)
     session = Session(on_step=teacher.on_step, ghost=lambda iteration: iteration == 0, rewrite=teacher.rewrite)
-    stage.run(session, arguments, seed=seeds[0], grad=torch.is_grad_enabled())
+    stage.run(session, stage.form.arguments(rows, call), seed=seeds[0], grad=torch.is_grad_enabled())
     if teacher.loss is None:
         raise PolicyError("the pipeline ended before its second step, so the warm-up has no prediction to train on")
     return teacher.loss

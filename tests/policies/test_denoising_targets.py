@@ -198,6 +198,35 @@ def test_euler_teaches_what_ddim_does() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
+def test_rows_that_are_shown_pictures_are_taught_with_their_own() -> None:
+    policy = policy_of("flux-kontext")
+    shown = [picture(seed, 16, 16) for seed in (7, 8)]
+    examples = [
+        Example(Prompt(text, images=(image,)), image=picture(i, 16, 16))
+        for i, (text, image) in enumerate(zip(TEXTS, shown, strict=True))
+    ]
+    with torch.no_grad():
+        together = policy.supervised_loss(examples, seeds=SEEDS).mean
+        alone = [policy.supervised_loss([e], seeds=[s]).mean for e, s in zip(examples, SEEDS, strict=True)]
+        other = Example(Prompt(TEXTS[1], images=(shown[0],)), image=examples[1].image)
+        wrong = policy.supervised_loss([other], seeds=SEEDS[1:]).mean
+    assert float(together) == pytest.approx(float(sum(alone)) / 2, rel=1e-6)
+    assert abs(float(wrong) - float(alone[1])) > 1e-3 * float(alone[1])
+
+
+def test_videos_teach_what_is_trained() -> None:
+    policy = policy_of("wan")
+    optimizer = torch.optim.AdamW(policy.trainable, lr=3e-2)
+    losses = []
+    for _ in range(8):
+        loss = policy.supervised_loss(examples_of("wan"), seeds=SEEDS).mean
+        losses.append(float(loss.detach()))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < 0.9 * losses[0]
+
+
 def test_a_pipeline_that_blends_its_states_is_refused() -> None:
     policy = policy_of("sd15-inpaint")  # it lays the noised picture over what lies outside the mask
     with pytest.raises(PolicyError, match="is not its last state with elements moved, scaled and shifted"):
