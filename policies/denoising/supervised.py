@@ -24,6 +24,7 @@ from mmgrpo.policies.denoising.proxies import call_argument
 from mmgrpo.policies.denoising.schedules import (
     DISCRETE,
     FLOW,
+    INVERTED_FLOW,
     VARIANCE_EXPLODING,
     VARIANCE_PRESERVING,
     advance,
@@ -228,6 +229,10 @@ def _noised(call: StepCall, data: Tensor, seeds: Sequence[int], *, whole: bool) 
         timestep_B = (uniform_B * num_train).floor() if whole else uniform_B * num_train
         sigma = _per_row(timestep_B / num_train, data)
         return Noised(state=(1 - sigma) * data + sigma * noise, target=noise - data, timestep_B=timestep_B)
+    if family is INVERTED_FLOW:  # whose timesteps count from noise to data, and whose velocities point there
+        timestep_B = (uniform_B * num_train).floor() if whole else uniform_B * num_train
+        clean = _per_row(timestep_B / num_train, data)
+        return Noised(state=clean * data + (1 - clean) * noise, target=data - noise, timestep_B=timestep_B)
     if family in (DISCRETE, VARIANCE_PRESERVING, VARIANCE_EXPLODING):
         timestep_B = (uniform_B * num_train).long()
         kept = scheduler.alphas_cumprod.to(timestep_B.device)[timestep_B]

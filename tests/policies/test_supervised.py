@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 from PIL import Image
 from torch.nn.functional import mse_loss
 
@@ -69,6 +70,31 @@ def test_flow_matching_loss_on_sd3() -> None:
     loss.backward()
     assert all(torch.isfinite(p.grad).all() for p in policy.trainable if p.grad is not None)
     assert sum(float(p.grad.abs().sum()) for p in policy.trainable if p.grad is not None) > 0
+
+
+def test_inverted_flow_teaches_the_way_from_noise_to_data() -> None:
+    tiny = PIPELINES["sd3"]
+    pipeline = tiny.build()
+    pipeline.scheduler = FlowMatchEulerDiscreteScheduler.from_config(pipeline.scheduler.config, invert_sigmas=True)
+    policy = DenoisingPolicy(pipeline, {"call": {**tiny.call, **tiny.no_cfg}, "sampler": "native"})
+    _, examples = make("sd3")
+    clean = latents(pipeline, examples)
+    level, noise = draws(clean.shape[1:])
+    share = level[:, None, None, None]  # of the data: timestep 0 is noise
+    with torch.no_grad():
+        embeds, _, pooled, _ = pipeline.encode_prompt(
+            prompt=TEXTS, prompt_2=None, prompt_3=None, do_classifier_free_guidance=False,
+            max_sequence_length=policy.settings.call["max_sequence_length"],
+        )  # fmt: skip
+        velocity = pipeline.transformer(
+            hidden_states=share * clean + (1 - share) * noise,
+            timestep=level * 1000,
+            encoder_hidden_states=embeds,
+            pooled_projections=pooled,
+            return_dict=False,
+        )[0]
+        loss = policy.supervised_loss(examples, seeds=SEEDS).mean
+    assert float(loss) == pytest.approx(float(mse_loss(velocity, clean - noise)), rel=1e-5)
 
 
 def test_denoising_score_matching_loss_on_sd15() -> None:
