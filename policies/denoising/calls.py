@@ -21,6 +21,10 @@ class RowsError(ReplayError):
     """Several rows in one run of a pipeline that do not come out as several rows."""
 
 
+class RewoundError(Exception):
+    """A pipeline moved its scheduler back: it had called ``step`` for the clean sample that it gives, not to step."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallForm:
     """How rows become the arguments of a pipeline.

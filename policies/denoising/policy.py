@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from mmgrpo.errors import ConfigError, MmgrpoError, PolicyError
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
 from mmgrpo.policies.denoising.adapted import adapter_targets
-from mmgrpo.policies.denoising.calls import RowsError
+from mmgrpo.policies.denoising.calls import RewoundError, RowsError
 from mmgrpo.policies.denoising.chunks import (
     Chunk,
     Stem,
@@ -210,6 +210,9 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing):
         chunks: list[Chunk] = []
         try:
             return self._drawn_as_called(groups, plan, chunks)
+        except RewoundError:
+            self._stage.asks_twice = True
+            return self._drawn(groups, plan)
         except RowsError as error:
             if chunks or self._stage.form.single:
                 raise

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.maths.divergences import Moments
-from mmgrpo.policies.denoising.calls import RowsError
+from mmgrpo.policies.denoising.calls import RewoundError, RowsError
 from mmgrpo.policies.denoising.sampling import Decision, Sampling, at_rows
 from mmgrpo.policies.denoising.session import StepCall
 from mmgrpo.policies.denoising.trace import Row, Transition
@@ -64,6 +64,8 @@ class Recorder:
         """Draws the next state of every row."""
         self._note_overwritten(call)
         if call.sample.shape[0] != len(self.rows) and (len(self.rows) > 1 or self.branch is not None):
+            if call.takes_clean and call.clean is None:
+                raise RewoundError
             raise RowsError(
                 f"the pipeline steps a state of shape {tuple(call.sample.shape)} for {len(self.rows)} rows: it does "
                 "not keep one latent per row; set rollout_batch: 1 and share_noise: false"

@@ -19,6 +19,7 @@ from mmgrpo.policies.denoising.stock import (
     first_step_gap,
     native_mean_and_std,
     network_output,
+    prediction_of,
     stepped_elements,
     stock_result,
 )
@@ -63,14 +64,13 @@ class Sampling:
             return self._native(call, stochastic)
         family = family_of(call.scheduler)
         step = family.step(call.scheduler, index, call.timestep)
-        output, sample = network_output(call), call.sample.float()
         kernel = SAMPLERS[self.sampler](step, strength=self.strength) if stochastic else ddim(step, strength=0.0)
-        mean = kernel_mean(kernel, family.predict(call.scheduler, output, sample, step.level))
+        mean = kernel_mean(kernel, prediction_of(family, call, step))
         keep = stepped_elements(call)
         if keep is not None:
             mean = torch.where(keep, mean, stock_result(call))
         advance(call.scheduler)
-        moments = Moments(mean=mean, velocity=output, std=kernel.std, step=step.length)
+        moments = Moments(mean=mean, velocity=network_output(call), std=kernel.std, step=step.length)
         return Decision(moments=moments, level=step.level.sigma, keep=keep)
 
     def skip(self, call: StepCall) -> None:

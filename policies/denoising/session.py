@@ -22,7 +22,7 @@ from torch import Tensor
 
 from mmgrpo.errors import PolicyError
 from mmgrpo.policies.denoising.caches import caches_off
-from mmgrpo.policies.denoising.calls import form_of
+from mmgrpo.policies.denoising.calls import RewoundError, form_of
 from mmgrpo.policies.denoising.components import exchanged, held_pipelines, without_no_grad
 from mmgrpo.policies.denoising.memo import Memo
 from mmgrpo.policies.denoising.proxies import ModuleProxy, Shapes, leading_rows
@@ -45,6 +45,8 @@ class StepCall:
         timestep: as the pipeline passed it.
         sample: the state x_t.
         token_timesteps: (B, tokens) where the pipeline gives every token its own timestep.
+        clean: the clean sample, where the pipeline has it already.
+        takes_clean: whether ``step`` may be given it.
         stock: runs the stock class's own step, on this scheduler or on a copy of it, with arguments changed by name.
     """
 
@@ -57,6 +59,8 @@ class StepCall:
     sample: Tensor
     stock: Callable[..., Any]
     token_timesteps: Tensor | None = None
+    clean: Tensor | None = None
+    takes_clean: bool = False
 
 
 @dataclass
@@ -160,7 +164,11 @@ class Session:
             sample=arguments["sample"],
             stock=stock,
             token_timesteps=arguments.get("per_token_timesteps"),
+            clean=arguments.get("pred_original_sample"),
+            takes_clean="pred_original_sample" in inspect.signature(type(scheduler).step).parameters,
         )
+        if call.clean is not None and self._ordinal > 0:
+            raise RewoundError
         self._ordinal += 1
         return self.on_step(call)
 
@@ -172,6 +180,7 @@ class Stage:
         pipeline: the wrapped pipeline.
         denoisers: names of the components whose calls make the iterations.
         form: how rows become the arguments of its call.
+        asks_twice: whether it calls ``step`` once for the clean sample and again, with that, to step.
     """
 
     def __init__(
@@ -196,6 +205,7 @@ class Stage:
         """
         self.pipeline = pipeline
         self.denoisers = denoisers
+        self.asks_twice = False
         self._memo = memo
         self._shapes = Shapes()
         self._session: Session | None = None
@@ -336,6 +346,8 @@ class Stage:
                 return stock.step(*again.args, **again.kwargs)
 
             bound = signature.bind(watched, *args, **kwargs).arguments
+            if stage.asks_twice and bound.get("pred_original_sample") is None:
+                return stock.step(watched, *args, **kwargs)
             following = session.close_step(watched, bound, stock_step)
             if bound.get("return_dict", True):
                 return StepOutput(prev_sample=following, pred_original_sample=following)

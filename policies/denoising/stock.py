@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from mmgrpo.maths.transitions import Kernel, Step, ddim, kernel_mean
+from mmgrpo.maths.transitions import Kernel, Prediction, Step, ddim, kernel_mean, x0_to_prediction
 from mmgrpo.policies.denoising.schedules import Family, schedule_index
 from mmgrpo.policies.denoising.session import StepCall
 
@@ -44,6 +44,13 @@ def network_output(call: StepCall) -> Tensor:
     if output.shape[1] == 2 * channels and call.scheduler.config.get("variance_type") in LEARNED:
         output = output[:, :channels]
     return output if call.token_timesteps is None else -output
+
+
+def prediction_of(family: Family, call: StepCall, step: Step) -> Prediction:
+    """The clean sample and the noise, by the family or as the pipeline has them already."""
+    if call.clean is not None:
+        return x0_to_prediction(call.sample.float(), call.clean.float(), step.level)
+    return family.predict(call.scheduler, network_output(call), call.sample.float(), step.level)
 
 
 def stepped_elements(call: StepCall) -> Tensor | None:
@@ -91,7 +98,8 @@ def first_step_gap(family: Family, call: StepCall) -> float:
     raw, sample = call.model_output.detach().float(), call.sample.detach().float()
     mean, shifted = (_on_copy(call.scheduler, call.stock, raw, sample, noise) for noise in (0.0, 1.0))
     step = family.step(call.scheduler, schedule_index(call.scheduler, call.timestep), call.timestep)
-    prediction = family.predict(call.scheduler, network_output(call).detach(), sample, step.level)
+    with torch.no_grad():
+        prediction = prediction_of(family, call, step)
     stepped = stepped_elements(call)
     gaps = []
     for kernel in _kernels(step, float((shifted - mean).mean())):

@@ -26,7 +26,9 @@ from PIL import Image
 
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Plan, Prompt
-from tests.policies.contract import gradients, move, values
+from tests.breadth import assembly
+from tests.breadth.trial import prompts_and_call
+from tests.policies.contract import gradients, move, sample_difference, values
 from tests.policies.tiny_policies import pipeline_of, policy_of
 from tests.tiny.pipelines import build_seeded
 from tests.tiny.text_encoders import WIDTH, t5_encoder
@@ -180,3 +182,22 @@ def test_the_old_default_scheduler_draws_decisions(kind: Any, changes: dict[str,
     rollout = policy.rollout([Prompt("a red fox", images=(_picture(),))], group_size=2, seed=SEED)
     assert rollout.shape == (2, 4)
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_pipeline_that_asks_for_the_clean_sample_before_it_steps_is_exact(batch: int) -> None:
+    pipeline = assembly.build("CosmosTextToWorldPipeline")
+    _, call = prompts_and_call("CosmosTextToWorldPipeline", pipeline)
+    settings = {"call": call, "lora": LORA, "rollout_batch": batch, "update_batch": batch, "strength": 1.0}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        policy = DenoisingPolicy(pipeline, settings)
+    rollout = policy.rollout(PROMPTS, group_size=2, seed=SEED, plan=Plan(keep_mean=True))
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+    assert rollout.num_forwards == 2 * 3 * 4  # guided, three steps, four rows: nothing is run twice
+    move(policy.trainable)
+    assert all(bool(torch.isfinite(gradient).all()) for gradient in gradients(policy, rollout))
+    quiet = DenoisingPolicy(assembly.build("CosmosTextToWorldPipeline"), {**settings, "strength": 0.0})
+    drawn = quiet.rollout(PROMPTS[:1], group_size=1, seed=SEED)
+    greedy = quiet.rollout(PROMPTS[:1], group_size=1, seed=SEED, plan=Plan(stochastic=()))
+    assert sample_difference(drawn.samples, greedy.samples) <= 1  # without noise its steps are the stock ones
