@@ -46,7 +46,8 @@ def replace_text(path: Path, text: str) -> None:
     aside = path.with_name(f".{path.name}.new")
     with writing(path):
         try:
-            with aside.open("w", encoding="utf-8") as file:
+            aside.unlink(missing_ok=True)  # a link of that name would lead elsewhere
+            with aside.open("x", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

@@ -136,7 +136,7 @@ class TestCommands:
         assert f"run folder: {tmp_path}/runs/run[bold]x[bold]" in said
         assert f"{SAID.replace('/', '|')} 1" in said  # the mean of the codes of small letters is above 96
         assert f"report: {tmp_path}/runs/run[bold]x[bold]/report.html" in said
-        assert json.loads(call("evaluate", path))[f"eval/{HOSTILE.replace('/', '|')}/mean"] > 96
+        assert json.loads(call("evaluate", path, "--json"))[f"eval/{HOSTILE.replace('/', '|')}/mean"] > 96
         assert call("report", str(tmp_path / "runs/run[bold]x[bold]")).endswith("run[bold]x[bold]/report.html")
 
     def test_a_reward_that_raises(self, tmp_path: Path) -> None:

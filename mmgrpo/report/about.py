@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import yaml
-
 from mmgrpo.report.numbers import duration
-from mmgrpo.report.reading import Log, is_number
+from mmgrpo.report.reading import Log, is_finite
+from mmgrpo.yamls import YamlError, parsed_yaml
 
 
 def parse_note(config_text: str | None) -> str | None:
     """The note that the configuration carries, if any."""
     try:
-        config = yaml.safe_load(config_text or "")
-    except yaml.YAMLError:
+        config = parsed_yaml(config_text or "")
+    except YamlError:
         return None
     note = config.get("note") if isinstance(config, dict) else None
     return note.strip() if isinstance(note, str) and note.strip() else None
@@ -39,7 +37,7 @@ def facts(about: Mapping[str, Any], metrics: Log) -> list[tuple[str, str]]:
 def elapsed_s(about: Mapping[str, Any]) -> float | None:
     """Seconds the run took: ``active_s``, summed over its sessions, where recorded; else from start to finish."""
     active = about.get("active_s")
-    if is_number(active) and math.isfinite(active):
+    if is_finite(active):
         return active
     started, finished = _moment(about.get("started")), _moment(about.get("finished"))
     return (finished - started).total_seconds() if started and finished else None

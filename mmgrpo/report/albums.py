@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmgrpo.report.choosing import evenly
 from mmgrpo.report.notes import Note, Timeline, note_of, timeline_of
-from mmgrpo.report.reading import Log, is_number, mean_or_none, read_log
+from mmgrpo.report.reading import Log, is_finite, is_step, mean_or_none, read_log
+from mmgrpo.report.run_files import RunFiles
+
+MAX_ALBUMS = 500
+"""Steps whose samples are read; of more, evenly spaced ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +80,22 @@ class Change:
     after: float | None
 
 
-def read_albums(run: Path, kind: str = "step") -> list[Album]:
+def read_albums(files: RunFiles, kind: str = "step") -> list[Album]:
     """Every step that has samples of the kind (``step``: evaluations; ``train``: groups of training), in order."""
+    steps = [number for number in map(_number_of, files.folders("samples", f"{kind}-")) if number is not None]
     albums = []
-    for folder in (path.parent for path in run.glob(f"samples/{kind}-*/samples.jsonl")):
-        number = folder.name.removeprefix(f"{kind}-")
-        log = read_log(run, f"samples/{folder.name}/samples.jsonl")
-        if number.isdigit() and log.rows:
-            shots = tuple(_shot(row, folder) for row in log.rows)
-            albums.append(Album(step=int(number), log=log, shots=shots))
-    return sorted(albums, key=lambda album: album.step)
+    for step, name in evenly(sorted(steps), MAX_ALBUMS):
+        log = read_log(files, f"samples/{name}/samples.jsonl")
+        if log.rows:
+            folder = files.root / "samples" / name
+            albums.append(Album(step=step, log=log, shots=tuple(_shot(row, folder) for row in log.rows)))
+    return albums
+
+
+def _number_of(name: str) -> tuple[int, str] | None:
+    """The step of a folder, and its name."""
+    digits = name.rpartition("-")[2]
+    return (int(digits), name) if digits.isdecimal() and len(digits) < 16 else None
 
 
 def first_and_last(albums: Sequence[Album]) -> list[Album]:
@@ -142,21 +152,17 @@ def _shot(row: Mapping[str, Any], folder: Path) -> Shot:
         prompt=str(row.get("prompt", "")),
         path=folder / row["file"] if isinstance(row.get("file"), str) else None,
         text=_text(row, "text"),
-        rewards={name: value for name, value in numbers if _is_finite(value)},
+        rewards={name: value for name, value in numbers if is_finite(value)},
         group=_whole(row, "group") or 0,
         images=tuple(folder / name if isinstance(name, str) else None for name in shown),
         num_videos=_whole(row, "num_videos") or 0,
         reference=_text(row, "reference"),
         finished=row.get("finished") is not False,
         num_tokens=_whole(row, "num_tokens"),
-        advantage=row["advantage"] if _is_finite(row.get("advantage")) else None,
+        advantage=row["advantage"] if is_finite(row.get("advantage")) else None,
         explanations={name: said for name, said in known.items() if isinstance(said, dict)},
-        image_size=(size[0], size[1]) if len(size) == 2 and all(map(_is_finite, size)) else None,
+        image_size=(size[0], size[1]) if len(size) == 2 and all(map(is_finite, size)) else None,
     )
-
-
-def _is_finite(value: object) -> bool:
-    return is_number(value) and math.isfinite(value)
 
 
 def _text(row: Mapping[str, Any], key: str) -> str | None:
@@ -164,4 +170,4 @@ def _text(row: Mapping[str, Any], key: str) -> str | None:
 
 
 def _whole(row: Mapping[str, Any], key: str) -> int | None:
-    return row[key] if isinstance(row.get(key), int) else None
+    return row[key] if is_step(row.get(key)) and isinstance(row[key], int) else None

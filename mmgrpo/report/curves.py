@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from mmgrpo.report.numbers import number
-from mmgrpo.report.reading import Log, by_step, is_number
+from mmgrpo.report.reading import Log, by_step, is_finite, is_number
 from mmgrpo.report.ticks import enclosing_ticks, tick_labels, whole_ticks
 
 MAX_POINTS = 500
@@ -78,7 +77,7 @@ def read_curve(
         label=label,
         points=tuple(points[index] for index in kept),
         spread=tuple(spread_by_step.get(points[index][0], 0.0) for index in kept) if spread_by_step else None,
-        num_not_finite=sum(1 for row in log.rows if is_number(row.get(key)) and not math.isfinite(row[key])),
+        num_not_finite=sum(1 for row in log.rows if is_number(row.get(key)) and not is_finite(row[key])),
     )
 
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import base64
 import io
+import struct
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, ImageSequence
 
+from mmgrpo.media import UNREADABLE
 from mmgrpo.report.choosing import evenly
+from mmgrpo.report.run_files import RunFiles
 
 SIDES = (512, 384, 256, 192, 128, 96, 64)
+MAX_PIXELS = 2**26
+"""Of a picture, and of all the frames of a video together."""
 MIME = {"PNG": "image/png", "GIF": "image/gif", "WEBP": "image/webp", "JPEG": "image/jpeg"}
 
 
@@ -26,22 +32,29 @@ class Picture:
     exact: bool
 
 
-def load_picture(path: Path, share: int) -> Picture | None:
-    """The file itself if it takes at most ``share`` bytes, else a smaller WebP; None if it cannot be read."""
+def load_picture(files: RunFiles, path: Path, share: int) -> Picture | None:
+    """The file itself if it takes at most ``share`` bytes, else a smaller WebP; None if it cannot be read.
+
+    So are a file outside of the run folder, one of another kind than runs have, and one that unpacks to too much.
+    """
+    data = files.bytes_of(path)
+    if data is None:
+        return None
     try:
-        with Image.open(path) as image:
+        quiet = warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning)
+        with quiet, Image.open(io.BytesIO(data), formats=list(MIME)) as image:
+            if image.width * image.height > MAX_PIXELS:
+                return None
             image.load()
-            if path.stat().st_size <= share and image.format in MIME:
-                return _carried(path.read_bytes(), MIME[image.format], image.size, exact=True)
+            if len(data) <= share:
+                return _carried(data, MIME[image.format or ""], image.size, exact=True)
             return _reduced(image, share)
-    except (OSError, SyntaxError, ValueError):
+    except (*UNREADABLE, EOFError, struct.error, KeyError, IndexError, ZeroDivisionError, MemoryError):
         return None
 
 
 def _reduced(image: Image.Image, share: int) -> Picture:
-    frames = [frame.convert("RGB") for frame in ImageSequence.Iterator(image)]
-    length_ms = sum(frame.info.get("duration", 100) for frame in frames)
-    frames = evenly(frames, 16)
+    frames, length_ms = _frames(image)
     fitting = [side for side in SIDES if side <= max(image.size) and side * side * len(frames) <= 12 * share]
     for side in (*fitting, SIDES[-1]):
         for frame in frames:
@@ -50,6 +63,18 @@ def _reduced(image: Image.Image, share: int) -> Picture:
         if len(data) <= share:
             return _carried(data, MIME["WEBP"], frames[0].size, exact=False)
     return _carried(_webp(frames[:1], 0), MIME["WEBP"], frames[0].size, exact=False)
+
+
+def _frames(image: Image.Image) -> tuple[list[Image.Image], float]:
+    """A few of the frames, evenly spaced, and milliseconds for all of them."""
+    most = max(1, MAX_PIXELS // (image.width * image.height))
+    frames, length_ms = [], 0.0
+    for number, frame in enumerate(ImageSequence.Iterator(image)):
+        if number == most:
+            break
+        frames.append(frame.convert("RGB"))
+        length_ms += min(frame.info.get("duration", 100), 10_000)
+    return evenly(frames, 16), length_ms
 
 
 def _webp(frames: Sequence[Image.Image], frame_ms: float) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 MAX_CHARACTERS = 1500
+TINY = 1e-300  # below it no power of ten is a float
 MINUS = "\u2212"
 
 
@@ -12,7 +13,7 @@ def number(value: float | None) -> str:
     """Three decimals or three digits, trailing zeros kept; powers of ten where they are easier to read."""
     if value is None:
         return "not recorded"
-    if value == 0 or not math.isfinite(value):
+    if abs(value) < TINY or not math.isfinite(value):
         return f"{value:.3f}"
     exponent = math.floor(math.log10(abs(value)))
     if not -4 < exponent < 7:

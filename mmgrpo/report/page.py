@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 
 from mmgrpo.errors import DataError
+from mmgrpo.files import replace_text
 from mmgrpo.report.about import facts, parse_note
 from mmgrpo.report.albums import read_albums
 from mmgrpo.report.charts import (
@@ -24,8 +25,11 @@ from mmgrpo.report.charts import (
 from mmgrpo.report.numbers import abridged, clip, duration, number, signed
 from mmgrpo.report.phases import phases
 from mmgrpo.report.pictures import pictures_of
-from mmgrpo.report.reading import by_step, mean_or_none, parse_mapping, read_log, read_text
+from mmgrpo.report.reading import by_step, mean_or_none, parse_mapping, read_log
+from mmgrpo.report.run_files import RunFiles
 from mmgrpo.report.texts import MEDIA_BYTES, texts_of
+
+ALARM = ("step", "kind", "measured", "cure")
 
 
 def write_report(run: Path) -> Path:
@@ -56,17 +60,18 @@ def write_report(run: Path) -> Path:
     )
     html = environment.get_template("template.html.jinja").render(_page(run))
     path = run / "report.html"
-    path.write_text(html, encoding="utf-8", errors="replace")
+    replace_text(path, html.encode(errors="replace").decode())
     return path
 
 
 def _page(run: Path) -> dict[str, Any]:
-    about, config_text = parse_mapping(read_text(run / "run.json") or "") or {}, read_text(run / "config.yaml")
+    files = RunFiles(run)
+    about, config_text = parse_mapping(files.text("run.json") or "") or {}, files.text("config.yaml")
     logs = ("metrics", "warmup", "evaluation", "alarms")
-    metrics, warmup, evaluation, alarms = (read_log(run, f"{name}.jsonl") for name in logs)
-    albums, trained = read_albums(run), read_albums(run, "train")
-    pictures = pictures_of(albums)
-    texts = texts_of(albums, trained, media_bytes=MEDIA_BYTES // 4 if pictures else MEDIA_BYTES)
+    metrics, warmup, evaluation, alarms = (read_log(files, f"{name}.jsonl") for name in logs)
+    albums, trained = read_albums(files), read_albums(files, "train")
+    pictures = pictures_of(files, albums)
+    texts = texts_of(files, albums, trained, media_bytes=MEDIA_BYTES // 4 if pictures else MEDIA_BYTES)
     versions = about.get("versions")
     return {
         "about": about,
@@ -76,7 +81,9 @@ def _page(run: Path) -> dict[str, Any]:
         "facts": facts(about, metrics),
         "headlines": headlines(evaluation),
         "evaluation": evaluation,
-        "alarms": [{key: str(row.get(key, "")) for key in ("step", "kind", "measured", "cure")} for row in alarms.rows],
+        "alarms": [
+            {key: clip(str(row.get(key, ""))) for key in ("step", "kind", "measured", "cure")} for row in alarms.rows
+        ],
         "measures": measures(evaluation),
         "evaluation_charts": evaluation_charts(evaluation),
         "pictures": pictures,
@@ -92,7 +99,9 @@ def _page(run: Path) -> dict[str, Any]:
         "forwards": mean_or_none(by_step(metrics, "count/forwards_per_sample", max).values()),
         "config_text": config_text,
         "versions": versions if isinstance(versions, dict) else {},
-        "checkpoints": sorted(path.name for path in (run / "checkpoints").glob("step-*")),
+        "checkpoints": files.folders("checkpoints", "step-"),
+        "refused": list(files.refused),
+        "cut": list(files.cut),
         "unreadable": [
             log
             for log in (metrics, warmup, evaluation, alarms, *(a.log for a in (*albums, *trained)))

@@ -10,6 +10,7 @@ from mmgrpo.report.choosing import evenly, in_turn
 from mmgrpo.report.drawings import Mark, marks_of
 from mmgrpo.report.media import Picture, load_picture
 from mmgrpo.report.numbers import clip, number
+from mmgrpo.report.run_files import RunFiles
 
 MAX_PER_GRID = 100
 MAX_VIDEOS_PER_GRID = 36
@@ -86,7 +87,7 @@ class Pictures:
         return min(fitting, max(widest, fitting // 2 if len(self.rows) > MANY_PROMPTS else 1))
 
 
-def pictures_of(albums: Sequence[Album]) -> Pictures | None:
+def pictures_of(files: RunFiles, albums: Sequence[Album]) -> Pictures | None:
     """What the page shows of the samples; None if none is a picture.
 
     A grid that cannot hold every request takes them from the prompts in turn, so that each prompt has its row.
@@ -105,7 +106,7 @@ def pictures_of(albums: Sequence[Album]) -> Pictures | None:
     num_cells = len(ends) * sum(map(len, shown.values())) + len(strips) * len(timeline)
     common = common_changes(ends, drawn)
     said_once = {change.name for change in common}
-    easel = Easel(share=MEDIA_BYTES // num_cells, scales=_scales(ends, said_once))
+    easel = Easel(files=files, share=MEDIA_BYTES // num_cells, scales=_scales(ends, said_once))
     return Pictures(
         steps=tuple(album.step for album in ends),
         rows=tuple(
@@ -161,8 +162,9 @@ def _scales(ends: Sequence[Album], said_once: Container[str]) -> dict[str, tuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Easel:
-    """Makes cells: ``share`` is how many bytes a picture may take, ``scales`` the rewards' bars."""
+    """Makes cells of ``files``: ``share`` is how many bytes a picture may take, ``scales`` the rewards' bars."""
 
+    files: RunFiles
     share: int
     scales: Mapping[str, tuple[float, float]]
 
@@ -172,7 +174,7 @@ class Easel:
         if shot is None or shot.path is None:
             return Cell(request=request, picture=None, alt=f"step {album.step}: no picture", bars=())
         rewards = "".join(f"; {name} {number(value)}" for name, value in shot.rewards.items())
-        picture = load_picture(shot.path, self.share)
+        picture = load_picture(self.files, shot.path, self.share)
         size = (picture.width, picture.height) if picture is not None and picture.exact else None
         return Cell(
             request=request,

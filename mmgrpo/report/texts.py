@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
+from pathlib import Path
 
 from mmgrpo.report.albums import Album, Change, Shot, common_changes, first_and_last, shared_requests
 from mmgrpo.report.choosing import evenly
 from mmgrpo.report.drawings import MAX_MARKS, Mark, marks_of
 from mmgrpo.report.media import Picture, load_picture
 from mmgrpo.report.numbers import clip
+from mmgrpo.report.run_files import RunFiles
+
+Load = Callable[[Path], Picture | None]
 
 MAX_TEXTS = 20
 MAX_TRAINED_STEPS = 4
@@ -108,7 +113,9 @@ class Texts:
         return all(len(shot.text or "") <= 60 for shot in said if shot)
 
 
-def texts_of(albums: Sequence[Album], trained: Sequence[Album], *, media_bytes: int = MEDIA_BYTES) -> Texts | None:
+def texts_of(
+    files: RunFiles, albums: Sequence[Album], trained: Sequence[Album], *, media_bytes: int = MEDIA_BYTES
+) -> Texts | None:
     """What the page shows of the evaluations' texts and of the training's; None if nothing was written.
 
     Requests and steps are chosen by their position, never by what was written or what it earned.
@@ -121,21 +128,21 @@ def texts_of(albums: Sequence[Album], trained: Sequence[Album], *, media_bytes: 
         return None
     asking = [ends[0].shots[index] for index in chosen] + [shots[0] for _, shots in groups]
     num_pictures = sum(min(len(shot.images), MAX_IMAGES) for shot in asking)
-    share = media_bytes // max(num_pictures, 1)
+    load = partial(load_picture, files, share=media_bytes // max(num_pictures, 1))
     common = common_changes(ends, written)
     said_once = {change.name for change in common}
     return Texts(
         steps=tuple(album.step for album in ends),
         rows=tuple(
             TextRow(
-                request=_request([album.shots[index] for album in ends], share),
+                request=_request([album.shots[index] for album in ends], load),
                 answers=tuple(_answer(album.shots[index], said_once) for album in ends),
             )
             for index in chosen
         ),
         common=common,
         num_requests=len(written),
-        groups=tuple(_trained_group(step, shots, share) for step, shots in groups),
+        groups=tuple(_trained_group(step, shots, load) for step, shots in groups),
         num_kept_steps=len(trained),
     )
 
@@ -151,25 +158,25 @@ def _groups(album: Album) -> list[tuple[int, list[Shot]]]:
     return [(album.step, shots) for shots in groups[:MAX_GROUPS]]
 
 
-def _trained_group(step: int, shots: Sequence[Shot], share: int) -> TrainedGroup:
+def _trained_group(step: int, shots: Sequence[Shot], load: Load) -> TrainedGroup:
     ranked = sorted(shots, key=lambda shot: -(shot.advantage or 0.0))
     return TrainedGroup(
         step=step,
-        request=_request(shots, share, grouped=True),
+        request=_request(shots, load, grouped=True),
         members=tuple(evenly(ranked, MAX_MEMBERS)),
         num_members=len(shots),
         is_dead=all(shot.advantage == 0 for shot in shots),
     )
 
 
-def _request(shots: Sequence[Shot], share: int, *, grouped: bool = False) -> Request:
+def _request(shots: Sequence[Shot], load: Load, *, grouped: bool = False) -> Request:
     """What was asked, with the marks of all answers; of those to one request over time the first is before."""
     shot, shown = shots[0], shots[0].images[:MAX_IMAGES]
     kinds = ["after" if grouped or len(shots) == 1 else "before", *["after"] * (len(shots) - 1)]
     marks = [m for s, kind in zip(shots, kinds, strict=True) for m in marks_of(s.explanations, shot.image_size, kind)]
     return Request(
         prompt=shot.prompt,
-        pictures=tuple(load_picture(path, share) if path else None for path in shown),
+        pictures=tuple(load(path) if path else None for path in shown),
         num_more=len(shot.images) - len(shown),
         num_videos=shot.num_videos,
         reference=shot.reference,
