@@ -136,7 +136,9 @@ class TestCommands:
         assert f"run folder: {tmp_path}/runs/run[bold]x[bold]" in said
         assert f"{SAID.replace('/', '|')} 1" in said  # the mean of the codes of small letters is above 96
         assert f"report: {tmp_path}/runs/run[bold]x[bold]/report.html" in said
-        assert json.loads(call("evaluate", path, "--json"))[f"eval/{HOSTILE.replace('/', '|')}/mean"] > 96
+        assert "boom [|x] acc[|easy] clip: [2,1] [bold]b[|bold]" in call("evaluate", path)
+        said, _, _ = call("evaluate", path, "--json").partition("} note: ")
+        assert json.loads(said + "}")[f"eval/{HOSTILE.replace('/', '|')}/mean"] > 96
         assert call("report", str(tmp_path / "runs/run[bold]x[bold]")).endswith("run[bold]x[bold]/report.html")
 
     def test_a_reward_that_raises(self, tmp_path: Path) -> None:
@@ -151,7 +153,7 @@ class TestCommands:
     def test_sample(self, tmp_path: Path) -> None:
         said = call("sample", config(tmp_path), HOSTILE, "--out", str(tmp_path / "out[/x]"))
         assert SAID in said
-        assert said.endswith(f"4 samples in {tmp_path}/out[/x]/samples/step-000000")
+        assert f"4 samples in {tmp_path}/out[/x]" in said
 
     def test_explain_and_errors_of_configurations(self, tmp_path: Path) -> None:
         wrapped = SAID.replace(r"\x0d", " ")  # white space is where lines are wrapped

@@ -29,6 +29,11 @@ class RunFiles:
     """
 
     def __init__(self, run: Path) -> None:
+        """Opens nothing yet.
+
+        Args:
+            run: the folder.
+        """
         self.root = run.resolve()
         self.refused: dict[str, None] = {}
         self.cut: dict[str, None] = {}
