@@ -70,24 +70,23 @@ def _no_path(source: str, found: list[BaseException], revision: str, kind: str) 
 
 def _offline(source: str, found: list[BaseException], revision: str, kind: str) -> str | None:
     from huggingface_hub import constants
-    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
-    forbidden = constants.HF_HUB_OFFLINE and _any(found, LocalEntryNotFoundError)
-    if not forbidden and not _any(found, OfflineModeIsEnabled):
+    if not constants.HF_HUB_OFFLINE or not any(map(_is_connection, found)):
         return None
     return f"it is not in the local cache, and HF_HUB_OFFLINE is set: unset it, {_or_fetch(source, kind)}"
 
 
 def _unreachable(source: str, found: list[BaseException], revision: str, kind: str) -> str | None:
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    def is_connection(error: BaseException) -> bool:
-        of_client = type(error).__module__.startswith("httpx") and not isinstance(error, HfHubHTTPError)
-        return of_client or isinstance(error, (LocalEntryNotFoundError, ConnectionError, TimeoutError))
-
-    if not any(map(is_connection, found)):
+    if not any(map(_is_connection, found)):
         return None
     return f"it is not in the local cache, and the hub cannot be reached: {_or_fetch(source, kind)}"
+
+
+def _is_connection(error: BaseException) -> bool:
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    of_client = type(error).__module__.startswith("httpx") and not isinstance(error, HfHubHTTPError)
+    return of_client or isinstance(error, (LocalEntryNotFoundError, ConnectionError, TimeoutError))
 
 
 def _any(found: list[BaseException], kind: type[BaseException]) -> bool:

@@ -14,6 +14,7 @@ import torch
 
 from mmgrpo.config import PromptsConfig
 from mmgrpo.errors import DataError
+from mmgrpo.hub import why_not
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.prompt_media import StoredImage, holds_media, missing, refuse_fetch, refuse_fetches, stored_items
 from mmgrpo.prompt_rows import MEDIA_COLUMNS, form_of, prompt_of_row
@@ -247,7 +248,7 @@ def _from_hub(source: str, split: str | None, rules: _Rules) -> Iterator[Prompt]
     try:
         loaded = load_dataset(name, subset or None)
     except Exception as error:  # the library has no common class for what can go wrong on the way to a dataset
-        cause = f"{type(error).__name__}: {error}"
+        cause = why_not(name, error, kind="dataset")
         near = "" if local else f"; and as a path {missing(Path(source))}"
         raise DataError(f"as a dataset '{source}' cannot be loaded: {cause}{near}") from error
     return _from_dataset(_one_split(loaded, source, split), rules, source, Path(source) if local else None)

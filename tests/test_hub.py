@@ -19,6 +19,7 @@ ASKED = ("gated/model", "nobody/nothing", "old/model", "./no/folder", "/no/such/
 LOAD = """
 import json, sys
 from mmgrpo.errors import MmgrpoError
+from mmgrpo.prompts import load_prompts
 from mmgrpo.policies.denoising.loading import load_pipeline
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.language.loading import load_model
@@ -31,6 +32,10 @@ for source in json.loads(sys.argv[1]):
             load(settings(model=source, revision=revision))
         except MmgrpoError as error:
             said[f"{load.__name__} {source}"] = str(error)
+try:
+    load_prompts("nobody/rows")
+except MmgrpoError as error:
+    said["rows"] = str(error).partition("; and as a path")[0]
 print(json.dumps(said))
 """
 
@@ -70,13 +75,13 @@ def loaded(tmp: str, sources: tuple[str, ...] = ASKED, **environment: str) -> tu
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
-def expected(reasons: dict[str, str]) -> dict[str, str]:
+def expected(reasons: dict[str, str], rows: str) -> dict[str, str]:
     kinds = {"load_pipeline": "a diffusers pipeline", "load_model": "a language model"}
     return {
         f"{load} {source}": f"policy.model {source!r} cannot be loaded as {kind}: {reason}"
         for load, kind in kinds.items()
         for source, reason in reasons.items()
-    }
+    } | {"rows": f"as a dataset 'nobody/rows' cannot be loaded: {rows}"}
 
 
 NO_PATH = dict.fromkeys(("./no/folder", "/no/such/folder"), "there is no such path; a hub id is owner/name")
@@ -92,7 +97,8 @@ def test_gated_unknown_and_revision(hub: str, tmp_path_factory: pytest.TempPathF
             "or give a path",
             "old/model": f"the hub's model has no revision 'v9'; its branches and tags are listed at {hub}/old/model",
             **NO_PATH,
-        }
+        },
+        rows="Dataset 'nobody/rows' doesn't exist on the Hub or cannot be accessed.",
     )
     assert "Hub" not in noise
 
@@ -101,7 +107,9 @@ def test_gated_unknown_and_revision(hub: str, tmp_path_factory: pytest.TempPathF
     ("environment", "sources", "why"),
     [
         ({"HF_HUB_OFFLINE": "1"}, ASKED, "HF_HUB_OFFLINE is set: unset it, "),
-        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, ASKED[1:2], "the hub cannot be reached: "),  # each is tried for 10 s
+        pytest.param(  # the hub's client tries each for half a minute
+            *({"HF_ENDPOINT": "http://127.0.0.1:9"}, ASKED[1:2], "the hub cannot be reached: "), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_no_way_to_the_hub(
@@ -110,7 +118,8 @@ def test_no_way_to_the_hub(
     said, noise = loaded(str(tmp_path_factory.mktemp("hub")), sources, **environment)
     fetch = "fetch it where there is a network (hf download {}), or give the path of a copy"
     missing = {name: f"it is not in the local cache, and {why}{fetch.format(name)}" for name in sources}
-    assert said == expected(missing | {name: NO_PATH[name] for name in NO_PATH if name in sources})
+    rows = f"it is not in the local cache, and {why}{fetch.format('--repo-type dataset nobody/rows')}"
+    assert said == expected(missing | {name: NO_PATH[name] for name in NO_PATH if name in sources}, rows)
     assert "connect to the Hub" not in noise
 
 
