@@ -231,3 +231,15 @@ def test_abstract_classes_are_small_and_nothing_but_abstract() -> None:
 def is_declaration(method: ast.FunctionDef) -> bool:
     """Whether a method says what it does and does nothing: a docstring or dots are its whole body."""
     return all(isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) for line in method.body)
+
+
+def test_only_the_console_opens_a_console() -> None:
+    """What others print on is markup to rich; ours shows every string as text."""
+    known = ("rich.console", "rich.markup", "rich.markdown", "rich.print")
+    wrong = [
+        f"{module} imports {name}"
+        for module, tree in modules().items()
+        for name in imported(tree)
+        if name.startswith(known) and module != "mmgrpo.console"
+    ]
+    assert not wrong
