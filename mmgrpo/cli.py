@@ -277,7 +277,7 @@ def methods() -> None:
 def _settings(config: str, overrides: list[str] | None, *, computes: bool = True) -> Any:
     from mmgrpo.loading import load_config
 
-    settings = load_config(config, overrides or [])
+    settings = load_config(_config_file(config), overrides or [])
     if computes:
         _settle_libraries()
         _set_threads(settings.runtime.threads)
@@ -290,6 +290,15 @@ def _settle_libraries() -> None:
         os.environ.setdefault("TQDM_DISABLE", "1")
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def _config_file(config: str) -> str | Path:
+    """What names a configuration; of a run folder or checkpoint, the run's own."""
+    if not os.path.isdir(config):
+        return config
+    from mmgrpo.resuming import config_of
+
+    return config_of(Path(config))
 
 
 def _set_threads(threads: int | None) -> None:
@@ -362,9 +371,7 @@ def _policy(settings: Any, checkpoint: Path | None) -> Any:
 
 def _weights(config: str, checkpoint: Path | None) -> Path | None:
     """The checkpoint to use: the one that was asked for, else the run's that stands for the configuration."""
-    from mmgrpo.loading import run_of
-
-    if checkpoint is None and run_of(Path(config)) is None:
+    if checkpoint is None and not os.path.isdir(config):
         PlainConsole(stderr=True).say("note: the weights are as loaded, neither warmed up nor trained")
         return None
     return checkpoint or Path(config)

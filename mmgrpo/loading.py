@@ -62,7 +62,7 @@ def dump_config(config: RunConfig) -> str:
 
 
 def find_config(name: str | Path, beside: Path | None = None) -> Path:
-    """The file of a path or shipped name, with or without ``.yaml``; of a run folder or checkpoint, the run's own.
+    """The file of a path or shipped name, with or without ``.yaml``.
 
     Args:
         name: the path or shipped name.
@@ -74,20 +74,12 @@ def find_config(name: str | Path, beside: Path | None = None) -> Path:
     Raises:
         ConfigError: there is none; the nearest shipped names are listed.
     """
-    if beside is None and (run := run_of(Path(name))) is not None:
-        return run / "config.yaml"
     roots = [Path(), CONFIGS] if beside is None else [beside, Path(), CONFIGS]
     for root in roots:
         for candidate in (root / name, root / f"{name}.yaml"):
             if _is_file(candidate):
                 return candidate
     raise ConfigError(f"no configuration {str(name)!r}{suggestion(str(name), shipped())}")
-
-
-def run_of(path: Path) -> Path | None:
-    """The run folder that a path means: itself, or that of one of its checkpoints; None if it is of no run."""
-    candidates = (path, path.parent.parent) if _is_file(path / "state.json") else (path,)
-    return next((folder for folder in candidates if _is_file(folder / "config.yaml")), None)
 
 
 def _is_file(path: Path) -> bool:
