@@ -292,9 +292,14 @@ def _settle_libraries() -> None:
         warnings.filterwarnings("ignore", category=FutureWarning)
 
 
+def _is_run(config: str) -> bool:
+    """Whether it is a run folder or a checkpoint, by a file that such folders hold."""
+    return any(os.path.isfile(os.path.join(config, file)) for file in ("config.yaml", "state.json"))
+
+
 def _config_file(config: str) -> str | Path:
     """What names a configuration; of a run folder or checkpoint, the run's own."""
-    if not os.path.isdir(config):
+    if not _is_run(config):
         return config
     from mmgrpo.resuming import config_of
 
@@ -371,7 +376,7 @@ def _policy(settings: Any, checkpoint: Path | None) -> Any:
 
 def _weights(config: str, checkpoint: Path | None) -> Path | None:
     """The checkpoint to use: the one that was asked for, else the run's that stands for the configuration."""
-    if checkpoint is None and not os.path.isdir(config):
+    if checkpoint is None and not _is_run(config):
         PlainConsole(stderr=True).say("note: the weights are as loaded, neither warmed up nor trained")
         return None
     return checkpoint or Path(config)
