@@ -133,7 +133,9 @@ def said(way: Way, trial: Trial, *, alone: bool = False) -> Said:
             values |= zip(batch, logprob_M.detach().cpu().split(lengths), strict=True)
             weights = torch.cat([weight_MT[row][:length] for row, length in zip(batch, lengths, strict=True)])
             total = (weights.to(logprob_M) * logprob_M).sum()
-            found = torch.autograd.grad(total, trial.parameters, allow_unused=True) if total.requires_grad else ()
+            if trial.parameters and not total.requires_grad:
+                raise ValueError("no gradient reaches what is trained")
+            found = torch.autograd.grad(total, trial.parameters, allow_unused=True) if trial.parameters else ()
         for number, gradient in enumerate(found):
             if gradient is not None:
                 entries = _entries(gradient)

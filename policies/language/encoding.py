@@ -154,7 +154,7 @@ class Encoder:
             arguments["videos"] = [[frames for frames, _ in videos]]
             arguments |= {"video_metadata": [[facts for _, facts in videos]], "do_sample_frames": False}
         try:
-            found = self.processor(text=[text], **arguments)
+            found = self._processed(text, arguments)
         except (ValueError, IndexError, StopIteration, TypeError) as error:
             places = "its messages must hold as many image and video parts"
             if not self._uses_template:
@@ -164,9 +164,26 @@ class Encoder:
                 f"images and {len(videos)} videos: {error}; {places}"
             ) from error
         tensors = {name: torch.as_tensor(value) for name, value in found.items() if value is not None}
+        if "input_ids" not in tensors:
+            raise DataError(
+                f"{type(self.processor).__name__} makes no tokens of the prompt {prompt.text!r:.60}: it reads pictures "
+                "alone, and such models are not trained here; use one that reads a text"
+            )
         if images and not self._uses_template:
             self._require_place(prompt, tensors["input_ids"])
         return tensors
+
+    def _processed(self, text: str, arguments: dict[str, Any]) -> Mapping[str, Any]:
+        """What the processor makes of one prompt; a few take its pictures only as a list that is not nested."""
+        try:
+            return self.processor(text=[text], **arguments)
+        except (ValueError, TypeError) as error:
+            if "images" not in arguments:
+                raise
+            try:
+                return self.processor(text=[text], **arguments | {"images": arguments["images"][0]})
+            except (ValueError, IndexError, TypeError):
+                raise error from None
 
     def _require_place(self, prompt: Prompt, ids: Tensor) -> None:
         """Without a chat template a processor puts pictures in by itself, or where the text has its mark."""

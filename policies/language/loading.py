@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -14,11 +15,16 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers.pytorch_utils import Conv1D
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.hub import why_not
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.loading import DTYPES, built, named
+
+FUSING = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+FUSED = ("out_proj", "conv1d")
+"""Models whose kernels read the weights of these layers without calling them: an adapter there would be passed over."""
 
 MEDIA_WORDS = ("image", "video", "vision", "audio", "img")
 
@@ -91,11 +97,25 @@ def language_parameters(model: PreTrainedModel) -> set[nn.Parameter]:
 
 
 def language_linears(model: PreTrainedModel) -> list[str]:
-    """Paths of the language model's linear layers, the output embeddings left out."""
-    decoder = {id(module) for module in model.get_decoder().modules()}
+    """Paths of the language model's linear layers, the output embeddings left out, and what peft puts no adapter on."""
     head = model.get_output_embeddings()
+    writer = model.get_decoder()
+    if writer is None or all(module in (writer, head) for module in writer.modules()):  # named so, it is the head alone
+        writer = model
+    decoder = {id(module) for module in writer.modules()}
+    fused = FUSED if model.config.model_type in FUSING else ()
     return [
         path
         for path, module in model.named_modules()
-        if isinstance(module, nn.Linear) and id(module) in decoder and module is not head
+        if _is_linear(module) and id(module) in decoder and module is not head and path.rpartition(".")[2] not in fused
     ]
+
+
+@torch.no_grad()
+def _is_linear(module: nn.Module) -> bool:
+    """Whether it gives a linear map of what it reads; some routers are linear layers that give more than that."""
+    if type(module) in (nn.Linear, Conv1D) or not isinstance(module, nn.Linear):
+        return type(module) in (nn.Linear, Conv1D)
+    dtype = module.weight.dtype if module.weight.is_floating_point() else torch.float32
+    found = module(torch.zeros(1, module.in_features, dtype=dtype, device=module.weight.device))
+    return isinstance(found, torch.Tensor) and found.shape[-1] == module.out_features

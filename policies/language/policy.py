@@ -76,7 +76,8 @@ class LanguagePolicy(Policy, Supervised):
         self.processor = processor
         self.settings = settings
         text = model.config.get_text_config(decoder=True)
-        self._encoder = Encoder(processor, settings, context=getattr(text, "max_position_embeddings", None))
+        context = getattr(text, "max_position_embeddings", None)
+        self._encoder = Encoder(processor, settings, context=context if context and context > 0 else None)
         self._tokenizer = self._encoder.tokenizer
         self._end_ids = torch.tensor(end_ids(model, self._tokenizer), device=model.device)
         self._sampling = Sampling(

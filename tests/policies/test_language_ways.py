@@ -21,7 +21,9 @@ from transformers import (
 
 from mmgrpo.errors import PolicyError
 from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.language.loading import language_linears
 from mmgrpo.types import Example, Plan, Prompt, Rollout
+from tests.breadth.language.families import families
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
 from tests.policies.tiny_language import TEMPERATURE, TEXTS, policy_of, prompts_of
 from tests.tiny import causal_models, chat_tokenizers
@@ -203,3 +205,29 @@ def test_the_check_leaves_no_gradient_and_no_trace_in_the_model() -> None:
     assert all(parameter.grad is None for parameter in policy.trainable)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not rollout.old_logprob_BT.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [
+        ("gpt2", {"c_attn", "c_proj", "c_fc"}),  # linear maps that are no nn.Linear
+        (
+            "llama4_text",
+            {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
+        ),  # not the router
+        ("mamba", {"in_proj", "x_proj", "dt_proj"}),  # not what the kernel reads without calling it
+        ("modernbert-decoder", {"Wi", "Wo", "q_proj", "k_proj", "v_proj", "dense"}),  # its decoder is its head
+    ],
+)
+def test_adapters_lie_on_what_is_a_linear_map(name: str, targets: set[str]) -> None:
+    model, _ = families()[name].make()
+    assert {path.rpartition(".")[2] for path in language_linears(model)} == targets
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2.5-vl", "gemma3"])
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 2.0}], ids=["full", "lora"])
+def test_rounding_in_bfloat16_speaks_against_no_way(name: str, lora: dict[str, Any] | None) -> None:
+    model, processor = make(name)
+    policy = wrapped(copy.deepcopy(model).bfloat16(), processor, lora=lora)
+    policy.rollout(prompts_of(name), group_size=2, seed=SEED)
+    assert policy.shares_prefix

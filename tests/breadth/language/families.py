@@ -1,0 +1,188 @@
+"""Every family that is tried, at its smallest: stock configurations, models and processors, weights from a seed.
+
+``writing.yaml`` and ``translating.yaml`` say what of a configuration must be other than small, ``seeing.yaml`` also of
+what the processor is made. A value ``{token: X}`` is the id of a special token, ``TOKENIZER`` the tokenizer, and
+``{of: X, ...}`` the class X with those arguments.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import yaml
+from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.models.auto import modeling_auto
+
+from mmgrpo.types import Prompt
+from tests.breadth.language.configs import merged, shrunk, small
+from tests.policies.tiny_language import TEXTS, picture
+from tests.tiny import chat_tokenizers, language_models
+
+HERE = Path(__file__).parent
+MOST_PARAMETERS = 6e6
+WRITING, SEEING, TRANSLATING = "causal language models", "image-text-to-text models", "encoder-decoders"
+LOGIT_STD = 2.5
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }} {% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{% if part.type == 'image' %}MARK{% elif part.type == 'video' %}<video>"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}\n"
+    "{% if message.role == 'assistant' %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}assistant {% endif %}"
+)
+SPECIALS = ("<unk>", "<s>", "<|end|>", "<pad>", "<video>")
+NAMES: dict[str, Any] = {"bos_token": "<s>", "eos_token": "<|end|>", "pad_token": "<pad>", "unk_token": "<unk>"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What is tried.
+
+    Attributes:
+        name: as transformers has it.
+        kind: one of the three above.
+        architecture: the model's class.
+        make: builds model and processor.
+        prompts: of every kind the family takes: texts of two lengths, one picture, several.
+    """
+
+    name: str
+    kind: str
+    architecture: str
+    make: Callable[[], tuple[PreTrainedModel, Any]]
+    prompts: tuple[Prompt, ...]
+
+
+@cache
+def families() -> dict[str, Family]:
+    """By name, the kinds one after the other."""
+    texts = tuple(Prompt(text) for text in TEXTS)
+    found: dict[str, Family] = {}
+    causal: Any = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    for name, given in _table("writing").items():
+        make = _text_maker(name, causal[name], given or {}, translates=False)
+        found[name] = Family(name=name, kind=WRITING, architecture=causal[name], make=make, prompts=texts)
+    for name, given in _table("seeing").items():
+        prompts = _seen(several=given.get("several", True), blind=given.get("blind", True))
+        make = _seeing_maker(given)
+        found[name] = Family(name=name, kind=SEEING, architecture=given["model"], make=make, prompts=prompts)
+    for name, tiny in language_models.TINY.items():
+        if tiny.images:
+            prompts = _seen(several=tiny.several, blind=not tiny.needs_image)
+            make = _tiny_maker(name)
+            architecture = type(make()[0]).__name__
+            found[name] = Family(name=name, kind=SEEING, architecture=architecture, make=make, prompts=prompts)
+    translating: Any = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    for name, given in _table("translating").items():
+        make = _text_maker(name, translating[name], given or {}, translates=True)
+        key = f"{name} (encoder-decoder)" if name in found else name
+        found[key] = Family(name=key, kind=TRANSLATING, architecture=translating[name], make=make, prompts=texts)
+    return found
+
+
+def _table(name: str) -> dict[str, Any]:
+    return yaml.safe_load((HERE / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+def _seen(*, several: bool, blind: bool) -> tuple[Prompt, ...]:
+    one = (Prompt(TEXTS[1], images=[picture(24, 16, 1)]), Prompt(TEXTS[0], images=[picture()]))
+    more = (Prompt(TEXTS[1], images=[picture(24, 16, 1), picture(seed=2)]),) if several else ()
+    alone = (Prompt(TEXTS[0]), Prompt(TEXTS[1])) if blind else ()
+    return (*one, *more, *alone)
+
+
+def _tiny_maker(name: str) -> Callable[[], tuple[PreTrainedModel, Any]]:
+    return lambda: language_models.make(name)
+
+
+def _text_maker(
+    name: str, architecture: str, given: Mapping[str, Any], *, translates: bool
+) -> Callable[[], tuple[PreTrainedModel, Any]]:
+    def make() -> tuple[PreTrainedModel, Any]:
+        tokenizer = chat_tokenizers.llama()
+        config: Any = CONFIG_MAPPING[name]()
+        values: dict[str, Any] = _ids(tokenizer)
+        if translates:
+            tokenizer.chat_template = None
+            values["decoder_start_token_id"] = tokenizer.bos_token_id
+        elif hasattr(config, "is_decoder"):
+            values["is_decoder"] = True
+        return _drawn(getattr(transformers, architecture), shrunk(config, **merged(values, given))), tokenizer
+
+    return make
+
+
+def _seeing_maker(given: Mapping[str, Any]) -> Callable[[], tuple[PreTrainedModel, Any]]:
+    def make() -> tuple[PreTrainedModel, Any]:
+        tokenizer = _tokenizer(given)
+        processor = _made(given["processor"], tokenizer)
+        processor.chat_template = tokenizer.chat_template
+        kind = getattr(transformers, given["model"])
+        values, ids = small(kind.config_class().to_dict()), _ids(tokenizer)
+        part = given.get("text", "text_config")
+        values = merged(values, ids if part is None else {part: ids} | {k: v for k, v in ids.items() if k in values})
+        marks = given.get("ids", {"image_token_id": "<image>"})
+        values |= {name: tokenizer.convert_tokens_to_ids(token) for name, token in marks.items()}
+        config = kind.config_class(**merged(values, _made(given.get("config", {}), tokenizer)))
+        return _drawn(kind, config), processor
+
+    return make
+
+
+def _tokenizer(given: Mapping[str, Any]) -> PreTrainedTokenizerFast:
+    names, marks = given.get("names", {}), given.get("ids", {"image_token_id": "<image>"})
+    special = dict.fromkeys((*SPECIALS, *given.get("specials", ()), *names.values(), *marks.values()))
+    template = TEMPLATE.replace("MARK", given.get("mark", "<image>"))
+    tokenizer = chat_tokenizers.build(list(special), template, extra_special_tokens=names, **NAMES)
+    if not given.get("template", True):
+        tokenizer.chat_template = None
+    return tokenizer
+
+
+def _made(given: Any, tokenizer: PreTrainedTokenizerFast) -> Any:
+    """What a value of the tables stands for."""
+    if given == "TOKENIZER":
+        return tokenizer
+    if isinstance(given, list):
+        return [_made(value, tokenizer) for value in given]
+    if not isinstance(given, Mapping):
+        return given
+    if set(given) == {"token"}:
+        return tokenizer.convert_tokens_to_ids(given["token"])
+    values = {name: _made(value, tokenizer) for name, value in given.items()}
+    if "of" not in values:
+        return values
+    kind = getattr(transformers, values.pop("of"))
+    required = [name for name in inspect.signature(kind.__init__).parameters if name in values]
+    return kind(**{name: values[name] for name in (*required, *(n for n in values if n not in required))})
+
+
+def _ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    return {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+
+def _drawn(kind: Any, config: Any) -> PreTrainedModel:
+    """A model in float32 and eval mode. Raises ValueError if its configuration is not small."""
+    with torch.device("meta"):
+        sizes = {name: parameter.numel() for name, parameter in kind(config).named_parameters()}
+    if sum(sizes.values()) > MOST_PARAMETERS:
+        raise ValueError(f"{kind.__name__} is not small: {sorted(sizes.items(), key=lambda item: -item[1])[:4]}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = kind(config)
+        with suppress(AssertionError):  # a head that is no linear layer stays as its class draws it
+            language_models._draw(model, LOGIT_STD)
+    return model.float().eval()

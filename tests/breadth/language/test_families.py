@@ -1,0 +1,45 @@
+"""Behind every row of docs/breadth-language.md a test; a handful of them each time, all by night."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.breadth.language.families import families
+from tests.breadth.language.outcome import PLAIN, REFUSED, SHARED, SINGLE, WRONG
+from tests.breadth.language.table import PAGE, page, shortened, tried, written
+
+HANDFUL = {
+    "cohere2-vision": SHARED,  # its logits are scaled after the head
+    "chameleon": SHARED,  # its head never writes some tokens
+    "qwen2.5-omni": SHARED,  # positions that only a mask gives
+    "paligemma": SHARED,  # reads its prompt both ways
+    "qwen3.5": SINGLE,
+    "mllama": PLAIN,  # a cache of cross-attention
+    "blip-2": PLAIN,  # no base model
+    "t5": PLAIN,
+    "roberta": REFUSED,  # its generate and its plain call count positions otherwise
+}
+
+
+@pytest.mark.parametrize("name", HANDFUL)
+def test_a_handful_is_as_the_table_says(name: str) -> None:
+    found = tried(families()[name])
+    assert found.verdict == HANDFUL[name], found.said
+    assert written()[name].verdict == HANDFUL[name]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", list(families()))
+def test_every_family_is_as_the_table_says(name: str) -> None:
+    found = tried(families()[name])
+    assert (found.verdict, shortened(found.said)) == (written()[name].verdict, written()[name].said)
+
+
+def test_the_table_is_that_of_the_families() -> None:
+    assert set(written()) == set(families())
+    assert PAGE.read_text(encoding="utf-8") == page(written())
+
+
+def test_no_family_is_trained_wrongly() -> None:
+    assert not [name for name, found in written().items() if found.verdict == WRONG]
+    assert sum(found.exact for found in written().values()) > 150
