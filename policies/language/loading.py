@@ -113,9 +113,12 @@ def language_linears(model: PreTrainedModel) -> list[str]:
 
 @torch.no_grad()
 def _is_linear(module: nn.Module) -> bool:
-    """Whether it gives a linear map of what it reads; some routers are linear layers that give more than that."""
+    """Whether it is a linear map: routers and grouped layers are of the class, too, and do other things."""
     if type(module) in (nn.Linear, Conv1D) or not isinstance(module, nn.Linear):
         return type(module) in (nn.Linear, Conv1D)
     dtype = module.weight.dtype if module.weight.is_floating_point() else torch.float32
-    found = module(torch.zeros(1, module.in_features, dtype=dtype, device=module.weight.device))
+    try:
+        found = module(torch.zeros(1, module.in_features, dtype=dtype, device=module.weight.device))
+    except (RuntimeError, TypeError, ValueError):
+        return False
     return isinstance(found, torch.Tensor) and found.shape[-1] == module.out_features

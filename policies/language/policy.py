@@ -326,6 +326,7 @@ class LanguagePolicy(Policy, Supervised):
             vocabulary = transformer.vocabulary
         except Exception as error:
             against = [f"cached: {told(error)}"]
+            self._sampling = self._never(self._tokenizer.pad_token_id)
         if settings.compile and (transformer is None or not transformer.compiles):
             raise ConfigError(
                 f"policy.compile needs a cache of full attention in every layer, which {type(model).__name__} has not"
@@ -361,6 +362,13 @@ class LanguagePolicy(Policy, Supervised):
         vocabulary = model.config.get_text_config(decoder=True).vocab_size
         kept = sorted(value for value in found if value < vocabulary)
         return torch.tensor(kept, dtype=torch.long, device=model.device)
+
+    def _never(self, pad_id: int | None) -> Sampling:
+        """The sampling without the padding token: a model that reads its own masks off its tokens would skip it."""
+        if pad_id is None or pad_id in self._end_ids.tolist():
+            return self._sampling
+        suppressed = torch.cat([self._sampling.suppressed, self._end_ids.new_tensor([pad_id])]).unique()
+        return replace(self._sampling, suppressed=suppressed)
 
     @torch.no_grad()
     def _verify(self, rollout: Rollout) -> None:

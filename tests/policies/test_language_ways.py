@@ -215,6 +215,11 @@ def test_the_check_leaves_no_gradient_and_no_trace_in_the_model() -> None:
             "llama4_text",
             {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
         ),  # not the router
+        # not its grouped layer
+        (
+            "deepseek_v4",
+            {"q_a_proj", "q_b_proj", "kv_proj", "o_b_proj", "gate_proj", "up_proj", "down_proj", "weights_proj"},
+        ),
         ("mamba", {"in_proj", "x_proj", "dt_proj"}),  # not what the kernel reads without calling it
         ("modernbert-decoder", {"Wi", "Wo", "q_proj", "k_proj", "v_proj", "dense"}),  # its decoder is its head
     ],

@@ -134,7 +134,8 @@ def _plain(policy: LanguagePolicy, rollout: Rollout, row: int) -> Tensor:
         start = [getattr(source, name, None) for name in ("decoder_start_token_id", "bos_token_id") for source in named]
         first = torch.tensor([next(token for token in start if token is not None)])
         inputs |= {"input_ids": encoded.ids_P[None], "decoder_input_ids": torch.cat([first, token_T[:-1]])[None]}
-        logits_TV = model(**inputs).logits[0]
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        logits_TV = model(**inputs, use_cache=False).logits[0]
     else:
         for name, tensor in inputs.items():
             if tensor.shape[:2] == (1, P):

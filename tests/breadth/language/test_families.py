@@ -13,7 +13,7 @@ HANDFUL = {
     "chameleon": SHARED,  # its head never writes some tokens
     "qwen2.5-omni": SHARED,  # positions that only a mask gives
     "paligemma": SHARED,  # reads its prompt both ways
-    "qwen3.5": SINGLE,
+    "qwen3.5-vl": SINGLE,
     "mllama": PLAIN,  # a cache of cross-attention
     "blip-2": PLAIN,  # no base model
     "t5": PLAIN,
@@ -42,4 +42,4 @@ def test_the_table_is_that_of_the_families() -> None:
 
 def test_no_family_is_trained_wrongly() -> None:
     assert not [name for name, found in written().items() if found.verdict == WRONG]
-    assert sum(found.exact for found in written().values()) > 150
+    assert sum(found.exact for found in written().values()) >= 200
