@@ -114,9 +114,13 @@ class Memo:
 
 
 def _is_watched(module: Any) -> bool:
-    """Whether a layer of the module has a hook, so that a call does more than give its output."""
+    """Whether a layer of the module has a hook, so that a call does more than give its output.
+
+    Those that transformers itself installs collect the output.
+    """
     layers = module.modules() if isinstance(module, nn.Module) else ()
-    return any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
+    hooks = (hook for layer in layers for hook in (*layer._forward_hooks.values(), *layer._forward_pre_hooks.values()))
+    return not all((getattr(hook, "__module__", None) or "").startswith("transformers.") for hook in hooks)
 
 
 def _common_rows(leaves: Sequence[Any]) -> int:

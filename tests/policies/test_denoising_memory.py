@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 import torch
@@ -17,12 +18,15 @@ SEED = 3
 def _count_rows(module: nn.Module) -> list[int]:
     """Grows by the batch rows of each call of the module from now on."""
     rows: list[int] = []
+    forward = module.forward
 
-    def note(_: nn.Module, args: Any, kwargs: Any) -> None:
+    @wraps(forward)
+    def counted(*args: Any, **kwargs: Any) -> Any:
         first = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         rows.append(first.shape[0])
+        return forward(*args, **kwargs)
 
-    module.register_forward_pre_hook(note, with_kwargs=True)
+    module.forward = counted  # a hook would say that somebody reads what passes, which is then never left out
     return rows
 
 
