@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 
 if __name__ == "__main__" and not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()):
     del sys.path[0]  # python -m puts the working directory first, where a stranger's peft.py may lie
@@ -21,6 +20,7 @@ import typer
 from rich.table import Table
 
 from mmgrpo import __version__
+from mmgrpo.commanded import policy_of, prompts_of, resumed_settings, settings_of, weights_for
 from mmgrpo.console import PlainConsole, brief, log_plainly, page, raised_plainly, shown, styled
 from mmgrpo.errors import ConfigError, MmgrpoError
 
@@ -82,9 +82,9 @@ def train(
         if resume is None:
             if config is None:
                 raise ConfigError("train needs a configuration (a YAML file or a shipped name), or --resume RUN")
-            ended = _train(_settings(config, overrides), None)
+            ended = _train(settings_of(config, overrides), None)
         else:
-            ended = _train(_resumed_settings(resume, config, overrides or []), resume)
+            ended = _train(resumed_settings(resume, config, overrides or []), resume)
         if ended.main:
             from mmgrpo.report import write_report
 
@@ -112,9 +112,9 @@ def sample(
         from mmgrpo.drawing import captions_of, draw, write
         from mmgrpo.types import Prompt
 
-        settings = _settings(config, overrides)
+        settings = settings_of(config, overrides)
         judges = (settings.evaluation and settings.evaluation.rewards) or settings.rewards
-        policy = _policy(settings, _weights(config, checkpoint))
+        policy = policy_of(settings, weights_for(config, checkpoint))
         asked = Prompt(prompt, images=tuple(map(str, image or ())))
         drawn = draw(policy, asked, build_rewards(judges), count=count, seed=seed, noise=noise)
         folder = write(drawn, out)
@@ -144,12 +144,12 @@ def evaluate(
         from mmgrpo.prompts import load_prompts_of
         from mmgrpo.scoring import Scorer
 
-        settings = _settings(config, overrides)
+        settings = settings_of(config, overrides)
         if settings.evaluation is None:
             raise ConfigError("the configuration has no evaluation: section; say which prompts to judge")
         judges = Scorer(build_rewards(settings.evaluation.rewards or settings.rewards), max_failure_frac=1.0)
         prompts = load_prompts_of(settings.evaluation.prompts)
-        policy = _policy(settings, _weights(config, checkpoint))
+        policy = policy_of(settings, weights_for(config, checkpoint))
         judged = judge(policy, prompts, judges, settings.evaluation, Job(Accelerator()))
         if judged is not None and as_json:
             sys.stdout.write(json.dumps(judged.metrics()) + "\n")
@@ -176,9 +176,9 @@ def doctor(config: Config, overrides: Overrides = None) -> None:
         from mmgrpo.build import build_rewards
         from mmgrpo.doctor import examine, render
 
-        settings = _settings(config, overrides)
-        rewards, prompts = build_rewards(settings.rewards), _prompts(settings)
-        policy = _policy(settings, None)
+        settings = settings_of(config, overrides)
+        rewards, prompts = build_rewards(settings.rewards), prompts_of(settings)
+        policy = policy_of(settings, None)
         findings = examine(settings, policy, rewards, prompts)
         console.print(render(findings))
         if not all(finding.ok for finding in findings):
@@ -191,7 +191,7 @@ def explain(config: Config, overrides: Overrides = None) -> None:
     with _plain_errors():
         from mmgrpo.explain import explanation
 
-        typer.echo(shown(explanation(_settings(config, overrides, computes=False))))
+        typer.echo(shown(explanation(settings_of(config, overrides, computes=False))))
 
 
 @app.command("serve-rewards")
@@ -220,7 +220,7 @@ def serve_rewards(
         limits = Limits(
             max_batch=max_batch, window_s=window_ms / 1000, max_body=max_body_mb * 2**20, score_timeout_s=timeout_s
         )
-        settings = _settings(config, overrides)
+        settings = settings_of(config, overrides)
         rewards = build_rewards(settings.rewards)
         app = make_app(rewards, limits=limits, token=token_of(token_variable))
         served = ", ".join(reward.name for reward in rewards)
@@ -274,65 +274,6 @@ def methods() -> None:
         console.print(table)
 
 
-def _settings(config: str, overrides: list[str] | None, *, computes: bool = True) -> Any:
-    from mmgrpo.loading import load_config
-
-    settings = load_config(_config_file(config), overrides or [])
-    if computes:
-        _settle_libraries()
-        _set_threads(settings.runtime.threads)
-    return settings
-
-
-def _settle_libraries() -> None:
-    """Before they are imported: no bars where nobody watches, and no warnings that are for those who write code."""
-    if not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_DISABLE", "1")
-    if not sys.warnoptions:
-        warnings.filterwarnings("ignore", category=FutureWarning)
-
-
-def _is_run(config: str) -> bool:
-    """Whether it is a run folder or a checkpoint, by a file that such folders hold."""
-    return any(os.path.isfile(os.path.join(config, file)) for file in ("config.yaml", "state.json"))
-
-
-def _config_file(config: str) -> str | Path:
-    """What names a configuration; of a run folder or checkpoint, the run's own."""
-    if not _is_run(config):
-        return config
-    from mmgrpo.resuming import config_of
-
-    return config_of(Path(config))
-
-
-def _set_threads(threads: int | None) -> None:
-    if threads is None:
-        return
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    import torch
-
-    torch.set_num_threads(threads)
-
-
-def _prompts(settings: Any) -> Any:
-    from mmgrpo.prompts import load_prompts_of
-
-    if settings.prompts is None:
-        raise ConfigError("the configuration has no prompts: section; set prompts.source to a file or dataset")
-    return load_prompts_of(settings.prompts)
-
-
-def _resumed_settings(resume: Path, config: str | None, overrides: list[str]) -> Any:
-    """What a run is to go on under: its own configuration, or another, with overrides over it."""
-    from mmgrpo.resuming import allowed_config, config_of
-
-    if config is not None and "=" in config and not Path(config).is_file():
-        config, overrides = None, [config, *overrides]
-    settings = _settings(config or str(config_of(resume)), overrides)
-    return allowed_config(resume, settings).config  # what cannot be is said before a model is loaded
-
-
 @dataclass(frozen=True, slots=True)
 class _Ended:
     """A run that came to an end without an error: its folder, how it ended, whether this process talks for it."""
@@ -351,7 +292,7 @@ def _train(settings: Any, resume: Path | None) -> _Ended:
 
     if resume is None:
         require_output(settings)
-    judges, prompts = build_rewards(settings.rewards), _prompts(settings)
+    judges, prompts = build_rewards(settings.rewards), prompts_of(settings)
     accelerator = make_accelerator(settings)
     policy = build_policy(settings, settings.runtime.device or accelerator.device)
     disable_progress_bar()  # of a saved checkpoint's files, across the run's own bar
@@ -360,26 +301,6 @@ def _train(settings: Any, resume: Path | None) -> _Ended:
         return _Ended(trainer.train(), trainer.status, accelerator.is_main_process)
     finally:
         accelerator.state.destroy_process_group()
-
-
-def _policy(settings: Any, checkpoint: Path | None) -> Any:
-    import torch
-
-    from mmgrpo.build import build_policy
-    from mmgrpo.checkpoint import weights_of
-
-    policy = build_policy(settings, settings.runtime.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if checkpoint is not None:
-        policy.load(weights_of(checkpoint))
-    return policy
-
-
-def _weights(config: str, checkpoint: Path | None) -> Path | None:
-    """The checkpoint to use: the one that was asked for, else the run's that stands for the configuration."""
-    if checkpoint is None and not _is_run(config):
-        PlainConsole(stderr=True).say("note: the weights are as loaded, neither warmed up nor trained")
-        return None
-    return checkpoint or Path(config)
 
 
 def _written(sample: Sample) -> str:

@@ -26,7 +26,7 @@ ROOMS = (
     ("explain", "progress", "sessions"),
     ("trainer",),
     ("doctor", "serving", "report", "reference", "__init__"),
-    ("catalogue",),
+    ("catalogue", "commanded"),
     ("cli",),
 )
 """The engine. A room imports from the rows before its own and from itself, from nothing beside or after it."""
