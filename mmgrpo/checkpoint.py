@@ -99,9 +99,7 @@ def save_checkpoint(
         sync_tree(partial)
         replace_folder(partial, final)
         sync(root)
-        if keep is not None:
-            for old in list_checkpoints(folder)[:-keep]:
-                remove_folder(old)
+        drop_old(folder, keep)
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have no OSError for a full disk
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, MmgrpoError):
@@ -116,6 +114,12 @@ def list_checkpoints(folder: Path) -> list[Path]:
     """The finished checkpoints of a run folder, the newest last."""
     found = [entry for entry in (folder / FOLDER).glob("[!.]*") if (entry / STATE).is_file()]
     return sorted(found, key=lambda entry: (place_named(entry), entry.name))
+
+
+def drop_old(folder: Path, keep: int | None) -> None:
+    """Deletes all but the newest ``keep`` checkpoints; None keeps all."""
+    for old in list_checkpoints(folder)[:-keep] if keep else []:
+        remove_folder(old)
 
 
 def clear_unfinished(folder: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from mmgrpo.checkpoint import Place, clear_unfinished, load_checkpoint, save_checkpoint, set_aside
+from mmgrpo.checkpoint import Place, clear_unfinished, drop_old, load_checkpoint, save_checkpoint, set_aside
 from mmgrpo.config import RunConfig
 from mmgrpo.ema import Average
 from mmgrpo.errors import CheckpointError, ConfigError, MmgrpoError
@@ -123,6 +123,7 @@ class Session:
         if self.resumption is None or not self.is_done(self.start):
             return False
         if self._job.is_main:
+            self._tidy()
             self.folder.settle()
         return True
 
@@ -193,14 +194,19 @@ class Session:
         self.folder.sync()
         self._trained.save(self.folder.path, place, self._config.checkpoint.keep)
 
+    def _tidy(self) -> None:
+        """Ends what a process that was killed had begun to delete."""
+        clear_unfinished(self.folder.path)
+        drop_old(self.folder.path, self._config.checkpoint.keep)
+
     def _prepared(self, explanation: str) -> list[str]:
         if self.resumption is None:
             self.folder.open(self._config, explanation=explanation)
             return [f"run folder: {self.folder.path}"]
         path = self.folder.path
-        clear_unfinished(path)
         said = [f"run folder: {path}, going on from {_named(self.start)}", *self.resumption.notes]
         said += [f"{moved.name} lies ahead and is now {moved}" for moved in set_aside(path, self.start)]
+        self._tidy()
         steps = self.start.step if self.start.step or self._warmed(self.start) else -1
         said += self.folder.rewind(
             {

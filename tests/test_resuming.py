@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -226,6 +227,15 @@ def test_a_finished_run_has_nothing_to_do(tmp_path: Path, capsys: pytest.Capture
     assert f"nothing to do: {first.folder.path} stands at step 2 of 2" in (capsys.readouterr().out)
     assert again.status == "finished"
     assert {path: path.read_bytes() for path in first.folder.path.rglob("*") if path.is_file()} == before
+
+
+def test_what_a_killed_process_had_begun_to_delete_is_gone(tmp_path: Path) -> None:
+    first = run(tmp_path, steps=2, checkpoint={"every": 1, "keep": 2})
+    root = first.folder.path / "checkpoints"
+    shutil.copytree(root / "step-000001", root / "warmup-000003")  # one too many
+    (root / ".step-000003").mkdir()
+    run(tmp_path, resume=first.folder.path, steps=2, checkpoint={"every": 1, "keep": 2})
+    assert sorted(path.name for path in root.iterdir()) == ["step-000001", "step-000002"]
 
 
 def test_an_evaluation_that_was_not_due_is_not_made(tmp_path: Path) -> None:
