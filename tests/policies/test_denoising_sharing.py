@@ -31,7 +31,7 @@ def test_shared_states_give_the_samples_of_rows_drawn_alone(name: str) -> None:
     settings = settings_of(name)
     denoiser = "unet" if name == "sd15" else "transformer"
     pipeline = pipeline_of(name)
-    stage = Stage(pipeline, pipeline.scheduler, (denoiser,), Memo(2**20))
+    stage = Stage(pipeline, pipeline.scheduler, pipeline.scheduler, (denoiser,), Memo(2**20))
     sampling = Sampling(
         sampler=settings["sampler"], strength=settings["strength"], density="gaussian", reduction="mean"
     )
