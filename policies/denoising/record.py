@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from mmgrpo.errors import ReplayError
 from mmgrpo.maths.divergences import Moments
 from mmgrpo.policies.denoising.calls import RewoundError, RowsError
 from mmgrpo.policies.denoising.sampling import Decision, Sampling, at_rows
@@ -62,6 +63,11 @@ class Recorder:
     @torch.no_grad()
     def __call__(self, call: StepCall) -> Tensor:
         """Draws the next state of every row."""
+        if not call.sample.is_floating_point():
+            raise ReplayError(
+                f"the pipeline steps a state of {call.sample.dtype}: tokens are no Gaussian decisions, and this policy "
+                "trains continuous states"
+            )
         self._note_overwritten(call)
         if call.sample.shape[0] != len(self.rows) and (len(self.rows) > 1 or self.branch is not None):
             if call.takes_clean and call.clean is None:

@@ -178,6 +178,14 @@ class FramesPipeline(FieldPipeline):
         return Pictures(images=[_picture(row) for row in state.detach()])
 
 
+class TokensPipeline(FieldPipeline):
+    """Keeps whole numbers."""
+
+    def carried(self, state: Tensor) -> Tensor:
+        """Rounded."""
+        return state.round().long()
+
+
 class SleepingPipeline(FieldPipeline):
     """Returns before its loop."""
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mmgrpo.errors import ConfigError, DataError, PolicyError
+from mmgrpo.errors import ConfigError, DataError, PolicyError, ReplayError
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.outputs import media_of
 from mmgrpo.samples import write_samples
@@ -125,6 +125,11 @@ def test_a_row_may_have_several_entries_in_the_state() -> None:
     policy = _policy(foreign_pipelines.FramesPipeline)
     _same(policy)
     assert _drawn(policy).num_alone == 4
+
+
+def test_a_pipeline_that_steps_tokens_is_refused() -> None:
+    with pytest.raises(ReplayError, match=r"steps a state of torch.int64: tokens are no Gaussian decisions"):
+        _drawn(_policy(foreign_pipelines.TokensPipeline))
 
 
 def test_a_pipeline_that_takes_no_steps_is_refused() -> None:

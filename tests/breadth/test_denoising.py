@@ -1,0 +1,51 @@
+"""The table in docs/ says what the installed library and the policy do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.breadth import assembly
+from tests.breadth.denoising import page, read_page
+from tests.breadth.trial import Outcome, try_class
+
+QUICK = ("DiTPipeline", "FluxPipeline", "KandinskyV22CombinedPipeline", "StableAudio3Pipeline", "WanPipeline")
+OUTSIDERS_EXACT = 126  # of the 182 that outsiders built
+
+
+def test_the_table_has_every_class_of_the_installed_library() -> None:
+    listed, exported = set(read_page()), set(assembly.pipeline_classes())
+    assert not exported - listed, "new: python -m tests.breadth.denoising NAME... > docs/breadth-denoising.md"
+    assert not listed - exported, "no longer exported: generate the table again"
+
+
+def test_recipes_are_of_classes_that_there_are() -> None:
+    assert not set(assembly.recipes()) - set(assembly.pipeline_classes())
+
+
+def test_the_page_is_what_its_rows_make() -> None:
+    rows = read_page()
+    assert page(rows).splitlines()[12:] == page(dict(reversed(rows.items()))).splitlines()[12:]
+    assert sum(outcome.verdict == "exact" for outcome in rows.values()) > OUTSIDERS_EXACT
+    assert not [name for name, outcome in rows.items() if outcome.verdict == "inexact"]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_handful_of_rows(name: str) -> None:
+    _check(name)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", sorted(read_page()))
+def test_row(name: str) -> None:
+    _check(name)
+
+
+def _check(name: str) -> None:
+    written, found = read_page()[name], try_class(name)
+    assert (found.verdict, found.options) == (written.verdict, written.options), found.reason
+
+
+def test_a_row_is_read_as_it_was_written() -> None:
+    outcome = Outcome("refused", ("sampler: native", "lora.targets: all-linear"), "a reason with a | bar")
+    (line,) = [line for line in page({"FluxPipeline": outcome}).splitlines() if line.startswith("| `")]
+    assert line == "| `FluxPipeline` | refused | sampler: native; lora.targets: all-linear | a reason with a / bar |"
