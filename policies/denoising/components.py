@@ -76,8 +76,7 @@ def held_pipelines(pipeline: Any) -> list[Any]:
 def exchanged(pipeline: Any, stand_ins: Mapping[int, Any]) -> Iterator[None]:
     """Within it others stand in for some of a pipeline's components, and it shows no progress."""
     attributes = pipeline.__dict__
-    parts = {name: attributes[name] for name in pipeline.components if name in attributes}
-    replaced = {name: stand_ins[id(part)] for name, part in parts.items() if id(part) in stand_ins}
+    replaced = {name: stand_ins[id(part)] for name, part in attributes.items() if id(part) in stand_ins}
     replaced["_progress_bar_config"] = {"disable": True}
     before = {name: attributes[name] for name in replaced if name in attributes}
     try:

@@ -178,6 +178,13 @@ class FramesPipeline(FieldPipeline):
         return Pictures(images=[_picture(row) for row in state.detach()])
 
 
+class OwnSchedulerPipeline(FieldPipeline):
+    """Brings a scheduler of its own, so that diffusers does not count it among the components."""
+
+    def __init__(self, net: nn.Module, scheduler: Any = None) -> None:
+        super().__init__(net, scheduler)
+
+
 class TokensPipeline(FieldPipeline):
     """Keeps whole numbers."""
 

@@ -127,6 +127,12 @@ def test_a_row_may_have_several_entries_in_the_state() -> None:
     assert _drawn(policy).num_alone == 4
 
 
+def test_a_scheduler_that_is_no_component_is_watched_too() -> None:
+    policy = _policy(foreign_pipelines.OwnSchedulerPipeline)
+    assert "scheduler" not in policy.pipeline.components
+    _same(policy)
+
+
 def test_a_pipeline_that_steps_tokens_is_refused() -> None:
     with pytest.raises(ReplayError, match=r"steps a state of torch.int64: tokens are no Gaussian decisions"):
         _drawn(_policy(foreign_pipelines.TokensPipeline))
