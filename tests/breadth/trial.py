@@ -87,10 +87,16 @@ def try_class(name: str) -> Outcome:
                 return Outcome("stock fails", reason=stock) if stock else refused
             attempt = following
             continue
+        except _UnbuiltError as error:
+            return Outcome("not built", reason=f"its tiny parts do not fit yet: {error}")
         except Exception as error:
             return Outcome("crashed", attempt.options, f"{type(error).__name__}: {error}")
         finally:
             gc.collect()
+        following = ALONE(attempt, "")
+        if not gap <= EXACT and following.options != attempt.options:
+            attempt = following  # a batch of another size rounds otherwise
+            continue
         if not gap <= EXACT:
             return Outcome("inexact", attempt.options, f"a row alone or in its batch differs by {gap:.1e}", gap)
         return Outcome("exact", (*attempt.options, *(("each row alone, of itself",) if alone else ())), gap=gap)
@@ -156,8 +162,18 @@ OPTIONS = (
 )
 
 
+ALONE = _setting(rollout_batch=1, update_batch=1)
+
+
+class _UnbuiltError(Exception):
+    """A pipeline class that our parts do not make."""
+
+
 def _gap(name: str, attempt: Attempt) -> tuple[float, bool]:
-    pipeline = assembly.build(name)
+    try:
+        pipeline = assembly.build(name)
+    except Exception as error:
+        raise _UnbuiltError(f"{type(error).__name__}: {error}") from error
     if attempt.first_order:
         pipeline.scheduler = _first_order_scheduler(pipeline.scheduler)
     prompts, call = prompts_and_call(name, pipeline)
