@@ -69,8 +69,13 @@ def evaluation_charts(evaluation: Log) -> list[Chart]:
     return [chart for chart in charts if chart]
 
 
-def reward_chart(metrics: Log) -> Chart | None:
-    """The total reward; None if it was not recorded."""
+def reward_charts(metrics: Log) -> list[Chart]:
+    """The total reward, if it was recorded, and each reward."""
+    total = _total_chart(metrics)
+    return [*([total] if total else []), *_each_reward_charts(metrics)]
+
+
+def _total_chart(metrics: Log) -> Chart | None:
     band = metrics.has("reward/std")
     note = "mean of the step's samples, band: one standard deviation either side" if band else ""
     return draw_chart(
@@ -78,7 +83,7 @@ def reward_chart(metrics: Log) -> Chart | None:
     )
 
 
-def each_reward_charts(metrics: Log) -> list[Chart]:
+def _each_reward_charts(metrics: Log) -> list[Chart]:
     """A chart per reward of what it gave, with how often it failed, was gated or clipped, and a weight that moves."""
     charts = []
     for key in metrics.numeric_keys():

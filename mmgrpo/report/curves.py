@@ -23,13 +23,22 @@ class Curve:
         label: what the line is.
         points: (step, value), steps increasing.
         spread: half the height of the band around each point, if there is one.
+        is_share: every value counted was 0 or 1, so that neither the axis nor the band leaves 0..1.
         num_not_finite: lines of the log that held NaN or infinity.
     """
 
     label: str
     points: tuple[tuple[float, float], ...]
     spread: tuple[float, ...] | None = None
+    is_share: bool = False
     num_not_finite: int = 0
+
+    @property
+    def band(self) -> list[tuple[float, float]]:
+        """Where the band begins and ends at each point; nowhere but at the point where there is none."""
+        spread = self.spread or (0.0,) * len(self.points)
+        around = [(y - s, y + s) for (_, y), s in zip(self.points, spread, strict=True)]
+        return [(max(low, 0.0), min(high, 1.0)) for low, high in around] if self.is_share else around
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +58,9 @@ class Chart:
     Attributes:
         title: heading.
         note: a line below it.
+        remark: the note without the unit of the axis.
         summary: the chart in words, for who cannot see it.
+        curves: what is drawn.
         strokes: the drawn curves.
         x_ticks: (position in percent, label).
         y_ticks: (position in percent from the top, label).
@@ -58,11 +69,20 @@ class Chart:
 
     title: str
     note: str
+    remark: str
     summary: str
+    curves: tuple[Curve, ...]
     strokes: tuple[Stroke, ...]
     x_ticks: tuple[tuple[float, str], ...]
     y_ticks: tuple[tuple[float, str], ...]
     readout: Mapping[str, Any]
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether no curve of it ever moves."""
+        return all(len({y for _, y in c.points}) == 1 and not any(c.spread or ()) for c in self.curves) and not any(
+            c.num_not_finite for c in self.curves
+        )
 
 
 def read_curve(
@@ -77,8 +97,15 @@ def read_curve(
         label=label,
         points=tuple(points[index] for index in kept),
         spread=tuple(spread_by_step.get(points[index][0], 0.0) for index in kept) if spread_by_step else None,
+        is_share=bool(spread_by_step) and all(_of_verdicts(y, spread_by_step.get(step, 0.0)) for step, y in points),
         num_not_finite=sum(1 for row in log.rows if is_number(row.get(key)) and not is_finite(row[key])),
     )
+
+
+def _of_verdicts(mean: float, spread: float) -> bool:
+    """Whether a mean and a standard deviation are those of numbers that are all 0 or 1: s^2 = m (1 - m)."""
+    variance = mean * (1 - mean)
+    return 0 <= mean <= 1 and abs(spread * spread - variance) <= 1e-3 * variance + 1e-6
 
 
 def draw_chart(title: str, curves: Sequence[Curve], *, note: str = "", within: Sequence[float] = ()) -> Chart | None:
@@ -86,7 +113,8 @@ def draw_chart(title: str, curves: Sequence[Curve], *, note: str = "", within: S
     curves = [curve for curve in curves if curve.points]
     if not curves:
         return None
-    reach = [bound for curve in curves for bound in span(curve)] + list(within)
+    shares = (0.0, 1.0) if all(curve.is_share for curve in curves) else ()
+    reach = [bound for curve in curves for bound in span(curve)] + list(within) + list(shares)
     y_ticks = enclosing_ticks(min(reach), max(reach))
     steps = [step for curve in curves for step, _ in curve.points]
     first, last = min(steps), max(steps)
@@ -98,7 +126,9 @@ def draw_chart(title: str, curves: Sequence[Curve], *, note: str = "", within: S
     return Chart(
         title=title,
         note="; ".join(part for part in (unit, note, remark) if part),
+        remark="; ".join(part for part in (note, remark) if part),
         summary=f"{title}. " + "; ".join(_in_words(curve) for curve in curves),
+        curves=tuple(curves),
         strokes=tuple(_stroke(curve, x, y) for curve in curves),
         x_ticks=tuple((x(step), f"{step:,.0f}") for step in whole_ticks(first, last)),
         y_ticks=tuple((y(tick), label) for tick, label in zip(y_ticks, labels, strict=True)),
@@ -112,9 +142,7 @@ def draw_chart(title: str, curves: Sequence[Curve], *, note: str = "", within: S
 
 def span(curve: Curve) -> tuple[float, float]:
     """Lowest and highest value, the band included."""
-    spread = curve.spread or (0.0,) * len(curve.points)
-    low = min(y - s for (_, y), s in zip(curve.points, spread, strict=True))
-    return low, max(y + s for (_, y), s in zip(curve.points, spread, strict=True))
+    return min(low for low, _ in curve.band), max(high for _, high in curve.band)
 
 
 def _thinned(values: Sequence[float]) -> list[int]:
@@ -136,8 +164,8 @@ def _scale(at_0: float, at_100: float) -> Callable[[float], float]:
 def _stroke(curve: Curve, x: Callable[[float], float], y: Callable[[float], float]) -> Stroke:
     band = None
     if curve.spread:
-        above = [f"{x(step)} {y(v + s)}" for (step, v), s in zip(curve.points, curve.spread, strict=True)]
-        below = [f"{x(step)} {y(v - s)}" for (step, v), s in zip(curve.points, curve.spread, strict=True)]
+        above = [f"{x(step)} {y(high)}" for (step, _), (_, high) in zip(curve.points, curve.band, strict=True)]
+        below = [f"{x(step)} {y(low)}" for (step, _), (low, _) in zip(curve.points, curve.band, strict=True)]
         band = "M" + "L".join(above + below[::-1]) + "Z"
     at = [f"{x(step)} {y(value)}" for step, value in curve.points]
     dots = "".join(f"M{point}h0" for point in at) if len(at) <= 20 else None

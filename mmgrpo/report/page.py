@@ -13,13 +13,12 @@ from mmgrpo.report.about import facts, parse_note
 from mmgrpo.report.albums import read_albums
 from mmgrpo.report.charts import (
     completion_charts,
-    each_reward_charts,
     evaluation_charts,
     headlines,
     measures,
     other_charts,
     policy_charts,
-    reward_chart,
+    reward_charts,
     unrecorded_titles,
 )
 from mmgrpo.report.numbers import abridged, clip, duration, number, signed
@@ -27,6 +26,7 @@ from mmgrpo.report.phases import phases
 from mmgrpo.report.pictures import pictures_of
 from mmgrpo.report.reading import by_step, mean_or_none, parse_mapping, read_log
 from mmgrpo.report.run_files import RunFiles
+from mmgrpo.report.sections import drawn_once
 from mmgrpo.report.texts import MEDIA_BYTES, texts_of
 
 ALARM = ("step", "kind", "measured", "cure")
@@ -85,15 +85,19 @@ def _page(run: Path) -> dict[str, Any]:
             {key: clip(str(row.get(key, ""))) for key in ("step", "kind", "measured", "cure")} for row in alarms.rows
         ],
         "measures": measures(evaluation),
-        "evaluation_charts": evaluation_charts(evaluation),
+        "sections": drawn_once(
+            {
+                "evaluation": evaluation_charts(evaluation),
+                "reward": reward_charts(metrics),
+                "completions": completion_charts(metrics),
+                "policy": policy_charts(metrics, warmup),
+                "other": other_charts(metrics),
+            }
+        ),
+        "has_reward": metrics.has("reward/mean"),
         "pictures": pictures,
         "num_reduced": sum(1 for cell in pictures.cells if cell.picture and not cell.picture.exact) if pictures else 0,
         "texts": texts,
-        "completion_charts": completion_charts(metrics),
-        "reward_chart": reward_chart(metrics),
-        "reward_charts": each_reward_charts(metrics),
-        "policy_charts": policy_charts(metrics, warmup),
-        "other_charts": other_charts(metrics),
         "unrecorded": unrecorded_titles(metrics, warmup),
         "phases": phases(about, metrics, warmup, evaluation),
         "forwards": mean_or_none(by_step(metrics, "count/forwards_per_sample", max).values()),

@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from mmgrpo.report.albums import Album, Change, common_changes, first_and_last, reward_changes, shared_requests
-from mmgrpo.report.choosing import evenly, in_turn
+from mmgrpo.report.choosing import evenly, in_turn, moved_most
 from mmgrpo.report.drawings import Mark, marks_of
 from mmgrpo.report.media import Picture, load_picture
 from mmgrpo.report.numbers import clip, number
@@ -17,6 +17,8 @@ MAX_VIDEOS_PER_GRID = 36
 MAX_STRIPS = 6
 MAX_STRIP_STEPS = 10
 MANY_PROMPTS = 20
+FITTING = 5
+"""Pictures in a line, each of 96 CSS pixels or more."""
 MEDIA_BYTES = 4_800_000  # base64 makes 6.4 MB of it; the page stays under 8 MB
 
 
@@ -48,6 +50,7 @@ class Pictures:
         steps: the first evaluated step and the last, or the only one.
         rows: the grids, prompt by prompt.
         strip_steps: steps of the gallery.
+        movement: how far each request's scores rose from the first step to the last, where any did.
         strips: the gallery; each strip holds one cell per step.
         scales: per reward that tells the requests apart, what an empty and a full bar stand for.
         common: the other rewards, whose value is the same for all requests.
@@ -58,6 +61,7 @@ class Pictures:
     steps: tuple[int, ...]
     rows: tuple[PictureRow, ...]
     strip_steps: tuple[int, ...]
+    movement: Mapping[int, float]
     strips: tuple[PictureRow, ...]
     scales: Mapping[str, tuple[float, float]]
     common: tuple[Change, ...]
@@ -70,21 +74,21 @@ class Pictures:
         return [cell for row in (*self.rows, *self.strips) for strip in row.strips for cell in strip]
 
     @property
-    def is_small(self) -> bool:
-        """Whether every picture is so small that its pixels should be seen."""
-        return all(max(cell.picture.width, cell.picture.height) <= 64 for cell in self.cells if cell.picture)
-
-    @property
     def num_shown(self) -> int:
         """Requests in a grid."""
         return sum(len(row.strips[0]) for row in self.rows)
 
     @property
     def num_columns(self) -> int:
-        """Pictures in a line of a grid; at least half of what fits where prompts are many, so that they stay low."""
-        fitting = 10 if self.is_small else 6
+        """Pictures in a line of a grid; as many as fit where prompts are many, so that they stay low."""
         widest = max(len(row.strips[0]) for row in self.rows)
-        return min(fitting, max(widest, fitting // 2 if len(self.rows) > MANY_PROMPTS else 1))
+        return min(FITTING, FITTING if len(self.rows) > MANY_PROMPTS else widest)
+
+    @property
+    def num_moved(self) -> tuple[int, int]:
+        """Requests that rose and that fell."""
+        rises = [by > 0 for by in self.movement.values() if by]
+        return sum(rises), len(rises) - sum(rises)
 
 
 def pictures_of(files: RunFiles, albums: Sequence[Album]) -> Pictures | None:
@@ -101,12 +105,14 @@ def pictures_of(files: RunFiles, albums: Sequence[Album]) -> Pictures | None:
     moving = any(shot.path and shot.path.suffix in (".gif", ".webp") for album in ends for shot in album.shots)
     most = MAX_VIDEOS_PER_GRID if moving else MAX_PER_GRID
     shown = _by_prompt(ends[0], sorted(in_turn(list(by_prompt.values()), most)))
-    strips = sorted(in_turn(list(by_prompt.values()), MAX_STRIPS)) if len(albums) > 1 else []
-    timeline = _timeline(albums) if strips else []
-    num_cells = len(ends) * sum(map(len, shown.values())) + len(strips) * len(timeline)
     common = common_changes(ends, drawn)
     said_once = {change.name for change in common}
-    easel = Easel(files=files, share=MEDIA_BYTES // num_cells, scales=_scales(ends, said_once))
+    scales = _scales(ends, said_once)
+    movement = {index: _movement(ends, index, scales) for index in drawn} if len(ends) > 1 else {}
+    strips = _strips(ends[0], movement, list(by_prompt.values())) if len(albums) > 1 else []
+    timeline = _timeline(albums) if strips else []
+    num_cells = len(ends) * sum(map(len, shown.values())) + len(strips) * len(timeline)
+    easel = Easel(files=files, share=MEDIA_BYTES // num_cells, scales=scales)
     return Pictures(
         steps=tuple(album.step for album in ends),
         rows=tuple(
@@ -118,9 +124,12 @@ def pictures_of(files: RunFiles, albums: Sequence[Album]) -> Pictures | None:
             for prompt, grid in shown.items()
         ),
         strip_steps=tuple(album.step for album in timeline),
+        movement=movement,
         strips=tuple(
             PictureRow(
-                prompt=ends[0].shots[index].prompt, strips=(tuple(easel.cell(album, index) for album in timeline),)
+                prompt=ends[0].shots[index].prompt,
+                strips=(tuple(easel.cell(album, index) for album in timeline),),
+                changes=tuple(c for c in reward_changes(ends, [index]) if c.name not in said_once),
             )
             for index in strips
         ),
@@ -129,6 +138,24 @@ def pictures_of(files: RunFiles, albums: Sequence[Album]) -> Pictures | None:
         num_requests=len(drawn),
         num_unmatched=min(len(album.shots) for album in ends) - len(requests),
     )
+
+
+def _movement(ends: Sequence[Album], request: int, scales: Mapping[str, tuple[float, float]]) -> float:
+    """How far a request's scores rose, each on its scale of empty to full, on average; 0 where none has both."""
+    before, after = ends[0].shots[request].rewards, ends[-1].shots[request].rewards
+    rises = [
+        (after[name] - before[name]) / (full - empty)
+        for name, (empty, full) in scales.items()
+        if name in before and name in after and full > empty
+    ]
+    return sum(rises) / max(len(rises), 1)
+
+
+def _strips(album: Album, movement: Mapping[int, float], by_prompt: Sequence[Sequence[int]]) -> list[int]:
+    """The requests of the gallery: those that moved most, both ways; by position where too few moved."""
+    moved = moved_most(movement, lambda index: album.shots[index].prompt, MAX_STRIPS)
+    still = [[index for index in requests if not movement[index]] for requests in by_prompt]
+    return moved + in_turn([requests for requests in still if requests], MAX_STRIPS - len(moved))
 
 
 def _timeline(albums: Sequence[Album]) -> list[Album]:

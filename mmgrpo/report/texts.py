@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -81,6 +81,17 @@ class TrainedGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Turned:
+    """Of ``num`` requests, how many became right, became wrong, and were right or wrong at both steps."""
+
+    num: int
+    gained: int
+    lost: int
+    right: int
+    wrong: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
     """What the page shows of the texts.
 
@@ -88,6 +99,8 @@ class Texts:
         steps: the first evaluated step and the last, or the only one.
         rows: requests with their answers at those steps.
         common: the rewards whose value is the same for all requests, left out of the rows.
+        verdicts: the rewards that only ever gave 0 or 1, and both.
+        turned: of those, how the requests' verdicts turned from the first step to the last.
         num_requests: how many there are to choose from.
         groups: groups of a few training steps, step by step.
         num_kept_steps: training steps of which groups were kept.
@@ -96,6 +109,8 @@ class Texts:
     steps: tuple[int, ...]
     rows: tuple[TextRow, ...]
     common: tuple[Change, ...]
+    verdicts: frozenset[str]
+    turned: Mapping[str, Turned]
     num_requests: int
     groups: tuple[TrainedGroup, ...]
     num_kept_steps: int
@@ -131,6 +146,8 @@ def texts_of(
     load = partial(load_picture, files, share=media_bytes // max(num_pictures, 1))
     common = common_changes(ends, written)
     said_once = {change.name for change in common}
+    verdicts = _verdicts([shot for album in (*ends, *trained) for shot in album.shots])
+    answered = {name for album in ends for index in written for name in album.shots[index].rewards}
     return Texts(
         steps=tuple(album.step for album in ends),
         rows=tuple(
@@ -141,9 +158,32 @@ def texts_of(
             for index in chosen
         ),
         common=common,
+        verdicts=frozenset(verdicts),
+        turned={name: _turned(name, ends, written) for name in sorted(verdicts & answered)},
         num_requests=len(written),
         groups=tuple(_trained_group(step, shots, load) for step, shots in groups),
         num_kept_steps=len(trained),
+    )
+
+
+def _verdicts(shots: Sequence[Shot]) -> set[str]:
+    """The rewards that only ever gave 0 or 1, and both."""
+    given: dict[str, set[float]] = {}
+    for shot in shots:
+        for name, value in shot.rewards.items():
+            given.setdefault(name, set()).add(value)
+    return {name for name, values in given.items() if values == {0, 1}}
+
+
+def _turned(name: str, ends: Sequence[Album], requests: Sequence[int]) -> Turned:
+    """How a verdict turned, over the requests that have it at every end."""
+    pairs = [tuple(album.shots[index].rewards.get(name) for album in (ends[0], ends[-1])) for index in requests]
+    return Turned(
+        num=sum(None not in pair for pair in pairs),
+        gained=pairs.count((0, 1)),
+        lost=pairs.count((1, 0)),
+        right=pairs.count((1, 1)),
+        wrong=pairs.count((0, 0)),
     )
 
 

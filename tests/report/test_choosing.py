@@ -1,10 +1,10 @@
-"""Choice by position."""
+"""Choice by position, and by movement."""
 
 from __future__ import annotations
 
 import pytest
 
-from mmgrpo.report.choosing import evenly, in_turn
+from mmgrpo.report.choosing import evenly, in_turn, moved_most
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,17 @@ def test_in_turn(most: int, chosen: list[str]) -> None:
 
 def test_nothing_to_choose_from() -> None:
     assert in_turn([], 5) == []
+
+
+@pytest.mark.parametrize(
+    ("most", "chosen"),
+    [
+        (2, ["a3", "c1"]),
+        (4, ["a3", "a1", "c1", "b2"]),  # of equal rises the kinds take turns: a1 and b1 before a2
+        (5, ["a3", "a1", "b1", "c1", "b2"]),
+        (9, ["a3", "a1", "b1", "a2", "c1", "b2"]),
+    ],
+)
+def test_what_moved_most(most: int, chosen: list[str]) -> None:
+    movement = {"a1": 0.5, "a2": 0.5, "a3": 0.9, "b1": 0.5, "b2": -0.1, "c1": -1.0, "c2": 0.0}
+    assert moved_most(movement, lambda name: name[0], most) == chosen

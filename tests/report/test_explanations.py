@@ -142,9 +142,10 @@ def test_alarms_and_shares(run: Path) -> None:
     page = render(run)
     assert "7grid<i>up</i>lower update.lr" in [text.replace(" ", "").replace("update.lr", " update.lr") for text in
                                                page.texts("tr")]  # fmt: skip
-    (note,) = [text for text in page.texts("p", "sub") if text.startswith("closed by its gate")]
+    (note,) = [text for text in page.texts("p", "settled") if "closed by its gate" in text]
     assert note == (
-        "closed by its gate for up to 25.0% of a step's samples; clipped, where it counts, for up to 50.0% of a step's "
-        "samples; known already for up to 75.0% of a step's samples; weight 1.000 to 0.500"
+        "Constant throughout: a 1.000 (closed by its gate for up to 25.0% of a step's samples; "
+        "clipped, where it counts, for up to 50.0% of a step's "
+        "samples; known already for up to 75.0% of a step's samples; weight 1.000 to 0.500)"
     )
     assert "reward/a/gated_frac" not in page.texts("h3")

@@ -15,16 +15,31 @@ from tests.report.page import Page, decoded, render
 def test_pictures_are_the_files_in_reading_order(run: Path) -> None:
     page = render(run)
     shown = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
-    # Grids: per prompt, its members before and then after. Gallery: all 6 requests, each at the 3 steps.
+    # Grids: per prompt, its members before and then after. Gallery: all 6 requests, each at the 3 steps; the first
+    # prompt's rose, the second's stayed.
     grids = [(step, group * MEMBERS + m) for group in (0, 1) for step in (0, 20) for m in range(MEMBERS)]
     gallery = [(step, request) for request in range(6) for step in STEPS]
     assert len(shown) == 12 + 18
     for picture, (step, request) in zip(shown, grids + gallery, strict=True):
         np.testing.assert_array_equal(picture, pixels(step, request))
     assert page.attributes("img")[0]["alt"] == f"step 0: {PROMPTS[0]}; judge 0.250"
-    assert all(attrs["class"] == "px" for attrs in page.attributes("img"))
+    assert not any("class" in attrs for attrs in page.attributes("img"))
+    assert "pixelated" not in page.texts("style")[0]
     assert [attrs["style"] for attrs in page.attributes("i")][:6] == ["width:25.0%"] * 3 + ["width:75.0%"] * 3
     assert page.texts("p", "caption")[0] == f"{PROMPTS[0]} 0.250 → 0.750"
+
+
+def test_the_gallery_shows_what_moved_most_both_ways(run: Path) -> None:
+    before, after = [0.5] * 6 + [0.0, 1.0], [0.6, 0.5, 0.9, 0.2, 0.4, 0.5, 0.8, 1.0]
+    for step, rewards in ((0, before), (20, after)):
+        shots = [sample("0000.png", r % 6, reward) | {"prompt": f"p{r}"} for r, reward in enumerate(rewards)]
+        write_lines(run / f"samples/step-{step:06d}/samples.jsonl", shots)
+    (run / "samples/step-000010/samples.jsonl").unlink()
+    page = render(run)
+    # rises: +0.1 (0), +0.4 (2), +0.8 (6); falls: -0.3 (3), -0.1 (4); request 1 of those that stayed fills the six
+    assert requests(page)[16:] == [r for r in (6, 2, 0, 3, 4, 1) for _ in range(2)]
+    assert "Of 8 requests 3 rose and 2 fell from the first to the last" in page.texts("p", "lead")[1]
+    assert page.texts("p", "caption")[8:10] == ["p6 0.000 → 0.800", "p2 0.500 → 0.900"]
 
 
 def test_what_is_said_of_the_whole_set_is_said_once(run: Path) -> None:
@@ -85,14 +100,14 @@ def test_grids_are_limited(run: Path) -> None:
     assert "100 of 200 requests" in page.texts("p", "lead")[0]
 
 
-def test_ten_prompts_of_forty_members_are_rows_of_ten(run: Path) -> None:
+def test_ten_prompts_of_forty_members_are_lines_of_five(run: Path) -> None:
     record(run, num_prompts=10, num_members=40)
     page = render(run)
     grids = [group * 40 + member for group in range(10) for _ in ("before", "after") for member in range(10)]
     assert requests(page)[:200] == grids
     # the gallery: the first member of 6 prompts at 3 steps, evenly spaced among the 10: 9 k / 5 = 0 1.8 3.6 5.4 7.2 9
     assert requests(page)[200:] == [group * 40 for group in (0, 2, 4, 5, 7, 9) for _ in STEPS]
-    assert [attrs["style"] for attrs in page.attributes("div") if attrs.get("class") == "pairs"] == ["--n:10"]
+    assert [attrs["style"] for attrs in page.attributes("div") if attrs.get("class") == "pairs"] == ["--n:5"]
     assert "100 of 400 requests" in page.texts("p", "lead")[0]
 
 
@@ -108,5 +123,5 @@ def test_of_more_prompts_than_places_evenly_spaced_ones_are_shown(run: Path) -> 
     page = render(run)
     # 100 of 199: every other one, from the first to the last
     assert page.texts("p", "caption")[:100] == [f"prompt {group}" for group in range(0, 199, 2)]
-    # one picture each, but half a line of ten wide rather than all of it
+    # one picture each, but a fifth of the line wide rather than all of it
     assert [attrs["style"] for attrs in page.attributes("div") if attrs.get("class") == "pairs"] == ["--n:5"]

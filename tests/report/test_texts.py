@@ -57,8 +57,12 @@ def by_class(page: Page, css: str) -> list[str]:
 def test_before_and_after_with_what_was_shown(written: Path) -> None:
     page = render(written)
     answers = by_class(page, "answer")
-    assert answers[1:4] == ["2 right 0.000 1 token", "7 right 1.000 1 token", "nothing right 0.000 0 tokens"]
-    assert page.texts("p", "lead")[0].endswith("never by reward. The same for every request: form 0.500 → 0.500")
+    assert answers[1:4] == ["2 ✗ right 1 token", "7 ✓ right 1 token", "nothing ✗ right 0 tokens"]
+    turned = "right: of 2, 1 became right, 0 became wrong, 0 right and 1 wrong at both steps."
+    same = "The same for every request: form 0.500 → 0.500"
+    assert page.texts("p", "lead")[0].endswith(f"never by reward. {turned} {same}")
+    marks = [text for tag, attrs, text in page.elements if "verdict" in attrs.get("class", "")]
+    assert ["".join(text).strip() for text in marks[:4]] == ["✗ right", "✓ right", "✗ right", "✗ right"]
     assert by_class(page, "row")[0] == f"which 0? {HOSTILE} reference: 7 {answers[1]} {answers[2]}"
     labels = [attrs["data-label"] for attrs in page.attributes("div") if attrs.get("class") == "answer"]
     assert labels == ["before, step 0", "after, step 20"] * 2
@@ -78,10 +82,10 @@ def test_groups_are_ranked_with_their_advantages(written: Path) -> None:
         if tag == "div" and attrs.get("class", "").split()[:1] == ["member"]
     ]
     assert members[:G] == [
-        (["up"], "+1.50 77 right 1.000 form 0.500 2 tokens"),
-        (["up"], "+0.50 7 right 1.000 form 0.500 1 token"),
-        (["down"], "\u22121.00 1 right 0.000 form 0.500 1 token"),
-        (["down"], "\u22121.00 9... right 0.000 form 0.500 4 tokens cut off"),
+        (["up"], "+1.50 77 ✓ right form 0.500 2 tokens"),
+        (["up"], "+0.50 7 ✓ right form 0.500 1 token"),
+        (["down"], "\u22121.00 1 ✗ right form 0.500 1 token"),
+        (["down"], "\u22121.00 9... ✗ right form 0.500 4 tokens cut off"),
     ]
     assert [side for side, _ in members[G : 3 * G]] == [[]] * 2 * G
     assert [text.split()[0] for _, text in members[3 * G :]] == ["+1.50"] + ["\u22120.50"] * 3
