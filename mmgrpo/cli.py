@@ -86,9 +86,7 @@ def train(
         else:
             ended = _train(resumed_settings(resume, config, overrides or []), resume)
         if ended.main:
-            from mmgrpo.report import write_report
-
-            console.say(f"report: {write_report(ended.run)}")
+            console.say(f"report: {ended.run / 'report.html'}")
         raise typer.Exit(EXIT_CODES.get(ended.status, 0))
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 from mmgrpo.checkpoint import Place, clear_unfinished, drop_old, load_checkpoint, save_checkpoint, set_aside
 from mmgrpo.config import RunConfig
 from mmgrpo.ema import Average
 from mmgrpo.errors import CheckpointError, ConfigError, MmgrpoError
 from mmgrpo.job import Job
+from mmgrpo.machine import machine
 from mmgrpo.optimizer import GuardedOptimizer
 from mmgrpo.policy import Policy
+from mmgrpo.report import write_report
 from mmgrpo.resuming import START, Resumption, evaluated_steps, how_to_resume
 from mmgrpo.tracking import RunFolder, claim_folder, start_trackers
 from mmgrpo.warmup import Warmup
@@ -125,6 +127,7 @@ class Session:
         if self._job.is_main:
             self._tidy()
             self.folder.settle()
+            self.report()
         return True
 
     def is_done(self, place: Place | None) -> bool:
@@ -166,6 +169,13 @@ class Session:
         except MmgrpoError as error:
             logger.warning("%s", error)
 
+    def report(self) -> None:
+        """Writes ``report.html`` of what the folder holds by now; what is wrong with it is said and ends no run."""
+        try:
+            write_report(self.folder.path)
+        except Exception as error:  # of a page that nobody may look at, in a run of days
+            logger.warning("no report was written: %s: %s", type(error).__name__, error)
+
     def end(self, status: str, failure: BaseException | None = None) -> list[str]:
         """Writes down how the run ended; the folder of one that failed before it did anything goes.
 
@@ -182,6 +192,7 @@ class Session:
             if status == "failed" and self.resumption is None and self._saved is None and self._folder.discard():
                 return []
             self._folder.close(status, failure)
+            self.report()
         except OSError as error:
             logger.warning("%s", error)
         if status == "finished":
@@ -189,6 +200,9 @@ class Session:
         where = _named(self._saved or START)
         how = how_to_resume(self._folder.path, self._config, self._job.size)
         return [f"{status}; to go on from {where}: {how}"]
+
+    def _machine(self) -> dict[str, Any]:
+        return machine(self._job.accelerator.device, self._job.size)
 
     def _write(self, place: Place) -> None:
         self.folder.sync()
@@ -201,7 +215,7 @@ class Session:
 
     def _prepared(self, explanation: str) -> list[str]:
         if self.resumption is None:
-            self.folder.open(self._config, explanation=explanation)
+            self.folder.open(self._config, explanation=explanation, machine=self._machine())
             return [f"run folder: {self.folder.path}"]
         path = self.folder.path
         said = [f"run folder: {path}, going on from {_named(self.start)}", *self.resumption.notes]
@@ -217,7 +231,7 @@ class Session:
                 "warmup.jsonl": self.start.warmup_step,
             }
         )
-        record = self.resumption.as_record(self.start)
+        record = self.resumption.as_record(self.start) | {"machine": self._machine()}
         self.folder.reopen(self._config, record, explanation=explanation)
         return said + [f"changed from here on: {change}" for change in self.resumption.changes]
 

@@ -47,8 +47,8 @@ class RunFolder:
         self._began = time.perf_counter()
         self._active_s = 0.0
 
-    def open(self, config: RunConfig, *, explanation: str) -> None:
-        """Says what is about to run."""
+    def open(self, config: RunConfig, *, explanation: str, machine: Mapping[str, Any]) -> None:
+        """Says what is about to run, and on what."""
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         replace_text(self.path / CONFIG, dump_config(config))
@@ -60,6 +60,7 @@ class RunFolder:
             status="running",
             seed=config.seed,
             explain=explanation,
+            machine=machine,
             versions={"python": platform.python_version(), **{p: v for p in PACKAGES if (v := _version(p))}},
         )
 

@@ -368,6 +368,7 @@ class Trainer:
         self.folder.save_samples(self.step, *judged.shown(config.pictures))
         self._log("evaluation.jsonl", line)
         progress.judged(line)
+        self.session.report()
         self._heed(self.watchdog.judged(line) if self.watchdog else [], progress)
 
     def _log(self, file: str, line: dict[str, Any]) -> None:

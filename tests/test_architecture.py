@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 ROOMS = (
-    ("errors", "lazy", "console", "yamls"),
+    ("errors", "lazy", "console", "yamls", "machine"),
     ("extras", "hub"),
     ("types", "media", "targets", "bounded", "files"),
     ("maths", "wire"),
@@ -22,10 +22,10 @@ ROOMS = (
     ("prompt_turns", "optimizer"),
     ("prompt_rows",),
     ("build", "prompts", "evaluation", "checks", "resuming", "stopping"),
-    ("forwards", "warmup", "watchdog", "arguments", "drawing"),
+    ("forwards", "warmup", "watchdog", "arguments", "drawing", "report"),
     ("explain", "progress", "sessions"),
     ("trainer",),
-    ("doctor", "serving", "report", "reference", "__init__"),
+    ("doctor", "serving", "reference", "__init__"),
     ("catalogue", "commanded"),
     ("cli",),
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from mmgrpo.report.numbers import duration
+from mmgrpo.report.numbers import clip, duration
 from mmgrpo.report.reading import Log, is_finite
 from mmgrpo.yamls import YamlError, parsed_yaml
+
+MAX_ROWS = 30
 
 
 def parse_note(config_text: str | None) -> str | None:
@@ -25,13 +28,43 @@ def facts(about: Mapping[str, Any], metrics: Log) -> list[tuple[str, str]]:
     """(label, value) of what the head of the page says in figures."""
     started = _moment(about.get("started"))
     num_steps = len({row.get("step", index) for index, row in enumerate(metrics.rows)})
-    trained = f"{num_steps:,} steps, {len(metrics.rows):,} updates" if metrics.rows else "not recorded"
+    trained = f"{_counted(num_steps, 'step')}, {_counted(len(metrics.rows), 'update')}"
     return [
         ("Started", f"{started:%-d %B %Y, %H:%M %Z}" if started else "not recorded"),
-        ("Duration", duration(elapsed_s(about))),
-        ("Trained", trained),
+        ("Duration", "running" if about.get("status") == "running" else duration(elapsed_s(about))),
+        ("Trained", trained if metrics.rows else "not recorded"),
         ("Seed", str(about.get("seed", "not recorded"))),
     ]
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def environment(about: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(label, value) of the machine, and of every other one that the run went on with; nothing if none was recorded."""
+    sessions = about.get("resumed")
+    later = [one.get("machine") for one in sessions if isinstance(one, dict)] if isinstance(sessions, list) else []
+    rows, known = [], []
+    for machine in (about.get("machine"), *later):
+        if isinstance(machine, dict) and machine not in known:
+            rows += [(f"{label}, resumed" if known else label, value) for label, value in _machine(machine)]
+            known.append(machine)
+    return rows[:MAX_ROWS]
+
+
+def _machine(machine: Mapping[str, Any]) -> list[tuple[str, str]]:
+    gpus = machine.get("gpus")
+    named = Counter(str(one) for one in gpus) if isinstance(gpus, list) else {}
+    cores = f", {machine['cores']} cores" if is_finite(machine.get("cores")) else ""
+    said = {
+        "Processor": f"{machine.get('processor') or 'not recorded'}{cores}",
+        "GPU": ", ".join(f"{num} x {name}" if num > 1 else name for name, num in named.items()) or "none used",
+        "Processes": str(machine.get("processes", "not recorded")),
+        "Threads of each": str(machine.get("threads", "not recorded")),
+        "Commit of mmgrpo": str(machine.get("commit") or "not recorded"),
+    }
+    return [(label, clip(value, 200)) for label, value in said.items()]
 
 
 def elapsed_s(about: Mapping[str, Any]) -> float | None:

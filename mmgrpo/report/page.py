@@ -9,7 +9,7 @@ import jinja2
 
 from mmgrpo.errors import DataError
 from mmgrpo.files import replace_text
-from mmgrpo.report.about import facts, parse_note
+from mmgrpo.report.about import environment, facts, parse_note
 from mmgrpo.report.albums import read_albums
 from mmgrpo.report.charts import (
     completion_charts,
@@ -102,6 +102,7 @@ def _page(run: Path) -> dict[str, Any]:
         "phases": phases(about, metrics, warmup, evaluation),
         "forwards": mean_or_none(by_step(metrics, "count/forwards_per_sample", max).values()),
         "config_text": config_text,
+        "environment": environment(about),
         "versions": versions if isinstance(versions, dict) else {},
         "checkpoints": files.folders("checkpoints", "step-"),
         "refused": list(files.refused),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,7 @@ def test_empty_run_says_not_recorded_everywhere(tmp_path: Path) -> None:
         "Resolved formula and batch geometry",
         "config.yaml",
         "Command",
+        "Machine",
         "Versions",
         "Checkpoints",
     ]
@@ -89,3 +91,26 @@ def test_damage_is_counted(run: Path) -> None:
     holes = [attrs["aria-label"] for attrs in page.attributes("span") if attrs.get("class") == "hole"]
     assert holes == [f"step 0: {PROMPTS[0]}; judge 0.250"] * 4  # two requests, in the grid and in the gallery
     assert "note: [" in page.texts("pre")
+
+
+def test_environment_names_the_machine_and_those_a_run_went_on_with(run: Path) -> None:
+    first = {"processor": "A <b>9</b>", "cores": 2, "gpus": [], "processes": 1, "threads": 2, "commit": "c0ffee"}
+    later = first | {"gpus": ["H200", "H200"], "processes": 2, "commit": None}
+    about = json.loads((run / "run.json").read_text()) | {"machine": first}
+    resumed = [{"at": "now", "machine": first}, {"at": "then", "machine": later}]
+    (run / "run.json").write_text(json.dumps(about | {"resumed": resumed, "status": "running"}))
+    page = render(run)
+    said = [" ".join(text.split()) for text in page.texts("tr")]
+    assert said[-11:-1] == [
+        "ProcessorA <b>9</b>, 2 cores",
+        "GPUnone used",
+        "Processes1",
+        "Threads of each2",
+        "Commit of mmgrpoc0ffee",
+        "Processor, resumedA <b>9</b>, 2 cores",
+        "GPU, resumed2 x H200",
+        "Processes, resumed2",
+        "Threads of each, resumed2",
+        "Commit of mmgrpo, resumednot recorded",
+    ]
+    assert dict(zip(page.texts("dt"), page.texts("dd"), strict=True))["Duration"] == "running"
