@@ -146,7 +146,7 @@ def evaluate(
         if settings.evaluation is None:
             raise ConfigError("the configuration has no evaluation: section; say which prompts to judge")
         judges = Scorer(build_rewards(settings.evaluation.rewards or settings.rewards), max_failure_frac=1.0)
-        prompts = load_prompts_of(settings.evaluation.prompts)
+        prompts = load_prompts_of(settings.evaluation.prompts, key="evaluation.prompts", note=settings.note)
         policy = policy_of(settings, weights_for(config, checkpoint))
         judged = judge(policy, prompts, judges, settings.evaluation, Job(Accelerator()))
         if judged is not None and as_json:

@@ -69,12 +69,14 @@ def _set_threads(threads: int | None) -> None:
 
 
 def prompts_of(settings: RunConfig) -> list[Prompt]:
-    """The prompts of its ``prompts:`` section. Raises ConfigError if there is none."""
-    from mmgrpo.prompts import load_prompts_of
+    """The prompts of its ``prompts:`` section. Raises ConfigError if there is none, DataError for missing files."""
+    from mmgrpo.prompts import load_prompts_of, require_source
 
     if settings.prompts is None:
         raise ConfigError("the configuration has no prompts: section; set prompts.source to a file or dataset")
-    return load_prompts_of(settings.prompts)
+    if settings.evaluation is not None:
+        require_source(settings.evaluation.prompts, key="evaluation.prompts", note=settings.note)
+    return load_prompts_of(settings.prompts, note=settings.note)
 
 
 def resumed_settings(resume: Path, config: str | None, overrides: list[str]) -> RunConfig:

@@ -85,6 +85,11 @@ def formula_of(function: Callable[..., Any] | str) -> str:
 
 def _what(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield "run", f"{config.name}, seed {config.seed}"
+    if config.note:
+        yield "note", " ".join(config.note.split())
+    if config.prompts is not None:
+        held_out = f"; evaluation: {config.evaluation.prompts.source}" if config.evaluation else ""
+        yield "prompts", f"{config.prompts.source}{held_out}"
     method = config.method
     yield "method", "none named" if method is None else f"{method.title} ({method.paper})"
     for deviation in method.deviations if method else ():

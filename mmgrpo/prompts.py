@@ -84,9 +84,46 @@ def load_prompts(
     return prompts
 
 
-def load_prompts_of(config: PromptsConfig) -> list[Prompt]:
-    """The prompts a ``prompts:`` section names."""
-    return load_prompts(config.source, **config.model_dump(exclude={"source", "shuffle"}))
+def load_prompts_of(config: PromptsConfig, *, key: str = "prompts", note: str | None = None) -> list[Prompt]:
+    """The prompts that a section of the configuration names.
+
+    Args:
+        config: the section.
+        key: where it stands.
+        note: what the configuration says of itself, which a person is shown where the source is missing.
+
+    Returns:
+        The prompts.
+
+    Raises:
+        DataError: as ``load_prompts``; of a source that is not there it says what to set and what to put there.
+    """
+    try:
+        return load_prompts(config.source, **config.model_dump(exclude={"source", "shuffle"}))
+    except DataError as error:
+        if is_own(config.source) or Path(config.source).expanduser().exists():
+            raise
+        raise DataError(f"{key}.source: {error}; {_wanted(config, key, note)}") from error
+
+
+def require_source(config: PromptsConfig, *, key: str, note: str | None) -> None:
+    """Looks whether the file that a section names is there, before anything is loaded. Raises DataError if not."""
+    path = Path(config.source).expanduser()
+    if not is_own(config.source) and _is_place(config.source) and not path.exists():
+        raise DataError(f"{key}.source: {missing(path)}; {_wanted(config, key, note)}")
+
+
+def _wanted(config: PromptsConfig, key: str, note: str | None) -> str:
+    """What a source may be, how to name another, and what the configuration says that it wants."""
+    rows = f"rows with the column '{config.text_column}' as .jsonl, .json or .parquet"
+    said = f"; note: {' '.join(note.split())}" if note else ""
+    return f"put a prompt a line there as .txt, or {rows} (docs/data.md), or set {key}.source=FILE_OR_DATASET{said}"
+
+
+def _is_place(source: str) -> bool:
+    """Whether a source that is not there cannot be a dataset of the hub."""
+    path = Path(source).expanduser()
+    return path.suffix in _READERS or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
 
 
 @final
@@ -151,7 +188,7 @@ def _read(source: str, split: str | None, rules: _Rules) -> Iterable[Prompt]:
     if path.is_file():
         _refuse_split(source, split)
         return _from_file(path, rules)
-    if path.suffix in _READERS or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1:
+    if _is_place(source):
         raise DataError(missing(path))
     return _from_hub(source, split, rules)
 

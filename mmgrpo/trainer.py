@@ -138,7 +138,8 @@ class Trainer:
         names = self.scorer.names, self.judges.names
         subject = watched(self.config, *names, checkpoints=lambda: checkpoint_steps(self.folder.path))
         self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
-        self.held_out = load_prompts_of(evaluation.prompts) if evaluation else []
+        note = self.config.note
+        self.held_out = load_prompts_of(evaluation.prompts, key="evaluation.prompts", note=note) if evaluation else []
         self.status, self._stopped_by = "running", ""
         self._stopping = Stopping(self.job)
         self._explanation = explanation(self.config)

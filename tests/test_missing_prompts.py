@@ -1,0 +1,70 @@
+"""A recipe whose prompts are not there yet: what a person is told, before any model is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mmgrpo.cli import app
+from mmgrpo.config import RunConfig
+from mmgrpo.errors import DataError
+from mmgrpo.loading import CONFIGS, load_config, shipped
+from mmgrpo.prompts import load_prompts_of
+
+NOTE = "Wants prompts.txt and held_out.txt. Flow-GRPO reports 0.59 before and 0.92 after, read by PaddleOCR"
+
+
+@pytest.mark.parametrize(("there", "key", "file"), [((), "evaluation.prompts", "held_out.txt"),
+                                                    (("held_out.txt",), "prompts", "prompts.txt")])  # fmt: skip
+def test_a_missing_prompts_file_is_said_with_its_format_its_key_and_the_recipes_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: tuple[str, ...], key: str, file: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in there:
+        (tmp_path / name).write_text('a sign that says "7"\n')
+    done = CliRunner().invoke(app, ["train", "recipes/sd3.5-flow-grpo-ocr"])
+    said = " ".join(done.output.split())
+    assert done.exit_code == 2
+    assert f"error: {key}.source: {file} does not exist" in said
+    assert "put a prompt a line there as .txt, or rows with the column 'prompt' as .jsonl, .json or .parquet" in said
+    assert f"or set {key}.source=FILE_OR_DATASET; note: {NOTE}" in said
+    assert [path.name for path in tmp_path.iterdir()] == list(there)  # no run folder
+
+
+def test_a_section_that_names_another_column_says_that_one(tmp_path: Path) -> None:
+    config = RunConfig.model_validate({"prompts": {"source": str(tmp_path / "a.jsonl"), "text_column": "question"}})
+    assert config.prompts is not None
+    with pytest.raises(DataError, match=r"prompts\.source: .*a\.jsonl does not exist.*the column 'question'"):
+        load_prompts_of(config.prompts)
+
+
+def test_what_is_wrong_in_a_file_that_is_there_is_all_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("{")
+    config = RunConfig.model_validate({"prompts": {"source": str(tmp_path / "a.jsonl")}})
+    assert config.prompts is not None
+    with pytest.raises(DataError, match=r"a\.jsonl, line 1 is not JSON: [^;]*$"):
+        load_prompts_of(config.prompts)
+
+
+def test_explain_shows_the_note_and_the_sources() -> None:
+    said = " ".join(CliRunner().invoke(app, ["explain", "recipes/sd3.5-flow-grpo-ocr"]).output.split())
+    assert f"note {NOTE}" in said
+    assert "prompts prompts.txt; evaluation: held_out.txt" in said
+
+
+def test_a_one_gpu_variant_is_its_recipe_with_a_smaller_batch() -> None:
+    variants = shipped("one-gpu")
+    hinted = {p.stem for p in (CONFIGS / "recipes").glob("*.yaml") if "On one GPU:" in p.read_text()}
+    assert {name.partition("/")[2] for name in variants} == hinted
+    assert len(hinted) == 6
+    for name in variants:
+        small, whole = (load_config(each) for each in (name, name.replace("one-gpu/", "recipes/")))
+        moved = {"name", "method", "rollout"}
+        assert small.model_dump(exclude=moved) == whole.model_dump(exclude=moved)
+        sides = {"prompts_per_step", "group_size"}
+        assert small.rollout.model_dump(exclude=sides) == whole.rollout.model_dump(exclude=sides)
+        batch = [config.rollout.prompts_per_step * config.rollout.group_size for config in (small, whole)]
+        assert batch[0] < batch[1]
+        assert small.name == f"{whole.name}-one-gpu"
