@@ -122,14 +122,14 @@ class TestThreads:
             return [1.0] * len(samples)
 
         scorer = Scorer([NamedReward("stuck", stuck, timeout_s=0.01, concurrent=concurrent)], max_failure_frac=1.0)
-        before = threading.active_count()
+        before = set(threading.enumerate())  # of other tests, some of which may end meanwhile
         for _ in range(12):
             assert scorer(FOUR).failures == {"stuck": 4}
-        assert threading.active_count() == before + 1
+        (held,) = set(threading.enumerate()) - before
         assert asked == [4]
         leave.set()
-        while threading.active_count() > before:
-            time.sleep(0.01)
+        held.join(60)
+        assert set(threading.enumerate()) <= before
         assert asked == [4]  # those that were given up were never begun
 
     @pytest.mark.parametrize("concurrent", [True, False])

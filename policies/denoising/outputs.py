@@ -38,7 +38,7 @@ def media_of(output: Any, num_rows: int) -> Sequence[Any]:
     """The picture, frames or array of each row in a pipeline's output.
 
     The first of the output's fields that has an entry for each row; a single row may also be given as its frames
-    alone. Arrays of pixels, channels last and from 0 to 1, become pictures.
+    alone. Pixels from 0 to 1 become pictures: arrays with channels last, tensors with channels before height and width.
 
     Args:
         output: what the call returned.
@@ -95,6 +95,8 @@ def _medium(item: Any) -> Image.Image | list[Image.Image] | Tensor:
             return _medium(item[0])
         item = torch.stack([torch.as_tensor(part) for part in item])
     values = torch.as_tensor(item).detach().float().cpu()
+    if isinstance(item, Tensor) and values.ndim in (3, 4) and values.shape[-3] in COLOURS and _are_levels(values):
+        values = values.movedim(-3, -1)  # output_type pt
     if values.ndim == 3 and values.shape[-1] in COLOURS and _are_levels(values):
         return _picture(values)
     if values.ndim == 4 and values.shape[-1] in COLOURS and _are_levels(values):

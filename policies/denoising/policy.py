@@ -288,7 +288,8 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing):
                 spent, offset = 0, offset + len(chunk)
 
     def _record(self, stem: Stem, plan: Plan) -> Chunk:
-        recorder = Recorder(stem.rows, plan, self._sampling, known=stem.known, check=self._exactness.is_new)
+        check = self._exactness.is_new and not stem.known  # what was predicted of a known step is a ghost's
+        recorder = Recorder(stem.rows, plan, self._sampling, known=stem.known, check=check)
         last_known = stem.known[-1].iteration if stem.known else -1
         session = Session(on_step=recorder, ghost=lambda iteration: iteration <= last_known)
         output = self._run(session, stem.rows, self.settings.call)

@@ -47,7 +47,7 @@ class Recorder:
         branch: per row of ``rows``, the rows drawn from its state at iteration ``branch_at``: the members of a group.
         branch_at: the first stochastic iteration of a shared prefix.
         drawn: what was recorded, in order.
-        check: called with the first step call, to refuse a scheduler that is read wrongly.
+        check: whether the first step call is checked, to refuse a scheduler that is read wrongly; it has to be real.
     """
 
     rows: Sequence[Row]

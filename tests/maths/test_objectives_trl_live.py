@@ -45,7 +45,9 @@ def draw_options(random: Random) -> dict[str, Any]:
         if random.random() < 0.4:
             options["off_policy_mask_threshold"] = random.choice([-0.2, 0.0, 0.1, 0.3])
     if loss_type != "rloo" and random.random() < 0.4:
-        options["top_entropy_quantile"] = random.choice([0.1, 0.23, 0.5, 0.9])
+        options["top_entropy_quantile"] = random.choice(
+            [0.107, 0.231, 0.507, 0.893]
+        )  # no quantile on a value, where rounding decides
     if loss_type != "rloo" and random.random() < 0.5:
         options["beta"] = random.choice([0.001, 0.04, 0.5])
     if loss_type in ("grpo", "bnpo", "dr_grpo", "dapo", "luspo") and random.random() < 0.4:

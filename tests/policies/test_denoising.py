@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.policies.denoising.trace import Row
-from mmgrpo.types import Plan, Prompt
+from mmgrpo.types import Plan, Prompt, Sample
 from tests.policies.contract import sample_difference, values
 from tests.policies.tiny_policies import final_latent, pipeline_of, policy_of, prompts_of, settings_of
 from tests.tiny.pipelines import PIPELINES
@@ -297,6 +298,15 @@ def test_prompts_and_their_ids_are_checked() -> None:
         policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED, plan=Plan(prompt_ids=(1, 1)))
 
 
-def test_output_that_is_no_picture_is_refused() -> None:
-    with pytest.raises(PolicyError, match="needs one PIL image or list of frames a prompt"):
-        policy_of("sd3", call={"output_type": "pt"}).rollout(prompts_of("sd3"), group_size=1, seed=SEED)
+def test_pictures_are_the_same_in_every_form_that_a_pipeline_gives_them() -> None:
+    def drawn(form: str) -> Sequence[Sample]:
+        policy = policy_of("sd3", call={"output_type": form})
+        return policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED).samples
+
+    expected = [np.asarray(sample.image) for sample in drawn("pil")]
+    for form in ("np", "pt"):
+        for sample, picture in zip(drawn(form), expected, strict=True):
+            assert np.array_equal(np.asarray(sample.image), picture)
+    latents = [sample.array for sample in drawn("latent")]  # are no picture
+    assert [None if array is None else tuple(array.shape) for array in latents] == [(4, 8, 8)] * len(expected)
+    assert not any(sample.image for sample in drawn("latent"))
