@@ -32,9 +32,20 @@ def settings_of(config: str, overrides: list[str] | None, *, computes: bool = Tr
 
     settings = load_config(_config_file(config), overrides or [])
     if computes:
+        _say_loading(settings)
         _settle_libraries()
         _set_threads(settings.runtime.threads)
     return settings
+
+
+def _say_loading(settings: RunConfig) -> None:
+    """At once, as the libraries alone take seconds to be imported; of several processes the first says it."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    what = "the libraries"
+    if settings.policy is not None:
+        what += f" and {settings.policy.numbers.get('model', settings.policy.name)}"
+    PlainConsole(stderr=True).say(f"loading {what} ...")
 
 
 def _settle_libraries() -> None:

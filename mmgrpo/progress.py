@@ -2,63 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
-
+from mmgrpo.checkpoint import Place
 from mmgrpo.config import RunConfig
 from mmgrpo.console import PlainConsole, styled
+from mmgrpo.display import Activity, Stage, display_of
+from mmgrpo.pace import Pace
+from mmgrpo.resuming import START
+from mmgrpo.types import Sample
 from mmgrpo.warmup import WarmupStep
 from mmgrpo.watchdog import Alarm
 
+WARMUP, TRAIN = "warm-up", "train"
+
 
 class Progress:
-    """Progress bars with the numbers that matter, and a line per evaluation; silent on all but one process."""
+    """How far the run is, with the numbers that matter and the time left; silent on all but one process."""
 
-    def __init__(self, config: RunConfig, *, quiet: bool, step: int = 0, warmup_step: int = 0) -> None:
-        """Sets the bars up.
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        quiet: bool,
+        start: Place = START,
+        num_processes: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Sets it up.
 
         Args:
             config: the run.
             quiet: says nothing.
-            step: GRPO steps done before.
-            warmup_step: warm-up steps done before.
+            start: what was done before.
+            num_processes: of the run; what is counted within a step is this one's share.
+            clock: seconds.
         """
         self._console = PlainConsole(quiet=quiet)
-        self._bars = Bars(
-            TextColumn("{task.description:<8}", markup=False),
-            BarColumn(bar_width=28),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[says]}", markup=False),
-            console=self._console,
-            disable=quiet,
-        )
-        self._warmup = None
-        if config.warmup and not step:
-            self._warmup = self._bars.add_task("warm-up", total=config.warmup.steps, completed=warmup_step, says="")
-        self._train = self._bars.add_task("train", total=config.steps, completed=step, says="", start=False)
+        self._clock = clock
+        self._share = "" if num_processes == 1 else f" (1 of {num_processes} processes)"
+        self._stages = {}
+        if config.warmup and not start.step:
+            self._stages[WARMUP] = Stage(WARMUP, Pace(config.warmup.steps, start.warmup_step))
+        self._stages[TRAIN] = Stage(TRAIN, Pace(config.steps, start.step))
+        self._display = display_of(self._console, self._stages, clock)
 
     def __enter__(self) -> Progress:
-        self._bars.start()
+        self._display.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bars.stop()
+        self._display.stop()
+
+    def warming(self) -> None:
+        """Before the first supervised update."""
+        self._stages[WARMUP].pace.begin(self._clock())
 
     def warmed(self, done: WarmupStep) -> None:
         """After a supervised update."""
-        if self._warmup is not None:
-            self._bars.update(self._warmup, completed=done.step, says=f"loss {done.loss:.4f}")
+        stage = self._stages[WARMUP]
+        stage.pace.reached(done.step, self._clock())
+        stage.says = f"loss {done.loss:.4f}"
+        self._display.stepped(stage, every_step=False)
+
+    def doing(
+        self, what: str, total: int | None = None, *takers: Callable[[Sequence[Sample]], None]
+    ) -> Callable[[Sequence[Sample]], None]:
+        """Within a step, or between two.
+
+        Args:
+            what: rollout, reward, update or evaluation.
+            total: how many samples it is about.
+            *takers: what else takes those that are done.
+
+        Returns:
+            What takes them: it counts them, and passes them on.
+        """
+        now = self._clock()
+        if what != "evaluation":  # the one before the first step would count as a part of each
+            self._stages[TRAIN].pace.begin(now)
+        activity = Activity(TRAIN, what + (self._share if total else ""), total, now)
+        self._display.goes_on(activity)
+
+        def taken(samples: Sequence[Sample]) -> None:
+            activity.done += len(samples)
+            self._display.goes_on(activity)
+            for taker in takers:
+                taker(samples)
+
+        return taken
 
     def stepped(self, line: Mapping[str, float]) -> None:
         """After a step, with the line of its last update."""
-        self._bars.start_task(self._train)
         says = (
             f"reward {line['reward/mean']:.3f} ± {line['reward/std']:.3f}  "
             f"clip {line['policy/clip_low_frac']:.2f}/{line['policy/clip_high_frac']:.2f}"
@@ -68,7 +107,10 @@ class Progress:
             says += f" ({line['completions/clipped_frac']:.0%} cut off)" if line["completions/clipped_frac"] else ""
         if "policy/kl_mean" in line:
             says += f"  kl {line['policy/kl_mean']:.2e}"
-        self._bars.update(self._train, completed=line["step"], says=says)
+        stage = self._stages[TRAIN]
+        stage.pace.reached(int(line["step"]), self._clock())
+        stage.says = says
+        self._display.stepped(stage, every_step=True)
 
     def noted(self, text: str) -> None:
         """A line of its own, as it stands."""
@@ -81,18 +123,18 @@ class Progress:
         parts = [f"{name} {mean:.3f}" for name, mean in means] + [
             f"{name} failed {frac:.0%}" for name, frac in failures
         ]
-        self._console.print(f"step {int(line['step']):>4}  {'   '.join(parts)}")
+        self._console.say(f"step {int(line['step']):>4}  {'   '.join(parts)}")
 
     def skipped(self, step: int, samples: Sequence[str]) -> None:
         """When an update was left out, with the samples, as GROUP.MEMBER, whose own gradient is not finite."""
         of = f"of {', '.join(samples[:8])}{', ...' if len(samples) > 8 else ''} " if samples else ""
         said = f"step {step:>4}  update skipped: the gradient {of}is not finite (skipped.jsonl)"
-        self._console.print(styled(said, "yellow"))
+        self._console.say(styled(said, "yellow"))
 
     def alarmed(self, alarm: Alarm) -> None:
         """When the watchdog gives an alarm."""
         said = f"step {alarm.step:>4}  {alarm.kind}: {alarm.measured}; {alarm.cure}"
-        self._console.print(styled("alarm", "bold red"), said)
+        self._console.say(styled("alarm", "bold red"), said)
 
 
 def _values(line: Mapping[str, float], kind: str) -> dict[str, float]:

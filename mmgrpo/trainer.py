@@ -166,7 +166,7 @@ class Trainer:
         """
         self.job.broadcast_weights(self.parameters)
         start = self.session.start
-        progress = Progress(self.config, quiet=not self.job.is_main, step=start.step, warmup_step=start.warmup_step)
+        progress = Progress(self.config, quiet=not self.job.is_main, start=start, num_processes=self.job.size)
         with self._stopping.listening(), progress:
             if self.session.is_over():
                 self.status = "finished"
@@ -218,10 +218,8 @@ class Trainer:
         prompts = self.job.share(self.stream.take(self.step), "rollout.prompts_per_step")
         scoring = self.scorer.open(group_size=self.config.rollout.group_size)
 
-        def taken(samples: Sequence[Sample]) -> None:
-            scoring.add(samples)
-            self._stopping.give_up_alone(samples)
-
+        num_drawn = len(prompts) * self.config.rollout.group_size
+        taken = progress.doing("rollout", num_drawn, scoring.add, self._stopping.give_up_alone)
         rollout = self.policy.rollout(
             [prompt for _, (_, prompt) in prompts],
             group_size=self.config.rollout.group_size,
@@ -231,6 +229,7 @@ class Trainer:
         if not bool(rollout.mask_BT.any()):
             raise ConfigError("no decision of the rollout is random, so nothing can be learnt: raise policy.strength")
         drawn = time.perf_counter()
+        progress.doing("reward")
         self._stopping.give_up()
         divergence_B = None
         if self.config.advantage.divergence is not None:
@@ -275,6 +274,7 @@ class Trainer:
         for number in range(update.epochs * update.minibatches):
             clock = time.perf_counter()
             epoch, part = divmod(number, update.minibatches)
+            progress.doing(f"update {number + 1} of {update.epochs * update.minibatches}")
             rows = ((rollout.prompt_index_B + epoch) % update.minibatches == part).nonzero().flatten().tolist()
             totals = self.job.total(count(rollout.mask_BT[rows], zero_B[rows]))
             taught = self.policy, rollout, advantage_B, self.objective
@@ -340,6 +340,7 @@ class Trainer:
             return
         clock, saves = time.perf_counter(), self.config.checkpoint.warmup_every
         every = self.warmup.config.log_every
+        progress.warming()
         for done in self.warmup.run(self.session.start.warmup_step, self._stopping.is_told):
             progress.warmed(done)
             if done.step % every == 0 or done.step in (1, self.warmup.config.steps):
@@ -358,10 +359,10 @@ class Trainer:
         if config is None or not is_due or self._stopping.is_told():
             return
         clock = time.perf_counter()
+        share = len(self.held_out[self.job.rank :: self.job.size])
+        taken = progress.doing("evaluation", share * config.samples_per_prompt, self._stopping.give_up_alone)
         with self.average.applied() if self.average else nullcontext():
-            judged = judge(
-                self.policy, self.held_out, self.judges, config, self.job, on_samples=self._stopping.give_up_alone
-            )
+            judged = judge(self.policy, self.held_out, self.judges, config, self.job, on_samples=taken)
         self.session.evaluated.add(self.step)
         if judged is None:
             return

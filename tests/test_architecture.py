@@ -11,8 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 ROOMS = (
-    ("errors", "lazy", "console", "yamls", "machine"),
-    ("extras", "hub"),
+    ("errors", "lazy", "console", "yamls", "machine", "pace"),
+    ("extras", "hub", "display"),
     ("types", "media", "targets", "bounded", "files"),
     ("maths", "wire"),
     ("policy", "reward"),

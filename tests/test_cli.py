@@ -25,6 +25,7 @@ SMALL = [
     "rollout.prompts_per_step=2",
 ]
 DIGITS = "quickstart/digits-image"
+LOADING = "loading the libraries and python:mmgrpo.policies.quickstart:digits_pipeline ... "
 
 
 def call(*arguments: str) -> Result:
@@ -36,6 +37,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("runs")
     result = call("train", DIGITS, *SMALL, f"output={output}")
     assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()  # no terminal: a line of its own for each step, none of bars
+    assert [line.split("  ")[0] for line in lines if "left " in line] == [
+        "warm-up 1 of 2", "warm-up 2 of 2", "train 1 of 1"
+    ]  # fmt: skip
+    assert lines[-2].startswith("step    1  held_out_accuracy ")
+    assert "━" not in result.output
+    assert result.stderr.replace("\n", " ").startswith(LOADING)
     return output / "digits-image"
 
 
@@ -142,7 +150,7 @@ def test_explain_and_lists() -> None:
 def test_bad_input_is_one_line_and_loses_nothing(override: str, said: str, tmp_path: Path) -> None:
     result = call("train", DIGITS, override, f"output={tmp_path}")
     assert result.exit_code == 2
-    message = result.stderr.replace("\n", " ")
+    message = result.stderr.replace("\n", " ").removeprefix(LOADING)
     assert message.startswith("error:")
     assert said in message
     assert not list(tmp_path.iterdir())

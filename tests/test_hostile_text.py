@@ -137,7 +137,7 @@ class TestCommands:
         assert f"{SAID.replace('/', '|')} 1" in said  # the mean of the codes of small letters is above 96
         assert f"report: {tmp_path}/runs/run[bold]x[bold]/report.html" in said
         assert "boom [|x] acc[|easy] clip: [2,1] [bold]b[|bold]" in call("evaluate", path)
-        said, _, _ = call("evaluate", path, "--json").partition("} note: ")
+        said, _, _ = call("evaluate", path, "--json").partition("} loading ")
         assert json.loads(said + "}")[f"eval/{HOSTILE.replace('/', '|')}/mean"] > 96
         assert call("report", str(tmp_path / "runs/run[bold]x[bold]")).endswith("run[bold]x[bold]/report.html")
 

@@ -2,10 +2,80 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import re
+import select
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 
+from mmgrpo.checkpoint import Place
+from mmgrpo.console import PlainConsole
+from mmgrpo.display import Bars
 from mmgrpo.loading import validated
+from mmgrpo.pace import Pace, clock_text
 from mmgrpo.progress import Progress
+from mmgrpo.types import Prompt, Sample
+from mmgrpo.warmup import WarmupStep
+
+LINE = {
+    "step": 4,
+    "reward/mean": 0.51234,
+    "reward/std": 0.25,
+    "policy/clip_low_frac": 0.01,
+    "policy/clip_high_frac": 0.02,
+    "completions/mean_length": 12345.0,
+    "completions/clipped_frac": 0.375,
+    "policy/kl_mean": 1.2345e-4,
+}
+SAYS = "reward 0.512 ± 0.250  clip 0.01/0.02  tokens 12345 (38% cut off)  kl 1.23e-04"
+SAMPLES = [Sample(Prompt("x"), 0, member, text="a") for member in range(320)]
+
+
+@dataclass
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    now_s: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A terminal of 80 columns as stdout; what is read from it is what stands there."""
+    reader, writer = pty.openpty()
+    os.set_blocking(reader, False)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(writer, "w") as stream, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", stream)
+        yield reader
+    os.close(reader)
+
+
+def all_of(reader: int) -> str:
+    """What was written to the terminal, which hands it on in portions."""
+    drawn = b""
+    while select.select([reader], [], [], 1.0)[0]:
+        drawn += os.read(reader, 100_000)
+    return drawn.decode()
+
+
+def viewed(progress: Progress) -> list[str]:
+    """The bars as they are drawn now."""
+    bars: Any = progress._display
+    assert isinstance(bars, Bars)
+    console = PlainConsole()
+    console.width = 80
+    with console.capture() as printed:
+        console.print(bars.view())
+    return [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in printed.get().splitlines()]
 
 
 def test_an_evaluation_is_a_line_of_means_and_failures(capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,3 +92,161 @@ def test_an_evaluation_is_a_line_of_means_and_failures(capsys: pytest.CaptureFix
     assert capsys.readouterr().out == "step   10  right 0.938   judge 21.500   judge failed 25%\n"
     Progress(validated({}), quiet=True).judged(line)
     assert capsys.readouterr().out == ""
+
+
+class TestPace:
+    def test_time_left_is_the_mean_of_the_last_steps_less_what_has_passed(self) -> None:
+        pace = Pace(100, 10)
+        assert pace.left_s(5.0) is None
+        pace.begin(0.0)
+        assert pace.left_s(5.0) is None
+        pace.reached(11, 40.0)
+        assert pace.left_s(40.0) == 40 * 89  # one step of 40 s, 89 to go
+        assert pace.left_s(50.0) == 40 * 89 - 10
+        pace.reached(12, 60.0)
+        assert pace.left_s(60.0) == 30 * 88  # two steps of 30 s on average
+        assert (pace.gone_s(70.0), pace.last_s()) == (70.0, 20.0)
+
+    def test_what_was_slow_long_ago_is_forgotten(self) -> None:
+        pace = Pace(100)
+        pace.begin(0.0)
+        for step in range(1, 31):
+            pace.reached(step, 1000.0 + step)  # the first, of 1001 s, is not among the last 20
+        assert pace.left_s(1030.0) == 70.0
+
+    @pytest.mark.parametrize(
+        ("seconds", "said"), [(None, "-:--:--"), (59.6, "0:01:00"), (3725, "1:02:05"), (90000, "1 d 1:00:00")]
+    )
+    def test_clock(self, seconds: float | None, said: str) -> None:
+        assert clock_text(seconds) == said
+
+
+class TestLines:
+    """Not a terminal: one plain line a step, and within long ones a line every half minute."""
+
+    def progress(self, clock: Clock, **options: Any) -> Progress:
+        return Progress(
+            validated({"steps": 60}), quiet=False, start=Place(step=3, warmup_step=0), clock=clock, **options
+        )
+
+    def test_a_line_a_step_with_the_time_left(self, capsys: pytest.CaptureFixture[str]) -> None:
+        clock = Clock()
+        with self.progress(clock) as progress:
+            progress.doing("rollout", 1152)
+            clock.now_s += 12.5
+            progress.stepped(LINE)
+            progress.doing("rollout", 1152)
+            clock.now_s += 10.5
+            progress.stepped(LINE | {"step": 5})
+        assert capsys.readouterr().out.splitlines() == [
+            f"train 4 of 60  {SAYS}  12.5 s  left 0:11:40",  # 56 * 12.5 s
+            f"train 5 of 60  {SAYS}  10.5 s  left 0:10:32",  # 55 * 11.5 s
+        ]
+
+    def test_within_a_long_step_it_is_said_what_goes_on(self, capsys: pytest.CaptureFixture[str]) -> None:
+        clock, passed_on = Clock(), []
+        progress = self.progress(clock)
+        taken = progress.doing("rollout", 1152, passed_on.extend)
+        clock.now_s += 20
+        taken(SAMPLES[:100])
+        clock.now_s += 15
+        taken(SAMPLES[100:])
+        clock.now_s += 30
+        progress.doing("reward")
+        progress.doing("update 1 of 2")
+        clock.now_s += 31
+        progress.doing("update 2 of 2")
+        assert passed_on == SAMPLES
+        assert capsys.readouterr().out.splitlines() == [
+            "train 3 of 60 done: rollout 320 of 1,152, 0:00:35",
+            "train 3 of 60 done: reward, 0:00:00",
+            "train 3 of 60 done: update 2 of 2, 0:00:00",
+        ]
+
+    def test_each_process_counts_its_share(self, capsys: pytest.CaptureFixture[str]) -> None:
+        clock = Clock()
+        taken = self.progress(clock, num_processes=4).doing("evaluation", 90)
+        clock.now_s += 30
+        taken(SAMPLES[:7])
+        assert capsys.readouterr().out == ("train 3 of 60 done: evaluation (1 of 4 processes) 7 of 90, 0:00:30\n")
+
+    def test_a_warm_up_of_short_steps_takes_ten_lines(self, capsys: pytest.CaptureFixture[str]) -> None:
+        clock = Clock()
+        config = {"steps": 2, "warmup": {"examples": "careless_sums", "steps": 1500}}
+        progress = Progress(validated(config), quiet=False, clock=clock)
+        progress.warming()
+        for step in range(1, 1501):
+            clock.now_s += 0.1 if step != 1000 else 60
+            progress.warmed(WarmupStep(step, 1 / step, 0.1))
+        said = capsys.readouterr().out.splitlines()
+        assert said[:2] == [
+            "warm-up 1 of 1,500  loss 1.0000  left 0:02:30",
+            "warm-up 150 of 1,500  loss 0.0067  left 0:02:15",
+        ]
+        assert [line.split()[1] for line in said] == [
+            "1", "150", "300", "450", "600", "750", "900", "1,000", "1,050", "1,200", "1,350", "1,500"
+        ]  # fmt: skip
+
+    def test_colours_forced_upon_a_file_change_nothing(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        clock = Clock()
+        with self.progress(clock) as progress:
+            progress.doing("rollout")
+            clock.now_s += 2
+            progress.stepped(LINE)
+        assert capsys.readouterr().out == f"train 4 of 60  {SAYS}  2.0 s  left 0:01:52\n"
+
+
+class TestBars:
+    """A terminal of 80 columns, on which nothing is cut."""
+
+    def test_the_numbers_of_texts_stand_whole_under_the_bar(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with terminal(monkeypatch):
+            clock = Clock()
+            progress = Progress(
+                validated({"steps": 50_000}), quiet=False, start=Place(step=3, warmup_step=0), clock=clock
+            )
+            taken = progress.doing("rollout", 1152)
+            clock.now_s += 45
+            assert viewed(progress)[0].split()[2:] == ["3/50,000", "0:00:45", "left", "-:--:--"]
+            progress.stepped(LINE)
+            taken = progress.doing("rollout", 1152)
+            taken(SAMPLES)
+            clock.now_s += 5
+            lines = viewed(progress)
+            assert max(map(len, lines)) <= 80
+            bar, *under = lines
+            assert bar.startswith("train ━")
+            assert bar.split()[2:] == ["4/50,000", "0:00:50", "left", "26", "d", "0:56:55"]  # 49,996 * 45 s - 5 s
+            assert " ".join(" ".join(under).split()) == " ".join(f"{SAYS} rollout 320 of 1,152, 0:00:05".split())
+
+    def test_both_stages_have_their_bar_and_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with terminal(monkeypatch):
+            clock = Clock()
+            config = {"steps": 10, "warmup": {"examples": "careless_sums", "steps": 4}}
+            progress = Progress(validated(config), quiet=False, clock=clock)
+            progress.warming()
+            clock.now_s += 8
+            progress.warmed(WarmupStep(1, 0.5, 0.1))
+            clock.now_s += 4
+            lines = viewed(progress)
+            assert [line.split()[-4:] for line in lines[:2]] == [
+                ["1/4", "0:00:12", "left", "0:00:20"],  # three steps of 8 s, 4 s of which have passed
+                ["0/10", "0:00:00", "left", "-:--:--"],
+            ]
+            assert lines[2:] == ["loss 0.5000"]
+
+    def test_what_is_drawn_on_the_terminal_is_the_view(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with terminal(monkeypatch) as reader:
+            with Progress(
+                validated({"steps": 60}), quiet=False, start=Place(step=3, warmup_step=0), clock=Clock()
+            ) as progress:
+                progress.stepped(LINE)
+                progress.noted("a line of its own")
+            drawn = all_of(reader)
+            assert "a line of its own" in drawn
+            assert "4/60" in drawn
+            assert "kl 1.23e-04" in drawn
+            assert "…" not in drawn
