@@ -159,12 +159,17 @@ def evaluate(
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="a run folder")]) -> None:
-    """Writes report.html into a run folder."""
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="a run folder; several are put side by side")],
+    out: Annotated[Path | None, typer.Option(help="the page of several runs, if not compare.html in the first")] = None,
+) -> None:
+    """Writes report.html into a run folder, or one page that puts several runs side by side."""
     with _plain_errors():
-        from mmgrpo.report import write_report
+        from mmgrpo.report import write_comparison, write_report
 
-        console.say(str(write_report(run)))
+        if len(runs) == 1 and out is not None:
+            raise ConfigError("--out is for several runs; the report of one is report.html in its folder")
+        console.say(str(write_report(runs[0]) if len(runs) == 1 else write_comparison(runs, out)))
 
 
 @app.command()

@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from mmgrpo.errors import DataError
-from mmgrpo.files import replace_text
 from mmgrpo.report.about import environment, facts, parse_note
 from mmgrpo.report.albums import read_albums
 from mmgrpo.report.charts import (
@@ -21,10 +18,11 @@ from mmgrpo.report.charts import (
     reward_charts,
     unrecorded_titles,
 )
-from mmgrpo.report.numbers import abridged, clip, duration, number, signed
+from mmgrpo.report.numbers import clip
 from mmgrpo.report.phases import phases
 from mmgrpo.report.pictures import pictures_of
 from mmgrpo.report.reading import by_step, mean_or_none, parse_mapping, read_log
+from mmgrpo.report.rendering import write_page
 from mmgrpo.report.run_files import RunFiles
 from mmgrpo.report.sections import drawn_once
 from mmgrpo.report.texts import MEDIA_BYTES, texts_of
@@ -47,21 +45,7 @@ def write_report(run: Path) -> Path:
     run = Path(run)
     if not run.is_dir():
         raise DataError(f"no run folder at {run}; a report is made from the folder that `mmgrpo train` wrote")
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters.update(
-        number=number, duration=duration, clip=clip, abridged=abridged, signed=signed, plain="{:.3g}".format
-    )
-    html = environment.get_template("template.html.jinja").render(_page(run))
-    path = run / "report.html"
-    replace_text(path, html.encode(errors="replace").decode())
-    return path
+    return write_page(run / "report.html", "template.html.jinja", _page(run))
 
 
 def _page(run: Path) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def pictures_of(files: RunFiles, albums: Sequence[Album]) -> Pictures | None:
     shown = _by_prompt(ends[0], sorted(in_turn(list(by_prompt.values()), most)))
     common = common_changes(ends, drawn)
     said_once = {change.name for change in common}
-    scales = _scales(ends, said_once)
+    scales = scales_of(ends, said_once)
     movement = {index: _movement(ends, index, scales) for index in drawn} if len(ends) > 1 else {}
     strips = _strips(ends[0], movement, list(by_prompt.values())) if len(albums) > 1 else []
     timeline = _timeline(albums) if strips else []
@@ -174,7 +174,7 @@ def _by_prompt(album: Album, requests: Sequence[int]) -> dict[str, list[int]]:
     return found
 
 
-def _scales(ends: Sequence[Album], said_once: Container[str]) -> dict[str, tuple[float, float]]:
+def scales_of(ends: Sequence[Album], said_once: Container[str]) -> dict[str, tuple[float, float]]:
     """Per reward the values of an empty and a full bar: 0 and 1 where all fit, else the range seen."""
     values: dict[str, list[float]] = {}
     for shot in (shot for album in ends for shot in album.shots):

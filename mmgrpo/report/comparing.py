@@ -1,0 +1,194 @@
+"""Runs side by side in one page: how they were set up, what they learnt, what they make of the same requests."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mmgrpo.errors import DataError
+from mmgrpo.report.about import environment, facts
+from mmgrpo.report.albums import Album, Shot, common_changes, read_albums, shared_requests
+from mmgrpo.report.charts import Headline, headlines, measures
+from mmgrpo.report.choosing import in_turn
+from mmgrpo.report.curves import Chart, draw_chart, read_curve, span
+from mmgrpo.report.numbers import clip
+from mmgrpo.report.pictures import MEDIA_BYTES, Easel, scales_of
+from mmgrpo.report.reading import Log, parse_mapping, read_log
+from mmgrpo.report.rendering import write_page
+from mmgrpo.report.run_files import RunFiles
+from mmgrpo.report.sections import drawn_once
+from mmgrpo.yamls import YamlError, parsed_yaml
+
+MAX_RUNS = 6
+MAX_REQUESTS = 12
+MAX_ROWS = 300
+TRAINING = {"reward/mean": "Reward in training", "policy/kl_mean": "KL from the reference"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What is read of a run.
+
+    Attributes:
+        label: what tells it from the others.
+        files: its folder.
+        about: what run.json says.
+        settings: dotted key of the configuration -> value, as text.
+        metrics: of training.
+        evaluation: of the evaluations.
+        album: the samples of the last evaluated step, if there are any.
+    """
+
+    label: str
+    files: RunFiles
+    about: Mapping[str, Any]
+    settings: Mapping[str, str]
+    metrics: Log
+    evaluation: Log
+    album: Album | None
+
+
+def write_comparison(folders: Sequence[Path], out: Path | None = None) -> Path:
+    """Renders run folders into one page, confined to each folder as a report is to its own.
+
+    Args:
+        folders: two to six run folders.
+        out: the page; ``compare.html`` in the first folder if not given.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        DataError: if a folder does not exist or comes twice, or if they are too many or too few.
+    """
+    if not 2 <= len(folders) <= MAX_RUNS:
+        raise DataError(f"{len(folders)} runs cannot be put side by side; give two to {MAX_RUNS}")
+    for folder in folders:
+        if not folder.is_dir():
+            raise DataError(f"no run folder at {folder}; a report is made from the folder that `mmgrpo train` wrote")
+    real = [folder.resolve() for folder in folders]
+    if len(set(real)) < len(real):
+        raise DataError("a run comes twice; give each run folder once")
+    runs = [_read(folder, label) for folder, label in zip(folders, _labels(real), strict=True)]
+    return write_page(out or folders[0] / "compare.html", "compare.html.jinja", _page(runs))
+
+
+def _labels(folders: Sequence[Path]) -> list[str]:
+    """The last parts of each path, as many as tell all of them apart."""
+    for count in range(1, max(len(folder.parts) for folder in folders)):
+        labels = ["/".join(folder.parts[-count:]) for folder in folders]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [str(folder) for folder in folders]
+
+
+def _read(folder: Path, label: str) -> Run:
+    files = RunFiles(folder)
+    albums = read_albums(files)
+    return Run(
+        label=label,
+        files=files,
+        about=parse_mapping(files.text("run.json") or "") or {},
+        settings=_settings(files.text("config.yaml")),
+        metrics=read_log(files, "metrics.jsonl"),
+        evaluation=read_log(files, "evaluation.jsonl"),
+        album=albums[-1] if albums else None,
+    )
+
+
+def _settings(text: str | None) -> dict[str, str]:
+    try:
+        config = parsed_yaml(text or "")
+    except YamlError:
+        return {}
+    return dict(_leaves(config)) if isinstance(config, dict) else {}
+
+
+def _leaves(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", "null" if value is None else str(value)
+
+
+def _page(runs: Sequence[Run]) -> dict[str, Any]:
+    told = [dict(facts(run.about, run.metrics)) | dict(environment(run.about)) for run in runs]
+    judged = [{item.name: item for item in headlines(run.evaluation)} for run in runs]
+    requests = _shared(runs)
+    return {
+        "labels": [run.label for run in runs],
+        "statuses": [str(run.about.get("status") or "not recorded") for run in runs],
+        "facts": _rows([dict(list(one.items())[:MAX_ROWS]) for one in told]),
+        "differences": [row for row in _rows([run.settings for run in runs]) if len(set(row[1])) > 1],
+        "measured": _rows(judged),
+        "section": drawn_once({"all": _charts(runs)})["all"],
+        "requests": requests,
+        "steps": [run.album.step if run.album else None for run in runs],
+        "left_out": [(run.label, name) for run in runs for name in [*run.files.refused, *run.files.cut][:MAX_ROWS]],
+        "unreadable": [
+            (run.label, log.name, log.num_unreadable)
+            for run in runs
+            for log in (run.metrics, run.evaluation, *([run.album.log] if run.album else []))
+            if log.num_unreadable
+        ],
+    }
+
+
+def _rows(columns: Sequence[Mapping[str, str | Headline]]) -> list[tuple[str, list[Any]]]:
+    """(key, value of each column) of every key that any column has, None where one lacks it."""
+    keys = list(dict.fromkeys(key for column in columns for key in column))[:MAX_ROWS]
+    return [(clip(key, 200), [_short(column.get(key)) for column in columns]) for key in keys]
+
+
+def _short(value: str | Headline | None) -> str | Headline | None:
+    return clip(value, 300) if isinstance(value, str) else value
+
+
+def _charts(runs: Sequence[Run]) -> list[Chart]:
+    """A chart of every measure, with a curve of each run that has it."""
+    names = list(dict.fromkeys(name for run in runs for name in measures(run.evaluation)))
+    asked = [("evaluation", f"eval/{name}/mean", name) for name in names]
+    asked += [("metrics", key, title) for key, title in TRAINING.items()]
+    charts = []
+    for log, key, title in asked:
+        curves = [read_curve(run.evaluation if log == "evaluation" else run.metrics, key, run.label) for run in runs]
+        drawn = [span(curve) for curve in curves if curve.points]
+        shares = log == "evaluation" and drawn and all(low >= 0 and high <= 1 for low, high in drawn)
+        charts.append(draw_chart(title, curves, within=(0.0, 1.0) if shares else ()))
+    return [chart for chart in charts if chart]
+
+
+def _shared(runs: Sequence[Run]) -> list[tuple[str, list[tuple[Any, Any]]]]:
+    """(prompt, the picture and the sample of each run) of a few requests that every run answered at its end."""
+    albums = [run.album for run in runs if run.album]
+    if len(albums) < len(runs):
+        return []
+    common = set(shared_requests(albums[:1])).intersection(*(shared_requests([albums[0], a]) for a in albums[1:]))
+    by_prompt: dict[str, list[int]] = {}
+    for index in sorted(common):
+        by_prompt.setdefault(albums[0].shots[index].prompt, []).append(index)
+    chosen = sorted(in_turn(list(by_prompt.values()), MAX_REQUESTS))
+    said_of_all = {change.name for change in common_changes(albums, sorted(common))}
+    scales = scales_of(albums, said_of_all)
+    share = MEDIA_BYTES // max(len(chosen) * len(runs), 1)
+    easels = [Easel(files=run.files, share=share, scales=scales) for run in runs]
+    return [
+        (
+            albums[0].shots[index].prompt,
+            [
+                (
+                    easel.cell(album, index) if album.shots[index].path else None,
+                    _without(album.shots[index], said_of_all),
+                )
+                for easel, album in zip(easels, albums, strict=True)
+            ],
+        )
+        for index in chosen
+    ]
+
+
+def _without(shot: Shot, names: Container[str]) -> Shot:
+    return replace(shot, rewards={name: value for name, value in shot.rewards.items() if name not in names})

@@ -1,0 +1,30 @@
+"""Values into pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from mmgrpo.files import replace_text
+from mmgrpo.report.numbers import abridged, clip, duration, number, signed
+
+
+def write_page(path: Path, template: str, values: Mapping[str, Any]) -> Path:
+    """Renders one of the templates beside this file, whatever it is given as text; an earlier page is replaced."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(
+        number=number, duration=duration, clip=clip, abridged=abridged, signed=signed, plain="{:.3g}".format
+    )
+    html = environment.get_template(template).render(values)
+    replace_text(path, html.encode(errors="replace").decode())
+    return path

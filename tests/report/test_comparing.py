@@ -1,0 +1,109 @@
+"""Runs side by side: what differs, what each reached, and nothing of what lies outside their folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from mmgrpo.cli import app
+from mmgrpo.errors import DataError
+from mmgrpo.report import write_comparison
+from tests.report.browser import BROWSERS, browser, layouts
+from tests.report.folder import PROMPTS, pixels, write_lines, write_run
+from tests.report.page import Page, decoded
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    """The run of the other tests, and one that was told to learn faster and reached less."""
+    folders = [tmp_path / name / "digits" for name in ("first", "second")]
+    for folder in folders:
+        write_run(folder)
+        write_lines(folder / "evaluation.jsonl", [{"step": s, "eval/accuracy/mean": 0.2 + s / 100} for s in (0, 20)])
+    write_lines(folders[1] / "evaluation.jsonl", [{"step": s, "eval/accuracy/mean": 0.2 + s / 200} for s in (0, 20)])
+    (folders[0] / "config.yaml").write_text("seed: 1\nupdate: {lr: 0.1, clip: 1}\n")
+    (folders[1] / "config.yaml").write_text(f"seed: 1\nupdate: {{lr: 0.2, clip: 1}}\nnote: {HOSTILE}\n")
+    return folders
+
+
+def compared(runs: list[Path], out: Path | None = None) -> Page:
+    page = Page(write_comparison(runs, out).read_text(encoding="utf-8"))
+    assert page.open == []
+    return page
+
+
+def test_what_differs_and_what_was_reached(runs: list[Path]) -> None:
+    page = compared(runs)
+    assert page.texts("h1") == ["first/digits, second/digits"]
+    rows = page.texts("tr")
+    assert "accuracy0.200 → 0.400 step 200.200 → 0.300 step 20" in rows
+    assert "update.lr0.10.2" in rows
+    assert f"note–{HOSTILE}" in rows
+    assert not [row for row in rows if row.startswith(("update.clip", "seed"))]
+    # both runs in one chart, on an axis of 0..1
+    assert page.plot("accuracy") == ["M0.0 80.0L100.0 60.0", "M0.0 80.0L100.0 70.0"]
+    assert page.texts("script") == [text for text in page.texts("script") if "alert" not in text]
+
+
+def test_the_same_requests_lie_beside_each_other(runs: list[Path]) -> None:
+    for index in (0, 3):
+        (runs[1] / f"samples/step-000020/000{index}.png").write_bytes(
+            (runs[0] / "samples/step-000000/0001.png").read_bytes()
+        )
+    shots = (runs[1] / "samples/step-000020/samples.jsonl").read_text().splitlines()
+    other = json.loads(shots[4]) | {"prompt": "something else"}
+    write_lines(
+        runs[1] / "samples/step-000020/samples.jsonl", [*map(json.loads, shots[:4]), other, json.loads(shots[5])]
+    )
+    page = compared(runs)
+    captions = page.texts("p", "caption")
+    assert captions == [PROMPTS[0]] * 3 + [" ".join(PROMPTS[1].split())] * 2  # request 4 asks two things
+    shown = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
+    first, second = (20, 20, 20, 20, 20), (0, 20, 20, 0, 20)
+    for place, request in enumerate((0, 1, 2, 3, 5)):
+        np.testing.assert_array_equal(shown[2 * place], pixels(first[place], request))
+        np.testing.assert_array_equal(shown[2 * place + 1], pixels(second[place], request if second[place] else 1))
+
+
+def test_nothing_outside_of_either_folder_is_read(runs: list[Path], tmp_path: Path) -> None:
+    secret = tmp_path / "secret.jsonl"
+    write_lines(secret, [{"step": 0, "eval/secret/mean": 0.123}])
+    (runs[1] / "evaluation.jsonl").unlink()
+    (runs[1] / "evaluation.jsonl").symlink_to(secret)
+    page = compared(runs, tmp_path / "out.html")
+    assert "secret" not in [row[:6] for row in page.texts("tr")]
+    assert "evaluation.jsonl of second/digits is not read, or not to its end." in page.texts("p")
+    assert not (runs[0] / "compare.html").exists()
+
+
+def test_runs_that_cannot_be_compared(runs: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="7 runs cannot be put side by side; give two to 6"):
+        write_comparison(runs[:1] * 7)
+    with pytest.raises(DataError, match="a run comes twice"):
+        write_comparison([runs[0], runs[0] / ".." / "digits"])
+    with pytest.raises(DataError, match="no run folder at"):
+        write_comparison([runs[0], tmp_path / "absent"])
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "No request that all of them answered" in compared([runs[0], empty]).texts("p", "missing")
+
+
+def test_the_command_takes_one_run_or_several(runs: list[Path], tmp_path: Path) -> None:
+    said = CliRunner().invoke(app, ["report", *map(str, runs)]).output
+    assert "".join(said.split()) == str(runs[0] / "compare.html")
+    refused = CliRunner().invoke(app, ["report", str(runs[0]), "--out", str(tmp_path / "x.html")])
+    assert refused.exit_code == 2
+    assert "--out is for several runs" in refused.output
+
+
+@pytest.mark.skipif(browser() is None, reason=f"no browser found: none of {', '.join(BROWSERS)}")
+def test_no_text_is_cut_off(runs: list[Path], tmp_path: Path) -> None:
+    widths = (390, 1400)
+    found = layouts(write_comparison(runs), widths, tmp_path)
+    assert {layout.width: (layout.cut, layout.overhang) for layout in found} == dict.fromkeys(widths, ([], 0))
