@@ -44,7 +44,7 @@ def test_what_differs_and_what_was_reached(runs: list[Path]) -> None:
     rows = page.texts("tr")
     assert "accuracy0.200 → 0.400 step 200.200 → 0.300 step 20" in rows
     assert "update.lr0.10.2" in rows
-    assert f"note–{HOSTILE}" in rows
+    assert f"note\u2013{HOSTILE}" in rows
     assert not [row for row in rows if row.startswith(("update.clip", "seed"))]
     # both runs in one chart, on an axis of 0..1
     assert page.plot("accuracy") == ["M0.0 80.0L100.0 60.0", "M0.0 80.0L100.0 70.0"]
@@ -52,15 +52,13 @@ def test_what_differs_and_what_was_reached(runs: list[Path]) -> None:
 
 
 def test_the_same_requests_lie_beside_each_other(runs: list[Path]) -> None:
+    before = (runs[0] / "samples/step-000000/0001.png").read_bytes()
     for index in (0, 3):
-        (runs[1] / f"samples/step-000020/000{index}.png").write_bytes(
-            (runs[0] / "samples/step-000000/0001.png").read_bytes()
-        )
-    shots = (runs[1] / "samples/step-000020/samples.jsonl").read_text().splitlines()
-    other = json.loads(shots[4]) | {"prompt": "something else"}
-    write_lines(
-        runs[1] / "samples/step-000020/samples.jsonl", [*map(json.loads, shots[:4]), other, json.loads(shots[5])]
-    )
+        (runs[1] / f"samples/step-000020/000{index}.png").write_bytes(before)
+    log = runs[1] / "samples/step-000020/samples.jsonl"
+    shots = [json.loads(line) for line in log.read_text().splitlines()]
+    shots[4]["prompt"] = "something else"
+    write_lines(log, shots)
     page = compared(runs)
     captions = page.texts("p", "caption")
     assert captions == [PROMPTS[0]] * 3 + [" ".join(PROMPTS[1].split())] * 2  # request 4 asks two things
