@@ -8,7 +8,9 @@ import sys
 if __name__ == "__main__" and not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()):
     del sys.path[0]  # python -m puts the working directory first, where a stranger's peft.py may lie
 
+import inspect
 import json
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.padding import Padding
 from rich.table import Table
 
 from mmgrpo import __version__
@@ -27,7 +30,7 @@ from mmgrpo.errors import ConfigError, MmgrpoError
 if TYPE_CHECKING:
     from mmgrpo.types import Sample
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 console = PlainConsole()
 EXIT_CODES = {"interrupted": 130, "terminated": 143}  # as a shell gives them
 
@@ -192,9 +195,12 @@ def doctor(config: Config, overrides: Overrides = None) -> None:
 def explain(config: Config, overrides: Overrides = None) -> None:
     """Prints the resolved formula with its numbers, the batch geometry and what a sample costs; loads no model."""
     with _plain_errors():
+        from mmgrpo.declared import require_rewards
         from mmgrpo.explain import explanation
 
-        typer.echo(shown(explanation(settings_of(config, overrides, computes=False))))
+        settings = settings_of(config, overrides, computes=False)
+        require_rewards(settings)
+        typer.echo(shown(explanation(settings)))
 
 
 @app.command("serve-rewards")
@@ -237,6 +243,28 @@ def serve_rewards(
             )
         console.say(f"serving {served} at http://{host}:{port}/score")
         serve(app, host=host, port=port)
+
+
+@app.command()
+def init(folder: Annotated[Path, typer.Argument(help="where to; made if it is not there")] = Path()) -> None:
+    """Writes a configuration, a reward and prompts to edit, which train takes as they are."""
+    with _plain_errors():
+        from mmgrpo.starting import start
+
+        for path in start(folder):
+            console.say(f"wrote {path}")
+        console.say(f"{'' if folder == Path() else f'cd {shlex.quote(str(folder))} && '}mmgrpo train run.yaml")
+
+
+@app.command()
+def recipes() -> None:
+    """Lists the configurations that come to be run, with what each wants."""
+    with _plain_errors():
+        from mmgrpo.starting import recipes as notes
+
+        for name, note in notes().items():
+            console.print(styled(name, "bold"))
+            console.print(Padding(note, (0, 0, 1, 2)))
 
 
 @app.command()
@@ -325,6 +353,9 @@ def _first_line(load: Callable[[], Any]) -> str:
     except MmgrpoError as error:
         return f"({error})"
 
+
+for _command in app.registered_commands:  # click cuts a first line that is not given as the short help
+    _command.short_help = (inspect.getdoc(_command.callback) or "").partition("\n")[0]
 
 if __name__ == "__main__":
     app()

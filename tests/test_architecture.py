@@ -26,8 +26,9 @@ ROOMS = (
     ("explain", "progress", "sessions"),
     ("trainer",),
     ("doctor", "serving", "reference", "__init__"),
-    ("catalogue", "commanded"),
+    ("catalogue", "commanded", "declared", "starting"),
     ("cli",),
+    ("__main__",),
 )
 """The engine. A room imports from the rows before its own and from itself, from nothing beside or after it."""
 

@@ -57,6 +57,7 @@ def starts(folder: Path) -> dict[str, list[str]]:
     return {
         "script": [sys.executable, str(script)],
         "module": [sys.executable, "-m", "mmgrpo.cli"],
+        "package": [sys.executable, "-m", "mmgrpo"],
         "launched script": [*launch, str(script)],
         "launched module": [*launch, "-m", "mmgrpo.cli"],
     }
@@ -71,7 +72,7 @@ def run(start: Sequence[str], folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("start", ["script", "module"])
+@pytest.mark.parametrize("start", ["script", "module", "package"])
 def test_nothing_in_the_working_directory_runs(start: str, folder: Path) -> None:
     how = starts(folder)[start]
     assert "10 prompts x 16 members" in run(how, folder, "explain", "quickstart/digits-image")

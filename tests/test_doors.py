@@ -1,0 +1,109 @@
+"""The ways in: a first run to edit, lists, help, completion, and what explain says of rewards."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from mmgrpo.cli import app
+from mmgrpo.declared import declared
+from mmgrpo.loading import shipped
+from mmgrpo.registry import REWARDS, resolve
+
+SMALL = ["steps=1", "warmup.steps=2", "rollout.group_size=2", "evaluation.samples_per_prompt=2"]
+
+
+def call(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env=environment)
+
+
+def said_by(*command: str, folder: Path, **environment: str) -> str:
+    """What ``python -m mmgrpo`` says in a process of its own."""
+    surroundings = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1", **environment}
+    done = subprocess.run([sys.executable, "-m", "mmgrpo", *command], cwd=folder, env=surroundings,
+                          capture_output=True, text=True, timeout=300)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_what_init_writes_is_explained_and_trained_as_it_is(tmp_path: Path) -> None:
+    said = said_by("init", "mine", folder=tmp_path)
+    assert said.splitlines() == ["wrote mine/run.yaml", "wrote mine/my_rewards.py", "wrote mine/prompts.jsonl",
+                                 "cd mine && mmgrpo train run.yaml"]  # fmt: skip
+    mine = tmp_path / "mine"
+    assert "10 prompts x 16 members = 160 samples a step" in said_by("explain", "run.yaml", folder=mine)
+    said_by("train", "run.yaml", *SMALL, folder=mine)
+    (line,) = {row["step"]: row for row in map(json.loads, (mine / "runs/my-run/metrics.jsonl").open())}.values()
+    total = line["reward/digit_verifier/mean"] + 0.1 * line["reward/python:my_rewards:brightness/mean"]
+    assert line["reward/mean"] == pytest.approx(total, rel=1e-5)
+    before = (mine / "run.yaml").read_text()
+    again = call("init", str(mine))
+    assert again.exit_code == 2
+    assert "has run.yaml and my_rewards.py and prompts.jsonl already" in again.stderr
+    assert (mine / "run.yaml").read_text() == before
+
+
+def test_recipes_are_those_that_come_each_with_its_note() -> None:
+    printed = call("recipes", COLUMNS="80").output
+    names = [name for folder in ("quickstart", "recipes", "one-gpu") for name in shipped(folder)]
+    assert [line for line in printed.splitlines() if line and not line.startswith(" ")] == names
+    assert "Needs no data: prompts are drawn. Flow-GRPO reports GenEval 0.63" in " ".join(printed.split())
+    assert max(map(len, printed.splitlines())) <= 80
+
+
+def test_help_is_whole_on_80_columns() -> None:
+    helped = call("--help", COLUMNS="80", TERMINAL_WIDTH="80").output
+    assert "..." not in helped.replace("COMMAND [ARGS]...", "")
+    assert max(map(len, helped.splitlines())) <= 80
+    words = " ".join(helped.split())
+    for command in app.registered_commands:
+        assert (inspect.getdoc(command.callback) or "").partition("\n")[0] in words
+
+
+def test_commands_are_completed_by_the_shell(tmp_path: Path) -> None:
+    script = said_by(folder=tmp_path, _MMGRPO_COMPLETE="source_bash")
+    assert "_MMGRPO_COMPLETE=complete_bash" in script
+    asked = {"_MMGRPO_COMPLETE": "complete_bash", "COMP_WORDS": "mmgrpo re", "COMP_CWORD": "1"}
+    assert said_by(folder=tmp_path, **asked).split() == ["report", "recipes", "rewards"]
+
+
+class TestRewards:
+    """explain catches what train would, without importing the reward."""
+
+    @pytest.mark.parametrize(
+        ("override", "said"),
+        [
+            ("rewards=[{name: digit_verifer}]", "unknown name 'digit_verifer' among rewards; did you mean digit_v"),
+            ("rewards=[{name: number, relativ: 1}]", "reward number: unknown setting 'relativ'; did you mean relative"),
+            ("rewards=[{name: jpeg_size, quallity: 3}]", "reward jpeg_size: unknown setting 'quallity'"),
+            ("evaluation.rewards=[{name: held_out_juge}]", "did you mean held_out_judge"),
+            ("rewards=[{name: 'python:mmgrpo.rewards.pixels:Brightnes'}]", "no 'Brightnes'; did you mean Brightness"),
+            ("rewards=[{name: conciseness}]", "reward conciseness: needs the setting of"),
+            ("rewards=[{name: conciseness, of: exact_mach}]", "did you mean exact_match"),
+        ],
+    )
+    def test_mistakes(self, override: str, said: str) -> None:
+        result = call("explain", "quickstart/digits-image", override)
+        assert result.exit_code == 2, result.output
+        assert said in result.stderr
+
+    def test_every_reward_is_read_as_it_is(self) -> None:
+        known = {name: declared(target) for name, target in REWARDS.items()}
+        for name, found in known.items():
+            parameters = inspect.signature(resolve("rewards", name)).parameters.values()
+            if found is not None:
+                assert list(found.takes) == [one.name for one in parameters], name
+                assert list(found.needs) == [one.name for one in parameters if one.default is one.empty], name
+        assert sum(found is not None for found in known.values()) > 0.9 * len(known)
+
+    @pytest.mark.parametrize("name", [n for f in ("quickstart", "recipes", "one-gpu") for n in shipped(f)])
+    def test_nothing_that_comes_is_refused(self, name: str) -> None:
+        result = call("explain", name)
+        assert result.exit_code == 0, result.output
