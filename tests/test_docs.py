@@ -114,6 +114,26 @@ def test_links_between_pages_lead_somewhere() -> None:
             assert (page.parent / target).is_file(), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", ["symptoms.md", "several-gpus.md"])
+def test_knobs_that_a_page_names_are_keys_of_the_configuration(page: str) -> None:
+    known = set(re.findall(r"^\| `([\w.]+)`", (DOCS / "configuration.md").read_text(), re.MULTILINE))
+    sections = {key.partition(".")[0] for key in known}
+    named = re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)(?::[^`]*)?`", (DOCS / page).read_text())
+    asked = {key for key in named if key.partition(".")[0] in sections and not key.endswith(".jsonl")}
+    assert len(asked) >= 5
+    assert not asked - known
+
+
+def test_measures_that_the_symptoms_name_are_logged() -> None:
+    text = (DOCS / "symptoms.md").read_text()
+    named = set(re.findall(r"`((?:reward|groups|policy|optimizer|time|eval)/[\w/]+)`", text))
+    source = "".join(path.read_text() for path in (CONFIGS.resolve().parent / "mmgrpo").rglob("*.py"))
+    assert len(named) >= 15
+    for key in named:
+        tail = key.rpartition("NAME")[2].lstrip("/_") if "NAME" in key else key
+        assert re.search(rf"\b{re.escape(tail)}\b|[{{}}_]{re.escape(tail)}\"", source), key
+
+
 def test_language_policy_of_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
