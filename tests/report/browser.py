@@ -38,8 +38,10 @@ addEventListener("load", () => {
     if (most > 1) cut.push(`${text.textContent.trim().slice(0, 60)}: ${Math.round(most)} px`);
   }
   const figures = [...document.querySelectorAll(".head p:not(.sub)")].map(p => p.textContent.trim());
+  const tiles = [...document.querySelectorAll(".cell img")].map(img => Math.round(img.getBoundingClientRect().width));
+  const tile = tiles.length ? Math.min(...tiles) : null;
   const overhang = page.scrollWidth - page.clientWidth;
-  parent.postMessage(JSON.stringify({width: innerWidth, overhang, cut, figures}), "*");
+  parent.postMessage(JSON.stringify({width: innerWidth, overhang, cut, figures, tile}), "*");
 });
 </script>
 """
@@ -67,12 +69,14 @@ class Layout:
         overhang: how much wider than the window the page is.
         cut: texts that reach beyond what hides the rest of them, or beyond the page, and by how much.
         figures: the lines in the cards at the head of the page.
+        tile: width of the narrowest picture, in CSS pixels.
     """
 
     width: int
     overhang: int
     cut: list[str]
     figures: list[str]
+    tile: int | None
 
 
 def browser() -> str | None:

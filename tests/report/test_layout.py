@@ -9,6 +9,7 @@ import pytest
 from mmgrpo.report import write_report
 from tests.report.browser import BROWSERS, browser, layouts
 from tests.report.folder import write_lines
+from tests.report.test_pictures import record
 
 WIDTHS = (390, 1000, 1280, 1400, 1920)
 MEASURES = {
@@ -40,8 +41,10 @@ def test_no_text_is_cut_off_at_any_width(run: Path, tmp_path: Path, num_measures
         for end, step in enumerate((0, 20))
     ]
     write_lines(run / "evaluation.jsonl", lines)
+    record(run, num_prompts=3, num_members=10)
     found = layouts(write_report(run), WIDTHS, tmp_path)
     assert [layout.width for layout in found] == list(WIDTHS)
     assert [layout.figures for layout in found] == [FIGURES[:num_measures]] * len(WIDTHS)
     assert {layout.width: layout.cut for layout in found} == {width: [] for width in WIDTHS}
     assert {layout.width: layout.overhang for layout in found} == dict.fromkeys(WIDTHS, 0)
+    assert all(layout.tile is not None and layout.tile >= 96 for layout in found)
