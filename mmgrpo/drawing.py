@@ -92,6 +92,11 @@ def _beside(parts: Sequence[Scores], count: int) -> Scores:
     )
 
 
+def picture_of(sample: Sample) -> Image.Image | None:
+    """A picture, or the middle frame of a video; None of a text."""
+    return sample.image or (sample.video[len(sample.video) // 2] if sample.video else None)
+
+
 def captions_of(scores: Scores, row: int) -> list[str]:
     """A line per reward that applies to the sample."""
     said = zip(scores.names, scores.value_BR[row].tolist(), scores.valid_BR[row].tolist(), strict=True)

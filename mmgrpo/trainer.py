@@ -37,6 +37,7 @@ from mmgrpo.samples import facts_of, identity, sample_metrics
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.sessions import Session, Trained
+from mmgrpo.showing import MAX_SHOWN, show
 from mmgrpo.stopping import Stopping, Terminated
 from mmgrpo.tracking import RunFolder, make_accelerator
 from mmgrpo.types import Prompt, Rollout, Sample, Scores
@@ -368,6 +369,7 @@ class Trainer:
             return
         line = {"step": self.step, **judged.metrics(), "time/evaluation_s": time.perf_counter() - clock}
         self.folder.save_samples(self.step, *judged.shown(config.pictures))
+        show(self.job.accelerator, self.step, *judged.shown(MAX_SHOWN))
         self._log("evaluation.jsonl", line)
         progress.judged(line)
         self.session.report()

@@ -23,7 +23,7 @@ ROOMS = (
     ("prompt_rows",),
     ("build", "prompts", "evaluation", "checks", "resuming", "stopping"),
     ("forwards", "warmup", "watchdog", "arguments", "drawing", "report"),
-    ("explain", "progress", "sessions"),
+    ("explain", "progress", "sessions", "showing"),
     ("trainer",),
     ("doctor", "serving", "reference", "__init__"),
     ("catalogue", "commanded", "declared", "starting"),

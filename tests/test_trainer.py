@@ -137,12 +137,16 @@ def test_gdpo_and_several_rewards(tmp_path: Path) -> None:
 def test_trackers_get_the_same_numbers(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    trainer = run(tmp_path, tracking={"trackers": ["tensorboard"]})
-    written = next(trainer.folder.path.rglob("events.out.tfevents*"))
+    judged = {"prompts": {"source": "python:mmgrpo.rewards.digits:digit_prompts"}, "every": 4}
+    trainer = run(tmp_path, tracking={"trackers": ["tensorboard"]}, evaluation=judged)
+    written = min(trainer.folder.path.rglob("events.out.tfevents*"), key=lambda path: len(path.parts))
     events = EventAccumulator(str(written.parent))
     events.Reload()
     last = {event.step: event.value for event in events.Scalars("reward/mean")}
     assert last == {line["step"]: pytest.approx(line["reward/mean"], rel=1e-6) for line in lines(trainer)}
+    sheets = events.Images("evaluation/pictures")
+    assert [(sheet.step, sheet.width) for sheet in sheets] == [(0, 8 * 136 + 8), (4, 8 * 136 + 8)]
+    assert sheets[0].encoded_image_string != sheets[1].encoded_image_string
 
 
 def test_averaged_weights_are_saved_and_used(tmp_path: Path) -> None:
