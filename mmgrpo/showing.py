@@ -23,7 +23,7 @@ class _Texts:
     """A table: what was asked, what was answered, and what each judge said."""
 
     columns: list[str]
-    rows: list[list[Any]]
+    rows: list[Any]
 
 
 def show(accelerator: Accelerator, step: int, samples: Sequence[Sample], scores: Scores) -> None:
