@@ -137,4 +137,4 @@ def test_a_plan_that_keeps_means_keeps_those_of_every_member() -> None:
     assert not torch.equal(first[0], first[3])
     for evaluation in policy.evaluate(rollout):
         assert evaluation.drift_BT is not None
-        assert float(evaluation.drift_BT.abs().max()) < 1e-12  # the batch of a replay rounds as it likes
+        assert not evaluation.drift_BT.any()
