@@ -52,9 +52,9 @@ PEERS: Mapping[str, Peer] = MappingProxyType(
         "grpo-guard": Peer(
             run="SD3.5-M, guidance, 10 steps, 9 trained, LoRA", guided=True, weight=2, sample=20, train=36, reference=0
         ),
-        # timestep_fraction 0.6 of 15, all weights with checkpointing; arXiv:2505.07818, finetune_flux_grpo.sh
+        # timestep_fraction 0.6 of 11, checkpointing; arXiv:2505.07818, finetune_flux_grpo_8gpus_lora.sh
         "dance-grpo": Peer(
-            run="FLUX, 16 steps, 9 trained, all weights", guided=False, weight=4, sample=16, train=36, reference=0
+            run="FLUX, 12 steps, 6 trained, LoRA", guided=False, weight=3, sample=12, train=18, reference=0
         ),
         # all weights with checkpointing; arXiv:2507.21802, finetune_flux_grpo_MixGRPO.sh
         "mix-grpo": Peer(
