@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from mmgrpo.build import build_policy, build_rewards
-from mmgrpo.config import Named, RewardConfig, RunConfig
+from mmgrpo.config import Named, PromptsConfig, RewardConfig, RunConfig
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policy import Policy
 from mmgrpo.prompt_rows import prompt_of_row
-from mmgrpo.prompts import load_prompts
+from mmgrpo.prompts import load_prompts, reading_of
 from mmgrpo.scoring import NamedReward, named_rewards
 from mmgrpo.types import Prompt
 
@@ -57,13 +57,13 @@ def prompts_of(given: Any, config: RunConfig) -> list[Prompt]:
     """
     is_dataset = hasattr(given, "column_names") and hasattr(given, "__len__")  # a streamed one has no length
     if isinstance(given, str | Path) or is_dataset:
-        return load_prompts(given, **_reading(config))
+        return load_prompts(given, **(reading_of(config.prompts) if config.prompts else {}))
     if not isinstance(given, Sequence):
         raise DataError(
             f"prompts must be a path, a datasets.Dataset, or a list of texts, rows or Prompts, got "
             f"{type(given).__name__}; make a list of it (of a streamed dataset: list(dataset.take(1000)))"
         )
-    return [_prompt_of(one, number) for number, one in enumerate(given)]
+    return [_prompt_of(one, number, config.prompts) for number, one in enumerate(given)]
 
 
 def _adapter_for(model: str) -> str:
@@ -103,16 +103,12 @@ def _reward_of(given: Any) -> Callable[..., Any] | NamedReward:
     return given
 
 
-def _prompt_of(given: Any, number: int) -> Prompt:
+def _prompt_of(given: Any, number: int, section: PromptsConfig | None) -> Prompt:
     if isinstance(given, Prompt):
         return given
     if isinstance(given, str):
         return Prompt(given)
     if isinstance(given, Mapping):
-        return prompt_of_row(given, "prompt", where=f"prompts, row {number}", folder=None)
+        column, allow_fetch = (section.text_column, section.allow_fetch) if section else ("prompt", False)
+        return prompt_of_row(given, column, where=f"prompts, row {number}", folder=None, allow_fetch=allow_fetch)
     raise DataError(f"prompts, item {number}: a prompt is a text, a row or a Prompt, got {type(given).__name__}")
-
-
-def _reading(config: RunConfig) -> dict[str, Any]:
-    section = config.prompts
-    return {} if section is None else section.model_dump(include={"split", "text_column", "limit"})

@@ -99,11 +99,16 @@ def load_prompts_of(config: PromptsConfig, *, key: str = "prompts", note: str | 
         DataError: as ``load_prompts``; of a source that is not there it says what to set and what to put there.
     """
     try:
-        return load_prompts(config.source, **config.model_dump(exclude={"source", "shuffle"}))
+        return load_prompts(config.source, **reading_of(config))
     except DataError as error:
         if is_own(config.source) or Path(config.source).expanduser().exists():
             raise
         raise DataError(f"{key}.source: {error}; {_wanted(config, key, note)}") from error
+
+
+def reading_of(config: PromptsConfig) -> dict[str, Any]:
+    """How a section has its source read, as ``load_prompts`` takes it."""
+    return config.model_dump(exclude={"source", "shuffle"})
 
 
 def require_source(config: PromptsConfig, *, key: str, note: str | None) -> None:

@@ -84,6 +84,21 @@ def test_prompts_in_any_of_their_forms(tmp_path: Path) -> None:
     assert [one.text for one in mixed] == ["a cat", "a dog", "what number is this"]
 
 
+@pytest.mark.parametrize("in_file", [True, False])
+def test_the_section_says_how_live_rows_are_read(in_file: bool, tmp_path: Path) -> None:
+    rows = [{"question": "what is shown", "image": "http://127.0.0.1:9/a.png"}]  # where nobody answers
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(rows[0]))
+    reading = {"source": "elsewhere.jsonl", "text_column": "question"}
+    given = file if in_file else rows
+    (found,) = prompts_of(given, validated({"prompts": reading | {"allow_fetch": True}}))
+    assert found.text == "what is shown"
+    with pytest.raises(DataError, match=r"http://127.0.0.1:9/a.png cannot be fetched"):
+        list(found.images)
+    with pytest.raises(DataError, match="allow_fetch"):
+        prompts_of(given, validated({"prompts": reading}))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
