@@ -215,8 +215,7 @@ def fault_of(checkpoint: Path) -> str | None:
 
 def checkpoint_steps(run: Path) -> list[int]:
     """The steps of which a run folder has a whole checkpoint, in order."""
-    found = (run / "checkpoints").glob("step-*/state.json")
-    return sorted(read_place(path.parent).step for path in found)
+    return [place.step for place in map(place_named, list_checkpoints(run)) if place.step > 0]
 
 
 def weights_of(path: Path) -> Path:

@@ -88,25 +88,22 @@ def accumulate_gradient(
     return replace(gradient, num_forwards=gradient.num_forwards + num_forwards)
 
 
-def nonfinite_rows(
-    policy: Policy,
-    rollout: Rollout,
-    advantage_B: Tensor,
-    objective: Objective,
-    *,
-    rows: Sequence[int],
-    totals: Totals,
-    on_policy: bool,
-) -> list[int]:
+def nonfinite_rows(policy: Policy, rows: Sequence[int], accumulate: Callable[..., Gradient]) -> list[int]:
     """Those of the rows whose own gradient has no finite norm, each tried by itself; for when their sum had none.
 
-    Takes the arguments of ``accumulate_gradient`` and leaves no gradient behind. It speaks to no other rank, so a
-    selection that looks at the whole job's entropies sees those of the row.
+    Args:
+        policy: what is trained; no gradient is left behind.
+        rows: the samples of a minibatch on this rank.
+        accumulate: ``accumulate_gradient`` but for its ``rows``; without ``gather``, so that no other rank is waited
+            for, and a selection that looks at the whole job's entropies sees those of the row.
+
+    Returns:
+        Some of the rows, in their order.
     """
     found = []
     for row in rows:
         _clear(policy)
-        accumulate_gradient(policy, rollout, advantage_B, objective, rows=[row], totals=totals, on_policy=on_policy)
+        accumulate(rows=[row])
         grads = [parameter.grad for parameter in policy.trainable if parameter.grad is not None]
         if not bool(torch.nn.utils.get_total_norm(grads).isfinite()):
             found.append(row)

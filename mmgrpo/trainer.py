@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -279,13 +280,14 @@ class Trainer:
             rows = ((rollout.prompt_index_B + epoch) % update.minibatches == part).nonzero().flatten().tolist()
             totals = self.job.total(count(rollout.mask_BT[rows], zero_B[rows]))
             taught = self.policy, rollout, advantage_B, self.objective
-            minibatch: dict[str, Any] = {"rows": rows, "totals": totals, "on_policy": number == 0}
+            accumulate = partial(accumulate_gradient, *taught, totals=totals, on_policy=number == 0)
             self.optimizer.clear()
-            gradient = accumulate_gradient(*taught, **minibatch, gather=self.job.gather)
+            gradient = accumulate(rows=rows, gather=self.job.gather)
             self._whole_step = None
             applied = self.optimizer.apply()
             if applied.skipped:
-                self._name_skipped(number, rollout, advantage_B, nonfinite_rows(*taught, **minibatch), progress)
+                odd = nonfinite_rows(self.policy, rows, accumulate)
+                self._name_skipped(number, rollout, advantage_B, odd, progress)
             num_forwards += gradient.num_forwards
             gap = max(self.job.gather(gradient.max_gap)) if number == 0 else gap
             diagnostics = self.job.merged(gradient.diagnostics)
