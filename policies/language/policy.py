@@ -43,7 +43,7 @@ WHOLE = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed
 
 
 class LanguagePolicy(Policy, Supervised):
-    """A causal language model, or a vision-language model, whose tokens are decisions.
+    """A causal language model, a vision-language model or an encoder-decoder, whose tokens are decisions.
 
     A prompt, with its pictures, goes through the model once per group in the rollout and once in the update; its
     key-value cache is expanded to the members. Logits exist a chunk of tokens at a time. Where that is not what the
