@@ -8,6 +8,7 @@ obey, are written out. Our own words are styled by ``styled``.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import traceback
@@ -72,6 +73,11 @@ class PlainConsole(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         """The string as text without control characters; rich asks for it wherever a string is printed."""
         return super().render_str(shown(text), **options)
+
+    def on_broken_pipe(self) -> None:
+        """Whoever read has gone, as ``head`` does: nothing more is written, and what was asked for goes on."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
     def say(self, *parts: str | Text) -> None:
         """Prints a line, or several, that are never wrapped, so that paths in them can be copied."""

@@ -61,3 +61,10 @@ def test_the_package_gives_its_names_when_they_are_asked_for() -> None:
     assert not missing
     with pytest.raises(AttributeError, match="module 'mmgrpo' has no attribute 'Prompts'"):
         _ = mmgrpo.Prompts  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    command = f"{sys.executable} -m mmgrpo.cli recipes | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "0\n"
+    assert done.stderr == ""
