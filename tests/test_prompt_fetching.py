@@ -6,7 +6,6 @@ import io
 import json
 import os
 import pickle
-import threading
 import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,6 +27,7 @@ from mmgrpo.prompt_media import MAX_BYTES
 from mmgrpo.prompts import load_prompts, load_prompts_of
 from mmgrpo.types import Prompt
 from tests.policies.tiny_language import policy_of
+from tests.running import running
 
 
 def png(colour: int) -> bytes:
@@ -76,12 +76,8 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as made:
-        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
+    with running(Server()) as made:
         yield made
-        made.shutdown()
-        thread.join()
 
 
 def user(*parts: Any) -> list[dict[str, Any]]:

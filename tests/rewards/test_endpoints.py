@@ -20,6 +20,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.endpoints import ApiJudge
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.drawn import drew, filmed, noise, numbers, said
+from tests.running import running
 
 
 class Server(ThreadingHTTPServer):
@@ -94,12 +95,8 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as made:
-        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
+    with running(Server()) as made:
         yield made
-        made.shutdown()
-        thread.join()
 
 
 def judge(server: Server, **settings: Any) -> Callable[[Sequence[Sample]], list[float | None]]:
