@@ -181,6 +181,7 @@ def test_with_the_setting_images_are_fetched_when_they_are_looked_at(server: Ser
     rows = [{"prompt": "p", "images": [f"{server.url}/{name}.png"]} for name in ("a", "gone", "huge")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = validated({"prompts": {"source": str(tmp_path / "rows.jsonl"), "allow_fetch": True}})
+    assert config.prompts is not None
     here, gone, huge = load_prompts_of(config.prompts)
     assert server.asked == []
     assert colours(here) == [7]
@@ -237,7 +238,8 @@ def test_json_that_python_cannot_hold_is_one_line(line: str, said: str, tmp_path
 
 @pytest.mark.parametrize("shown", ["images", "videos"])
 def test_policies_ask_nobody_for_what_a_live_prompt_names(shown: str, server: Server) -> None:
-    prompt = Prompt("what?", **{shown: (f"{server.url}/a.png",)})
+    media: dict[str, Any] = {shown: (f"{server.url}/a.png",)}
+    prompt = Prompt("what?", **media)
     row = Row(prompt=prompt, seed=0, group=0, member=0, share_noise=False)
     with pytest.raises(DataError, match="is a URL and nothing is fetched"):
         CallForm().arguments([row], {})
