@@ -168,7 +168,11 @@ def test_dropout_within_one_batch_makes_rows_run_alone() -> None:
 
 def test_a_policy_that_refuses_to_replay_is_a_finding() -> None:
     policy, dropout = dropping_policy(active=False)
-    dropout.register_forward_hook(lambda _, __, output: output * (1 + random.SystemRandom().random()))
+
+    def shaken(_: nn.Module, __: Any, output: Any) -> Any:
+        return output * (1 + random.SystemRandom().random())
+
+    dropout.register_forward_hook(shaken)
     found = findings_of(policy)
     assert list(found) == ["on-policy gap", "reward brightness"]
     assert not found["on-policy gap"].ok
