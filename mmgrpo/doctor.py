@@ -67,7 +67,7 @@ def examine(
     """
     if not prompts:
         raise DataError("there are no prompts to examine the policy with: give at least one")
-    objective, judges = build_objective(config.objective), named_rewards(rewards)
+    objective, judges, raw = build_objective(config.objective), named_rewards(rewards), config.warmup is not None
     asked = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts[:NUM_PROMPTS]]
     where = torch.device(device) if device is not None else next((p.device for p in policy.trainable), None)
     _take_peak(where)
@@ -76,11 +76,11 @@ def examine(
         again, rollout_s = _drawn(config, policy, asked)
     except (MmgrpoError, torch.OutOfMemoryError) as error:
         check = "on-policy gap" if isinstance(error, ReplayError) else "rollout"
-        return [_refused(check, error), *_rewards(judges, _plain_samples(policy, asked))]
+        return [_refused(check, error), *_rewards(judges, _plain_samples(policy, asked), raw=raw)]
     subject = Subject(config=config, policy=policy, objective=objective, rollout=rollout)
     drawn = [*_choices(policy), _window(subject), same_seed_replay(rollout, again)]
     trained = _updates(subject, rollout_s, where) if bool(rollout.mask_BT.any()) else []
-    return [*drawn, *trained, *_rewards(judges, rollout.samples)]
+    return [*drawn, *trained, *_rewards(judges, rollout.samples, raw=raw)]
 
 
 def render(findings: Sequence[Finding]) -> Table:
@@ -173,14 +173,19 @@ def _cost(subject: Subject, rollout_s: float, update: Update) -> str:
     )
 
 
-def _rewards(rewards: Sequence[NamedReward], samples: Sequence[Sample]) -> list[Finding]:
+def _rewards(rewards: Sequence[NamedReward], samples: Sequence[Sample], *, raw: bool) -> list[Finding]:
     if not samples:
         return []
-    return [_guarded(f"reward {reward.name}", lambda reward=reward: _reward(reward, samples)) for reward in rewards]
+    return [
+        _guarded(f"reward {reward.name}", lambda reward=reward: _reward(reward, samples, raw=raw)) for reward in rewards
+    ]
 
 
-def _reward(reward: NamedReward, samples: Sequence[Sample]) -> Finding:
-    """What a reward says of a few samples, and whether it tells members of a group apart."""
+def _reward(reward: NamedReward, samples: Sequence[Sample], *, raw: bool) -> Finding:
+    """What a reward says of a few samples, and whether it tells members of a group apart.
+
+    Of a raw model, whose warm-up is yet to come, it need not.
+    """
     check, clock = f"reward {reward.name}", time.perf_counter()
     scores = score(samples, [reward], max_failure_frac=1.0)
     seconds = time.perf_counter() - clock
@@ -200,10 +205,9 @@ def _reward(reward: NamedReward, samples: Sequence[Sample]) -> Finding:
     )
     if num_spread or reward.weight == 0:
         return Finding(check, True, said)
-    cure = (
-        "groups of equal reward teach nothing: see whether larger ones spread, after the warm-up if there is one; "
-        "else take a finer reward"
-    )
+    if raw:
+        return Finding(check, True, f"{said}; the warm-up is yet to come")
+    cure = "groups of equal reward teach nothing: see whether larger ones spread; else take a finer reward"
     return Finding(check, True, said, cure)
 
 

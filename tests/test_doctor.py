@@ -223,6 +223,14 @@ def test_rewards(reward: Callable[..., Any], ok: bool, measured: str, cure: str)
     assert bool(finding.cure) is bool(cure)
 
 
+def test_equal_rewards_are_no_warning_before_the_warm_up() -> None:
+    config = config_of(warmup={"examples": "mislabelled_digits", "steps": 1})
+    finding = findings_of(policy_of(), config, judge=constant)["reward judge"]
+    assert finding.ok
+    assert finding.cure == ""
+    assert finding.measured.endswith("; the warm-up is yet to come")
+
+
 def test_a_window_outside_the_schedule() -> None:
     found = findings_of(policy_of(), config_of(rollout={"window": {"name": "random", "size": 4}}))
     assert list(found) == ["rollout", "reward brightness"]
