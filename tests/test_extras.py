@@ -8,7 +8,8 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -67,8 +68,13 @@ def third_party() -> Iterator[tuple[str, str]]:
                 yield from ((str(path.relative_to(ROOT)), top) for top in tops)
 
 
+@cache
+def _installed() -> Mapping[str, list[str]]:
+    return packages_distributions()  # seconds
+
+
 def distributions(module: str) -> set[str]:
-    return {distribution(name) for name in packages_distributions().get(module, [module])}
+    return {distribution(name) for name in _installed().get(module, [module])}
 
 
 def test_every_import_is_declared() -> None:

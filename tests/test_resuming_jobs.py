@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from mmgrpo.checkpoint import list_checkpoints
@@ -52,6 +53,7 @@ if trainer.job.is_main:
 """
 
 
+@pytest.mark.slow
 def test_what_one_of_two_processes_meets_loses_no_whole_step(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
