@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from mmgrpo.binding import build_objective
-from mmgrpo.build import build_plan
 from mmgrpo.config import RunConfig
-from mmgrpo.credit import Credit, form_credit
-from mmgrpo.forwards import Forwards, forwards_per_sample
-from mmgrpo.learner import accumulate_gradient
-from mmgrpo.loading import find_config, merge, read_layers, validated
+from mmgrpo.config.binding import build_objective
+from mmgrpo.config.loading import find_config, merge, read_layers, validated
+from mmgrpo.explain.forwards import Forwards, forwards_per_sample
 from mmgrpo.maths.aggregates import count
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.rewards.pixels import Brightness
+from mmgrpo.rewards.images.pixels import Brightness
 from mmgrpo.scoring import NamedReward, score
+from mmgrpo.train.build import build_plan
+from mmgrpo.train.credit import Credit, form_credit
+from mmgrpo.train.learner import accumulate_gradient
 from mmgrpo.types import Prompt, Rollout
 from tests.tiny.pipelines import PIPELINES
 

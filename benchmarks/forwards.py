@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from benchmarks.counting import Spending, method_config, predicted, spend_step, tiny_policy
 from benchmarks.peers import PEERS, Peer
-from mmgrpo.loading import shipped
+from mmgrpo.config.loading import shipped
 
 HEADER = (
     f"{'method':16} {'noise':12} {'guided':6} {'G':>3} {'N':>3} {'w':>2}  {'sample':>6} {'train':>6} {'ref':>6} "

@@ -17,10 +17,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mmgrpo import Trainer, load_config
-from mmgrpo.build import build_policy, build_rewards
-from mmgrpo.checkpoint import weights_of
 from mmgrpo.config import RunConfig
-from mmgrpo.prompts import load_prompts_of
+from mmgrpo.data.prompts import load_prompts_of
+from mmgrpo.run.checkpoint import weights_of
+from mmgrpo.train.build import build_policy, build_rewards
 
 HACKED: Mapping[str, Any] = {
     "warmup": None,

@@ -6,15 +6,15 @@ import torch
 
 from benchmarks.model import mid_size_pipeline
 from benchmarks.settings import Setting
-from mmgrpo.binding import build_objective
-from mmgrpo.build import build_optimizer
-from mmgrpo.credit import Credit, form_credit
-from mmgrpo.learner import Gradient, accumulate_gradient
-from mmgrpo.loading import validated
+from mmgrpo.config.binding import build_objective
+from mmgrpo.config.loading import validated
 from mmgrpo.maths.aggregates import count
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.rewards.pixels import Brightness
+from mmgrpo.rewards.images.pixels import Brightness
 from mmgrpo.scoring import NamedReward, score
+from mmgrpo.train.build import build_optimizer
+from mmgrpo.train.credit import Credit, form_credit
+from mmgrpo.train.learner import Gradient, accumulate_gradient
 from mmgrpo.types import Plan, Prompt, Rollout
 
 RUN = validated({})  # everything as the engine has it by default

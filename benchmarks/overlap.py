@@ -15,9 +15,9 @@ from statistics import median
 
 import torch
 
+from mmgrpo.examples.digits import digit_prompts
+from mmgrpo.examples.pipelines import digits_pipeline
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.quickstart import digits_pipeline
-from mmgrpo.rewards.digits import digit_prompts
 from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.types import Plan, Sample
 

@@ -23,8 +23,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from mmgrpo.rewards.pixels import Brightness
-from mmgrpo.rewards.remote import Remote
+from mmgrpo.rewards.images.pixels import Brightness
+from mmgrpo.rewards.judges.remote import Remote
 from mmgrpo.scoring import NamedReward
 from mmgrpo.serving.app import Limits, make_app
 from mmgrpo.serving.server import serve

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmgrpo.lazy import exports
+from mmgrpo.system.lazy import exports
 
 if TYPE_CHECKING:
     from mmgrpo.config import RunConfig
-    from mmgrpo.loading import load_config
-    from mmgrpo.trainer import Trainer
+    from mmgrpo.config.loading import load_config
+    from mmgrpo.train.trainer import Trainer
     from mmgrpo.types import Evaluation, Example, Noise, Plan, Prompt, Rollout, Sample, Scores, SupervisedLoss
 
 __version__ = "0.1.0"
@@ -32,7 +32,7 @@ __all__ = [
 
 __getattr__ = exports(
     __name__,
-    {"Trainer": "mmgrpo.trainer", "load_config": "mmgrpo.loading", "RunConfig": "mmgrpo.config"}
+    {"Trainer": "mmgrpo.train.trainer", "load_config": "mmgrpo.config.loading", "RunConfig": "mmgrpo.config"}
     | dict.fromkeys(
         ("Evaluation", "Example", "Noise", "Plan", "Prompt", "Rollout", "Sample", "Scores", "SupervisedLoss"),
         "mmgrpo.types",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.targets import own_attribute
+from mmgrpo.system.targets import own_attribute
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mmgrpo.rewards.boxes import Box, Point, Space
+from mmgrpo.rewards.geometry.boxes import Box, Point, Space
 
 MAX_CHARS = 200
 MAX_SHAPES = 30  # boxes or points of each side

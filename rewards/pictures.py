@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from mmgrpo.media import opened
+from mmgrpo.data.media import opened
 from mmgrpo.types import Prompt, Sample
 
 

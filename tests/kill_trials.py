@@ -31,8 +31,8 @@ from typing import Any
 
 import torch
 
-from mmgrpo.checkpoint import MANIFEST, list_checkpoints
-from mmgrpo.files import read_lines
+from mmgrpo.run.checkpoint import MANIFEST, list_checkpoints
+from mmgrpo.system.files import read_lines
 from tests.test_trainer import run
 
 EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.fsync")
@@ -41,7 +41,7 @@ MEMORY = "/dev/shm"  # a killed process loses nothing that it wrote, and syncing
 SETTINGS: dict[str, Any] = {
     "steps": 3,
     "warmup": {"examples": {"name": "mislabelled_digits", "fraction": 0.45}, "steps": 4, "batch_size": 4},
-    "evaluation": {"prompts": {"source": "python:mmgrpo.rewards.digits:digit_prompts", "limit": 2}, "every": 2},
+    "evaluation": {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "limit": 2}, "every": 2},
     "checkpoint": {"every": 1, "warmup_every": 2, "keep": KEPT},
     "watchdog": {"window": 2, "interval": 1, "on_policy_gap": 1e-12, "dead_groups": 1e-9},
 }

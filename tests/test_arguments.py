@@ -11,13 +11,13 @@ import torch
 from datasets import Dataset
 
 from mmgrpo import Prompt, Trainer
-from mmgrpo.arguments import policy_of, prompts_of, rewards_of
-from mmgrpo.build import build_policy
 from mmgrpo.config import RunConfig
+from mmgrpo.config.loading import validated
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.loading import validated
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.train.arguments import policy_of, prompts_of, rewards_of
+from mmgrpo.train.build import build_policy
 from tests.tiny.language_models import make
 from tests.tiny.pipelines import PIPELINES
 

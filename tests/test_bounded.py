@@ -14,8 +14,8 @@ from itertools import repeat
 import pytest
 
 from mmgrpo.errors import RewardError
-from mmgrpo.rewards.endpoints import MAX_REPLY_BYTES, ApiJudge
-from mmgrpo.rewards.remote import MAX_ANSWER_BYTES, Remote
+from mmgrpo.rewards.judges.endpoints import MAX_REPLY_BYTES, ApiJudge
+from mmgrpo.rewards.judges.remote import MAX_ANSWER_BYTES, Remote
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.drawn import drew, noise, numbers
 

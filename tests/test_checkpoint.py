@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from mmgrpo.checkpoint import (
+from mmgrpo.errors import CheckpointError, OutputError
+from mmgrpo.run.checkpoint import (
     Place,
     clear_unfinished,
     list_checkpoints,
@@ -20,7 +21,6 @@ from mmgrpo.checkpoint import (
     sound_checkpoint,
     weights_of,
 )
-from mmgrpo.errors import CheckpointError, OutputError
 from tests.test_docs import shown
 
 STATE = {"optimizer": {"lr": 0.5}}

@@ -25,7 +25,7 @@ SMALL = [
     "rollout.prompts_per_step=2",
 ]
 DIGITS = "quickstart/digits-image"
-LOADING = "loading the libraries and python:mmgrpo.policies.quickstart:digits_pipeline ... "
+LOADING = "loading the libraries and python:mmgrpo.examples.pipelines:digits_pipeline ... "
 
 
 def call(*arguments: str) -> Result:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mmgrpo.config import AdvantageConfig
-from mmgrpo.credit import counted, form_credit, penalised, reward_metrics
 from mmgrpo.maths.aggregates import count, sample_mean
+from mmgrpo.train.credit import counted, form_credit, penalised, reward_metrics
 from mmgrpo.types import Prompt, Rollout, Sample, Scores
 
 

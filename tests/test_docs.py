@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import mmgrpo
 from mmgrpo.cli import app
-from mmgrpo.loading import CONFIGS
+from mmgrpo.config.loading import CONFIGS
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.types import Plan, Prompt, Sample
 from tests.policies import contract

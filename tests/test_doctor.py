@@ -13,13 +13,13 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from mmgrpo.checks import Finding
 from mmgrpo.config import RunConfig
-from mmgrpo.doctor import examine, render
+from mmgrpo.config.loading import merge, validated
+from mmgrpo.doctor.checks import Finding
+from mmgrpo.doctor.examination import examine, render
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.loading import merge, validated
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.rewards.pixels import Brightness, JpegSize
+from mmgrpo.rewards.images.pixels import Brightness, JpegSize
 from mmgrpo.types import Sample
 from tests.tiny.pipelines import PIPELINES
 

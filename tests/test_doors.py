@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mmgrpo.cli import app
-from mmgrpo.declared import declared
-from mmgrpo.loading import shipped
-from mmgrpo.registry import REWARDS, resolve
+from mmgrpo.config.loading import shipped
+from mmgrpo.config.registry import REWARDS, resolve
+from mmgrpo.docgen.declared import declared
 
 SMALL = ["steps=1", "warmup.steps=2", "rollout.group_size=2", "evaluation.samples_per_prompt=2"]
 
@@ -84,7 +84,10 @@ class TestRewards:
             ("rewards=[{name: number, relativ: 1}]", "reward number: unknown setting 'relativ'; did you mean relative"),
             ("rewards=[{name: jpeg_size, quallity: 3}]", "reward jpeg_size: unknown setting 'quallity'"),
             ("evaluation.rewards=[{name: held_out_juge}]", "did you mean held_out_judge"),
-            ("rewards=[{name: 'python:mmgrpo.rewards.pixels:Brightnes'}]", "no 'Brightnes'; did you mean Brightness"),
+            (
+                "rewards=[{name: 'python:mmgrpo.rewards.images.pixels:Brightnes'}]",
+                "no 'Brightnes'; did you mean Brightness",
+            ),
             ("rewards=[{name: conciseness}]", "reward conciseness: needs the setting of"),
             ("rewards=[{name: conciseness, of: exact_mach}]", "did you mean exact_match"),
         ],

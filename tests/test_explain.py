@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from mmgrpo.config import RunConfig
+from mmgrpo.config.loading import validated
 from mmgrpo.errors import ConfigError
-from mmgrpo.explain import explanation, formula_of
-from mmgrpo.forwards import Forwards, forwards_per_sample
-from mmgrpo.loading import validated
+from mmgrpo.explain.explanation import explanation, formula_of
+from mmgrpo.explain.forwards import Forwards, forwards_per_sample
 from mmgrpo.maths.advantages import ADVANTAGES, gdpo_advantage
 from mmgrpo.maths.aggregates import AGGREGATES
 from mmgrpo.maths.ratios import BOUNDS
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.rewards.pixels import Brightness
-from mmgrpo.trainer import Trainer
+from mmgrpo.rewards.images.pixels import Brightness
+from mmgrpo.train.trainer import Trainer
 from tests.tiny.pipelines import PIPELINES
 
 DIGITS: dict[str, Any] = {

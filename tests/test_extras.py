@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from mmgrpo.config import RunConfig
+from mmgrpo.config.registry import REWARDS
 from mmgrpo.errors import MissingPackageError
-from mmgrpo.extras import EXTRA_OF, is_installed, missing, required
-from mmgrpo.registry import REWARDS
-from mmgrpo.tracking import make_accelerator
+from mmgrpo.run.folder import make_accelerator
+from mmgrpo.system.extras import EXTRA_OF, is_installed, missing, required
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -27,12 +27,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 WITHOUT_EXTRAS = """
 import json, sys
 sys.modules |= dict.fromkeys(json.loads(sys.argv[1]))
-import mmgrpo.cli, mmgrpo.doctor, mmgrpo.report, mmgrpo.trainer, mmgrpo.policies.denoising.policy
-import mmgrpo.policies.language.policy, mmgrpo.policies.quickstart, mmgrpo.policies.quickstart_language
-from mmgrpo.build import build_rewards
+import mmgrpo.cli, mmgrpo.doctor.examination, mmgrpo.report, mmgrpo.train.trainer, mmgrpo.policies.denoising.policy
+import mmgrpo.policies.language.policy, mmgrpo.examples.pipelines, mmgrpo.examples.language_models
+from mmgrpo.train.build import build_rewards
 from mmgrpo.config import RewardConfig
 from mmgrpo.errors import MissingPackageError
-from mmgrpo.registry import REWARDS, resolve
+from mmgrpo.config.registry import REWARDS, resolve
 said = {}
 for name in REWARDS:
     try:
@@ -59,7 +59,7 @@ EXTRAS = {
 
 def third_party() -> Iterator[tuple[str, str]]:
     """(file, top-level name) of everything imported from others, in functions as well."""
-    for room in ("mmgrpo", "policies", "rewards"):
+    for room in ("mmgrpo", "policies", "rewards", "examples"):
         for path in sorted((ROOT / room).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from mmgrpo.config.loading import validated
 from mmgrpo.errors import OutputError
-from mmgrpo.files import append_line, read_lines, remove_folder, replace_folder, replace_text
-from mmgrpo.loading import validated
-from mmgrpo.tracking import RunFolder, claim_folder, require_output
+from mmgrpo.run.folder import RunFolder, claim_folder, require_output
+from mmgrpo.system.files import append_line, read_lines, remove_folder, replace_folder, replace_text
 
 
 def test_torn_blank_and_foreign_lines_are_dropped_and_counted(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ FULL = """
 import resource, sys
 from pathlib import Path
 from mmgrpo.errors import OutputError
-from mmgrpo.files import append_line
+from mmgrpo.system.files import append_line
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 try:
     for number in range(9):

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from mmgrpo.cli import app
-from mmgrpo.loading import load_config
-from mmgrpo.yamls import MAX_DEPTH, MAX_VALUES, YamlError, parsed_yaml
+from mmgrpo.config.loading import load_config
+from mmgrpo.system.yamls import MAX_DEPTH, MAX_VALUES, YamlError, parsed_yaml
 
 LAUGHS = "\n".join([f"a0: &a0 [{'x, ' * 9}x]", *(f"a{i}: &a{i} [{f'*a{i - 1}, ' * 9}*a{i - 1}]" for i in range(1, 10))])
 MERGED = "\n".join([

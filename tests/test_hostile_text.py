@@ -19,11 +19,11 @@ from typer.testing import CliRunner, Result
 
 from mmgrpo import Sample
 from mmgrpo.cli import app
-from mmgrpo.console import MAX_SHOWN, PlainConsole, PlainFormatter, brief, page, shown, styled
-from mmgrpo.loading import validated
-from mmgrpo.progress import Progress
+from mmgrpo.config.loading import validated
+from mmgrpo.run.progress import Progress
+from mmgrpo.run.watchdog import Alarm
+from mmgrpo.system.console import MAX_SHOWN, PlainConsole, PlainFormatter, brief, page, shown, styled
 from mmgrpo.types import Prompt
-from mmgrpo.watchdog import Alarm
 from tests.policies.letters import letters
 
 MARKUP = "boom [/x] acc[/easy] clip: [2,1] [bold]b[/bold] [link=http://x]l[/link] :warning: <b>"

@@ -12,14 +12,14 @@ from threading import Thread
 
 import pytest
 
-from mmgrpo.hub import why_not
+from mmgrpo.system.hub import why_not
 
 ASKED = ("gated/model", "nobody/nothing", "old/model", "./no/folder", "/no/such/folder")
 
 LOAD = """
 import json, sys
 from mmgrpo.errors import MmgrpoError
-from mmgrpo.prompts import load_prompts
+from mmgrpo.data.prompts import load_prompts
 from mmgrpo.policies.denoising.loading import load_pipeline
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.language.loading import load_model

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmgrpo.learner import accumulate_gradient
 from mmgrpo.maths.aggregates import Totals, constant_length, count, decision_mean, sample_mean, sample_sum
 from mmgrpo.maths.objectives import Decisions, Objective
 from mmgrpo.maths.steps import inverse_step_weight, noise_std_weight
 from mmgrpo.maths.surrogates import cispo, clipped, dual_clipped, policy_gradient, sapo, two_sided_clipped, unclipped
 from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.train.learner import accumulate_gradient
 from mmgrpo.types import Plan, Prompt, Rollout
 from tests.tiny.pipelines import PIPELINES
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.learner import accumulate_gradient, measured
 from mmgrpo.maths.aggregates import constant_length, count, decision_mean, sample_mean, sample_sum
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.objectives import Objective
@@ -20,6 +19,7 @@ from mmgrpo.maths.selections import near_policy, ratio_top_entropy, top_entropy
 from mmgrpo.maths.surrogates import clipped, unclipped, vespo
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.train.learner import accumulate_gradient, measured
 from mmgrpo.types import Rollout
 from tests.policies.contract import move
 from tests.policies.tiny_language import policy_of, prompts_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from mmgrpo.machine import commit, machine
+from mmgrpo.system.machine import commit, machine
 
 GIT = ("git", "-c", "user.name=n", "-c", "user.email=e@x", "-c", "commit.gpgsign=false")
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mmgrpo.data.media import Gallery, embedded, opened
 from mmgrpo.errors import DataError
-from mmgrpo.media import Gallery, embedded, opened
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 5, 3), dtype=np.uint8)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mmgrpo.config.loading import CONFIGS, load_config
+from mmgrpo.docgen.methods import method_index, methods_page
 from mmgrpo.errors import ConfigError
-from mmgrpo.loading import CONFIGS, load_config
-from mmgrpo.methods import method_index, methods_page
 
 PAGE = CONFIGS.resolve().parent / "docs" / "methods.md"
 
@@ -83,5 +83,5 @@ def test_source_of_a_key_that_is_not_set_is_refused(tmp_path: Path, monkeypatch:
 
 def test_page_is_current() -> None:
     assert PAGE.read_text() == methods_page(row for row in method_index() if row.include.startswith("methods/")), (
-        "regenerate it: python -m mmgrpo.methods > docs/methods.md"
+        "regenerate it: python -m mmgrpo.docgen.methods > docs/methods.md"
     )

@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from mmgrpo.cli import app
 from mmgrpo.config import RunConfig
+from mmgrpo.config.loading import CONFIGS, load_config, shipped
+from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.errors import DataError
-from mmgrpo.loading import CONFIGS, load_config, shipped
-from mmgrpo.prompts import load_prompts_of
 
 NOTE = "Wants prompts.txt and held_out.txt. Flow-GRPO reports 0.59 before and 0.92 after, read by PaddleOCR"
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from mmgrpo import Trainer
-from mmgrpo.checkpoint import weights_of
 from mmgrpo.errors import NonFiniteError
-from mmgrpo.rewards.digits import digit_prompts
+from mmgrpo.examples.digits import digit_prompts
+from mmgrpo.run.checkpoint import weights_of
 from mmgrpo.types import Sample
 from tests.test_trainer import BASE, brightness, lines, make_policy, weights
 

@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.checkpoint import Place
-from mmgrpo.console import PlainConsole
-from mmgrpo.display import Bars
-from mmgrpo.loading import validated
-from mmgrpo.pace import Pace, clock_text
-from mmgrpo.progress import Progress
+from mmgrpo.config.loading import validated
+from mmgrpo.run.checkpoint import Place
+from mmgrpo.run.progress import Progress, WarmupStep
+from mmgrpo.system.console import PlainConsole
+from mmgrpo.system.display import Bars
+from mmgrpo.system.pace import Pace, clock_text
 from mmgrpo.types import Prompt, Sample
-from mmgrpo.warmup import WarmupStep
 
 LINE = {
     "step": 4,

@@ -18,13 +18,13 @@ from datasets import Dataset, Features, List, Value
 from datasets import Image as ImageFeature
 from PIL import Image
 
+from mmgrpo.config.loading import validated
+from mmgrpo.data.media import is_fetched, opened
+from mmgrpo.data.prompt_media import MAX_BYTES
+from mmgrpo.data.prompts import load_prompts, load_prompts_of
 from mmgrpo.errors import DataError
-from mmgrpo.loading import validated
-from mmgrpo.media import is_fetched, opened
 from mmgrpo.policies.denoising.calls import CallForm
 from mmgrpo.policies.denoising.trace import Row
-from mmgrpo.prompt_media import MAX_BYTES
-from mmgrpo.prompts import load_prompts, load_prompts_of
 from mmgrpo.types import Prompt
 from tests.policies.tiny_language import policy_of
 from tests.running import running

@@ -17,9 +17,9 @@ from datasets import Image as ImageFeature
 from PIL import Image
 from trl.data_utils import prepare_multimodal_messages
 
+from mmgrpo.data.media import opened
+from mmgrpo.data.prompts import load_prompts
 from mmgrpo.errors import DataError
-from mmgrpo.media import opened
-from mmgrpo.prompts import load_prompts
 from mmgrpo.types import Prompt
 from tests.policies.tiny_language import policy_of
 

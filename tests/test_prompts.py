@@ -13,8 +13,8 @@ from datasets import Dataset, DatasetDict, Features, List, Value
 from datasets import Image as ImageFeature
 from PIL import Image
 
+from mmgrpo.data.prompts import PromptStream, load_prompts
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.prompts import PromptStream, load_prompts
 from mmgrpo.types import Prompt
 
 FOUR = [Prompt("one"), Prompt("two"), Prompt("three"), Prompt("four")]

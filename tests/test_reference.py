@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mmgrpo.config import RunConfig
-from mmgrpo.loading import CONFIGS
-from mmgrpo.reference import configuration_page
+from mmgrpo.config.loading import CONFIGS
+from mmgrpo.docgen.configuration import configuration_page
 
 PAGE = CONFIGS.resolve().parent / "docs" / "configuration.md"
 
@@ -16,7 +16,9 @@ def row_of(key: str) -> list[str]:
 
 
 def test_page_is_current() -> None:
-    assert PAGE.read_text() == configuration_page(), "regenerate it: python -m mmgrpo.reference > docs/configuration.md"
+    assert PAGE.read_text() == configuration_page(), (
+        "regenerate it: python -m mmgrpo.docgen.configuration > docs/configuration.md"
+    )
 
 
 def test_every_top_level_key_is_there() -> None:

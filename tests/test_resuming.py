@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo.checkpoint import list_checkpoints
+from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import CheckpointError, ConfigError, RewardError
-from mmgrpo.loading import load_config, validated
-from mmgrpo.resuming import allowed_config, changed
-from mmgrpo.rewards.digits import digit_prompts
-from mmgrpo.trainer import Trainer
+from mmgrpo.examples.digits import digit_prompts
+from mmgrpo.run.checkpoint import list_checkpoints
+from mmgrpo.run.resuming import allowed_config, changed
+from mmgrpo.train.trainer import Trainer
 from mmgrpo.types import Sample
 from tests.test_trainer import BASE, brightness, lines, make_policy, run, weights
 
 WARMUP = {"examples": {"name": "mislabelled_digits", "fraction": 0.45}, "steps": 3, "batch_size": 4}
-EVALUATION = {"prompts": {"source": "python:mmgrpo.rewards.digits:digit_prompts", "limit": 2}, "every": 2}
+EVALUATION = {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "limit": 2}, "every": 2}
 
 
 def timeless(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from mmgrpo.checkpoint import list_checkpoints
+from mmgrpo.run.checkpoint import list_checkpoints
 
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from mmgrpo.rewards.digits import digit_prompts
-from mmgrpo.trainer import Trainer
+from mmgrpo.examples.digits import digit_prompts
+from mmgrpo.train.trainer import Trainer
 from tests.test_trainer import BASE, brightness, make_policy, weights
 
 output, how, calls = Path(sys.argv[1]), sys.argv[2], []

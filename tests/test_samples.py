@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from mmgrpo.samples import completion_metrics, write_samples
-from mmgrpo.trainer import Trainer
+from mmgrpo.run.samples import completion_metrics, write_samples
+from mmgrpo.train.trainer import Trainer
 from mmgrpo.types import Plan, Prompt, Rollout, Sample, Scores
 from tests.test_docs import shown
 

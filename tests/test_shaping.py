@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
-from mmgrpo import registry
-from mmgrpo.build import build_rewards
-from mmgrpo.config import AdvantageConfig, RewardConfig
-from mmgrpo.credit import form_credit, reward_metrics
+from mmgrpo.config import AdvantageConfig, RewardConfig, registry
+from mmgrpo.config.loading import validated
+from mmgrpo.config.registry import resolve
 from mmgrpo.errors import ConfigError
-from mmgrpo.explain import explanation
-from mmgrpo.loading import validated
+from mmgrpo.explain.explanation import explanation
 from mmgrpo.maths.schedules import linear_weight
-from mmgrpo.registry import resolve
 from mmgrpo.scoring import Gate, NamedReward, named_rewards, score
 from mmgrpo.scoring.shaping import shaped
+from mmgrpo.train.build import build_rewards
+from mmgrpo.train.credit import form_credit, reward_metrics
 from mmgrpo.types import Prompt, Sample, Scores
 
 SAMPLES = [Sample(Prompt("q"), 0, member, text="") for member in range(4)]

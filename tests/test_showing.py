@@ -15,8 +15,8 @@ from accelerate import Accelerator
 from PIL import Image
 
 from mmgrpo.config import RunConfig
-from mmgrpo.showing import show
-from mmgrpo.tracking import start_trackers
+from mmgrpo.run.folder import start_trackers
+from mmgrpo.run.showing import show
 from mmgrpo.types import Prompt, Sample, Scores
 
 SCORES = Scores(

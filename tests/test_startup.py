@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mmgrpo.registry import POLICIES, SETTINGS, is_scheduled, resolve, settings_type
+from mmgrpo.config.registry import POLICIES, SETTINGS, is_scheduled, resolve, settings_type
 
 HEAVY = ("torch", "diffusers", "transformers", "accelerate", "peft", "numpy", "PIL", "sklearn", "pyarrow", "datasets")
 

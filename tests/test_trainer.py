@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmgrpo.checkpoint import weights_of
 from mmgrpo.config import RunConfig
+from mmgrpo.config.loading import load_config
 from mmgrpo.errors import ConfigError, DataError, RewardError
-from mmgrpo.loading import load_config
+from mmgrpo.examples.digits import digit_prompts
+from mmgrpo.examples.pipelines import digits_pipeline
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.quickstart import digits_pipeline
-from mmgrpo.rewards.digits import digit_prompts
-from mmgrpo.trainer import Trainer
+from mmgrpo.run.checkpoint import weights_of
+from mmgrpo.train.trainer import Trainer
 from mmgrpo.types import Sample
 
 CALL = {"height": 8, "width": 8, "num_inference_steps": 4, "guidance_scale": 1.0, "max_sequence_length": 1}
@@ -137,7 +137,7 @@ def test_gdpo_and_several_rewards(tmp_path: Path) -> None:
 def test_trackers_get_the_same_numbers(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    judged = {"prompts": {"source": "python:mmgrpo.rewards.digits:digit_prompts"}, "every": 4}
+    judged = {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts"}, "every": 4}
     trainer = run(tmp_path, tracking={"trackers": ["tensorboard"]}, evaluation=judged)
     written = min(trainer.folder.path.rglob("events.out.tfevents*"), key=lambda path: len(path.parts))
     events = EventAccumulator(str(written.parent))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.trainer import Trainer
+from mmgrpo.train.trainer import Trainer
 from mmgrpo.types import Sample
 from tests.policies.tiny_language import policy_of, prompts_of
 

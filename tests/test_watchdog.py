@@ -13,13 +13,13 @@ from PIL import Image
 
 from mmgrpo import Trainer
 from mmgrpo.config import RewardConfig, RunConfig
+from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import ConfigError
-from mmgrpo.explain import explanation
-from mmgrpo.loading import load_config, validated
-from mmgrpo.samples import box_metrics, diversity_metrics
+from mmgrpo.explain.explanation import explanation
+from mmgrpo.run.samples import box_metrics, diversity_metrics
+from mmgrpo.run.watchdog import Alarm, Watchdog, watched
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.types import Prompt, Sample, Score
-from mmgrpo.watchdog import Alarm, Watchdog, watched
 from tests.policies.letters import letters
 
 

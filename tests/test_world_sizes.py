@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo import Example, Prompt, Sample, Trainer
-from mmgrpo.rewards.digits import digit_prompts
+from mmgrpo.examples.digits import digit_prompts
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.test_trainer import make_policy
 from tests.test_trainer_language import trained

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError, ShapeError
-from mmgrpo.lazy import torch
+from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

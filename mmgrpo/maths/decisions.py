@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ShapeError
-from mmgrpo.lazy import torch
+from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

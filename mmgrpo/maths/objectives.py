@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError, UnknownNameError
-from mmgrpo.lazy import torch
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, total
 from mmgrpo.maths.ratios import RATIO_LEVELS, Bounded, recentred_log_ratio
 from mmgrpo.maths.selections import Selection
 from mmgrpo.maths.surrogates import Surrogate
+from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from mmgrpo.lazy import torch
+from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,7 @@ from typing import Any
 
 from mmgrpo.report.numbers import clip, duration
 from mmgrpo.report.reading import Log, is_finite
-from mmgrpo.yamls import YamlError, parsed_yaml
+from mmgrpo.system.yamls import YamlError, parsed_yaml
 
 MAX_ROWS = 30
 

@@ -19,7 +19,7 @@ from mmgrpo.report.reading import Log, parse_mapping, read_log
 from mmgrpo.report.rendering import write_page
 from mmgrpo.report.run_files import RunFiles
 from mmgrpo.report.sections import drawn_once
-from mmgrpo.yamls import YamlError, parsed_yaml
+from mmgrpo.system.yamls import YamlError, parsed_yaml
 
 MAX_RUNS = 6
 MAX_REQUESTS = 12

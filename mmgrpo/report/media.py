@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image, ImageSequence
 
-from mmgrpo.media import UNREADABLE
+from mmgrpo.data.media import UNREADABLE
 from mmgrpo.report.choosing import evenly
 from mmgrpo.report.run_files import RunFiles
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import jinja2
 
-from mmgrpo.files import replace_text
 from mmgrpo.report.numbers import abridged, clip, duration, number, signed
+from mmgrpo.system.files import replace_text
 
 
 def write_page(path: Path, template: str, values: Mapping[str, Any]) -> Path:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from mmgrpo.media import path_of
+from mmgrpo.data.media import path_of
 from mmgrpo.scoring.reading import Result
 from mmgrpo.types import Prompt, Sample
 

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from inspect import Parameter, isawaitable, signature
 from typing import Any, final
 
+from mmgrpo.data.media import Gallery
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.media import Gallery
 from mmgrpo.reward import Reward
 from mmgrpo.scoring.reading import listed
 from mmgrpo.types import Prompt, Sample

@@ -19,7 +19,7 @@ from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.scoring import NamedReward
 from mmgrpo.serving.batching import Batcher, TooBusyError
 from mmgrpo.serving.metrics import CONTENT_TYPE, Metrics
-from mmgrpo.wire import JSON, unpacked
+from mmgrpo.serving.wire import JSON, unpacked
 
 logger = logging.getLogger(__name__)
 

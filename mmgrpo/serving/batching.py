@@ -15,8 +15,8 @@ from typing import Any, final
 
 from mmgrpo.errors import RewardError
 from mmgrpo.serving.metrics import Metrics
+from mmgrpo.serving.wire import ScoreResponse
 from mmgrpo.types import Sample, Score
-from mmgrpo.wire import ScoreResponse
 
 
 @dataclass(frozen=True, slots=True)

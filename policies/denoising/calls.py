@@ -10,8 +10,8 @@ from typing import Any
 from diffusers.utils.loading_utils import load_video
 from PIL import Image
 
+from mmgrpo.data.media import local_file, opened
 from mmgrpo.errors import ConfigError, DataError, ReplayError
-from mmgrpo.media import local_file, opened
 from mmgrpo.policies.denoising.trace import Row
 
 IMAGE_ARGUMENTS = ("image", "images", "input_images")

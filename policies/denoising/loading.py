@@ -18,10 +18,10 @@ from diffusers import (
 from torch import nn
 
 from mmgrpo.errors import ConfigError, PolicyError
-from mmgrpo.hub import why_not
 from mmgrpo.policies.denoising.caches import cache_names
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.loading import DTYPES, built, named
+from mmgrpo.system.hub import why_not
 
 
 def load_pipeline(settings: DenoisingSettings) -> Any:

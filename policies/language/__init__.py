@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmgrpo.lazy import exports
 from mmgrpo.policies.language.settings import LanguageSettings
+from mmgrpo.system.lazy import exports
 
 if TYPE_CHECKING:
     from mmgrpo.policies.language.policy import LanguagePolicy

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmgrpo.data.media import local_file, opened
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.media import local_file, opened
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.types import Prompt
 

@@ -18,9 +18,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from transformers.pytorch_utils import Conv1D
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.hub import why_not
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.loading import DTYPES, built, named
+from mmgrpo.system.hub import why_not
 
 FUSING = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 FUSED = ("out_proj", "conv1d")

@@ -15,7 +15,7 @@ from PIL import Image
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.reward import Reward
 from mmgrpo.rewards.groups.grouping import asked, is_score, within_groups
-from mmgrpo.rewards.parsing import MAX_TEXT_CHARS, one_of
+from mmgrpo.rewards.parsing.extraction import MAX_TEXT_CHARS, one_of
 from mmgrpo.types import Sample, Score
 
 Rule = Literal["divide", "bonus"]

@@ -8,7 +8,7 @@ from typing import Literal, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
 from mmgrpo.rewards.groups.grouping import asked, is_score, within_groups
-from mmgrpo.rewards.parsing import one_of
+from mmgrpo.rewards.parsing.extraction import one_of
 from mmgrpo.types import Sample, Score
 
 Unit = Literal["tokens", "characters"]

@@ -10,7 +10,7 @@ from typing import Any, Literal, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import excerpt
 from mmgrpo.rewards.groups.grouping import groups
-from mmgrpo.rewards.parsing import Extract, extracted, normalised, one_of
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, normalised, one_of
 from mmgrpo.types import Sample, Score
 
 MAX_NAMED = 8  # winners of a tie, in an explanation

@@ -12,7 +12,7 @@ from benchmarks.peers import PEERS
 from benchmarks.profiling import group_of, shares
 from benchmarks.serving import Load, under_load
 from benchmarks.settings import Passes, Setting, passes_of
-from mmgrpo.loading import shipped
+from mmgrpo.config.loading import shipped
 from mmgrpo.policies.denoising.memo import Memo
 
 FIXED = {"group_size": 2, "window": {"name": "fixed", "start": 2, "size": 1}}

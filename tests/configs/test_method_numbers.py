@@ -10,14 +10,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mmgrpo.binding import build_objective
 from mmgrpo.config import AdvantageConfig, ObjectiveConfig
-from mmgrpo.credit import form_credit
-from mmgrpo.loading import CONFIGS, read_layers
+from mmgrpo.config.binding import build_objective
+from mmgrpo.config.loading import CONFIGS, read_layers
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, Moments
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.objectives import Decisions
+from mmgrpo.train.credit import form_credit
 from mmgrpo.types import Noise, Scores
 
 STD, STEP = 0.4, 0.25

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.binding import build_objective
 from mmgrpo.config import ObjectiveConfig
-from mmgrpo.loading import CONFIGS, read_layers, shipped
+from mmgrpo.config.binding import build_objective
+from mmgrpo.config.loading import CONFIGS, read_layers, shipped
 from tests.maths.test_objectives_trl_live import draw_batch
 from tests.maths.trl_oracle import our_outcome, totals_as_trl, trl_outcome
 

@@ -12,18 +12,18 @@ import pytest
 import yaml
 from torch import nn
 
-from mmgrpo.binding import build_objective
-from mmgrpo.build import build_plan, build_rewards
 from mmgrpo.config import RunConfig
+from mmgrpo.config.binding import build_objective
+from mmgrpo.config.loading import CONFIGS, dump_config, load_config, read_layers, shipped
+from mmgrpo.docgen.methods import at
 from mmgrpo.errors import ConfigError
-from mmgrpo.loading import CONFIGS, dump_config, load_config, read_layers, shipped
 from mmgrpo.maths.surrogates import SURROGATES
-from mmgrpo.methods import at
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.adapted import adapter_targets
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.weights import DiffusersFiles, Weights
-from mmgrpo.watchdog import watched
+from mmgrpo.run.watchdog import watched
+from mmgrpo.train.build import build_plan, build_rewards
 from tests.tiny.pipelines import PIPELINES
 
 METHODS = shipped("methods")

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from mmgrpo.binding import window_at
-from mmgrpo.build import build_rewards
 from mmgrpo.config import RunConfig
-from mmgrpo.loading import CONFIGS, load_config, read_layers, shipped
+from mmgrpo.config.binding import window_at
+from mmgrpo.config.loading import CONFIGS, load_config, read_layers, shipped
+from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.prompts import load_prompts_of
-from mmgrpo.trainer import Trainer
+from mmgrpo.train.build import build_rewards
+from mmgrpo.train.trainer import Trainer
 from tests.configs.tiny_scorers import TinyScorers
 from tests.tiny.pipelines import PIPELINES
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.build import build_rewards
-from mmgrpo.loading import load_config
+from mmgrpo.config.loading import load_config
+from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.prompts import load_prompts_of
-from mmgrpo.trainer import Trainer
+from mmgrpo.train.build import build_rewards
+from mmgrpo.train.trainer import Trainer
 from tests.policies.tiny_language import picture
 from tests.tiny.language_models import make
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo.binding import build_objective
 from mmgrpo.config import ObjectiveConfig
+from mmgrpo.config.binding import build_objective
 from tests.maths.trl_oracle import Batch, our_outcome, totals_as_trl, trl_outcome
 
 pytest.importorskip("trl")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from mmgrpo.loading import CONFIGS
+from mmgrpo.config.loading import CONFIGS
 
 PAGE = CONFIGS.resolve().parent / "docs" / "design.md"
 

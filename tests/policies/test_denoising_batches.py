@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo.doctor import examine
-from mmgrpo.loading import validated
+from mmgrpo.config.loading import validated
+from mmgrpo.doctor.examination import examine
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.rewards.pixels import Brightness
-from mmgrpo.trainer import Trainer
+from mmgrpo.rewards.images.pixels import Brightness
+from mmgrpo.train.trainer import Trainer
 from mmgrpo.types import Plan, Prompt, Sample
 from tests.policies.contract import sample_difference, values
 from tests.policies.tiny_policies import policy_of, prompts_of

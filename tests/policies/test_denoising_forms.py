@@ -14,9 +14,9 @@ from PIL import Image
 from mmgrpo.errors import ConfigError, DataError, PolicyError, ReplayError
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.outputs import media_of
-from mmgrpo.samples import write_samples
+from mmgrpo.run.samples import write_samples
+from mmgrpo.serving.wire import packed
 from mmgrpo.types import Plan, Prompt, Rollout, Sample, Scores
-from mmgrpo.wire import packed
 from tests.policies import foreign_pipelines
 from tests.policies.contract import gradients, move, sample_difference, values
 

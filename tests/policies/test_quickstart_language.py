@@ -11,13 +11,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 from typer.testing import CliRunner
 
-from mmgrpo.build import build_rewards
 from mmgrpo.cli import app
-from mmgrpo.loading import load_config
-from mmgrpo.policies.quickstart_language import arithmetic_lm, digits_vlm
-from mmgrpo.rewards.arithmetic import careless_sums, held_out_sums
-from mmgrpo.rewards.digits import digit_questions, held_out_digit_questions, misread_digits
+from mmgrpo.config.loading import load_config
+from mmgrpo.examples.arithmetic import careless_sums, held_out_sums
+from mmgrpo.examples.digits import digit_questions, held_out_digit_questions, misread_digits
+from mmgrpo.examples.language_models import arithmetic_lm, digits_vlm
 from mmgrpo.scoring import score
+from mmgrpo.train.build import build_rewards
 from mmgrpo.types import Sample
 
 QUESTION = (

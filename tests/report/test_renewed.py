@@ -12,7 +12,7 @@ from tests.report.page import Page
 from tests.test_resuming import started
 from tests.test_trainer import brightness
 
-EVALUATION = {"prompts": {"source": "python:mmgrpo.rewards.digits:digit_prompts", "limit": 1}, "every": 1}
+EVALUATION = {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "limit": 1}, "every": 1}
 
 
 def told(run: Path) -> tuple[str, str]:

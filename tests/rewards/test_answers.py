@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.answers import Classification, EditDistance, ExactMatch, MultipleChoice, YesNo
+from mmgrpo.rewards.text.answers import Classification, EditDistance, ExactMatch, MultipleChoice, YesNo
 from tests.rewards.written import explained, score_of, scores_of, wrote
 
 

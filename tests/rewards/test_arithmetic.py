@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from mmgrpo.errors import DataError
-from mmgrpo.rewards.arithmetic import careless_sums, held_out_sums, sums, without_carry
+from mmgrpo.examples.arithmetic import careless_sums, held_out_sums, sums, without_carry
 from mmgrpo.types import Prompt
 
 

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from mmgrpo.errors import DataError
-from mmgrpo.rewards.boxes import Box, Point, Space, SpaceName, box_of, giou, iou, normalised_space
-from mmgrpo.rewards.spaces import Coordinates
+from mmgrpo.rewards.geometry.boxes import Box, Point, Space, SpaceName, box_of, giou, iou, normalised_space
+from mmgrpo.rewards.geometry.frames import Coordinates
 from mmgrpo.types import Prompt
 
 PIXELS = Space("original", 640, 480)

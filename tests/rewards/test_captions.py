@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.captions import CaptionScore
-from mmgrpo.rewards.ngrams import bleu, cider, document_frequencies, rouge_l
+from mmgrpo.rewards.text.captions import CaptionScore
+from mmgrpo.rewards.text.ngrams import bleu, cider, document_frequencies, rouge_l
 from tests.rewards.written import explained, score_of, wrote
 
 VOCABULARY = ["a", "the", "dog", "cat", "sits", "runs", "on", "mat", "red", "and"]

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.charts import ChartAnswer
+from mmgrpo.rewards.text.charts import ChartAnswer
 from tests.rewards.written import explained, score_of, wrote
 
 

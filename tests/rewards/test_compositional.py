@@ -10,9 +10,9 @@ from PIL import Image
 from transformers import AutoModelForZeroShotObjectDetection, AutoProcessor, CLIPModel
 
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.rewards.compositional import Compositional
-from mmgrpo.rewards.compositional_prompts import COLOURS
-from mmgrpo.rewards.detectors import DetectorSource
+from mmgrpo.rewards.images.compositional import Compositional
+from mmgrpo.rewards.images.compositional_prompts import COLOURS
+from mmgrpo.rewards.images.detectors import DetectorSource
 from mmgrpo.types import Score
 from tests.rewards.drawn import drew, filmed, noise
 from tests.tiny import judges

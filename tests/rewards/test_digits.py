@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from mmgrpo.errors import DataError
-from mmgrpo.rewards.digits import (
+from mmgrpo.examples.digits import (
     PARTNER,
     DigitVerifier,
     HeldOutJudge,

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.endpoints import ApiJudge
+from mmgrpo.rewards.judges.endpoints import ApiJudge
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.drawn import drew, filmed, noise, numbers, said
 from tests.running import running

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.registry import REWARDS, resolve
+from mmgrpo.config.registry import REWARDS, resolve
 from mmgrpo.types import Score
 from tests.rewards.written import wrote
 
@@ -24,7 +24,7 @@ VERIFIABLE = [
     name
     for name, target in REWARDS.items()
     if target.split(":")[0].rpartition(".")[2]
-    in ("answers", "captions", "quantities", "charts", "mathematics", "grounding", "precision", "masks", "actions",
+    in ("answers", "captions", "quantities", "charts", "mathematics", "localization", "precision", "masks", "actions",
         "tracks", "structure", "lengths")
 ]  # fmt: skip
 

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.rewards.coordinates import points_in, spans_in, stated_boxes
-from mmgrpo.rewards.grounding import BoxIou, Detection, PointInBox, TemporalIou
+from mmgrpo.rewards.geometry.coordinates import points_in, spans_in, stated_boxes
+from mmgrpo.rewards.grounding.localization import BoxIou, Detection, PointInBox, TemporalIou
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.written import explained, score_of, scores_of, wrote
 

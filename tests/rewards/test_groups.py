@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.build import build_rewards
 from mmgrpo.config import RewardConfig
+from mmgrpo.config.registry import REWARDS
 from mmgrpo.errors import ConfigError
-from mmgrpo.registry import REWARDS
 from mmgrpo.rewards.groups.diversity import DiversityAdjusted
 from mmgrpo.rewards.groups.likelihoods import LikelihoodConsistency, SelfCertainty, Unlikeliness
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament
 from mmgrpo.rewards.groups.verdicts import Conciseness, NoisyVerifier
 from mmgrpo.rewards.groups.votes import MajorityVote, SemanticClusters
 from mmgrpo.scoring import NamedReward, score
+from mmgrpo.train.build import build_rewards
 from mmgrpo.types import Prompt, Sample, Score
 from tests.rewards.grouped import column_chance, column_score, plain
 

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from mmgrpo.rewards.actions import GuiAction
-from mmgrpo.rewards.answers import Classification, EditDistance, ExactMatch, MultipleChoice, YesNo
-from mmgrpo.rewards.captions import CaptionScore
-from mmgrpo.rewards.charts import ChartAnswer
-from mmgrpo.rewards.grounding import BoxIou, Detection, PointInBox, TemporalIou
-from mmgrpo.rewards.lengths import Repetition
-from mmgrpo.rewards.masks import MaskIou
-from mmgrpo.rewards.precision import AveragePrecision
-from mmgrpo.rewards.quantities import Count, MeanRelativeAccuracy, Number
-from mmgrpo.rewards.structure import Format, JsonSchema
-from mmgrpo.rewards.tracks import Tracking
+from mmgrpo.rewards.grounding.actions import GuiAction
+from mmgrpo.rewards.grounding.localization import BoxIou, Detection, PointInBox, TemporalIou
+from mmgrpo.rewards.grounding.masks import MaskIou
+from mmgrpo.rewards.grounding.precision import AveragePrecision
+from mmgrpo.rewards.grounding.tracks import Tracking
+from mmgrpo.rewards.text.answers import Classification, EditDistance, ExactMatch, MultipleChoice, YesNo
+from mmgrpo.rewards.text.captions import CaptionScore
+from mmgrpo.rewards.text.charts import ChartAnswer
+from mmgrpo.rewards.text.lengths import Repetition
+from mmgrpo.rewards.text.quantities import Count, MeanRelativeAccuracy, Number
+from mmgrpo.rewards.text.structure import Format, JsonSchema
 from tests.rewards.written import score_of
 
 MILLION = 1_000_000
@@ -140,7 +140,9 @@ def what_runs(tree: ast.AST) -> set[str]:
 
 def test_nothing_is_evaluated_or_unpickled():
     root = Path(__file__).parents[2]
-    paths = [path for room in ("mmgrpo", "policies", "rewards") for path in sorted((root / room).rglob("*.py"))]
+    paths = [
+        path for room in ("mmgrpo", "policies", "rewards", "examples") for path in sorted((root / room).rglob("*.py"))
+    ]
     assert {"rewards/groups/votes.py", "mmgrpo/scoring/cache.py", "policies/language/policy.py"} <= {
         str(path.relative_to(root)) for path in paths
     }

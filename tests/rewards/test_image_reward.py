@@ -9,7 +9,7 @@ import torch
 from transformers import BertTokenizer
 
 from mmgrpo.errors import RewardError
-from mmgrpo.rewards.image_reward import ImageReward
+from mmgrpo.rewards.images.image_reward import ImageReward
 from tests.rewards.drawn import drew, noise
 from tests.tiny import judges
 

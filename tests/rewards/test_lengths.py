@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.answers import ExactMatch
-from mmgrpo.rewards.lengths import CosineLength, Overlong, Repetition
+from mmgrpo.rewards.text.answers import ExactMatch
+from mmgrpo.rewards.text.lengths import CosineLength, Overlong, Repetition
 from mmgrpo.types import Sample
 from tests.rewards.written import scores_of, wrote
 

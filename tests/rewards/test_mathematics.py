@@ -9,7 +9,7 @@ import time
 import pytest
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.mathematics import MathVerify
+from mmgrpo.rewards.text.mathematics import MathVerify
 from tests.rewards.written import explained, scores_of, wrote
 
 pytest.importorskip("math_verify")
@@ -98,7 +98,7 @@ def test_what_takes_too_long_fails_on_every_thread_and_harms_nothing():
 
 def test_a_process_that_does_not_stop_is_killed_and_another_started(monkeypatch: pytest.MonkeyPatch):
     """The worker's own alarm is not heard within one long operation of an extension: here it sets itself none."""
-    monkeypatch.setattr("mmgrpo.rewards.mathematics.GRACE_S", -36.0)
+    monkeypatch.setattr("mmgrpo.rewards.text.mathematics.GRACE_S", -36.0)
     reward = MathVerify(time_limit_s=40.0)  # killed 4 s after it is asked, long before its own limit
     assert scores_of(reward, samples_of((r"\boxed{2}", "2"))) == [1]
     assert scores_of(reward, samples_of((r"\boxed{9^{9^{9^{9}}}}", "5"))) == pytest.approx([math.nan], nan_ok=True)
@@ -125,7 +125,7 @@ def test_what_was_read_is_said(reward: MathVerify):
 
 def test_its_process_ends_with_the_interpreter_and_leaves_nothing_open():
     program = (
-        "from mmgrpo.rewards.mathematics import MathVerify\n"
+        "from mmgrpo.rewards.text.mathematics import MathVerify\n"
         "from mmgrpo.types import Prompt, Sample\n"
         "sample = Sample(Prompt('q', columns={'solution': '2'}), group=0, member=0, text=r'\\boxed{2}')\n"
         "reward = MathVerify(time_limit_s=60)\n"

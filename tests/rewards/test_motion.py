@@ -12,8 +12,8 @@ from transformers import AutoModel, AutoProcessor
 
 from mmgrpo.config import RewardConfig
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.motion import FrameMean, Motion, TemporalConsistency, movement
-from mmgrpo.rewards.pixels import Brightness
+from mmgrpo.rewards.images.pixels import Brightness
+from mmgrpo.rewards.video.motion import FrameMean, Motion, TemporalConsistency, movement
 from mmgrpo.types import Sample
 from tests.rewards.drawn import drew, filmed, noise, numbers, said
 from tests.tiny import judges
@@ -127,7 +127,7 @@ def test_frame_mean_keeps_none_and_failures_apart() -> None:
 
 
 def test_frame_mean_of_a_reward_by_name() -> None:
-    from mmgrpo.build import build_rewards
+    from mmgrpo.train.build import build_rewards
 
     (named,) = build_rewards(
         [RewardConfig.model_validate({"name": "frame_mean", "of": {"name": "brightness", "target": 0.0}})]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmgrpo.rewards.numerals import numbers, seconds
+from mmgrpo.rewards.parsing.numerals import numbers, seconds
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from mmgrpo.errors import ConfigError, MissingPackageError, RewardError
-from mmgrpo.rewards.ocr import OcrAccuracy, text_accuracy, wanted_text
+from mmgrpo.rewards.images.ocr import OcrAccuracy, text_accuracy, wanted_text
 from mmgrpo.types import Score
 from tests.rewards.drawn import drew, filmed, numbers
 
@@ -104,8 +104,8 @@ def test_the_text_that_was_read_explains_the_score(reader: Callable[[Image.Image
 
 
 def test_an_engine_is_named_in_yaml_as_a_function(reader: Callable[[Image.Image], str]) -> None:
-    from mmgrpo.build import build_rewards
     from mmgrpo.config import RunConfig
+    from mmgrpo.train.build import build_rewards
 
     config = RunConfig.model_validate({"rewards": [{"name": "ocr_accuracy", "engine": "python:my_ocr:read"}]})
     (named,) = build_rewards(config.rewards)

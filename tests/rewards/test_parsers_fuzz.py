@@ -10,13 +10,13 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mmgrpo.rewards.boxes import Box, Space, iou
-from mmgrpo.rewards.calls import MAX_ACTIONS, actions_in
-from mmgrpo.rewards.coordinates import MAX_COORDINATE, points_in, spans_in, stated_boxes
-from mmgrpo.rewards.numerals import numbers, seconds
-from mmgrpo.rewards.parsing import extracted, json_document, json_values, normalised, words
-from mmgrpo.rewards.regions import MAX_SHAPES, decoded, painted, shapes_in
-from mmgrpo.rewards.tracks import MAX_MOMENTS, span_iou, track_in
+from mmgrpo.rewards.geometry.boxes import Box, Space, iou
+from mmgrpo.rewards.geometry.coordinates import MAX_COORDINATE, points_in, spans_in, stated_boxes
+from mmgrpo.rewards.geometry.regions import MAX_SHAPES, decoded, painted, shapes_in
+from mmgrpo.rewards.grounding.calls import MAX_ACTIONS, actions_in
+from mmgrpo.rewards.grounding.tracks import MAX_MOMENTS, span_iou, track_in
+from mmgrpo.rewards.parsing.extraction import extracted, json_document, json_values, normalised, words
+from mmgrpo.rewards.parsing.numerals import numbers, seconds
 
 fuzzed = settings(
     max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from mmgrpo.rewards import parsing
-from mmgrpo.rewards.parsing import Extract, extracted, json_document, json_values, normalised, words
+from mmgrpo.rewards.parsing import extraction as parsing
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, json_document, json_values, normalised, words
 
 
 @pytest.mark.parametrize(

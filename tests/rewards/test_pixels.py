@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.pixels import Brightness, JpegSize
+from mmgrpo.rewards.images.pixels import Brightness, JpegSize
 from mmgrpo.types import Prompt, Sample
 
 

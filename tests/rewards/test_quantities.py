@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.quantities import Count, MeanRelativeAccuracy, Number
+from mmgrpo.rewards.text.quantities import Count, MeanRelativeAccuracy, Number
 from tests.rewards.written import explained, score_of, wrote
 
 

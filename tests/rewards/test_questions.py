@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.questions import Scale, filled, shown
+from mmgrpo.rewards.judges.questions import Scale, filled, shown
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.drawn import drew, filmed, noise
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from mmgrpo.errors import DataError
-from mmgrpo.rewards.boxes import Box
-from mmgrpo.rewards.compositional_prompts import COLOURS, OBJECTS, TASKS, compositional_prompts
-from mmgrpo.rewards.scenes import SPACE, Clause, Found, Verdict, clauses_of, judged_scene, kept, relations
+from mmgrpo.rewards.geometry.boxes import Box
+from mmgrpo.rewards.images.compositional_prompts import COLOURS, OBJECTS, TASKS, compositional_prompts
+from mmgrpo.rewards.images.scenes import SPACE, Clause, Found, Verdict, clauses_of, judged_scene, kept, relations
 
 
 def box(left: float, top: float, right: float, bottom: float) -> Box:

@@ -9,8 +9,8 @@ from PIL import Image
 from transformers import AutoModel, AutoProcessor
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.image_features import SSIM_C1, ssim
-from mmgrpo.rewards.similarity import EditConsistency, EditDirection, ImageSimilarity
+from mmgrpo.rewards.images.similarity import EditConsistency, EditDirection, ImageSimilarity
+from mmgrpo.rewards.models.image_features import SSIM_C1, ssim
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.drawn import drew, noise, numbers, said
 from tests.tiny import judges

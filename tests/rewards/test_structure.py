@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.structure import Format, JsonSchema
+from mmgrpo.rewards.text.structure import Format, JsonSchema
 from tests.rewards.written import score_of
 
 GOOD = "<think>a\nb</think>\n<answer>5</answer>\n"

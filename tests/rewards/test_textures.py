@@ -10,7 +10,7 @@ from PIL import Image, ImageFilter
 from sklearn.datasets import load_digits, load_sample_images
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.textures import Colour, GridArtifacts, Sharpness, grid_shares, lab
+from mmgrpo.rewards.images.textures import Colour, GridArtifacts, Sharpness, grid_shares, lab
 from mmgrpo.types import Sample
 from tests.rewards.drawn import drew, filmed, noise, numbers, said
 

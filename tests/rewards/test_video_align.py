@@ -18,8 +18,8 @@ from torchvision.transforms import InterpolationMode, functional
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.video_align import VideoAlign, shown_frames
-from mmgrpo.rewards.video_align_checkpoint import Recipe, merged, plain_name
+from mmgrpo.rewards.video.video_align import VideoAlign, shown_frames
+from mmgrpo.rewards.video.video_align_checkpoint import Recipe, merged, plain_name
 from mmgrpo.types import Sample
 from tests.rewards.drawn import drew, filmed, numbers, said
 from tests.tiny import language_models

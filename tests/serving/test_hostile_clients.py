@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.remote import Remote
+from mmgrpo.rewards.judges.remote import Remote
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.serving.app import Limits
 from mmgrpo.serving.server import ImpatientProtocol
+from mmgrpo.serving.wire import token_of
 from mmgrpo.types import Prompt, Sample
-from mmgrpo.wire import token_of
 from tests.serving.loopback import TOKEN, get, post, serving
 
 

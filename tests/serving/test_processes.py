@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from mmgrpo.config.loading import validated
 from mmgrpo.errors import RewardError
-from mmgrpo.loading import validated
-from mmgrpo.rewards.remote import Remote
+from mmgrpo.rewards.judges.remote import Remote
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.serving.server import ignored_settings
 from mmgrpo.types import Prompt, Sample

@@ -23,14 +23,14 @@ from typer.testing import CliRunner
 
 from mmgrpo.cli import app
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.answers import EditDistance
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament
-from mmgrpo.rewards.pixels import Brightness, JpegSize
-from mmgrpo.rewards.remote import Remote, batches
+from mmgrpo.rewards.images.pixels import Brightness, JpegSize
+from mmgrpo.rewards.judges.remote import Remote, batches
+from mmgrpo.rewards.text.answers import EditDistance
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.serving.app import Limits, make_app
+from mmgrpo.serving.wire import token_of
 from mmgrpo.types import Prompt, Sample, Score
-from mmgrpo.wire import token_of
 from tests.serving.loopback import TOKEN, counted, get, serving, told, wait_for
 
 QUICK: dict[str, Any] = {"retries": 1, "backoff": 0.01}

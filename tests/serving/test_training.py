@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from mmgrpo.errors import RewardError
+from mmgrpo.examples.digits import digit_prompts
+from mmgrpo.examples.pipelines import digits_pipeline
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.quickstart import digits_pipeline
-from mmgrpo.rewards.digits import digit_prompts
-from mmgrpo.rewards.pixels import Brightness
-from mmgrpo.rewards.remote import Remote
-from mmgrpo.trainer import Trainer
+from mmgrpo.rewards.images.pixels import Brightness
+from mmgrpo.rewards.judges.remote import Remote
+from mmgrpo.train.trainer import Trainer
 from mmgrpo.types import Sample
 from tests.serving.loopback import ServerProcess, serving
 

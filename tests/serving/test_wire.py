@@ -15,8 +15,8 @@ from PIL import Image
 from safetensors.numpy import save
 
 from mmgrpo.errors import DataError
+from mmgrpo.serving.wire import JSON, MIN_PIXELS, SAFETENSORS, Form, packed, unpacked
 from mmgrpo.types import Prompt, Sample
-from mmgrpo.wire import JSON, MIN_PIXELS, SAFETENSORS, Form, packed, unpacked
 
 FORMS = get_args(Form)
 

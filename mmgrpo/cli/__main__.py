@@ -1,0 +1,12 @@
+"""``python -m mmgrpo.cli``, and ``accelerate launch -m mmgrpo.cli``: the command line."""
+
+import os
+import sys
+
+if not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()):
+    del sys.path[0]  # python -m puts the working directory first, where a stranger's peft.py may lie
+
+from mmgrpo.cli import app
+
+if __name__ == "__main__":
+    app()

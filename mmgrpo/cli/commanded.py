@@ -1,0 +1,121 @@
+"""What a command works on: the configuration it was given in any of its forms, its prompts, and the policy."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.system.console import PlainConsole
+
+if TYPE_CHECKING:
+    from mmgrpo.config import RunConfig
+    from mmgrpo.policy import Policy
+    from mmgrpo.types import Prompt
+
+
+def settings_of(config: str, overrides: list[str] | None, *, computes: bool = True) -> RunConfig:
+    """The configuration that a file, a shipped name, a run folder or a checkpoint names, with overrides over it.
+
+    Args:
+        config: what names it.
+        overrides: ``a.b=c``.
+        computes: whether the command goes on to load libraries that compute, which are then settled first.
+
+    Returns:
+        The configuration.
+    """
+    from mmgrpo.config.loading import load_config
+
+    settings = load_config(_config_file(config), overrides or [])
+    if computes:
+        _say_loading(settings)
+        _settle_libraries()
+        _set_threads(settings.runtime.threads)
+    return settings
+
+
+def _say_loading(settings: RunConfig) -> None:
+    """At once, as the libraries alone take seconds to be imported; of several processes the first says it."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    what = "the libraries"
+    if settings.policy is not None:
+        what += f" and {settings.policy.numbers.get('model', settings.policy.name)}"
+    PlainConsole(stderr=True).say(f"loading {what} ...")
+
+
+def _settle_libraries() -> None:
+    """Before they are imported: no bars where nobody watches, and no warnings that are for those who write code."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
+    if not sys.warnoptions:
+        warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def _is_run(config: str) -> bool:
+    """Whether it is a run folder or a checkpoint, by a file that such folders hold."""
+    return any(os.path.isfile(os.path.join(config, file)) for file in ("config.yaml", "state.json"))
+
+
+def _config_file(config: str) -> str | Path:
+    """What names a configuration; of a run folder or checkpoint, the run's own."""
+    if not _is_run(config):
+        return config
+    from mmgrpo.run.resuming import config_of
+
+    return config_of(Path(config))
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads is None:
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def prompts_of(settings: RunConfig) -> list[Prompt]:
+    """The prompts of its ``prompts:`` section. Raises ConfigError if there is none, DataError for missing files."""
+    from mmgrpo.data.prompts import load_prompts_of, require_source
+
+    if settings.prompts is None:
+        raise ConfigError("the configuration has no prompts: section; set prompts.source to a file or dataset")
+    if settings.evaluation is not None:
+        require_source(settings.evaluation.prompts, key="evaluation.prompts", note=settings.note)
+    return load_prompts_of(settings.prompts, note=settings.note)
+
+
+def resumed_settings(resume: Path, config: str | None, overrides: list[str]) -> RunConfig:
+    """What a run is to go on under: its own configuration, or another, with overrides over it."""
+    from mmgrpo.run.resuming import allowed_config, config_of
+
+    if config is not None and "=" in config and not Path(config).is_file():
+        config, overrides = None, [config, *overrides]
+    settings = settings_of(config or str(config_of(resume)), overrides)
+    return allowed_config(resume, settings).config  # what cannot be is said before a model is loaded
+
+
+def policy_of(settings: RunConfig, checkpoint: Path | None) -> Policy:
+    """The policy on the machine's device, with a run's or checkpoint's weights if one is given."""
+    import torch
+
+    from mmgrpo.run.checkpoint import weights_of
+    from mmgrpo.train.build import build_policy
+
+    policy = build_policy(settings, settings.runtime.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if checkpoint is not None:
+        policy.load(weights_of(checkpoint))
+    return policy
+
+
+def weights_for(config: str, checkpoint: Path | None) -> Path | None:
+    """The checkpoint to use: the one that was asked for, else the run's that stands for the configuration."""
+    if checkpoint is None and not _is_run(config):
+        PlainConsole(stderr=True).say("note: the weights are as loaded, neither warmed up nor trained")
+        return None
+    return checkpoint or Path(config)

@@ -1,0 +1,353 @@
+"""The command line: ``mmgrpo train CONFIG [a.b=c ...]`` and its companions."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.padding import Padding
+from rich.table import Table
+
+from mmgrpo import __version__
+from mmgrpo.cli.commanded import policy_of, prompts_of, resumed_settings, settings_of, weights_for
+from mmgrpo.errors import ConfigError, MmgrpoError
+from mmgrpo.system.console import PlainConsole, brief, log_plainly, page, raised_plainly, shown, styled
+
+if TYPE_CHECKING:
+    from mmgrpo.types import Sample
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+console = PlainConsole()
+EXIT_CODES = {"interrupted": 130, "terminated": 143}  # as a shell gives them
+
+Config = Annotated[
+    str, typer.Argument(help="a YAML file, a run folder, or a shipped name such as quickstart/digits-image")
+]
+Overrides = Annotated[list[str] | None, typer.Argument(help="a.b=c, laid over the file")]
+CheckpointOption = Annotated[Path | None, typer.Option(help="a run folder or checkpoint whose weights are used")]
+
+
+@contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Errors made on purpose are shown as one line; anything else is a bug and keeps its traceback."""
+    try:
+        yield
+    except MmgrpoError as error:
+        PlainConsole(stderr=True).say(styled("error:", "bold red"), brief(error))
+        raise typer.Exit(2) from None
+    except SystemExit as error:  # of foreign code: click's own Exit is another class
+        said = f"something that the run called ended the program with sys.exit({error.code!r})"
+        PlainConsole(stderr=True).say(styled("error:", "bold red"), said)
+        raise typer.Exit(1) from None
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"mmgrpo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="says which")] = False,
+) -> None:
+    """GRPO for anything that generates."""
+    log_plainly()
+    sys.excepthook = raised_plainly
+
+
+@app.command()
+def train(
+    config: Annotated[
+        str | None, typer.Argument(help="a YAML file, or a shipped name; may be left out with --resume")
+    ] = None,
+    overrides: Overrides = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="a run folder or checkpoint to go on from, by its own config.yaml if alone")
+    ] = None,
+) -> None:
+    """Trains, and writes a run folder with metrics, samples, checkpoints and report.html."""
+    with _plain_errors():
+        if resume is None:
+            if config is None:
+                raise ConfigError("train needs a configuration (a YAML file or a shipped name), or --resume RUN")
+            ended = _train(settings_of(config, overrides), None)
+        else:
+            ended = _train(resumed_settings(resume, config, overrides or []), resume)
+        if ended.main:
+            console.say(f"report: {ended.run / 'report.html'}")
+        raise typer.Exit(EXIT_CODES.get(ended.status, 0))
+
+
+@app.command()
+def sample(
+    config: Config,
+    prompt: Annotated[str, typer.Argument(help="what to draw or to answer")],
+    overrides: Overrides = None,
+    checkpoint: CheckpointOption = None,
+    out: Annotated[Path, typer.Option(help="folder for the results")] = Path("samples"),
+    count: Annotated[int, typer.Option(min=1, help="how many")] = 4,
+    seed: Annotated[int, typer.Option(help="seed of the draw")] = 0,
+    image: Annotated[list[Path] | None, typer.Option(help="what the model is shown; may be given again")] = None,
+    noise: Annotated[
+        bool, typer.Option("--noise", help="draw as training does; texts without it are the likeliest, all the same")
+    ] = False,
+) -> None:
+    """Draws samples for one prompt from the base model or a checkpoint; texts are printed too."""
+    with _plain_errors():
+        from mmgrpo.run.drawing import captions_of, draw, write
+        from mmgrpo.train.build import build_rewards
+        from mmgrpo.types import Prompt
+
+        settings = settings_of(config, overrides)
+        judges = (settings.evaluation and settings.evaluation.rewards) or settings.rewards
+        policy = policy_of(settings, weights_for(config, checkpoint))
+        asked = Prompt(prompt, images=tuple(map(str, image or ())))
+        drawn = draw(policy, asked, build_rewards(judges), count=count, seed=seed, noise=noise)
+        folder = write(drawn, out)
+        texts = [_written(sample) for sample in drawn.samples if sample.text is not None]
+        for text, times in Counter(texts).items():
+            said = "  ".join(captions_of(drawn.scores, texts.index(text)))
+            typer.echo(f"{shown(text)}\n{f'({times} times) ' if times > 1 else ''}{shown(said) or '-' * 40}")
+        for name, why in drawn.unasked.items():
+            console.say(f"not judged by {name}: {brief(why)}")
+        console.say(f"{count} samples in {folder}")
+
+
+@app.command()
+def evaluate(
+    config: Config,
+    overrides: Overrides = None,
+    checkpoint: CheckpointOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print one line of JSON, for machines")] = False,
+) -> None:
+    """Judges a run, a checkpoint or the base model on the configuration's evaluation prompts."""
+    with _plain_errors():
+        from accelerate import Accelerator
+
+        from mmgrpo.data.prompts import load_prompts_of
+        from mmgrpo.run.processes import Job
+        from mmgrpo.scoring import Scorer
+        from mmgrpo.train.build import build_rewards
+        from mmgrpo.train.evaluation import judge
+
+        settings = settings_of(config, overrides)
+        if settings.evaluation is None:
+            raise ConfigError("the configuration has no evaluation: section; say which prompts to judge")
+        judges = Scorer(build_rewards(settings.evaluation.rewards or settings.rewards), max_failure_frac=1.0)
+        prompts = load_prompts_of(settings.evaluation.prompts, key="evaluation.prompts", note=settings.note)
+        policy = policy_of(settings, weights_for(config, checkpoint))
+        judged = judge(policy, prompts, judges, settings.evaluation, Job(Accelerator()))
+        if judged is not None and as_json:
+            sys.stdout.write(json.dumps(judged.metrics()) + "\n")
+        elif judged is not None:
+            table = Table("judge", "mean", "spread", "judged", "failed", box=None, header_style="bold")
+            for row in judged.rows():
+                table.add_row(*row)
+            console.print(table)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="a run folder; several are put side by side")],
+    out: Annotated[Path | None, typer.Option(help="the page of several runs, if not compare.html in the first")] = None,
+) -> None:
+    """Writes report.html into a run folder, or one page that puts several runs side by side."""
+    with _plain_errors():
+        from mmgrpo.report import write_comparison, write_report
+
+        if len(runs) == 1 and out is not None:
+            raise ConfigError("--out is for several runs; the report of one is report.html in its folder")
+        console.say(str(write_report(runs[0]) if len(runs) == 1 else write_comparison(runs, out)))
+
+
+@app.command()
+def doctor(config: Config, overrides: Overrides = None) -> None:
+    """Checks exactness, windows, the reference and the rewards on your own model, and prints cures."""
+    with _plain_errors():
+        from mmgrpo.doctor.examination import examine, render
+        from mmgrpo.train.build import build_rewards
+
+        settings = settings_of(config, overrides)
+        rewards, prompts = build_rewards(settings.rewards), prompts_of(settings)
+        policy = policy_of(settings, None)
+        findings = examine(settings, policy, rewards, prompts)
+        console.print(render(findings))
+        if not all(finding.ok for finding in findings):
+            raise typer.Exit(1)
+
+
+@app.command()
+def explain(config: Config, overrides: Overrides = None) -> None:
+    """Prints the resolved formula with its numbers, the batch geometry and what a sample costs; loads no model."""
+    with _plain_errors():
+        from mmgrpo.docgen.declared import require_rewards
+        from mmgrpo.explain.explanation import explanation
+
+        settings = settings_of(config, overrides, computes=False)
+        require_rewards(settings)
+        typer.echo(shown(explanation(settings)))
+
+
+@app.command("serve-rewards")
+def serve_rewards(
+    config: Config,
+    overrides: Overrides = None,
+    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0: all of them")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen on")] = 8000,
+    token_variable: Annotated[str | None, typer.Option(help="environment variable with the bearer token")] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="samples judged in one call")] = 64,
+    window_ms: Annotated[float, typer.Option(min=0, help="how long a request waits for others")] = 5.0,
+    max_body_mb: Annotated[int, typer.Option(min=1, help="largest request, in MiB")] = 256,
+    timeout_s: Annotated[float, typer.Option(min=0.001, help="time that judging a request may take")] = 110.0,
+) -> None:
+    """Serves the configuration's rewards to runs elsewhere, whose reward is then named remote."""
+    with _plain_errors():
+        from mmgrpo.serving.wire import token_of
+        from mmgrpo.system.extras import missing
+        from mmgrpo.train.build import build_rewards
+
+        try:
+            from mmgrpo.serving.app import Limits, make_app
+            from mmgrpo.serving.server import ignored_settings, serve
+        except ModuleNotFoundError as error:
+            raise missing(error.name or "fastapi", "a server") from error
+        limits = Limits(
+            max_batch=max_batch, window_s=window_ms / 1000, max_body=max_body_mb * 2**20, score_timeout_s=timeout_s
+        )
+        settings = settings_of(config, overrides)
+        rewards = build_rewards(settings.rewards)
+        app = make_app(rewards, limits=limits, token=token_of(token_variable))
+        served = ", ".join(reward.name for reward in rewards)
+        if token_variable is None and host not in ("127.0.0.1", "localhost", "::1"):
+            console.say(styled("warning:", "bold yellow"), "whoever reaches this machine may ask; set --token-variable")
+        if ignored := ", ".join(ignored_settings(settings)):
+            console.say(
+                styled("warning:", "bold yellow"),
+                "a server judges and no more; how it counts is for the run that asks, "
+                f"and these do nothing here: {ignored}",
+            )
+        console.say(f"serving {served} at http://{host}:{port}/score")
+        serve(app, host=host, port=port)
+
+
+@app.command()
+def init(folder: Annotated[Path, typer.Argument(help="where to; made if it is not there")] = Path()) -> None:
+    """Writes a configuration, a reward and prompts to edit, which train takes as they are."""
+    with _plain_errors():
+        from mmgrpo.cli.starting import start
+
+        for path in start(folder):
+            console.say(f"wrote {path}")
+        console.say(f"{'' if folder == Path() else f'cd {shlex.quote(str(folder))} && '}mmgrpo train run.yaml")
+
+
+@app.command()
+def recipes() -> None:
+    """Lists the configurations that come to be run, with what each wants."""
+    with _plain_errors():
+        from mmgrpo.cli.starting import recipes as notes
+
+        for name, note in notes().items():
+            console.print(styled(name, "bold"))
+            console.print(Padding(note, (0, 0, 1, 2)))
+
+
+@app.command()
+def policies() -> None:
+    """Lists the policy adapters."""
+    _list_names("policies")
+
+
+@app.command()
+def rewards(name: Annotated[str | None, typer.Argument(help="a reward, whose page is shown")] = None) -> None:
+    """Lists the rewards by kind, or shows the page of one."""
+    from mmgrpo.docgen.catalogue import by_kind, page_of, summary_of
+
+    with _plain_errors():
+        if name is not None:
+            console.print(page(page_of(name)))
+            return
+        width = max(len(member) for members in by_kind().values() for member in members)
+        for kind, members in by_kind().items():
+            table = Table(title=kind, title_justify="left", title_style="bold", box=None, show_header=False)
+            table.add_column(no_wrap=True, min_width=width)
+            table.add_column()
+            for member in members:
+                table.add_row(member, page(summary_of(member)))
+            console.print(table, "")
+        console.print("mmgrpo rewards NAME shows a reward's settings, range, source and traps.")
+
+
+@app.command()
+def methods() -> None:
+    """Lists the published methods that come as YAML."""
+    with _plain_errors():
+        from mmgrpo.docgen.methods import method_index
+
+        table = Table("include", "method", "paper", "what it is made of", box=None, header_style="bold")
+        for row in method_index():
+            table.add_row(row.include, row.title, row.paper, row.composition)
+        console.print(table)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A run that came to an end without an error: its folder, how it ended, whether this process talks for it."""
+
+    run: Path
+    status: str
+    main: bool
+
+
+def _train(settings: Any, resume: Path | None) -> _Ended:
+    from transformers.utils.logging import disable_progress_bar
+
+    from mmgrpo.run.folder import make_accelerator, require_output
+    from mmgrpo.train.build import build_policy, build_rewards
+    from mmgrpo.train.trainer import Trainer
+
+    if resume is None:
+        require_output(settings)
+    judges, prompts = build_rewards(settings.rewards), prompts_of(settings)
+    accelerator = make_accelerator(settings)
+    policy = build_policy(settings, settings.runtime.device or accelerator.device)
+    disable_progress_bar()  # of a saved checkpoint's files, across the run's own bar
+    trainer = Trainer(policy, judges, prompts, settings, accelerator=accelerator, resume=resume)
+    try:
+        return _Ended(trainer.train(), trainer.status, accelerator.is_main_process)
+    finally:
+        accelerator.state.destroy_process_group()
+
+
+def _written(sample: Sample) -> str:
+    return f"{sample.text}{'' if sample.finished else ' ... (cut off by the length limit)'}"
+
+
+def _list_names(kind: str) -> None:
+    from mmgrpo.config.registry import names, resolve
+
+    table = Table("name", "what it is", "where", box=None, header_style="bold")
+    for name, target in sorted(names(kind).items()):
+        table.add_row(name, _first_line(lambda n=name: resolve(kind, n)), target)
+    console.print(table)
+
+
+def _first_line(load: Callable[[], Any]) -> str:
+    try:
+        return (load().__doc__ or "").strip().split("\n")[0]
+    except MmgrpoError as error:
+        return f"({error})"
+
+
+for _command in app.registered_commands:  # click cuts a first line that is not given as the short help
+    _command.short_help = (inspect.getdoc(_command.callback) or "").partition("\n")[0]

@@ -1,0 +1,107 @@
+"""Named functions of the configuration bound to their numbers: the loss, a window, whatever a registry holds.
+
+Nothing here computes, so nothing here imports torch: ``mmgrpo explain`` reads what a run would do without it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from mmgrpo.config import Named, ObjectiveConfig, RunConfig
+from mmgrpo.config.registry import suggestion
+from mmgrpo.errors import ConfigError, UnknownNameError
+from mmgrpo.maths.aggregates import AGGREGATES
+from mmgrpo.maths.objectives import Objective
+from mmgrpo.maths.ratios import BOUNDS
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.maths.selections import SELECTIONS
+from mmgrpo.maths.steps import STEP_WEIGHTS
+from mmgrpo.maths.surrogates import SURROGATES
+from mmgrpo.maths.windows import WINDOWS
+from mmgrpo.policy import Policy, Scheduled
+
+KINDS: Mapping[str, type | tuple[type, ...]] = {"int": int, "float": (int, float)}
+"""What values a number may have, by the annotation of its parameter; of others the function judges itself."""
+
+WINDOW_SEED = 1  # keeps the window's random numbers apart from the samples'
+
+
+def build_objective(config: ObjectiveConfig) -> Objective:
+    """The loss. Raises ConfigError for an unknown function or numbers it does not take."""
+    return Objective(
+        surrogate=bound("objective.surrogate", SURROGATES, config.surrogate),
+        aggregate=bound("objective.aggregate", AGGREGATES, config.aggregate),
+        ratio_level=config.ratio_level,
+        bound=None if config.bound is None else bound("objective.bound", BOUNDS, config.bound),
+        selections=tuple(bound("objective.selections", SELECTIONS, named)() for named in config.selections),
+        recentre=config.recentre,
+        step_weight=None
+        if config.step_weight is None
+        else named_in("objective.step_weight", STEP_WEIGHTS, config.step_weight),
+        divergence=config.divergence,
+        kl_beta=config.kl_beta,
+        kl_ratio_level=config.kl_ratio_level,
+        entropy_bonus=config.entropy_bonus,
+    )
+
+
+def window_at(config: RunConfig, policy: Policy | Scheduled, step: int) -> tuple[int, ...] | None:
+    """The stochastic decisions of a step; None for all of them."""
+    window = config.rollout.window
+    if window is None:
+        return None
+    if not isinstance(policy, Scheduled):
+        raise ConfigError(f"rollout.window lays windows over denoising steps; {type(policy).__name__} has none")
+    keyed: dict[str, Any] = {}
+    if window.name in ("random", "random_subset"):
+        keyed["seed"] = derive_seed(config.seed, WINDOW_SEED, step)
+    if window.name == "progressive":
+        keyed["step"] = step
+    draw = bound("rollout.window", WINDOWS, window, given=("num_decisions", *keyed))
+    return draw(policy.num_decisions, **keyed)
+
+
+def bound(
+    where: str, functions: Mapping[str, Callable[..., Any]], named: Named, *, given: Sequence[str] = ()
+) -> Callable[..., Any]:
+    """A registered function with its numbers; keyword-only parameters are the numbers.
+
+    Args:
+        where: key of the configuration, for messages.
+        functions: what is registered, by name.
+        named: the name, with the numbers set for it.
+        given: parameters that the caller passes by keyword later, so that they are no numbers of the configuration.
+
+    Returns:
+        The function, its numbers bound.
+
+    Raises:
+        ConfigError: unknown function, unknown or missing numbers.
+    """
+    function = named_in(where, functions, named.name)
+    allowed = {
+        name: parameter
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY and name not in given
+    }
+    for key in named.numbers:
+        if key not in allowed:
+            known = suggestion(key, allowed) if allowed else "; it takes no numbers"
+            raise ConfigError(f"{where}: {named.name} takes no {key!r}{known}")
+    for key, value in named.numbers.items():
+        kinds = KINDS.get(str(allowed[key].annotation))
+        if kinds is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+            raise ConfigError(f"{where}: {key} of {named.name} must be {allowed[key].annotation}, got {value!r:.80}")
+    missing = [name for name, p in allowed.items() if p.default is p.empty and name not in named.numbers]
+    if missing:
+        raise ConfigError(f"{where}: {named.name} needs {', '.join(missing)}")
+    return partial(function, **named.numbers)
+
+
+def named_in(where: str, functions: Mapping[str, Callable[..., Any]], name: str) -> Callable[..., Any]:
+    if name not in functions:
+        raise UnknownNameError(f"{where}: unknown name {name!r}{suggestion(name, functions)}")
+    return functions[name]

@@ -1,0 +1,218 @@
+"""YAML files, includes and ``a.b=c`` overrides into a ``RunConfig``; unknown keys are errors that name the nearest."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from mmgrpo.config import RunConfig
+from mmgrpo.config.registry import suggestion
+from mmgrpo.errors import ConfigError, UnknownNameError
+from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parsed_yaml
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+
+
+MAX_INCLUDED = 20
+"""How deep files may include each other."""
+
+MAX_NAMED = 8
+"""Wrong keys that one message explains."""
+
+
+def load_config(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
+    """The run configuration of a file or of a shipped name such as ``quickstart/digits-image``.
+
+    ``include:`` names files laid under this one, in order, later ones over earlier ones; then the file itself; then
+    the overrides, ``a.b=c`` strings (values are YAML) or a mapping of dotted keys. Mappings merge, everything else is
+    replaced; a key ``a.b=null`` clears it.
+
+    Args:
+        path: a file or a shipped name, with or without ``.yaml``.
+        overrides: what lies over the files.
+
+    Returns:
+        The resolved configuration.
+
+    Raises:
+        ConfigError: a file is missing or malformed, or a value is not allowed; the message names the key.
+    """
+    merged = read_layers(find_config(path))
+    for key, value in _parsed(overrides).items():
+        _set(merged, key.split("."), value)
+    return validated(merged)
+
+
+def validated(values: Mapping[str, Any]) -> RunConfig:
+    """A ``RunConfig`` from plain values. Raises ConfigError that explains every wrong key."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain_validation(error, RunConfig)) from None
+
+
+def dump_config(config: RunConfig) -> str:
+    """The resolved configuration as YAML that ``load_config`` reads back to the same."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
+
+
+def find_config(name: str | Path, beside: Path | None = None) -> Path:
+    """The file of a path or shipped name, with or without ``.yaml``.
+
+    Args:
+        name: the path or shipped name.
+        beside: a folder to look in first, that of the file which includes this one.
+
+    Returns:
+        An existing file.
+
+    Raises:
+        ConfigError: there is none; the nearest shipped names are listed.
+    """
+    roots = [Path(), CONFIGS] if beside is None else [beside, Path(), CONFIGS]
+    for root in roots:
+        for candidate in (root / name, root / f"{name}.yaml"):
+            if _is_file(candidate):
+                return candidate
+    raise ConfigError(f"no configuration {str(name)!r}{suggestion(str(name), shipped())}")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long, a folder that may not be looked into
+        return False
+
+
+def shipped(folder: str = "") -> list[str]:
+    """Names of the configurations that come with the package, as ``train`` and ``include`` take them."""
+    found = (CONFIGS / folder).rglob("*.yaml")
+    return sorted(path.relative_to(CONFIGS).with_suffix("").as_posix() for path in found)
+
+
+def read_layers(path: Path) -> dict[str, Any]:
+    """A file with its includes laid under it."""
+    return _layers(path.resolve(), (), {})
+
+
+def _layers(path: Path, above: tuple[Path, ...], known: dict[Path, dict[str, Any]]) -> dict[str, Any]:
+    """The same, by way of the files that include it; each file is read once, however often it is included."""
+    if path in above:
+        raise ConfigError(f"{path} includes itself, by way of {' -> '.join(str(p) for p in above)}")
+    if len(above) > MAX_INCLUDED:
+        raise ConfigError(f"{above[0]} includes files more than {MAX_INCLUDED} deep; write them together")
+    if path not in known:
+        values = _read(path)
+        merged: dict[str, Any] = {}
+        for name in _includes(values, path):
+            below = find_config(name, path.parent).resolve()
+            merged = merge(merged, _layers(below, (*above, path), known))
+        known[path] = merge(merged, values)
+    return known[path]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            values = parsed_yaml(file.read(MAX_CHARACTERS + 1))
+    except (YamlError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a mapping of keys, got {type(values).__name__}")
+    return values
+
+
+def _includes(values: dict[str, Any], path: Path) -> list[str]:
+    """The names under ``include``, which is taken out."""
+    named = values.pop("include", None) or []
+    names = [named] if isinstance(named, str) else named
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{path}: include must be the name of a file or a list of names, got {named!r:.80}")
+    return names
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """``above`` over ``below``: mappings merge key by key; two mappings of different ``name`` are different things, and
+    the upper one replaces the lower."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if _mergeable(old, value) else value
+    return merged
+
+
+def _mergeable(old: Any, value: Any) -> TypeGuard[dict[str, Any]]:
+    if not (isinstance(old, dict) and isinstance(value, dict)):
+        return False
+    return "name" not in old or "name" not in value or old["name"] == value["name"]
+
+
+def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
+    """One line per wrong key, with the nearest allowed name for an unknown one."""
+    lines = []
+    problems = error.errors()
+    for problem in problems[:MAX_NAMED]:
+        where = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            owner = _model_at(model, problem["loc"][:-1])
+            known = owner.model_fields if owner else {}
+            lines.append(f"unknown key {where!r}{suggestion(str(problem['loc'][-1]), known)}")
+        else:
+            lines.append(f"{where or 'configuration'}: {problem['msg'].removeprefix('Value error, ')}")
+    more = [f"and {len(problems) - MAX_NAMED} more"] if len(problems) > MAX_NAMED else []
+    return "; ".join([*lines, *more])
+
+
+def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel] | None:
+    for part in location:
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part)
+        if field is None:
+            return None
+        inner = [a for a in _types_in(field.annotation) if isinstance(a, type) and issubclass(a, BaseModel)]
+        if not inner:
+            return None
+        model = inner[0]
+    return model
+
+
+def _types_in(annotation: Any) -> list[Any]:
+    arguments = typing.get_args(annotation)
+    return [annotation] if not arguments else [kind for argument in arguments for kind in _types_in(argument)]
+
+
+def _parsed(overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(overrides, Mapping):
+        return dict(overrides)
+    parsed = {}
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"an override is written key=value (update.lr=1e-4), got {override!r}")
+        try:
+            parsed[key] = parsed_yaml(value)
+        except YamlError as error:
+            raise ConfigError(f"the value of the override {override[:80]!r} is not valid YAML: {error}") from error
+    return parsed
+
+
+def _set(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    for part in path[:-1]:
+        inner = values.get(part)
+        if isinstance(inner, str) and part in ("policy", "window", "surrogate", "aggregate", "examples"):
+            inner = {"name": inner}
+        if isinstance(inner, list) and path[path.index(part) + 1].isdigit():
+            raise UnknownNameError(f"cannot override inside the list {part!r}; give the whole list: {part}=[...]")
+        values[part] = dict(inner) if isinstance(inner, dict) else {}
+        values = values[part]
+    values[path[-1]] = value

@@ -1,0 +1,147 @@
+"""Names to "module:attribute", imported on use; packages of others join through entry points."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from mmgrpo.errors import UnknownNameError
+from mmgrpo.policy import Scheduled
+from mmgrpo.system.targets import import_attribute, is_own, own_attribute
+
+POLICIES: Mapping[str, str] = {
+    "denoising": "mmgrpo.policies.denoising:DenoisingPolicy",
+    "language": "mmgrpo.policies.language:LanguagePolicy",
+}
+
+SETTINGS: Mapping[str, str] = {
+    "denoising": "mmgrpo.policies.denoising.settings:DenoisingSettings",
+    "language": "mmgrpo.policies.language.settings:LanguageSettings",
+}
+"""Settings of our policies, which are read without the libraries that the policies need."""
+
+REWARDS: Mapping[str, str] = {
+    "digit_verifier": "mmgrpo.examples.digits:DigitVerifier",
+    "held_out_judge": "mmgrpo.examples.digits:HeldOutJudge",
+    "digit_recall": "mmgrpo.examples.digits:Recall",
+    "digit_precision": "mmgrpo.examples.digits:Precision",
+    "digit_spread": "mmgrpo.examples.digits:Spread",
+    "jpeg_size": "mmgrpo.rewards.images.pixels:JpegSize",
+    "brightness": "mmgrpo.rewards.images.pixels:Brightness",
+    "exact_match": "mmgrpo.rewards.text.answers:ExactMatch",
+    "multiple_choice": "mmgrpo.rewards.text.answers:MultipleChoice",
+    "yes_no": "mmgrpo.rewards.text.answers:YesNo",
+    "classification": "mmgrpo.rewards.text.answers:Classification",
+    "edit_distance": "mmgrpo.rewards.text.answers:EditDistance",
+    "caption_score": "mmgrpo.rewards.text.captions:CaptionScore",
+    "number": "mmgrpo.rewards.text.quantities:Number",
+    "mean_relative_accuracy": "mmgrpo.rewards.text.quantities:MeanRelativeAccuracy",
+    "count": "mmgrpo.rewards.text.quantities:Count",
+    "chart_answer": "mmgrpo.rewards.text.charts:ChartAnswer",
+    "math_verify": "mmgrpo.rewards.text.mathematics:MathVerify",
+    "box_iou": "mmgrpo.rewards.grounding.localization:BoxIou",
+    "detection": "mmgrpo.rewards.grounding.localization:Detection",
+    "average_precision": "mmgrpo.rewards.grounding.precision:AveragePrecision",
+    "point_in_box": "mmgrpo.rewards.grounding.localization:PointInBox",
+    "mask_iou": "mmgrpo.rewards.grounding.masks:MaskIou",
+    "gui_action": "mmgrpo.rewards.grounding.actions:GuiAction",
+    "temporal_iou": "mmgrpo.rewards.grounding.localization:TemporalIou",
+    "tracking": "mmgrpo.rewards.grounding.tracks:Tracking",
+    "format": "mmgrpo.rewards.text.structure:Format",
+    "json_schema": "mmgrpo.rewards.text.structure:JsonSchema",
+    "overlong": "mmgrpo.rewards.text.lengths:Overlong",
+    "repetition": "mmgrpo.rewards.text.lengths:Repetition",
+    "cosine_length": "mmgrpo.rewards.text.lengths:CosineLength",
+    "clip_score": "mmgrpo.rewards.images.clip_scores:ClipScore",
+    "pick_score": "mmgrpo.rewards.images.clip_scores:PickScore",
+    "hps_v2": "mmgrpo.rewards.images.clip_scores:HpsV2",
+    "aesthetic": "mmgrpo.rewards.images.clip_scores:Aesthetic",
+    "pairwise_win_rate": "mmgrpo.rewards.groups.pairs:PairwiseWinRate",
+    "tournament": "mmgrpo.rewards.groups.pairs:Tournament",
+    "majority_vote": "mmgrpo.rewards.groups.votes:MajorityVote",
+    "semantic_clusters": "mmgrpo.rewards.groups.votes:SemanticClusters",
+    "diversity_adjusted": "mmgrpo.rewards.groups.diversity:DiversityAdjusted",
+    "unlikeliness": "mmgrpo.rewards.groups.likelihoods:Unlikeliness",
+    "self_certainty": "mmgrpo.rewards.groups.likelihoods:SelfCertainty",
+    "likelihood_consistency": "mmgrpo.rewards.groups.likelihoods:LikelihoodConsistency",
+    "noisy_verifier": "mmgrpo.rewards.groups.verdicts:NoisyVerifier",
+    "conciseness": "mmgrpo.rewards.groups.verdicts:Conciseness",
+    "remote": "mmgrpo.rewards.judges.remote:Remote",
+    "image_reward": "mmgrpo.rewards.images.image_reward:ImageReward",
+    "colour": "mmgrpo.rewards.images.textures:Colour",
+    "sharpness": "mmgrpo.rewards.images.textures:Sharpness",
+    "grid_artifacts": "mmgrpo.rewards.images.textures:GridArtifacts",
+    "image_similarity": "mmgrpo.rewards.images.similarity:ImageSimilarity",
+    "edit_consistency": "mmgrpo.rewards.images.similarity:EditConsistency",
+    "edit_direction": "mmgrpo.rewards.images.similarity:EditDirection",
+    "motion": "mmgrpo.rewards.video.motion:Motion",
+    "temporal_consistency": "mmgrpo.rewards.video.motion:TemporalConsistency",
+    "frame_mean": "mmgrpo.rewards.video.motion:FrameMean",
+    "video_align": "mmgrpo.rewards.video.video_align:VideoAlign",
+    "vlm_judge": "mmgrpo.rewards.judges.looking:VlmJudge",
+    "prompt_likelihood": "mmgrpo.rewards.judges.looking:PromptLikelihood",
+    "api_judge": "mmgrpo.rewards.judges.endpoints:ApiJudge",
+    "ocr_accuracy": "mmgrpo.rewards.images.ocr:OcrAccuracy",
+    "compositional": "mmgrpo.rewards.images.compositional:Compositional",
+}
+
+EXAMPLES: Mapping[str, str] = {
+    "mislabelled_digits": "mmgrpo.examples.digits:mislabelled_examples",
+    "misread_digits": "mmgrpo.examples.digits:misread_digits",
+    "careless_sums": "mmgrpo.examples.arithmetic:careless_sums",
+}
+
+_OWN = {"policies": POLICIES, "rewards": REWARDS, "examples": EXAMPLES}
+
+
+def names(kind: str) -> dict[str, str]:
+    """All known names of a kind ("policies", "rewards" or "examples") with where each lives; ours come first."""
+    own = dict(_OWN[kind])
+    return {point.name: point.value for point in entry_points(group=f"mmgrpo.{kind}")} | own
+
+
+def resolve(kind: str, name: str) -> Any:
+    """What a name stands for; ``python:module:attribute`` names anything importable.
+
+    Args:
+        kind: policies, rewards or examples.
+        name: a registered name.
+
+    Returns:
+        The object itself, imported now.
+
+    Raises:
+        UnknownNameError: no such name; the nearest are listed.
+        ConfigError: there is nothing at ``python:module:attribute``.
+        MissingPackageError: its module needs a package that is not installed.
+    """
+    if is_own(name):
+        return own_attribute(name)
+    known = names(kind)
+    if name not in known:
+        raise UnknownNameError(f"unknown name {name!r} among {kind}{suggestion(name, known)}")
+    return import_attribute(known[name])
+
+
+def settings_type(policy: str) -> Any:
+    """The type of a policy's settings; None where it declares none. Ours are found without importing the policy."""
+    if policy in SETTINGS:
+        return import_attribute(SETTINGS[policy])
+    return getattr(resolve("policies", policy), "settings_type", None)
+
+
+def is_scheduled(policy: str) -> bool:
+    """Whether every sample of a policy takes the same, known number of decisions."""
+    if policy in SETTINGS:
+        return getattr(settings_type(policy), "is_scheduled", False)
+    adapter = resolve("policies", policy)
+    return isinstance(adapter, type) and issubclass(adapter, Scheduled)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The tail of an error message: the nearest known names, or all of them."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name[:200], known, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(near)}?" if near else f"; known are {', '.join(known)}"

@@ -1,0 +1,303 @@
+"""The images and videos of a row of data: found, checked, and opened only when they are looked at."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any, final
+
+from PIL import Image
+
+from mmgrpo.data.media import UNREADABLE, embedded, is_fetched, is_url, path_of, unreadable, upright
+from mmgrpo.errors import DataError
+from mmgrpo.system.bounded import fetched
+
+COLUMNS = {"image": ("image", "images"), "video": ("video", "videos")}
+"""The columns that hold each kind of medium: one, and a list."""
+
+PAYLOADS = {
+    "image": ("image", "image_url", "bytes", "path", "url", "base64"),
+    "video": ("video", "video_url", "path", "url", "bytes"),
+}
+"""The keys under which a mapping holds a medium."""
+
+MAX_BYTES = 2**28
+"""What an image that lies elsewhere may weigh."""
+
+FETCH_S = 60.0
+"""Seconds that it may take to come."""
+
+HEAD_BYTES = 2**16
+"""How much of a stored image is looked at when it is loaded: enough for most to say what they are."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """An image or a video, and the options that stood beside it (``fps``, ``max_pixels``)."""
+
+    item: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredImage:
+    """The bytes of one image of a dataset, read whenever they are asked for.
+
+    Attributes:
+        table: the dataset in arrow's format.
+        row: its row.
+        column: the column of images.
+        index: which of the row's images.
+    """
+
+    table: Any
+    row: int
+    column: str
+    index: int
+
+    @property
+    def source(self) -> str | None:
+        """Where the image lies: a path or a URL; None if it lies in the dataset itself or nowhere."""
+        item = stored_items(self.table, self.row, self.column)[self.index]
+        return item["path"].as_py() if item.is_valid and not item["bytes"].is_valid else None
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the dataset holds the image itself."""
+        item = stored_items(self.table, self.row, self.column)[self.index]
+        return item.is_valid and item["bytes"].is_valid
+
+    def data(self) -> Any:
+        """The encoded image, as a buffer that is not copied. Raises DataError if the dataset does not hold it."""
+        if not self.is_here:
+            raise DataError(f"row {self.row} of the dataset holds no image in '{self.column}'")
+        return stored_items(self.table, self.row, self.column)[self.index]["bytes"].as_buffer()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """An image in an archive or, where that is allowed, on the network; read whenever it is asked for.
+
+    Attributes:
+        source: its URL.
+    """
+
+    source: str
+
+    def data(self) -> bytes:
+        """The encoded image. Raises DataError if it cannot be had, or only with more bytes than ``MAX_BYTES``."""
+        if self.source.lower().startswith(("http://", "https://")) and "::" not in self.source:
+            return fetched(self.source, limit=MAX_BYTES, timeout_s=FETCH_S)
+        from datasets.utils.file_utils import xopen
+
+        try:
+            with xopen(self.source, "rb") as file:
+                data = file.read(MAX_BYTES + 1)
+        except Exception as error:  # every file system has its own
+            raise DataError(f"{self.source[:200]} cannot be read ({type(error).__name__}: {error})") from error
+        if len(data) > MAX_BYTES:
+            raise DataError(f"{self.source[:200]} cannot be read: it has more than {MAX_BYTES} bytes")
+        return data
+
+
+def refuse_fetch(source: str, where: str, *, allow_fetch: bool) -> None:
+    """Refuses (DataError) what only the network has, unless it may be asked."""
+    if is_fetched(source) and not allow_fetch:
+        raise DataError(
+            f"{where}: {source[:200]!r} would be fetched from the network, which data may not ask for; download it and "
+            f"give its path, or set prompts.allow_fetch: true"
+        )
+
+
+def refuse_fetches(value: Any, where: str) -> None:
+    """Refuses (DataError) encoded media as datasets store them that lie on the network, however deep in a value."""
+    if isinstance(value, Mapping):
+        source = value.get("path")
+        if isinstance(source, str) and value.get("bytes") is None:
+            refuse_fetch(source, where, allow_fetch=False)
+        for inner in value.values():
+            refuse_fetches(inner, where)
+    if isinstance(value, list | tuple):
+        for inner in value:
+            refuse_fetches(inner, where)
+
+
+def stored_items(table: Any, row: int, column: str) -> Sequence[Any]:
+    """The images of a row as arrow holds them, each with ``bytes`` and ``path``."""
+    import pyarrow
+
+    value = table[row].column(column)[0]
+    if not value.is_valid:
+        return ()
+    return value.values if isinstance(value, pyarrow.ListScalar) else (value,)
+
+
+def holds_media(feature: Any) -> bool:
+    """Whether a column of a dataset holds encoded media that are decoded when they are looked at, however deep."""
+    if isinstance(feature, dict):
+        return set(feature) == {"bytes", "path"} or any(map(holds_media, feature.values()))
+    inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
+    return bool(getattr(feature, "decode", False)) or (inner is not None and holds_media(inner))
+
+
+@final
+class Pictures(Sequence[Any]):
+    """Images of which some are encoded: those are decoded whenever they are looked at, and never kept."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self._items = tuple(items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: Any) -> Any:
+        return Pictures(self._items[index]) if isinstance(index, slice) else _decoded(self._items[index])
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(_decoded, self._items)
+
+    def __reduce__(self) -> Any:
+        """What travels between processes are the images of the row, not the dataset they lie in."""
+        carried = (bytes(item.data()) if isinstance(item, StoredImage | Elsewhere) else item for item in self._items)
+        return Pictures, (tuple(carried),)
+
+
+def held(items: Sequence[Any]) -> Sequence[Any]:
+    """Media as a prompt holds them: paths and open images as they are, encoded images decoded when looked at."""
+    encoded = any(isinstance(item, bytes | StoredImage | Elsewhere) for item in items)
+    return Pictures(items) if encoded else tuple(items)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a row is.
+
+    Attributes:
+        where: what to call it in an error.
+        folder: what its relative paths count from; None leaves them as they are.
+        allow_fetch: whether its images may lie on the network.
+    """
+
+    where: str
+    folder: Path | None
+    allow_fetch: bool = False
+
+    def media(self, row: Mapping[str, Any], kind: str) -> list[Medium]:
+        """The media of a kind in their columns, in order."""
+        one, several = COLUMNS[kind]
+        given = _listed(row.get(one), whole=kind == "video") + _listed(row.get(several))
+        return [self.medium(item, kind) for item in given]
+
+    def medium(self, item: Any, kind: str) -> Medium:
+        """A medium as a prompt may hold it, checked as far as that takes no decoding.
+
+        Raises: DataError for what does not exist or cannot be opened.
+        """
+        options: dict[str, Any] = {}
+        if isinstance(item, Mapping):
+            keys = [key for key in PAYLOADS[kind] if item.get(key) is not None]
+            if not keys:
+                raise DataError(
+                    f"{self.where}: a mapping stands for the {kind} and holds none of {', '.join(PAYLOADS[kind])}; it "
+                    f"holds {', '.join(key for key, value in item.items() if value is not None) or 'nothing'}"
+                )
+            ignored = (*PAYLOADS[kind], "type", "detail")
+            options = {key: value for key, value in item.items() if key not in ignored and value is not None}
+            return Medium(self.medium(item[keys[0]], kind).item, options)
+        if kind == "video" and isinstance(item, list | tuple):
+            return Medium(held([self.medium(frame, "image").item for frame in item]))
+        return Medium(self._checked(self._located(item, kind), kind))
+
+    def _located(self, item: Any, kind: str) -> Any:
+        if isinstance(item, StoredImage) and item.source is not None:
+            return self._located(item.source, kind)
+        if not isinstance(item, str):
+            return item
+        path = path_of(item)
+        placed = path if self.folder is None else str(self.folder / path)
+        if os.path.exists(placed):
+            return placed
+        try:
+            data = embedded(item) if kind == "image" else None
+        except DataError as error:
+            raise DataError(f"{self.where}: {error}") from error
+        if data is not None:
+            return data
+        if is_url(item):
+            return self._elsewhere(item, kind)
+        if self.folder is None:
+            return item
+        raise DataError(f"{self.where}: {missing(Path(placed))}; paths count from {self.folder}")
+
+    def _elsewhere(self, source: str, kind: str) -> Elsewhere:
+        if kind == "video":
+            raise DataError(
+                f"{self.where}: the video {source[:200]!r} is a URL, and videos are not fetched; download it and give "
+                "its path"
+            )
+        refuse_fetch(source, self.where, allow_fetch=self.allow_fetch)
+        return Elsewhere(source)
+
+    def _checked(self, item: Any, kind: str) -> Any:
+        """The item, if it looks like an image from its first bytes; videos and what is elsewhere are not looked at."""
+        if isinstance(item, str) and os.path.exists(item) and not os.path.isfile(item):
+            raise DataError(f"{self.where}: {item} is no ordinary file; give the path of the {kind} itself")
+        absent = isinstance(item, str) and (kind == "video" or not os.path.exists(item))
+        if isinstance(item, Image.Image | Elsewhere) or absent:
+            return item
+        if kind == "video" or not isinstance(item, str | bytes | StoredImage):
+            raise DataError(
+                f"{self.where}: the {kind} must be a path{'' if kind == 'image' else ' or a list of frames'}, got "
+                f"{type(item).__name__}; write it to a file and give its path"
+            )
+        try:
+            _identify(item)
+        except UNREADABLE as error:
+            raise DataError(f"{self.where}: {unreadable(item, error)}") from error
+        return item
+
+
+def _identify(item: str | bytes | StoredImage) -> None:
+    if isinstance(item, str):
+        Image.open(item).close()
+        return
+    data = memoryview(item if isinstance(item, bytes) else item.data())
+    try:
+        Image.open(BytesIO(data[:HEAD_BYTES])).close()
+    except UNREADABLE:  # some formats are read whole
+        Image.open(BytesIO(data)).close()
+
+
+def _decoded(item: Any) -> Any:
+    if not isinstance(item, bytes | StoredImage | Elsewhere):
+        return item
+    try:
+        return upright(Image.open(BytesIO(item if isinstance(item, bytes) else item.data())))
+    except UNREADABLE as error:
+        raise DataError(unreadable(item, error)) from error
+
+
+def _listed(value: Any, *, whole: bool = False) -> list[Any]:
+    """A column's media; a list is one medium where it stands for a ``whole`` video."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) and not whole else [value]
+
+
+def missing(path: Path) -> str:
+    """Says that a path does not exist and what is nearest to it in its folder."""
+    if not path.parent.is_dir():
+        return f"{path} does not exist, nor does its folder"
+    names = sorted(entry.name for entry in path.parent.iterdir())
+    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.4)
+    return f"{path} does not exist; " + (
+        f"nearest there: {', '.join(near)}" if near else "nothing there has a like name"
+    )

@@ -1,0 +1,387 @@
+"""Reads prompts from what people already have, and deals them out as a pure function of the step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from mmgrpo.config import PromptsConfig
+from mmgrpo.data.prompt_media import StoredImage, holds_media, missing, refuse_fetch, refuse_fetches, stored_items
+from mmgrpo.data.rows import MEDIA_COLUMNS, form_of, prompt_of_row
+from mmgrpo.errors import DataError
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.system.hub import why_not
+from mmgrpo.system.targets import is_own, own_attribute
+from mmgrpo.types import Prompt
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+
+_SPLIT_FILES = ("{}_metadata.jsonl", "{}.jsonl", "{}.json", "{}.parquet", "{}.txt")
+
+
+def load_prompts(
+    source: str | Path | Dataset | DatasetDict,
+    *,
+    split: str | None = None,
+    text_column: str = "prompt",
+    limit: int | None = None,
+    allow_fetch: bool = False,
+) -> list[Prompt]:
+    """The prompts of a file, a folder, a dataset of the Hub or a Python function.
+
+    ========================================  =========================================================================
+    source                                    read as
+    ========================================  =========================================================================
+    ``prompts.txt``                           one prompt per line; blank lines are skipped
+    ``rows.jsonl``, ``rows.json``             one object per line; a list of objects
+    ``rows.parquet``                          one prompt per row
+    a folder with ``{split}.txt`` or other    that file, flow_grpo's ``{split}_metadata.jsonl`` included
+    a folder of ``Dataset.save_to_disk``      that dataset
+    another folder, or ``owner/name``         ``datasets.load_dataset``; ``owner/name:subset`` names a configuration
+    ``python:module:attribute``               a function without arguments that returns prompts, or a list of them
+    a live ``datasets.Dataset``               itself
+    ========================================  =========================================================================
+
+    A row may have the form that TRL, verl, EasyR1 or ms-swift ask for; see ``docs/data.md``. ``text_column`` (or, in
+    rows without it, ``messages`` or ``problem``) is a text or a list of chat messages, ``negative_prompt`` the negative
+    prompt, ``image``/``images``/``video``/``videos`` what the model is shown (paths count from the file's folder and
+    stay paths; ``video`` may be a list of frames), and every other column is for the rewards. Images stored in a
+    dataset are decoded each time they are looked at, so they cost no memory.
+
+    Args:
+        source: where the prompts are.
+        split: the split of a folder or dataset; needed where there are several.
+        text_column: the column that holds the prompt.
+        limit: keep the first so many.
+        allow_fetch: rows may name images, and columns for the rewards media, that lie on the network; videos that the
+            model is shown may not.
+
+    Returns:
+        At least one prompt, in the order of the source.
+
+    Raises:
+        DataError: for a source that is missing, empty or malformed, with the line or row and the cure; a setting that
+            has no effect on the source is refused too.
+        ConfigError: for ``python:`` sources that do not exist.
+    """
+    if limit is not None and limit < 1:
+        raise DataError(f"limit must be at least 1 or absent, got {limit}")
+    rules = _Rules(text_column, allow_fetch)
+    read = _read(str(source), split, rules) if isinstance(source, str | Path) else _live(source, split, rules)
+    prompts = list(islice(read, limit))
+    if not prompts:
+        raise DataError(
+            f"{source if isinstance(source, str | Path) else 'the dataset'} holds no prompts; it needs at least one"
+        )
+    return prompts
+
+
+def load_prompts_of(config: PromptsConfig, *, key: str = "prompts", note: str | None = None) -> list[Prompt]:
+    """The prompts that a section of the configuration names.
+
+    Args:
+        config: the section.
+        key: where it stands.
+        note: what the configuration says of itself, which a person is shown where the source is missing.
+
+    Returns:
+        The prompts.
+
+    Raises:
+        DataError: as ``load_prompts``; of a source that is not there it says what to set and what to put there.
+    """
+    try:
+        return load_prompts(config.source, **reading_of(config))
+    except DataError as error:
+        if is_own(config.source) or Path(config.source).expanduser().exists():
+            raise
+        raise DataError(f"{key}.source: {error}; {_wanted(config, key, note)}") from error
+
+
+def reading_of(config: PromptsConfig) -> dict[str, Any]:
+    """How a section has its source read, as ``load_prompts`` takes it."""
+    return config.model_dump(exclude={"source", "shuffle"})
+
+
+def require_source(config: PromptsConfig, *, key: str, note: str | None) -> None:
+    """Looks whether the file that a section names is there, before anything is loaded. Raises DataError if not."""
+    path = Path(config.source).expanduser()
+    if not is_own(config.source) and _is_place(config.source) and not path.exists():
+        raise DataError(f"{key}.source: {missing(path)}; {_wanted(config, key, note)}")
+
+
+def _wanted(config: PromptsConfig, key: str, note: str | None) -> str:
+    """What a source may be, how to name another, and what the configuration says that it wants."""
+    rows = f"rows with the column '{config.text_column}' as .jsonl, .json or .parquet"
+    said = f"; note: {' '.join(note.split())}" if note else ""
+    return f"put a prompt a line there as .txt, or {rows} (docs/data.md), or set {key}.source=FILE_OR_DATASET{said}"
+
+
+def _is_place(source: str) -> bool:
+    """Whether a source that is not there cannot be a dataset of the hub."""
+    path = Path(source).expanduser()
+    return path.suffix in _READERS or path.is_absolute() or source.startswith((".", "~")) or source.count("/") > 1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """How rows are read: the column of the prompt, and whether their images may be fetched."""
+
+    text_column: str
+    allow_fetch: bool
+
+    def prompt(self, row: Any, where: str, folder: Path | None) -> Prompt:
+        """The prompt that a row stands for."""
+        return prompt_of_row(row, self.text_column, where=where, folder=folder, allow_fetch=self.allow_fetch)
+
+
+@final
+class PromptStream:
+    """An endless, seeded order of prompts that needs no state: the prompts of a step follow from the step alone.
+
+    Shuffled, an epoch is ceil(N / num_per_step) steps over its own permutation; where N is not a multiple, its last
+    step is filled up from the start of the same permutation, so that every prompt comes at least once per epoch and
+    never twice in a step. Unshuffled, the prompts follow each other round and round. With fewer prompts than
+    ``num_per_step`` they repeat within a step, as evenly as they can; each repetition is then a group of its own.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], *, num_per_step: int, seed: int, shuffle: bool = True) -> None:
+        if not prompts:
+            raise DataError("a prompt stream needs at least one prompt")
+        if num_per_step < 1:
+            raise DataError(f"num_per_step must be at least 1, got {num_per_step}")
+        self._prompts = prompts
+        self._num_per_step = num_per_step
+        self._seed = seed
+        self._shuffle = shuffle
+
+    def take(self, step: int) -> list[tuple[int, Prompt]]:
+        """The dataset index and the prompt of each group of a step, ``num_per_step`` of them; steps count from 0."""
+        N = len(self._prompts)
+        n = self._num_per_step
+        if not self._shuffle:
+            chosen = [(step * n + i) % N for i in range(n)]
+        else:
+            epoch, step_in_epoch = divmod(step, -(-N // n))
+            order = _permutation(derive_seed(self._seed, epoch), N)
+            chosen = [order[(step_in_epoch * n + i) % N] for i in range(n)]
+        return [(index, self._prompts[index]) for index in chosen]
+
+
+@lru_cache(maxsize=4)
+def _permutation(seed: int, size: int) -> tuple[int, ...]:
+    return tuple(torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+def _read(source: str, split: str | None, rules: _Rules) -> Iterable[Prompt]:
+    if is_own(source):
+        _refuse_split(source, split)
+        _refuse_rules(source, rules)
+        return _from_python(source)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _from_folder(path, split, rules)
+    if path.is_file():
+        _refuse_split(source, split)
+        return _from_file(path, rules)
+    if _is_place(source):
+        raise DataError(missing(path))
+    return _from_hub(source, split, rules)
+
+
+def _live(dataset: Dataset | DatasetDict, split: str | None, rules: _Rules) -> Iterator[Prompt]:
+    return _from_dataset(_one_split(dataset, "the dataset", split), rules, "the dataset", None)
+
+
+def _from_python(source: str) -> list[Prompt]:
+    found = own_attribute(source)
+    prompts = found() if callable(found) else found
+    if not isinstance(prompts, Iterable):
+        raise DataError(f"'{source}' must give a list of Prompt, got {type(prompts).__name__}")
+    prompts = list(prompts)
+    for row, prompt in enumerate(prompts):
+        if not isinstance(prompt, Prompt):
+            raise DataError(f"'{source}' must give a list of Prompt, its item {row} is a {type(prompt).__name__}")
+    return prompts
+
+
+def _from_file(path: Path, rules: _Rules) -> Iterator[Prompt]:
+    if path.suffix not in _READERS:
+        raise DataError(f"cannot read prompts from {path}; known endings are {', '.join(_READERS)}")
+    return _READERS[path.suffix](path, rules)
+
+
+def _from_text(path: Path, rules: _Rules) -> Iterator[Prompt]:
+    _refuse_rules(path, rules)
+    return (Prompt(line.strip()) for line in _text_of(path).split("\n") if line.strip())
+
+
+def _from_json_lines(path: Path, rules: _Rules) -> Iterator[Prompt]:
+    for number, line in enumerate(_text_of(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            row = _json_of(line, where)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{where} is not JSON: {error.msg} at column {error.colno}") from error
+        yield rules.prompt(row, where, path.parent)
+
+
+def _from_json(path: Path, rules: _Rules) -> Iterator[Prompt]:
+    try:
+        rows = _json_of(_text_of(path), str(path))
+    except json.JSONDecodeError as error:
+        cure = "; one object per line belongs in a .jsonl file" if error.msg == "Extra data" else ""
+        raise DataError(f"{path}, line {error.lineno} is not JSON: {error.msg}{cure}") from error
+    if not isinstance(rows, list):
+        raise DataError(f"{path} must hold a list of objects, got {type(rows).__name__}")
+    for number, row in enumerate(rows):
+        yield rules.prompt(row, f"{path}, item {number}", path.parent)
+
+
+def _from_parquet(path: Path, rules: _Rules) -> Iterator[Prompt]:
+    import pyarrow.parquet
+    from datasets import Dataset
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} is not a readable parquet file: {error}") from error
+    return _from_dataset(Dataset(table), rules, where=str(path), folder=path.parent)
+
+
+_READERS: dict[str, Callable[[Path, _Rules], Iterator[Prompt]]] = {
+    ".txt": _from_text,
+    ".jsonl": _from_json_lines,
+    ".json": _from_json,
+    ".parquet": _from_parquet,
+}
+
+
+def _from_folder(path: Path, split: str | None, rules: _Rules) -> Iterator[Prompt]:
+    from datasets import load_from_disk
+
+    if (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
+        return _from_dataset(_one_split(load_from_disk(path), str(path), split), rules, str(path), path)
+    files = [path / pattern.format(split) for pattern in _SPLIT_FILES if split is not None]
+    for file in files:
+        if file.is_file():
+            return _from_file(file, rules)
+    return _from_hub(str(path), split, rules)
+
+
+def _from_hub(source: str, split: str | None, rules: _Rules) -> Iterator[Prompt]:
+    from datasets import load_dataset
+
+    local = Path(source).is_dir()
+    if local and not rules.allow_fetch:
+        _refuse_fetching_card(Path(source))
+    name, _, subset = (source, "", "") if local else source.partition(":")
+    try:
+        loaded = load_dataset(name, subset or None)
+    except Exception as error:  # the library has no common class for what can go wrong on the way to a dataset
+        cause = why_not(name, error, kind="dataset")
+        near = "" if local else f"; and as a path {missing(Path(source))}"
+        raise DataError(f"as a dataset '{source}' cannot be loaded: {cause}{near}") from error
+    return _from_dataset(_one_split(loaded, source, split), rules, source, Path(source) if local else None)
+
+
+def _refuse_fetching_card(folder: Path) -> None:
+    """Refuses a folder whose card names files on the network, which ``load_dataset`` would fetch."""
+    from huggingface_hub import metadata_load
+
+    card = folder / "README.md"
+    try:
+        configs = (metadata_load(card) or {}).get("configs") if card.is_file() else None
+    except Exception:  # a card that is none is for load_dataset to speak of
+        return
+    for text in _texts_in(configs):
+        refuse_fetch(text, str(card), allow_fetch=False)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts_in(inner)
+
+
+def _one_split(loaded: Any, source: str, split: str | None) -> Any:
+    from datasets import DatasetDict
+
+    if not isinstance(loaded, DatasetDict):
+        _refuse_split(source, split)
+        return loaded
+    if split is None and len(loaded) == 1:
+        return next(iter(loaded.values()))
+    if split not in loaded:
+        raise DataError(f"{source} has the splits {', '.join(map(str, loaded))}; got split={split!r}, name one of them")
+    return loaded[split]
+
+
+def _from_dataset(dataset: Any, rules: _Rules, where: str, folder: Path | None) -> Iterator[Prompt]:
+    form = form_of(dataset.column_names, rules.text_column)
+    if form is None:
+        raise DataError(
+            f"{where} has no column '{rules.text_column}'; set text_column to one of {dataset.column_names}"
+        )
+    shown = [name for name in (form.column, *MEDIA_COLUMNS) if holds_media(dataset.features.get(name))]
+    encoded, plain = dataset.select_columns(shown).with_format("arrow"), dataset.remove_columns(shown)
+    decoded = [name for name in plain.column_names if not rules.allow_fetch and holds_media(plain.features[name])]
+    as_stored = plain.select_columns(decoded).with_format("arrow")
+    for number in range(len(dataset)):
+        place = f"{where}, row {number}"
+        for name in decoded:  # before they are decoded, which would fetch them
+            refuse_fetches(as_stored[number].column(name)[0].as_py(), f"{place}, column '{name}'")
+        row = plain[number] if plain.column_names else {}
+        stored = {name: _stored(encoded, number, name) for name in shown}
+        yield rules.prompt({**row, **stored}, place, folder)
+
+
+def _stored(table: Any, row: int, name: str) -> Any:
+    """A row's media as they are stored; images beside the prompt stay where they lie until they are looked at."""
+    if name not in ("image", "images"):
+        return table[row].column(name)[0].as_py()
+    return [StoredImage(table, row, name, index) for index in range(len(stored_items(table, row, name)))]
+
+
+def _json_of(text: str, where: str) -> Any:
+    """The value of a JSON text; JSONDecodeError where it is none, DataError where it is one that Python cannot hold."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError as error:
+        raise DataError(f"{where} is nested too deeply; at most a few hundred levels can be read") from error
+    except ValueError as error:
+        raise DataError(f"{where} cannot be read: {error}") from error
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
+
+
+def _refuse_split(source: str, split: str | None) -> None:
+    if split is not None:
+        raise DataError(f"{source} has no splits, so split={split!r} does nothing; remove it")
+
+
+def _refuse_rules(source: str | Path, rules: _Rules) -> None:
+    if rules.text_column != "prompt":
+        raise DataError(f"{source} has no columns, so text_column={rules.text_column!r} does nothing; remove it")
+    if rules.allow_fetch:
+        raise DataError(f"{source} names no images to fetch, so allow_fetch does nothing; remove it")

@@ -1,0 +1,150 @@
+"""One row of data as a prompt: which column is what, in the forms that people already have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from mmgrpo.data.prompt_media import COLUMNS, Place, held
+from mmgrpo.data.turns import TAG, Conversation, conversation
+from mmgrpo.errors import DataError
+from mmgrpo.types import Prompt
+
+MEDIA_COLUMNS = tuple(name for names in COLUMNS.values() for name in names)
+REFERENCE, BOX = "<ref-object>", "<bbox>"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How rows are laid out.
+
+    Attributes:
+        column: holds the prompt, as a text or as chat messages.
+        always_tagged: ``<image>`` and ``<video>`` in the text are placeholders even in a row without such columns.
+        ends_in_reference: a last assistant turn is the reference answer, not part of the prompt.
+        is_kept: the column is one for the rewards too.
+    """
+
+    column: str
+    always_tagged: bool = False
+    ends_in_reference: bool = False
+    is_kept: bool = False
+
+
+FORMS = (
+    Form("prompt"),  # TRL, verl
+    Form("messages", always_tagged=True, ends_in_reference=True),  # ms-swift
+    Form("problem", is_kept=True),  # EasyR1, R1-V
+)
+"""Known layouts; a row has the first whose column it holds."""
+
+
+def form_of(columns: Iterable[str], text_column: str) -> Form | None:
+    """The layout of rows with these columns; None if no column holds a prompt.
+
+    A ``text_column`` other than the first form's is taken at its word.
+    """
+    columns = set(columns)
+    named = next((form for form in FORMS if form.column == text_column), Form(text_column))
+    candidates = FORMS if named is FORMS[0] else (named,)
+    return next((form for form in candidates if form.column in columns), None)
+
+
+def prompt_of_row(row: Any, text_column: str, *, where: str, folder: Path | None, allow_fetch: bool = False) -> Prompt:
+    """The prompt that a row of data stands for; what is no prompt, negative prompt, image or video is a column.
+
+    Args:
+        row: the row, a mapping of columns.
+        text_column: the column that holds the text or the chat messages.
+        where: what to call the row in an error.
+        folder: what relative paths of images and videos count from; None leaves them as they are.
+        allow_fetch: whether its images may lie on the network.
+
+    Returns:
+        The prompt.
+
+    Raises:
+        DataError: for a row without a prompt, malformed chat messages, more or fewer placeholders than media, an image
+            that does not exist or cannot be opened, or a medium that would be fetched.
+    """
+    if not isinstance(row, Mapping):
+        raise DataError(f"{where} must be an object with a '{text_column}', got {type(row).__name__}")
+    form = form_of(row, text_column)
+    asked = row[form.column] if form else None
+    if form is None or not asked or not isinstance(asked, str | list):
+        raise DataError(
+            f"{where} has no prompt: '{text_column}' must be a text or a list of chat messages, got {asked!r:.60}; its "
+            f"columns are {', '.join(map(str, row))}; text_column names the one that holds the prompt"
+        )
+    place = Place(where, folder, allow_fetch)
+    beside = {kind: place.media(row, kind) for kind in COLUMNS}
+    tags = form.always_tagged or any(name in row for name in MEDIA_COLUMNS)
+    messages, offered = _messages(asked, row, form, place), _ground_truth(row)
+    if messages and form.ends_in_reference and _is_turn(messages[-1], "assistant"):
+        offered["solution"] = _text(messages.pop()["content"])
+    has_options = any(medium.options for media in beside.values() for medium in media)
+    if isinstance(asked, str) and ((tags and TAG.search(asked)) or has_options):
+        messages = [{"role": "user", "content": asked}]
+    used = ("negative_prompt", *MEDIA_COLUMNS, *(() if form.is_kept else (form.column,)))
+    columns = {name: value for name, value in row.items() if name not in used}
+    columns |= {name: value for name, value in offered.items() if columns.get(name) is None}
+    if messages is None:
+        found = Conversation(None, {kind: [m.item for m in media] for kind, media in beside.items()}, str(asked))
+    else:
+        found = conversation(messages, beside, tags=tags, place=place)
+    return Prompt(
+        found.text,
+        images=held(found.media["image"]),
+        videos=held(found.media["video"]),
+        messages=found.messages,
+        negative=row.get("negative_prompt"),
+        columns=columns,
+    )
+
+
+def _messages(asked: str | list[Any], row: Mapping[str, Any], form: Form, place: Place) -> list[Any] | None:
+    if isinstance(asked, str):
+        return None
+    objects = row.get("objects")
+    names = objects.get("ref") if form.ends_in_reference and isinstance(objects, Mapping) else None
+    return list(asked) if names is None else _with_names(asked, names, place)
+
+
+def _with_names(messages: Sequence[Any], names: Sequence[str], place: Place) -> list[Any]:
+    """ms-swift's ``<ref-object>`` tags replaced, in order, by the names that ``objects`` holds."""
+    texts = [message["content"] if _is_turn(message) else None for message in messages]
+    num_tags = sum(text.count(REFERENCE) for text in texts if isinstance(text, str))
+    asked = [text for message, text in zip(messages, texts, strict=True) if not _is_turn(message, "assistant")]
+    if num_tags > len(names):
+        raise DataError(
+            f"{place.where}: the messages hold {num_tags} {REFERENCE} tags and objects.ref {len(names)} names; give "
+            f"each tag its name"
+        )
+    if any(BOX in text for text in asked if isinstance(text, str)):
+        raise DataError(
+            f"{place.where}: the prompt holds a {BOX} tag, and each model reads boxes in its own form; write the "
+            f"coordinates out as yours does"
+        )
+    following = iter(names)
+    named = [re.sub(REFERENCE, lambda _: str(next(following)), t) if isinstance(t, str) else None for t in texts]
+    pairs = zip(messages, named, strict=True)
+    return [message if text is None else {**message, "content": text} for message, text in pairs]
+
+
+def _is_turn(message: Any, role: str | None = None) -> bool:
+    return isinstance(message, Mapping) and "content" in message and role in (None, message.get("role"))
+
+
+def _ground_truth(row: Mapping[str, Any]) -> dict[str, Any]:
+    """verl's nested answer, under the names that rewards look for."""
+    nested = row.get("reward_model")
+    truth = nested.get("ground_truth") if isinstance(nested, Mapping) else None
+    return {} if truth is None else {"ground_truth": truth, "answer": truth}
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content if part.get("text"))

@@ -1,0 +1,153 @@
+"""Chat messages of any of the common forms, with their media taken out: each leaves a part that stands for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from mmgrpo.data.prompt_media import COLUMNS, PAYLOADS, Medium, Place
+from mmgrpo.errors import DataError
+
+TAG = re.compile("(<image>|<video>|<audio>)")
+"""Placeholders in a text, as verl, EasyR1, ms-swift and LLaVA write them."""
+
+KINDS = {"image": "image", "image_url": "image", "video": "video", "video_url": "video"}
+"""What each type of part shows; OpenAI's names beside those of transformers' chat templates."""
+
+Message = dict[str, Any]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a message shows something: its own medium, or the next of those beside the messages."""
+
+    kind: str
+    medium: Medium | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages in transformers' form and what their placeholders stand for, in order.
+
+    Attributes:
+        messages: ``role`` and ``content``; a content that shows something is a list of parts; None for a text alone.
+        media: by kind, what the parts ``{"type": "image"}`` and ``{"type": "video"}`` stand for.
+        text: the text of the last user turn that has one.
+    """
+
+    messages: list[Message] | None
+    media: Mapping[str, list[Any]]
+    text: str
+
+
+def conversation(
+    given: Sequence[Any], beside: Mapping[str, Sequence[Medium]], *, tags: bool, place: Place
+) -> Conversation:
+    """The messages with every medium in its place.
+
+    A part may carry its medium; the others take theirs in order from those beside the messages. Where no part is left
+    to take them, images and then videos go before the first user turn, as in TRL's ``prepare_multimodal_messages``.
+
+    Args:
+        given: the messages.
+        beside: the row's media by kind.
+        tags: whether ``<image>`` and ``<video>`` in a content that is a text are placeholders.
+        place: where the row is.
+
+    Returns:
+        The conversation.
+
+    Raises:
+        DataError: for malformed messages, parts of other types, and as many placeholders as there are no media for.
+    """
+    turns = [_turn(message, tags, place) for message in given]
+    text = _last_user_text(given, tags, place)
+    for kind in reversed(COLUMNS):
+        num_waiting = sum(slot.kind == kind and slot.medium is None for slot in _slots(turns))
+        if num_waiting == 0 and beside[kind]:
+            first = next(turn for turn in turns if turn["role"] == "user")
+            first["content"] = [*[Slot(kind)] * len(beside[kind]), *_as_parts(first["content"])]
+        elif num_waiting != len(beside[kind]):
+            raise DataError(_mismatch(kind, num_waiting, len(beside[kind]), place))
+    queues = {kind: iter(media) for kind, media in beside.items()}
+    shown = [(slot, slot.medium or next(queues[slot.kind])) for slot in _slots(turns)]
+    parts = iter([{"type": slot.kind, **slot.options, **medium.options} for slot, medium in shown])
+    for turn in turns:
+        if isinstance(turn["content"], list):
+            turn["content"] = [next(parts) if isinstance(part, Slot) else part for part in turn["content"]]
+    return Conversation(
+        messages=turns,
+        media={kind: [medium.item for slot, medium in shown if slot.kind == kind] for kind in COLUMNS},
+        text=text,
+    )
+
+
+def _slots(turns: Sequence[Message]) -> list[Slot]:
+    contents = [turn["content"] for turn in turns if isinstance(turn["content"], list)]
+    return [part for content in contents for part in content if isinstance(part, Slot)]
+
+
+def _turn(message: Any, tags: bool, place: Place) -> Message:
+    """The message with its placeholders as slots; keys that hold nothing are left out, as arrow fills them in."""
+    if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
+        raise DataError(f"{place.where}: a chat message needs 'role' and 'content', got {message!r:.80}")
+    content = message["content"]
+    if isinstance(content, str) and tags and TAG.search(content):
+        split = (segment for segment in TAG.split(content) if segment)
+        content = [{"type": s[1:-1]} if TAG.fullmatch(s) else {"type": "text", "text": s} for s in split]
+    if isinstance(content, list | tuple):
+        content = [_part(part, message["role"], place) for part in content]
+    elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+        raise DataError(f"{place.where}: a message's content must be a text or a list of parts, got {content!r:.80}")
+    return {**{key: value for key, value in message.items() if value is not None}, "content": content}
+
+
+def _part(part: Any, role: str, place: Place) -> dict[str, Any] | Slot:
+    known = ("text", *KINDS)
+    held = {key: value for key, value in part.items() if value is not None} if isinstance(part, Mapping) else {}
+    name = held.get("type") or next((key for key in known if key in held), None)
+    if name == "text" and isinstance(held.get("text"), str):
+        return {"type": "text", **held}
+    if name not in KINDS:
+        raise DataError(
+            f"{place.where}: a part of the {role} turn is neither of the known types ({', '.join(known)}) nor a text, "
+            f"got {part!r:.80}; leave it out or write it as one of them"
+        )
+    kind = KINDS[name]
+    if any(key in held for key in PAYLOADS[kind]):
+        return Slot(kind, place.medium(held, kind))
+    return Slot(kind, None, {key: value for key, value in held.items() if key not in ("type", "text", "detail")})
+
+
+def _as_parts(content: str | list[Any]) -> list[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _mismatch(kind: str, num_waiting: int, num_given: int, place: Place) -> str:
+    one, several = COLUMNS[kind]
+    return (
+        f"{place.where}: the messages hold {num_waiting} {kind} placeholders and the row {num_given} {several} for "
+        f"them; write one <{kind}> tag or {kind} part for each in '{one}' or '{several}', or no placeholder at all to "
+        f"show them before the first user turn"
+    )
+
+
+def _last_user_text(messages: Sequence[Mapping[str, Any]], tags: bool, place: Place) -> str:
+    asked = [message["content"] for message in messages if message["role"] == "user"]
+    text = next((text for content in reversed(asked) if (text := _plain(content, tags))), "")
+    if not text and not any(isinstance(content, list | tuple) or (tags and content) for content in asked):
+        raise DataError(
+            f"{place.where}: the chat messages hold no user turn with text; one is needed as the prompt's text"
+        )
+    return text
+
+
+def _plain(content: Any, tags: bool) -> str:
+    if isinstance(content, str):
+        return re.sub(rf"\s*{TAG.pattern}\s*", " ", content).strip() if tags else content
+    return "\n".join(part["text"] for part in content or () if part.get("text"))

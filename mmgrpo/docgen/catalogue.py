@@ -1,0 +1,177 @@
+"""The rewards there are, a page each from its docstring.
+
+``python -m mmgrpo.docgen.catalogue docs/rewards.md`` writes them. The page given keeps its head and gets an index at
+its end; the pages of the rewards stand in the folder beside it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mmgrpo.config import RewardConfig
+from mmgrpo.config.registry import REWARDS, names, resolve
+from mmgrpo.docgen.configuration import type_name, value_text
+from mmgrpo.errors import MmgrpoError
+
+MARK = "<!-- From here on generated from the docstrings: python -m mmgrpo.docgen.catalogue docs/rewards.md -->"
+
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "Answers": (
+        *("rewards.text.answers", "rewards.text.quantities", "rewards.text.charts"),
+        *("rewards.text.mathematics", "rewards.text.captions"),
+    ),
+    "Grounding: boxes, points, masks, actions, time": ("rewards.grounding",),
+    "Checks of form and length": ("rewards.text.structure", "rewards.text.lengths"),
+    "Image: what people prefer, judges": (
+        *("rewards.images.clip_scores", "rewards.images.image_reward", "rewards.judges.looking"),
+        "rewards.judges.endpoints",
+    ),
+    "Image: what it shows": ("rewards.images.ocr", "rewards.images.compositional", "rewards.images.similarity"),
+    "Image: pixels, without a model": ("rewards.images.pixels", "rewards.images.textures"),
+    "Video": ("rewards.video",),
+    "Groups, and rewards of rewards": ("rewards.groups",),
+    "On a server": ("rewards.judges.remote",),
+    "The digits of the quickstarts": ("examples.digits",),
+}
+"""Kinds of rewards, with the modules or packages of ``mmgrpo`` that hold them."""
+
+FOREIGN = "Other packages"
+
+SHARED = tuple(key for key in RewardConfig.model_fields if key != "name")
+"""What the configuration of any reward may hold."""
+
+_LABELS = ("Settings", "Example", "Judges", "Needs", "Range", "Units", "Source", "Traps", "Raises")
+_LABEL = re.compile(rf"({'|'.join(_LABELS)}): ")
+_SECOND_LABEL = re.compile(rf" {{3}}(?=(?:{'|'.join(_LABELS)}): )")
+
+
+def by_kind() -> dict[str, list[str]]:
+    """The names of the rewards of each kind that there is, in the registry's order; those of other packages last."""
+    found: dict[str, list[str]] = {kind: [] for kind in (*KINDS, FOREIGN)}
+    for name, target in names("rewards").items():
+        found[kind_of(target)].append(name)
+    return {kind: members for kind, members in found.items() if members}
+
+
+def kind_of(target: str) -> str:
+    """The kind of a reward that lives at "module:attribute"."""
+    return next((kind for kind, rooms in KINDS.items() if any(is_in(target, room) for room in rooms)), FOREIGN)
+
+
+def is_in(target: str, room: str) -> bool:
+    """Whether "module:attribute" lies in a module or package of ``mmgrpo``."""
+    return target.startswith((f"mmgrpo.{room}:", f"mmgrpo.{room}."))
+
+
+def summary_of(name: str) -> str:
+    """The first line of a reward's docstring, in Markdown; of one that cannot be imported the cause."""
+    try:
+        return _marked((inspect.getdoc(resolve("rewards", name)) or "").partition("\n")[0]).removeprefix("Reward: ")
+    except MmgrpoError as error:
+        return f"({_as_it_is(str(error))})"
+
+
+def page_of(name: str) -> str:
+    """The page of a reward in Markdown: what it is, an example, its settings, and what its docstring says of them.
+
+    Args:
+        name: a registered name, or ``python:module:attribute``.
+
+    Returns:
+        The page.
+
+    Raises:
+        UnknownNameError: no such name; the nearest are listed.
+        MissingPackageError: its module needs a package that is not installed.
+    """
+    reward = resolve("rewards", name)
+    summary, _, body = (inspect.getdoc(reward) or "").partition("\n")
+    passages = list(_passages(body))
+    texts, labelled = [text for label, text in passages if not label], dict(passages)
+    example = labelled.pop("Example", f"{{name: {name}}}").strip("` .")
+    where = ["evaluation:", "  rewards:"] if summary.startswith("Evaluation") else ["rewards:"]
+    lines = [f"# {name}", "", _marked(summary), "", "```yaml", *where, f"{'  ' * len(where)}- {example}", "```", ""]
+    for text in texts:
+        lines += [_marked(text), ""]
+    lines += ["## Settings", "", *_settings(reward, labelled.pop("Settings", ""))]
+    lines += [f"* **{label}**: {_marked(text)}" for label, text in labelled.items() if label]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def page_with_index(page: str) -> str:
+    """A page whose part after the mark is the index of now: a table of each kind.
+
+    Args:
+        page: the page as it is; without a mark the index is put at its end.
+
+    Returns:
+        The page to write.
+    """
+    lines = [page.partition(MARK)[0].rstrip(), "", MARK, "", "## The rewards there are"]
+    for kind, members in by_kind().items():
+        ours = [name for name in members if name in REWARDS]
+        rows = [f"| [`{name}`](rewards/{name}.md) | {summary_of(name).replace('|', chr(92) + '|')} |" for name in ours]
+        lines += ["", f"### {kind}", "", "| name | what it is |", "| --- | --- |", *rows] if rows else []
+    return "\n".join(lines) + "\n"
+
+
+def write(page: Path) -> None:
+    """Renews the index of a page and, in the folder beside it that has its name, the page of every reward of ours."""
+    page.write_text(page_with_index(page.read_text()))
+    folder = page.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.md"):
+        old.unlink()
+    for name in REWARDS:
+        (folder / f"{name}.md").write_text(page_of(name))
+
+
+def _passages(body: str) -> Iterator[tuple[str, str]]:
+    """Label, or nothing, and text of each paragraph and of each labelled passage within one."""
+    for paragraph in _SECOND_LABEL.sub("\n", body.strip()).split("\n\n"):
+        entries: list[str] = []
+        for line in paragraph.splitlines():
+            if _LABEL.match(line) or not entries:
+                entries.append(line.strip())
+            else:
+                entries[-1] += f" {line.strip()}"
+        for entry in entries:
+            label = _LABEL.match(entry)
+            yield (label[1], entry[label.end() :]) if label else ("", entry)
+
+
+def _settings(reward: Any, said: str) -> Iterator[str]:
+    parameters = inspect.signature(reward).parameters.values()
+    hints = typing.get_type_hints(reward.__init__ if isinstance(reward, type) else reward)
+    if said:
+        yield from (_marked(said), "")
+    if parameters:
+        yield from ("| setting | type | default |", "| --- | --- | --- |")
+    else:
+        yield "None of its own."
+    for parameter in parameters:
+        default = "required" if parameter.default is parameter.empty else value_text(parameter.default)
+        kind = type_name(hints[parameter.name]) if parameter.name in hints else ""
+        yield f"| `{parameter.name}` | {kind} | {default} |"
+    yield from ("", f"Those of every reward: {', '.join(f'`{key}`' for key in SHARED)}.", "")
+
+
+def _as_it_is(text: str) -> str:
+    """A text in Markdown that is read as no markup."""
+    return re.sub(r"([\\`*_{}\[\]<>()#+.!|~-])", r"\\\1", text)
+
+
+def _marked(text: str) -> str:
+    """Single for double back ticks, and stars outside of them as themselves."""
+    pieces = re.split(r"``(.*?)``", text)
+    return "".join(f"`{piece}`" if i % 2 else piece.replace("*", r"\*") for i, piece in enumerate(pieces))
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

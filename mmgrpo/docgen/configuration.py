@@ -1,0 +1,203 @@
+"""Every key of a configuration, read from the typed models.
+
+``python -m mmgrpo.docgen.configuration > docs/configuration.md`` writes the page.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from mmgrpo.config import Named, RunConfig
+from mmgrpo.config.registry import POLICIES, settings_type
+from mmgrpo.maths.aggregates import AGGREGATES
+from mmgrpo.maths.combinations import COMBINATIONS
+from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
+from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
+from mmgrpo.maths.ratios import BOUNDS
+from mmgrpo.maths.schedules import WEIGHT_SCHEDULES
+from mmgrpo.maths.selections import SELECTIONS
+from mmgrpo.maths.steps import STEP_WEIGHTS
+from mmgrpo.maths.surrogates import SURROGATES
+from mmgrpo.maths.transitions import SAMPLERS
+from mmgrpo.maths.windows import WINDOWS
+from mmgrpo.reward import Reward
+
+PREAMBLE = """# Configuration
+
+Generated from the typed models by `python -m mmgrpo.docgen.configuration > docs/configuration.md`.
+
+A configuration is YAML. `include:` names files that are laid under it, in order, each a path (beside the file, or from
+the working directory) or a shipped name such as `methods/flow-grpo`; overrides `a.b=c` are laid over it. Mappings merge
+key by key, except that of two mappings with different `name` the upper one replaces the lower; everything else is
+replaced, and `a.b=null` clears a key. An unknown key is an error that names the nearest one.
+
+"Named" is a name with its numbers beside it, `{name: clipped, low: 0.2, high: 0.2}`, or the bare name where it takes
+none; the names are listed [below](#names). The value that a run used stands in `config.yaml` of its folder."""
+
+FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
+    "rewards[].schedule": WEIGHT_SCHEDULES,
+    "advantage.combine": COMBINATIONS,
+    "rollout.window": WINDOWS,
+    "objective.surrogate": SURROGATES,
+    "objective.bound": BOUNDS,
+    "objective.selections": SELECTIONS,
+    "objective.aggregate": AGGREGATES,
+    "objective.step_weight": STEP_WEIGHTS,
+    "objective.divergence": {**GAUSSIAN_DIVERGENCES, **LOGPROB_DIVERGENCES},
+    "policy.sampler": SAMPLERS,
+    "policy.density": DENSITIES,
+    "policy.reduction": REDUCTIONS,
+}
+GIVEN = {"seed", "step", "strength"}  # keyword parameters that are no numbers beside the name
+PLAIN_TYPES = {str: "text", type(None): "null", bool: "true or false", Reward: "reward"}
+LIMITS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+def configuration_page() -> str:
+    """The page of Markdown: a table per section of ``RunConfig``, then those of each registered policy, then the names.
+
+    Returns:
+        The text of ``docs/configuration.md``.
+    """
+    lines = [PREAMBLE, *_section(RunConfig, "", "The run", "top level", {})]
+    for name in POLICIES:
+        lines += _section(settings_type(name), "policy.", f"`policy: {{name: {name}}}`", f"policy {name}", {})
+    return "\n".join([*lines, *_names()]) + "\n"
+
+
+def _section(
+    model: type[BaseModel], prefix: str, title: str, intro: str, seen: dict[type[BaseModel], str]
+) -> Iterator[str]:
+    """A heading, what the section is, its table, and after it the sections it holds that have not been shown."""
+    yield from ("", f"## {title}", "", _intro(model) or intro, "")
+    yield from ("| key | type | default | |", "| --- | --- | --- | --- |")
+    inner: list[tuple[type[BaseModel], str, str]] = []
+    for name, field in model.model_fields.items():
+        key, part = prefix + name, _part_of(field.annotation)
+        known = part is not None and part in seen
+        if part is not None and not known:
+            seen[part] = key
+            inner.append((part, *_place(key, field.annotation)))
+        kind = f"as [`{seen[part]}`](#{_anchor(seen[part])})" if part is not None and known else _type(field)
+        yield f"| `{key}` | {kind} | {_default(field)} | {field.description or ''} |"
+    for part, below, heading in inner:
+        yield from _section(part, below, heading, heading, seen)
+
+
+def _place(key: str, annotation: Any) -> tuple[str, str]:
+    """Prefix and heading of the section at a key; one entry of a list is shown as ``key[]``."""
+    return (f"{key}[].", f"`{key}`") if _is_list(annotation) else (f"{key}.", f"`{key}`")
+
+
+def _part_of(annotation: Any) -> type[BaseModel] | None:
+    """The model with keys of its own that a field holds, if any; a bare ``Named`` has none."""
+    models = [kind for kind in _leaves(annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    return next((kind for kind in models if kind is not Named), None)
+
+
+def _leaves(annotation: Any) -> list[Any]:
+    if typing.get_origin(annotation) is typing.Literal:
+        return []
+    arguments = typing.get_args(annotation)
+    return [leaf for argument in arguments for leaf in _leaves(argument)] if arguments else [annotation]
+
+
+def _is_list(annotation: Any) -> bool:
+    return any(typing.get_origin(kind) is tuple for kind in (annotation, *typing.get_args(annotation)))
+
+
+def _type(field: FieldInfo) -> str:
+    limits = [
+        f"{sign} {getattr(limit, name):g}"
+        for limit in field.metadata
+        for name, sign in LIMITS.items()
+        if hasattr(limit, name)
+    ]
+    return ", ".join([type_name(field.annotation), *limits])
+
+
+def type_name(annotation: Any) -> str:
+    """A type as a reader of YAML calls it, in Markdown."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return " or ".join(f"`{value}`" for value in arguments)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(type_name(kind) for kind in arguments)
+    if origin is tuple and Ellipsis not in arguments:
+        return f"[{', '.join(map(type_name, arguments))}]"
+    if origin in (tuple, Sequence):
+        return f"list of {type_name(arguments[0])}"
+    if (origin or annotation) in (dict, Mapping):
+        return "mapping"
+    if origin is Callable:
+        return "function"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "named" if annotation is Named else "section"
+    return PLAIN_TYPES.get(annotation, annotation.__name__)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, BaseModel) and not isinstance(value, Named):
+        return "its defaults"
+    if isinstance(value, Named):
+        value = value.model_dump()
+    return value_text(value)
+
+
+def value_text(value: Any) -> str:
+    """A value as YAML on one line, in back ticks."""
+    plain = list(value) if isinstance(value, tuple) else value
+    text = yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=200, allow_unicode=True)
+    return "`" + text.removesuffix("...\n").strip() + "`"
+
+
+def _intro(model: type[BaseModel]) -> str:
+    """The model's docstring, a line per paragraph."""
+    paragraphs = (inspect.getdoc(model) or "").replace("``", "`").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _anchor(key: str) -> str:
+    """How a heading of a key is linked to: without its dots."""
+    return key.replace(".", "")
+
+
+def _names() -> Iterator[str]:
+    yield from ("", "## Names", "")
+    yield "`mmgrpo policies`, `mmgrpo rewards` and `mmgrpo methods` list the others; formulas are in `mmgrpo explain`."
+    for key, functions in FUNCTIONS.items():
+        yield from ("", f"### `{key}`", "", "| name | numbers | |", "| --- | --- | --- |")
+        yield from (
+            f"| `{name}` | {_numbers(function)} | {_summary(function)} |" for name, function in functions.items()
+        )
+
+
+def _numbers(function: Callable[..., Any]) -> str:
+    parameters = inspect.signature(function).parameters.values()
+    numbers = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in GIVEN]
+    shown = (p.name if p.default is p.empty else f"{p.name} ({_plain(p.default)})" for p in numbers)
+    return ", ".join(shown)
+
+
+def _plain(value: Any) -> str:
+    return "null" if value is None else f"{value:g}"
+
+
+def _summary(function: Callable[..., Any]) -> str:
+    return (inspect.getdoc(function) or "").splitlines()[0].replace("``", "`").replace("|", r"\|")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(configuration_page())

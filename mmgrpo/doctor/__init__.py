@@ -1,0 +1,1 @@
+"""A run examined before it starts, on its own model and rewards."""

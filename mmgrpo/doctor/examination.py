@@ -1,0 +1,250 @@
+"""Examines a run before it starts, on its own model and rewards, with a handful of samples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from rich.table import Table
+from rich.text import Text
+
+from mmgrpo.config import RunConfig
+from mmgrpo.config.binding import build_objective, window_at
+from mmgrpo.doctor.checks import (
+    Finding,
+    Subject,
+    Update,
+    batch_invariance,
+    first_update,
+    gradient_reach,
+    kept_drift,
+    kl_gradient,
+    on_policy_gap,
+    reference_is_untrained,
+    same_seed_replay,
+)
+from mmgrpo.errors import ConfigError, DataError, MmgrpoError, ReplayError
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.policy import Choosing, Policy
+from mmgrpo.scoring import NamedReward, named_rewards, score
+from mmgrpo.system.console import shown
+from mmgrpo.train.build import build_plan
+from mmgrpo.train.trainer import ROLLOUT_SEED
+from mmgrpo.types import Plan, Prompt, Rollout, Sample
+
+NUM_PROMPTS = 2
+GROUP_SIZE = 2
+NUM_WINDOWS = 5
+MAX_CHECK_WIDTH = 24  # a longer name takes two lines, so that the findings keep their room
+GIB = 2**30
+
+
+def examine(
+    config: RunConfig,
+    policy: Policy,
+    rewards: Sequence[NamedReward] | Mapping[str, Callable[..., Any]] | Sequence[Callable[..., Any]],
+    prompts: Sequence[Prompt | str],
+    *,
+    device: torch.device | str | None = None,
+) -> list[Finding]:
+    """Checks what a run relies on; whatever is wrong becomes a finding, and the policy's weights stay as they were.
+
+    Args:
+        config: how the policy is to be trained.
+        policy: the policy, before its first update.
+        rewards: as the trainer takes them.
+        prompts: the first two are asked.
+        device: where memory is measured; None: where the trained weights are.
+
+    Returns:
+        A finding per check, and one per reward.
+
+    Raises:
+        ConfigError: the objective is not one, or there are no rewards.
+        DataError: there are no prompts.
+    """
+    if not prompts:
+        raise DataError("there are no prompts to examine the policy with: give at least one")
+    objective, judges, raw = build_objective(config.objective), named_rewards(rewards), config.warmup is not None
+    asked = [Prompt(prompt) if isinstance(prompt, str) else prompt for prompt in prompts[:NUM_PROMPTS]]
+    where = torch.device(device) if device is not None else next((p.device for p in policy.trainable), None)
+    _take_peak(where)
+    try:
+        rollout, _ = _drawn(config, policy, asked)
+        again, rollout_s = _drawn(config, policy, asked)
+    except (MmgrpoError, torch.OutOfMemoryError) as error:
+        check = "on-policy gap" if isinstance(error, ReplayError) else "rollout"
+        return [_refused(check, error), *_rewards(judges, _plain_samples(policy, asked), raw=raw)]
+    subject = Subject(config=config, policy=policy, objective=objective, rollout=rollout)
+    drawn = [*_choices(policy), _window(subject), same_seed_replay(rollout, again)]
+    trained = _updates(subject, rollout_s, where) if bool(rollout.mask_BT.any()) else []
+    return [*drawn, *trained, *_rewards(judges, rollout.samples, raw=raw)]
+
+
+def render(findings: Sequence[Finding]) -> Table:
+    """The findings as a table that 80 columns hold: what was measured, and the cure, if any, on lines of its own."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(max_width=MAX_CHECK_WIDTH)
+    table.add_column(ratio=1)
+    for finding in findings:
+        verdict = Text("warn", "yellow") if finding.cure else Text("ok", "green")
+        # texts, not markup: messages hold brackets, and whatever data and rewards say
+        said = Text(shown(finding.measured))
+        if finding.cure:
+            said.append(f"\n-> {shown(finding.cure)}", "bold")
+        table.add_row(verdict if finding.ok else Text("FAIL", "bold red"), Text(shown(finding.check)), said)
+    return table
+
+
+def _drawn(config: RunConfig, policy: Policy, prompts: Sequence[Prompt]) -> tuple[Rollout, float]:
+    """A rollout as the run's first step draws it, and the seconds it took."""
+    clock = time.perf_counter()
+    plan = build_plan(config, policy, 0, range(len(prompts)))
+    seed = derive_seed(config.seed, ROLLOUT_SEED, 0)
+    rollout = policy.rollout(prompts, group_size=GROUP_SIZE, seed=seed, plan=plan)
+    return rollout, time.perf_counter() - clock
+
+
+def _plain_samples(policy: Policy, prompts: Sequence[Prompt]) -> Sequence[Sample]:
+    """Samples for the rewards to judge where the policy refused to record its decisions; none if it refuses these."""
+    plan = Plan(stochastic=(), prompt_ids=tuple(range(len(prompts))))
+    try:
+        return policy.rollout(prompts, group_size=GROUP_SIZE, seed=0, plan=plan).samples
+    except (MmgrpoError, torch.OutOfMemoryError):
+        return ()
+
+
+def _choices(policy: Policy) -> list[Finding]:
+    """What the policy decided where its settings leave it open."""
+    chosen = policy.choices if isinstance(policy, Choosing) else ()
+    return [Finding("choices", True, "; ".join(chosen))] if chosen else []
+
+
+def _window(subject: Subject) -> Finding:
+    """Whether what is trained on is the window, and which the next ones are."""
+    mask_BT = subject.rollout.mask_BT
+    trained = tuple(mask_BT.any(0).nonzero().flatten().tolist())
+    said = f"{len(trained)} of {mask_BT.shape[1]} decisions of a sample trained on"
+    if not trained:
+        return Finding("window", False, said, "no decision is random: raise the sampler's strength above 0")
+    windows = [window_at(subject.config, subject.policy, step) for step in range(NUM_WINDOWS)]
+    chosen = [window for window in windows if window is not None]
+    if chosen:
+        said += f"; of the first steps {' '.join(map(_listed, chosen))}"
+    if chosen and trained != chosen[0]:
+        cure = f"only {_listed(trained)} of the window is random: keep it off the other steps, or change the sampler"
+        return Finding("window", False, said, cure)
+    return Finding("window", True, said)
+
+
+def _updates(subject: Subject, rollout_s: float, device: torch.device | None) -> list[Finding]:
+    """What is measured by scoring the rollout again, with and without gradients."""
+    rollout_gib = _take_peak(device)
+    try:
+        update = first_update(subject)
+    except (MmgrpoError, torch.OutOfMemoryError) as error:
+        return [_refused("first update", error)]
+    cost = _cost(subject, rollout_s, update)
+    if rollout_gib is not None:
+        cost += f"; peak memory {rollout_gib:.1f} GiB in the rollout, {_take_peak(device):.1f} GiB in the update"
+    checks: dict[str, Callable[[], Finding]] = {
+        "on-policy gap": lambda: on_policy_gap(subject, update),
+        "batch invariance": lambda: batch_invariance(subject),
+        "gradient": lambda: gradient_reach(subject, update),
+    }
+    if subject.objective.needs_reference:
+        checks["reference"] = lambda: reference_is_untrained(subject)
+        checks["KL gradient"] = lambda: kl_gradient(subject)
+    if subject.objective.needs_drift:
+        checks["drift"] = lambda: kept_drift(subject)
+    return [*(_guarded(name, check) for name, check in checks.items()), Finding("cost", True, cost)]
+
+
+def _cost(subject: Subject, rollout_s: float, update: Update) -> str:
+    B, config = len(subject.rollout.samples), subject.config
+    num_samples = config.rollout.prompts_per_step * config.rollout.group_size
+    step_s = num_samples / B * (rollout_s + config.update.epochs * update.seconds)
+    return (
+        f"rollout {rollout_s / B:.3g} s a sample, update {update.seconds / max(update.gradient.num_forwards, 1):.3g} s "
+        f"a forward, in batches of {B}: at most {step_s:.3g} s a step of {num_samples} samples on one process"
+    )
+
+
+def _rewards(rewards: Sequence[NamedReward], samples: Sequence[Sample], *, raw: bool) -> list[Finding]:
+    if not samples:
+        return []
+    return [
+        _guarded(f"reward {reward.name}", lambda reward=reward: _reward(reward, samples, raw=raw)) for reward in rewards
+    ]
+
+
+def _reward(reward: NamedReward, samples: Sequence[Sample], *, raw: bool) -> Finding:
+    """What a reward says of a few samples, and whether it tells members of a group apart.
+
+    Of a raw model, whose warm-up is yet to come, it need not.
+    """
+    check, clock = f"reward {reward.name}", time.perf_counter()
+    scores = score(samples, [reward], max_failure_frac=1.0)
+    seconds = time.perf_counter() - clock
+    value_PG, valid_PG = scores.value_BR.reshape(-1, GROUP_SIZE), scores.valid_BR.reshape(-1, GROUP_SIZE)
+    num_valid, num_failed, B = int(valid_PG.sum()), scores.failures[reward.name], len(samples)
+    said = f"failed on {num_failed} of {B} samples, None on {B - num_valid - num_failed}"
+    if num_failed:
+        cure = "it raised, or gave NaN or infinity: mend it, or return None for samples that it does not apply to"
+        return Finding(check, False, said, cure)
+    if not num_valid:
+        return Finding(check, True, said, "it judged nothing: check its columns, unless it is meant for other prompts")
+    high_P, low_P = (extreme(value_PG, valid_PG) for extreme in (_highest, _lowest))
+    num_spread = int((high_P > low_P).sum())
+    said = (
+        f"{float(low_P.amin()):.3g} to {float(high_P.amax()):.3g}; spread in {num_spread} of {len(high_P)} groups; "
+        f"{said}; {seconds / B:.1g} s a sample"
+    )
+    if num_spread or reward.weight == 0:
+        return Finding(check, True, said)
+    if raw:
+        return Finding(check, True, f"{said}; the warm-up is yet to come")
+    cure = "groups of equal reward teach nothing: see whether larger ones spread; else take a finer reward"
+    return Finding(check, True, said, cure)
+
+
+def _highest(value_PG: torch.Tensor, valid_PG: torch.Tensor) -> torch.Tensor:
+    return value_PG.where(valid_PG, -torch.inf).amax(1)
+
+
+def _lowest(value_PG: torch.Tensor, valid_PG: torch.Tensor) -> torch.Tensor:
+    return value_PG.where(valid_PG, torch.inf).amin(1)
+
+
+def _guarded(check: str, find: Callable[[], Finding]) -> Finding:
+    try:
+        return find()
+    except (MmgrpoError, torch.OutOfMemoryError) as error:
+        return _refused(check, error)
+
+
+def _refused(check: str, error: Exception) -> Finding:
+    """An error made on purpose, or the lack of memory, as what was found."""
+    cures = {
+        ReplayError: "a step must depend on its latents alone: switch off what the message names",
+        ConfigError: "change the configuration as the message says",
+        torch.OutOfMemoryError: "lower the batch sizes of rollout and update, or switch gradient checkpointing on",
+    }
+    cure = next((cure for kind, cure in cures.items() if isinstance(error, kind)), "change what the message names")
+    return Finding(check, False, f"{error}", cure)
+
+
+def _take_peak(device: torch.device | None) -> float | None:
+    """The most memory held since the last call, in GiB; None off CUDA."""
+    if device is None or device.type != "cuda":
+        return None
+    peak = torch.cuda.max_memory_allocated(device) / GIB
+    torch.cuda.reset_peak_memory_stats(device)
+    return peak
+
+
+def _listed(window: Sequence[int]) -> str:
+    return "(" + ", ".join(map(str, window)) + ")"

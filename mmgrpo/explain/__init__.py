@@ -1,0 +1,1 @@
+"""What a run is about to do, told from its configuration alone."""

@@ -1,0 +1,400 @@
+"""What a run is about to do, in words and numbers that a person reads before it; no model is loaded.
+
+Every formula is the line of the docstring of the function that computes it, so that it is written once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from mmgrpo.config import AdvantageConfig, AlarmKind, Named, ObjectiveConfig, RewardConfig, RunConfig
+from mmgrpo.config.binding import bound, build_objective, named_in
+from mmgrpo.config.loading import explain_validation
+from mmgrpo.config.registry import is_scheduled, settings_type
+from mmgrpo.errors import ConfigError
+from mmgrpo.explain.forwards import Count, forwards_per_sample
+from mmgrpo.maths import objectives
+from mmgrpo.maths.advantages import ADVANTAGES, clamp_advantage, gdpo_advantage
+from mmgrpo.maths.aggregates import AGGREGATES
+from mmgrpo.maths.combinations import COMBINATIONS
+from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
+from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
+from mmgrpo.maths.ratios import BOUNDS, RATIO_LEVELS, recentred_log_ratio
+from mmgrpo.maths.schedules import WEIGHT_SCHEDULES
+from mmgrpo.maths.selections import SELECTIONS
+from mmgrpo.maths.steps import STEP_WEIGHTS
+from mmgrpo.maths.surrogates import SURROGATES
+from mmgrpo.maths.transitions import SAMPLERS
+from mmgrpo.maths.windows import WINDOWS
+
+WIDTH = 118
+LABEL = 14
+TRUNCATED = {
+    "zero": "samples cut off by their length limit: decisions left out, counted as zeros in means over samples",
+    "drop": "samples cut off by their length limit: left out, counted nowhere",
+}
+FORMULA = re.compile(r"(?:log )?\w+ = ")
+
+
+def explanation(config: RunConfig) -> str:
+    """The resolved formula with its numbers, the geometry of the batch, the passes that run and what a sample costs.
+
+    Raises ConfigError if the objective, the combination of rewards, the window or the policy's settings cannot be used
+    as written.
+    """
+    build_objective(config.objective)
+    bound("advantage.combine", COMBINATIONS, config.advantage.combine)
+    for reward in config.rewards:
+        if reward.schedule is not None:
+            bound(f"rewards ({reward.known_as}).schedule", WEIGHT_SCHEDULES, reward.schedule)
+    settings = _schedule_settings(config)
+    parts = [
+        _what(config),
+        _policy(config, settings),
+        _formula(config),
+        _geometry(config),
+        _passes(config, settings),
+        _costs(config, settings),
+    ]
+    return "\n\n".join("\n".join(_row(label, text) for label, text in part) for part in parts) + "\n"
+
+
+def formula_of(function: Callable[..., Any] | str) -> str:
+    """The formula in a docstring: its first line of the form ``name = ...``, else the first sentence after the summary.
+
+    Args:
+        function: a documented function, or the docstring itself.
+
+    Returns:
+        One line, without the full stop.
+    """
+    text = function if isinstance(function, str) else inspect.getdoc(function) or function.__name__
+    lines = [line.strip() for line in text.splitlines()]
+    found = next((line for line in lines if FORMULA.match(line)), None)
+    if found is None:
+        body = [paragraph for paragraph in text.split("\n\n")[1:] if not paragraph.startswith("Shapes:")]
+        found = " ".join(body[0].split()) if body else lines[0]
+    return re.sub(r"\s+", " ", found.split(". ")[0]).rstrip(".")
+
+
+def _what(config: RunConfig) -> Iterator[tuple[str, str]]:
+    yield "run", f"{config.name}, seed {config.seed}"
+    if config.note:
+        yield "note", " ".join(config.note.split())
+    if config.prompts is not None:
+        held_out = f"; evaluation: {config.evaluation.prompts.source}" if config.evaluation else ""
+        yield "prompts", f"{config.prompts.source}{held_out}"
+    method = config.method
+    yield "method", "none named" if method is None else f"{method.title} ({method.paper})"
+    for deviation in method.deviations if method else ():
+        yield "deviation", deviation
+
+
+def _policy(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    if config.policy is None:
+        yield "policy", "a live object; its settings are its own"
+    else:
+        yield "policy", _policy_line(config.policy, settings)
+        yield from _described(config.policy)
+    if settings is not None and "sampler" in settings:
+        yield "sampler", _sampler_line(settings)
+        yield "density", f"{settings['density']}: {_summary(DENSITIES[settings['density']])}"
+        yield "reduction", f"{settings['reduction']}: {_summary(REDUCTIONS[settings['reduction']])}"
+    window = config.rollout.window
+    if window is not None:
+        function = named_in("rollout.window", WINDOWS, window.name)
+        yield "window", f"{window.name}{_numbers(window.numbers)}: {_summary(function)}"
+    elif settings is not None:
+        yield "window", "none: every step but the last is stochastic and trained on"
+    if config.rollout.share_noise:
+        yield "noise", "shared by the group, which computes its common steps once"
+
+
+def _policy_line(policy: Named, settings: Mapping[str, Any] | None) -> str:
+    known = settings or policy.numbers
+    line = f"{policy.name} {known.get('model') or ''}".rstrip()
+    if settings is None or "lora" not in settings:
+        return line
+    lora = settings["lora"]
+    trained = "every weight of the denoiser" if lora is None else f"LoRA, rank {lora['rank']}, alpha {lora['alpha']:g}"
+    return f"{line}; trains {trained}"
+
+
+def _sampler_line(settings: Mapping[str, Any]) -> str:
+    name, strength = settings["sampler"], settings["strength"]
+    if name is None:
+        line = "chosen by the scheduler: flow_sde on flow levels, native for consistency models, else ddim"
+        return f"{line}; strength = {strength:g}"
+    if name not in SAMPLERS:
+        return f"{name}: the noise that the scheduler draws by itself"
+    line = f"{name}, strength = {strength:g}: {_summary(SAMPLERS[name])}"
+    if name == "cps":
+        line += "; does not keep the marginals: samples spread less than the data"
+    return line if strength > 0 else f"{line}; at strength 0 no step is random, and nothing is trained on"
+
+
+def _formula(config: RunConfig) -> Iterator[tuple[str, str]]:
+    objective = config.objective
+    yield "loss", formula_of(objectives.__doc__ or "")
+    yield "reward", _reward_line(config)
+    for reward in config.rewards:
+        yield from (("", f"{reward.known_as} {term}") for term in _terms(reward))
+    yield "advantage A", _advantage_line(config.advantage)
+    yield "log-ratio", _ratio_line(objective)
+    surrogate, aggregate = objective.surrogate, objective.aggregate
+    yield "surrogate l", f"{surrogate.name}: {formula_of(SURROGATES[surrogate.name])}{_numbers(surrogate.numbers)}"
+    yield "weight v", f"{aggregate.name}: {formula_of(AGGREGATES[aggregate.name])}{_numbers(aggregate.numbers)}"
+    if objective.step_weight is None:
+        yield "weight w", "v: no step weight"
+    else:
+        yield "weight w", f"v times {objective.step_weight}: {_summary(STEP_WEIGHTS[objective.step_weight])}"
+    for selection in objective.selections:
+        numbers = _numbers(selection.numbers)
+        yield "selection", f"{selection.name}: {formula_of(SELECTIONS[selection.name])}{numbers}"
+    if objective.truncated != "keep":
+        yield "truncated", TRUNCATED[objective.truncated]
+    yield "KL", _kl_line(objective)
+    if objective.entropy_bonus:
+        yield "entropy H", f"entropy_bonus = {objective.entropy_bonus:g}"
+
+
+def _reward_line(config: RunConfig) -> str:
+    terms = [f"{reward.weight:g} {reward.known_as}" for reward in config.rewards] or ["live functions"]
+    advantage = config.advantage
+    combine = advantage.combine
+    line = " + ".join(terms)
+    if combine.name != "sum":
+        function = COMBINATIONS[combine.name]
+        numbers = _numbers(with_defaults(function, combine.numbers))
+        line = f"{combine.name}: {formula_of(function)}{numbers}, of {', '.join(terms)}"
+    if advantage.divergence is None:
+        return line
+    divergence = _divergence_line(advantage.divergence)
+    return f"{line} - {advantage.kl_beta:g} kl, the sum over the sample's decisions of {divergence}"
+
+
+def _terms(reward: RewardConfig) -> Iterator[str]:
+    """How a reward counts, where there is more to it than its weight."""
+    counts = [] if reward.clip is None else [f"clipped to [{reward.clip[0]:g}, {reward.clip[1]:g}]"]
+    if reward.gate is not None:
+        closed = {"zero": "else 0", "none": "else does not apply"}[reward.gate.closed]
+        counts.append(f"counts where {reward.gate.reward} >= {reward.gate.at_least:g}, {closed}")
+    if counts:
+        yield ", ".join(counts)
+    if reward.schedule is not None:
+        function = WEIGHT_SCHEDULES[reward.schedule.name]
+        numbers = _numbers(with_defaults(function, reward.schedule.numbers))
+        yield f"weight times {reward.schedule.name}: {formula_of(function)}{numbers}"
+    if reward.timeout_s is not None:
+        yield f"has failed where a call takes more than {reward.timeout_s:g} s"
+
+
+def _advantage_line(config: AdvantageConfig) -> str:
+    function = gdpo_advantage if config.scale == "gdpo" else ADVANTAGES[config.scale]
+    line = f"{config.scale}: {formula_of(function)}{_numbers(with_defaults(function, config.numbers))}"
+    if config.clamp is not None:
+        line += f". {_summary(clamp_advantage)}, limit = {config.clamp:g}"
+    return line if config.equal_groups == "zero" else f"{line}. Groups without an advantage count nowhere"
+
+
+def _ratio_line(objective: ObjectiveConfig) -> str:
+    level = RATIO_LEVELS[objective.ratio_level]
+    line = f"{objective.ratio_level}: log r = logprob - old_logprob"
+    if objective.recentre:
+        line += f", recentred to {formula_of(recentred_log_ratio)}"
+    if objective.bound is not None:
+        formula = formula_of(BOUNDS[objective.bound.name])
+        line += f", held by {objective.bound.name}: {formula}{_numbers(objective.bound.numbers)}"
+    return line if objective.ratio_level == "decision" else f"{line}; then {formula_of(level)}"
+
+
+def _kl_line(objective: ObjectiveConfig) -> str:
+    if not objective.kl_beta or objective.divergence is None:
+        return "none: kl_beta is 0"
+    level = objective.kl_ratio_level
+    times = "" if level is None else f", times the ratio at the level {level}, with gradient"
+    return f"kl_beta = {objective.kl_beta:g}{times}, {_divergence_line(objective.divergence)}"
+
+
+def _divergence_line(name: str) -> str:
+    known = {**GAUSSIAN_DIVERGENCES, **LOGPROB_DIVERGENCES}
+    return f"{name}: {_summary(known[name])}" if name in known else name
+
+
+def _geometry(config: RunConfig) -> Iterator[tuple[str, str]]:
+    P, G, update = config.rollout.prompts_per_step, config.rollout.group_size, config.update
+    num_updates = update.epochs * update.minibatches
+    sizes = sorted({P // update.minibatches * G, -(-P // update.minibatches) * G})
+    yield "rollout", f"{P} prompts x {G} members = {P * G:,} samples a step"
+    yield (
+        "updates",
+        f"{_many(update.epochs, 'epoch')} x {_many(update.minibatches, 'minibatch', 'es')} = "
+        f"{_many(num_updates, 'update')} a rollout, of {' or '.join(f'{size:,}' for size in sizes)} samples",
+    )
+    steps = config.steps
+    in_all = (_many(steps, "step"), _many(steps * P * G, "sample"), _many(steps * num_updates, "update"))
+    yield "in all", ", ".join(in_all)
+    limit = "not clipped" if update.max_grad_norm is None else f"clipped at {update.max_grad_norm:g}"
+    yield "optimizer", f"AdamW, lr = {update.lr:g}, {update.schedule} schedule, gradient norm {limit}"
+    if update.ema:
+        due = _many(update.ema.every, "update") + (f", {update.ema.times} times" if update.ema.times > 1 else "")
+        yield "average", f"decay = min((1 + n) / (10 + n), {update.ema.decay:g}), every {due}; evaluations use it"
+    if config.warmup:
+        updates = _many(config.warmup.steps, "supervised update")
+        yield "warm-up", f"{updates} of {_many(config.warmup.batch_size, 'example')} before the first step"
+
+
+def _passes(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    yield "old policy", "no pass: the log-probabilities stored at the rollout serve every update"
+    yield "values", _values_line(config)
+    yield "reference", _reference_line(config)
+    objective = build_objective(config.objective)
+    if not objective.needs_reference and not objective.needs_entropy:
+        yield "skipped", "decisions without an advantage or a weight take no forward in the update"
+    yield "evaluation", _evaluation_line(config, settings)
+    watchdog = config.watchdog
+    if watchdog is not None:
+        kinds = [kind for kind in get_args(AlarmKind) if getattr(watchdog, kind) is not None]
+        yield "watchdog", f"alarms for {', '.join(kinds)}; stops at {', '.join(watchdog.stop) or 'none'}"
+
+
+def _reference_line(config: RunConfig) -> str:
+    if config.objective.kl_beta > 0:
+        return "a pass beside each of the policy's: kl_beta > 0"
+    if config.advantage.kl_beta > 0:
+        return "a pass after the rollout, beside one of the policy's: advantage.kl_beta > 0"
+    return "no pass: kl_beta is 0"
+
+
+def _values_line(config: RunConfig) -> str:
+    objective = build_objective(config.objective)
+    num_updates = config.update.epochs * config.update.minibatches
+    if not objective.needs_values:
+        return "no pass: each decision is differentiated by itself"
+    level = objective.kl_ratio_level if objective.ratio_level == "decision" else objective.ratio_level
+    reason = "selections look at values first" if objective.separable else f"the {level} ratio couples decisions"
+    if not objective.rollout_knows_values:
+        return f"a pass before every update: {reason}, and the rollout does not know its KL or entropy"
+    if num_updates == 1:
+        return f"no pass: {reason}, and the rollout's own values serve the only update"
+    return f"a pass before every update of a rollout but the first, which takes the rollout's own: {reason}"
+
+
+def _evaluation_line(config: RunConfig, settings: Mapping[str, Any] | None) -> str:
+    evaluation = config.evaluation
+    if evaluation is None:
+        return "none"
+    judges = ", ".join(judge.label or judge.name for judge in evaluation.rewards or config.rewards)
+    num_steps = _num_steps(settings, "call", "evaluation_call")
+    forwards = "" if num_steps is None else f" of {_many(num_steps, 'forward')} each"
+    return (
+        f"before the first step, every {_many(evaluation.every, 'step')} and after the last: "
+        f"{_many(evaluation.samples_per_prompt, 'sample')} a prompt{forwards}, without noise, "
+        f"judged by {judges or 'the training rewards'}"
+    )
+
+
+def _costs(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    if config.policy is not None and settings is None:
+        yield "forwards", "counted by the policy as it runs: count/forwards_per_sample in metrics.jsonl"
+        return
+    num_steps = _num_steps(settings, "call")
+    counted = forwards_per_sample(config, num_steps)
+    parts = {"rollout": counted.rollout, "values": counted.values, "reference": counted.reference}
+    parts = {name: count for name, count in parts.items() if count != Count(0, 0)} | {"update": counted.update}
+    text = ", ".join(f"{name} {_count(count, num_steps)}" for name, count in parts.items())
+    if num_steps is not None and counted.rollout is not None:
+        whole = counted.rollout + counted.reference + counted.update + counted.values
+        text += f"; in all {_count(whole, num_steps)}"
+    elif config.policy is None:
+        text += ", for a denoising policy of N steps"
+    else:
+        text += ", with N = num_inference_steps, the pipeline's default"
+    yield "forwards", f"per sample and step: {text}"
+    yield "", "guidance doubles each if it is on; a pipeline that cannot skip its earlier steps replays those as well"
+
+
+def _num_steps(settings: Mapping[str, Any] | None, *calls: str) -> int | None:
+    """``num_inference_steps`` as the last of the calls has it; None where it is left to the pipeline."""
+    found = [call["num_inference_steps"] for name in calls if "num_inference_steps" in (call := _call(settings, name))]
+    return found[-1] if found and isinstance(found[-1], int) else None
+
+
+def _call(settings: Mapping[str, Any] | None, name: str) -> Mapping[str, Any]:
+    return {} if settings is None else settings.get(name, {})
+
+
+def _count(count: Count | None, num_steps: int | None) -> str:
+    if count is None:
+        return "fewer than N"
+    if num_steps is not None:
+        return f"{count.at(num_steps):.1f}"
+    if count.per_step == 0:
+        return f"{count.constant:.1f}"
+    steps = "N" if count.per_step == 1 else f"{count.per_step:g} N"
+    return steps if count.constant == 0 else f"{steps} - {-count.constant:.1f}"
+
+
+def _described(policy: Named) -> Iterator[tuple[str, str]]:
+    """What the adapter's settings say of themselves, if they do: ``described()`` gives labels and texts."""
+    settings = _settings(policy)
+    if callable(getattr(settings, "described", None)):
+        yield from settings.described()
+
+
+def _schedule_settings(config: RunConfig) -> Mapping[str, Any] | None:
+    """The settings, defaults included, of a policy whose samples take a known number of decisions; else None."""
+    if config.policy is None or not is_scheduled(config.policy.name):
+        return None
+    return _settings(config.policy).model_dump()
+
+
+def _settings(policy: Named) -> Any:
+    """The settings of a policy, defaults included; None for an adapter that declares no type of them."""
+    kind = settings_type(policy.name)
+    if kind is None:
+        return None
+    try:
+        return kind(**policy.numbers)
+    except ValidationError as error:
+        raise ConfigError(f"policy ({policy.name}): {explain_validation(error, kind)}") from None
+
+
+def _summary(function: Any) -> str:
+    """The first line of the docstring, without its afterthought."""
+    line = (inspect.getdoc(function) or function.__name__).splitlines()[0]
+    return line.split("; ")[0].rstrip(".").replace("``", "")
+
+
+def with_defaults(function: Callable[..., Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers a function will use: those given, and the defaults of its other keyword-only parameters."""
+    keyword_only = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return {p.name: numbers.get(p.name, p.default) for p in keyword_only}
+
+
+def _numbers(numbers: Mapping[str, Any]) -> str:
+    return "".join(
+        f", {name} = {value:g}" if isinstance(value, float) else f", {name} = {value}"
+        for name, value in numbers.items()
+    )
+
+
+def _many(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{plural}"
+
+
+def _row(label: str, text: str) -> str:
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=f"{label:<{LABEL}}",
+        subsequent_indent=" " * LABEL,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

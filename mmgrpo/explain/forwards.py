@@ -1,0 +1,139 @@
+"""What a sample of a denoising policy costs, in forwards of the model, told from the configuration alone.
+
+N = denoising steps of a sample, ``num_inference_steps``; not known where the pipeline's default is left in place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from statistics import fmean
+from typing import final
+
+from mmgrpo.config import Named, RunConfig
+from mmgrpo.config.binding import bound, build_objective, window_at
+from mmgrpo.maths.objectives import Objective
+from mmgrpo.maths.windows import WINDOWS
+from mmgrpo.policy import Scheduled
+
+MAX_WINDOWS = 1000  # steps of a run whose windows are looked at
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A number of forwards per sample that may still depend on N: per_step * N + constant.
+
+    Attributes:
+        per_step: factor of N.
+        constant: what does not depend on N.
+    """
+
+    per_step: float
+    constant: float
+
+    def __add__(self, other: Count) -> Count:
+        return Count(self.per_step + other.per_step, self.constant + other.constant)
+
+    def times(self, factor: float) -> Count:
+        """The same for ``factor`` passes."""
+        return Count(self.per_step * factor, self.constant * factor + 0.0)
+
+    def at(self, num_steps: int) -> float:
+        """The number, once N is known."""
+        return self.per_step * num_steps + self.constant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forwards:
+    """Forwards per sample and step of the run, in rows of one sample, without guidance, which doubles each.
+
+    Attributes:
+        rollout: to draw the sample; None where it depends on both N and where the windows lie.
+        values: without grad, for the values that a coupled objective is differentiated at, that selections look at,
+            and beside the reference of a divergence in the reward.
+        reference: of the frozen reference.
+        update: with grad, each followed by its backward.
+    """
+
+    rollout: Count | None
+    values: Count
+    reference: Count
+    update: Count
+
+
+def forwards_per_sample(config: RunConfig, num_steps: int | None) -> Forwards:
+    """Counts what a sample costs at a step of the run, on average over the run's windows.
+
+    rollout = N, less (f + 1) (1 - 1 / G) where the group shares its noise: the steps up to the first stochastic one,
+    f, run once for its G members. A pass over the sample costs one forward per trained step; with shared noise the
+    first of them costs 1 / G.
+
+    Args:
+        config: the run's configuration.
+        num_steps: N, if it is known.
+
+    Returns:
+        The counts, over all updates that a rollout is used for.
+
+    Raises:
+        ConfigError: the window does not fit the schedule, or the objective is not one.
+    """
+    objective, update, rollout = build_objective(config.objective), config.update, config.rollout
+    saved = 1 - 1 / rollout.group_size if rollout.share_noise else 0.0
+    one_pass = _trained_steps(rollout.window) + Count(0, -saved)
+    first = _mean_first(config, num_steps)
+    passes = float(update.epochs)
+    values = 0.0
+    if objective.needs_values:
+        first_minibatch = ceil(rollout.prompts_per_step / update.minibatches) / rollout.prompts_per_step
+        values = passes - first_minibatch if objective.rollout_knows_values else passes
+    return Forwards(
+        rollout=Count(1, -(first + 1) * saved) if first is not None else Count(1, 0) if not saved else None,
+        values=one_pass.times(values + (1.0 if config.advantage.kl_beta else 0.0)),
+        reference=one_pass.times(_reference_passes(config, objective, passes, values)),
+        update=one_pass.times(passes),
+    )
+
+
+def _reference_passes(config: RunConfig, objective: Objective, passes: float, values: float) -> float:
+    """Beside the passes of the update, those of the values that a coupled objective takes, and that of the rewards."""
+    in_loss = passes + (0.0 if objective.separable else values) if objective.needs_reference else 0.0
+    return in_loss + (1.0 if config.advantage.kl_beta else 0.0)
+
+
+@final
+class _Schedule(Scheduled):
+    """So many steps that can be stochastic; all that a window asks of a policy."""
+
+    def __init__(self, num_decisions: int) -> None:
+        self._num_decisions = num_decisions
+
+    @property
+    def num_decisions(self) -> int:
+        return self._num_decisions
+
+
+def _trained_steps(window: Named | None) -> Count:
+    if window is None or window.name == "all":
+        return Count(1, -1)  # every step but the last, which is never stochastic
+    bound("rollout.window", WINDOWS, window, given=("num_decisions", "step", "seed"))
+    return Count(0, window.numbers["size"])
+
+
+def _mean_first(config: RunConfig, num_steps: int | None) -> float | None:
+    """Mean over the run of the windows' first steps; None if they depend on an N that is not known.
+
+    Raises ConfigError if a window does not fit the schedule.
+    """
+    window = config.rollout.window
+    if window is None or window.name == "all":
+        return 0.0
+    numbers = window.numbers
+    end = numbers["start"] + numbers["size"] if window.name == "fixed" else numbers.get("high")
+    if num_steps is not None:
+        end = num_steps - 1
+    if end is None:
+        return None
+    schedule = _Schedule(end)
+    chosen = (window_at(config, schedule, step) for step in range(min(max(config.steps, 1), MAX_WINDOWS)))
+    return fmean(steps[0] for steps in chosen if steps)

@@ -1,0 +1,258 @@
+"""Checkpoints: everything a run needs to go on as if it had never stopped.
+
+All randomness is keyed by (seed, step, ...), so weights, optimiser, schedule and the place in the run are the whole
+state. A checkpoint appears under its name only once it is complete and on the disk; ``manifest.json`` holds the hash of
+each of its files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from mmgrpo.errors import CheckpointError, MmgrpoError, OutputError
+from mmgrpo.policy import Policy
+from mmgrpo.system.files import remove_folder, replace_folder, sync, sync_tree
+
+logger = logging.getLogger(__name__)
+
+FOLDER, MANIFEST, STATE, TRAINING = "checkpoints", "manifest.json", "state.json", "training.pt"
+ASIDE = "aside"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """Where in the run a checkpoint was taken; later places are larger.
+
+    Attributes:
+        step: GRPO steps done.
+        warmup_step: warm-up steps done.
+    """
+
+    step: int
+    warmup_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint whose files are as they were written.
+
+    Attributes:
+        path: the checkpoint.
+        damaged: newer ones that were passed over, each with what is wrong with it.
+    """
+
+    path: Path
+    damaged: tuple[str, ...] = ()
+
+
+def save_checkpoint(
+    folder: Path,
+    place: Place,
+    policy: Policy,
+    state: Mapping[str, Any],
+    *,
+    keep: int | None,
+    averaged: AbstractContextManager[None] | None = None,
+) -> Path:
+    """Writes ``folder/checkpoints/step-NNNNNN`` (``warmup-NNNNNN`` before the first step) and drops old ones.
+
+    Args:
+        folder: the run folder.
+        place: where the run is.
+        policy: whose weights are saved, in ``policy/``.
+        state: state dicts of everything else, by name.
+        keep: how many of the newest to keep; None keeps all.
+        averaged: within it the policy holds its averaged weights, which are then saved in ``average/`` too.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        OutputError: it cannot be written, because the disk is full for example; those there are stay as they are.
+    """
+    root = folder / FOLDER
+    final = root / (f"step-{place.step:06d}" if place.step else f"warmup-{place.warmup_step:06d}")
+    partial = root / f".{final.name}"
+    try:
+        clear_unfinished(folder)
+        (partial / "policy").mkdir(parents=True)
+        policy.save(partial / "policy")
+        if averaged is not None:
+            (partial / "average").mkdir()
+            with averaged:
+                policy.save(partial / "average")
+        torch.save(dict(state), partial / TRAINING)
+        (partial / STATE).write_text(json.dumps(asdict(place)))
+        (partial / MANIFEST).write_text(json.dumps({"sha256": dict(_hashes(partial))}, indent=1))
+        sync_tree(partial)
+        replace_folder(partial, final)
+        sync(root)
+        drop_old(folder, keep)
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have no OSError for a full disk
+        shutil.rmtree(partial, ignore_errors=True)
+        if isinstance(error, MmgrpoError):
+            raise
+        raise OutputError(f"the checkpoint {final} cannot be written: {error}; those there are stay as they are") from (
+            error
+        )
+    return final
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The finished checkpoints of a run folder, the newest last."""
+    found = [entry for entry in (folder / FOLDER).glob("[!.]*") if (entry / STATE).is_file()]
+    return sorted(found, key=lambda entry: (place_named(entry), entry.name))
+
+
+def drop_old(folder: Path, keep: int | None) -> None:
+    """Deletes all but the newest ``keep`` checkpoints; None keeps all."""
+    for old in list_checkpoints(folder)[:-keep] if keep else []:
+        remove_folder(old)
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Deletes what a process that was killed left half written or half deleted."""
+    for entry in (folder / FOLDER).glob(".*"):
+        shutil.rmtree(entry, ignore_errors=True)
+
+
+def set_aside(folder: Path, place: Place) -> list[Path]:
+    """Moves the checkpoints after a place to ``checkpoints/aside``: the run will not come by them again.
+
+    Args:
+        folder: the run folder.
+        place: where the run goes on.
+
+    Returns:
+        Where they lie now.
+    """
+    moved = []
+    for entry in list_checkpoints(folder):
+        if place_named(entry) > place:
+            target = entry.parent / ASIDE / entry.name
+            target.parent.mkdir(exist_ok=True)
+            replace_folder(entry, target)
+            moved.append(target)
+    return moved
+
+
+def place_named(checkpoint: Path) -> Place:
+    """The place that a checkpoint's name says."""
+    kind, _, number = checkpoint.name.partition("-")
+    if kind not in ("step", "warmup") or not number.isdigit():
+        return Place(-1, 0)
+    return Place(int(number), 0) if kind == "step" else Place(0, int(number))
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a path is a checkpoint and no run folder."""
+    return (path / STATE).is_file()
+
+
+def sound_checkpoint(path: Path) -> Found:
+    """The checkpoint a path means: itself, or the newest of a run folder whose files are as they were written.
+
+    Args:
+        path: a checkpoint or a run folder.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        CheckpointError: there is none, or the one that was named is damaged or unfinished.
+    """
+    if is_checkpoint(path):
+        before = [one for one in list_checkpoints(path.parent.parent) if place_named(one) < place_named(path)]
+        fault = fault_of(path)
+        if fault is not None:
+            cure = next((f"the one before it: {one}" for one in reversed(before) if fault_of(one) is None), None)
+            raise CheckpointError(f"{path} is damaged: {fault}; give {cure or 'another one, this run has none'}")
+        return Found(path)
+    damaged: list[str] = []
+    for entry in reversed(list_checkpoints(path)):
+        fault = fault_of(entry)
+        if fault is None:
+            return Found(entry, tuple(damaged))
+        damaged.append(f"{entry.name} is damaged ({fault})")
+    if damaged:
+        raise CheckpointError(f"no checkpoint of {path} can be used: {'; '.join(damaged)}; start the run again")
+    raise CheckpointError(f"{path} is no checkpoint and holds none; give a run folder or RUN/checkpoints/step-NNNNNN")
+
+
+def fault_of(checkpoint: Path) -> str | None:
+    """What is wrong with the files of a checkpoint; None if each is as it was written.
+
+    A checkpoint without a manifest, of an earlier version, passes if it can be read at all.
+    """
+    if checkpoint.name.startswith("."):
+        return "it was never finished"
+    try:
+        read_place(checkpoint)
+        if not (checkpoint / MANIFEST).exists():
+            return None
+        written: Mapping[str, str] = json.loads((checkpoint / MANIFEST).read_text())["sha256"]
+        found = dict(_hashes(checkpoint))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        return f"it cannot be read: {error}"
+    missing = sorted(set(written) - set(found))
+    changed = sorted(name for name in set(written) & set(found) if written[name] != found[name])
+    if missing:
+        return f"{', '.join(missing)} is missing"
+    return f"{', '.join(changed)} is not what was written" if changed else None
+
+
+def checkpoint_steps(run: Path) -> list[int]:
+    """The steps of which a run folder has a whole checkpoint, in order."""
+    return [place.step for place in map(place_named, list_checkpoints(run)) if place.step > 0]
+
+
+def weights_of(path: Path) -> Path:
+    """The weights to use of a run folder or checkpoint: the averaged ones, as its evaluations do, if it has them."""
+    found = sound_checkpoint(path)
+    for said in found.damaged:
+        logger.warning("%s; the weights are those of %s", said, found.path.name)
+    average = found.path / "average"
+    return average if average.is_dir() else found.path / "policy"
+
+
+def read_place(checkpoint: Path) -> Place:
+    """Where a checkpoint was taken."""
+    return Place(**json.loads((checkpoint / STATE).read_text()))
+
+
+def load_checkpoint(checkpoint: Path, policy: Policy, device: torch.device | str) -> tuple[Place, dict[str, Any]]:
+    """Restores the policy's weights; returns the place and the state dicts of everything else.
+
+    Raises CheckpointError if it is of another policy, or cannot be read.
+    """
+    try:
+        policy.load(checkpoint / "policy")
+        state = torch.load(checkpoint / TRAINING, map_location=device, weights_only=True)
+        return read_place(checkpoint), state
+    except MmgrpoError:
+        raise
+    except Exception as error:  # whatever torch, safetensors or a foreign policy say of files that are none of theirs
+        raise CheckpointError(f"{checkpoint} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _hashes(checkpoint: Path) -> Iterator[tuple[str, str]]:
+    """(path within the checkpoint, sha256) of each file but the manifest."""
+    for parent, folders, names in os.walk(checkpoint):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(parent) / name
+            if path != checkpoint / MANIFEST:
+                with path.open("rb") as file:
+                    yield path.relative_to(checkpoint).as_posix(), hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,209 @@
+"""Going on with a run: from which checkpoint, under which configuration, and what of it is said and recorded."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmgrpo.config import RunConfig
+from mmgrpo.config.loading import load_config, validated
+from mmgrpo.config.registry import resolve
+from mmgrpo.errors import CheckpointError, ConfigError
+from mmgrpo.run.checkpoint import Place, is_checkpoint, list_checkpoints, sound_checkpoint
+from mmgrpo.run.folder import CONFIG
+from mmgrpo.system.files import read_lines
+
+START = Place(step=0, warmup_step=0)
+OWN = ("name", "output")
+"""What says where the folder is; it is there already."""
+
+SILENT = ("note", "method")
+"""What is read by people only."""
+
+FIXED = {
+    "seed": "every random number follows from it",
+    "policy": "the weights and the samples so far are of the one before",
+    "warmup": "it belongs to the start of a run",
+    "update.ema": "an average goes through the whole run or through none of it",
+}
+"""Sections that a run keeps, and why."""
+
+FREE = ("warmup.log_every", "update.ema.")
+"""What of them may change, by how its key begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A value that a resumed run has otherwise than before.
+
+    Attributes:
+        key: its dotted key.
+        before: the value so far; None also where there was none.
+        after: the value from here on.
+    """
+
+    key: str
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.before!r} -> {self.after!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """How a run goes on.
+
+    Attributes:
+        folder: the run folder.
+        checkpoint: what it goes on from; None: it has none yet, and begins again.
+        config: the configuration from here on.
+        changes: where that differs from before.
+        notes: what a person should be told of the checkpoints.
+    """
+
+    folder: Path
+    checkpoint: Path | None
+    config: RunConfig
+    changes: tuple[Change, ...]
+    notes: tuple[str, ...]
+
+    def as_record(self, place: Place) -> dict[str, Any]:
+        """What ``run.json`` keeps of it."""
+        return {
+            "step": place.step,
+            "warmup_step": place.warmup_step,
+            "changes": {change.key: [change.before, change.after] for change in self.changes},
+        }
+
+
+def run_of(path: Path) -> Path:
+    """The run folder of a run folder or checkpoint."""
+    path = path.absolute()
+    if not is_checkpoint(path):
+        return path
+    above = path.parents[1:3]  # a checkpoint that was set aside lies one folder deeper
+    return next((folder for folder in above if (folder / CONFIG).is_file()), path.parent.parent)
+
+
+def config_of(path: Path) -> Path:
+    """The configuration file of the run that a path belongs to. Raises CheckpointError if there is no such run."""
+    file = run_of(path) / CONFIG
+    if not file.is_file():
+        raise CheckpointError(f"{path} is no run folder and no checkpoint of one: {file} is missing")
+    return file
+
+
+def config_given(config: RunConfig | Mapping[str, Any] | None, resume: Path | str | None) -> RunConfig:
+    """The configuration that is meant: a typed one, its values, or for none that of the run which goes on."""
+    if isinstance(config, RunConfig):
+        return config
+    return load_config(config_of(Path(resume))) if config is None and resume else validated(config or {})
+
+
+def plan_resumption(path: Path, config: RunConfig) -> Resumption:
+    """Finds the checkpoint to go on from, and what its run would have otherwise.
+
+    Args:
+        path: a run folder or a checkpoint.
+        config: the configuration to go on under; its ``name`` and ``output`` are not looked at.
+
+    Returns:
+        How the run goes on.
+
+    Raises:
+        CheckpointError: there is no run or no sound checkpoint.
+        ConfigError: the configuration changes what a run must keep.
+    """
+    folder = run_of(path)
+    wanted = allowed_config(path, config)
+    notes: list[str] = []
+    begun = list_checkpoints(folder)
+    if not begun and path.absolute() == folder and (folder / CONFIG).is_file():
+        checkpoint = None
+        notes.append("there is no checkpoint yet: beginning again")
+    else:
+        found = sound_checkpoint(path.absolute())
+        checkpoint = found.path
+        notes += found.damaged
+    return Resumption(
+        folder=folder,
+        checkpoint=checkpoint,
+        config=wanted.config,
+        changes=wanted.changes,
+        notes=tuple(notes),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A configuration that a run may go on under, and where it differs from before."""
+
+    config: RunConfig
+    changes: tuple[Change, ...]
+
+
+def allowed_config(path: Path, config: RunConfig) -> Wanted:
+    """The configuration that a run goes on under if this one is asked for. Raises ConfigError if it cannot."""
+    if not (run_of(path) / CONFIG).is_file():
+        return Wanted(config, ())
+    before = load_config(config_of(path))
+    wanted = config.model_copy(update={key: getattr(before, key) for key in OWN})
+    changes = tuple(changed(before, wanted))
+    refused = [f"{change} ({reason})" for change in changes if (reason := _refusal(change, before)) is not None]
+    if refused:
+        raise ConfigError(
+            f"{run_of(path)} cannot go on with {'; '.join(refused)}. Leave that as the run's config.yaml has it, as "
+            f"mmgrpo train --resume {run_of(path)} alone does, or start a new run"
+        )
+    return Wanted(wanted, changes)
+
+
+def changed(before: RunConfig, after: RunConfig) -> Iterator[Change]:
+    """Every value in which two configurations differ, but for what people read only."""
+    for change in _differences("", before.model_dump(mode="json"), after.model_dump(mode="json")):
+        if change.key.partition(".")[0] not in SILENT:
+            yield change
+
+
+def _differences(where: str, before: Any, after: Any) -> Iterator[Change]:
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key in dict.fromkeys((*before, *after)):
+            yield from _differences(f"{where}.{key}" if where else key, before.get(key), after.get(key))
+    elif before != after:
+        yield Change(key=where, before=before, after=after)
+
+
+def _refusal(change: Change, before: RunConfig) -> str | None:
+    """Why a run cannot go on with a change; None if it can."""
+    for key, reason in FIXED.items():
+        if (change.key == key or change.key.startswith(f"{key}.")) and not _is_free(change.key, before):
+            return reason
+    return None
+
+
+def _is_free(key: str, before: RunConfig) -> bool:
+    section, _, setting = key.partition(".")
+    if section != "policy" or before.policy is None:
+        return key.startswith(FREE)
+    settings = getattr(resolve("policies", before.policy.name), "settings_type", None)
+    return setting.partition(".")[0] in getattr(settings, "resumable", ())
+
+
+def evaluated_steps(folder: Path, place: Place) -> set[int]:
+    """The steps up to a place that were evaluated."""
+    rows = read_lines(folder / "evaluation.jsonl").rows
+    return {row["step"] for row in rows if isinstance(row.get("step"), int) and row["step"] <= place.step}
+
+
+def how_to_resume(folder: Path, config: RunConfig, num_processes: int) -> str:
+    """What to type, or to write, to go on with a run."""
+    if config.policy is None or config.prompts is None or not config.rewards:
+        return f'Trainer(..., resume="{folder}")'
+    command = f"mmgrpo train --resume {shlex.quote(str(folder))}"
+    if num_processes > 1:
+        command = f"accelerate launch --num_processes {num_processes} -m mmgrpo.cli {command.removeprefix('mmgrpo ')}"
+    return command

@@ -1,0 +1,79 @@
+"""How a run is told to end: Ctrl-C, and SIGTERM of whoever runs the machine."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+from mmgrpo.run.processes import Job
+from mmgrpo.types import Sample
+
+BOUNCE_S = 1.0  # a launcher passes on the Ctrl-C that the terminal sent to its processes as well
+
+
+class Terminated(BaseException):
+    """The step at hand is given up: the weights are still those of the step before."""
+
+
+@final
+class Stopping:
+    """What was asked for so far; the run looks here where it can end.
+
+    Attributes:
+        after_step: the run is to end once the step at hand is done.
+        at_once: the step at hand is to be given up as soon as the weights are those of a whole step.
+    """
+
+    def __init__(self, job: Job) -> None:
+        """Nothing was asked for yet, of any process of the job."""
+        self._job = job
+        self.after_step = False
+        self.at_once = False
+        self._interrupted_s: float | None = None
+
+    @property
+    def status(self) -> str:
+        """What a run that ended for it is called."""
+        return "terminated" if self.at_once else "interrupted"
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Within it the first Ctrl-C asks for the end of the step, the second ends it there; SIGTERM gives it up."""
+        before: dict[int, Any] = {}
+        try:
+            for number, answer in ((signal.SIGINT, self._on_interrupt), (signal.SIGTERM, self._on_terminate)):
+                before[number] = signal.signal(number, answer)
+        except ValueError:  # not in the main thread: whoever owns it owns the signals
+            pass
+        try:
+            yield
+        finally:
+            for number, answer in before.items():
+                signal.signal(number, signal.SIG_DFL if answer is None else answer)
+
+    def is_told(self) -> bool:
+        """Whether any process was told to end."""
+        return any(self._job.gather(self.after_step))
+
+    def give_up(self) -> None:
+        """Ends the step at hand before it changes the weights, on all processes, if one of them was told to."""
+        if any(self._job.gather(self.at_once)):
+            raise Terminated
+
+    def give_up_alone(self, samples: Sequence[Sample]) -> None:
+        """The same between the portions of a rollout, which several processes do not reach together."""
+        if self._job.size == 1 and self.at_once:
+            raise Terminated
+
+    def _on_interrupt(self, number: int, frame: Any) -> None:
+        now = time.monotonic()
+        if self._interrupted_s is not None and now - self._interrupted_s > BOUNCE_S:
+            raise KeyboardInterrupt
+        self._interrupted_s = now if self._interrupted_s is None else self._interrupted_s
+        self.after_step = True
+
+    def _on_terminate(self, number: int, frame: Any) -> None:
+        self.after_step = self.at_once = True

@@ -1,0 +1,1 @@
+"""The loop and its parts: what is built, judged by credit, learnt, averaged, evaluated and warmed up."""

@@ -1,0 +1,160 @@
+"""From configuration to the objects of a run: each named function bound to its numbers, each section built once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from mmgrpo.config import RewardConfig, RunConfig
+from mmgrpo.config.binding import bound, window_at
+from mmgrpo.config.loading import explain_validation
+from mmgrpo.config.registry import resolve
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.schedules import SCHEDULES, WEIGHT_SCHEDULES
+from mmgrpo.policy import Policy
+from mmgrpo.scoring import Gate, NamedReward, as_reward
+from mmgrpo.system.targets import is_own
+from mmgrpo.types import Plan, Sample
+
+_NESTED = ("of", "likelihood")  # settings of a reward that name another one
+
+
+def build_policy(config: RunConfig, device: str | torch.device) -> Policy:
+    """The policy of a run, loaded on its device.
+
+    Raises ConfigError if its settings are wrong or what they name cannot be loaded.
+    """
+    if config.policy is None:
+        raise ConfigError(
+            "the configuration has no policy: section; name an adapter, for example policy: {name: denoising}"
+        )
+    adapter = resolve("policies", config.policy.name)
+    missing = [name for name in ("from_config", "settings_type") if getattr(adapter, name, None) is None]
+    if missing:
+        raise ConfigError(
+            f"policy ({config.policy.name}) cannot be built from YAML: it has no {' and no '.join(missing)}; "
+            "add them (see docs/design.md), or give mmgrpo.Trainer a live one"
+        )
+    try:
+        with torch.random.fork_rng():
+            torch.manual_seed(config.seed)  # fresh adapters are a function of the run's seed
+            return adapter.from_config(config.policy.numbers, device=device)
+    except ValidationError as error:
+        said = explain_validation(error, adapter.settings_type)
+        raise ConfigError(f"policy ({config.policy.name}): {said}") from None
+
+
+def build_rewards(configs: Sequence[RewardConfig]) -> list[NamedReward]:
+    """The rewards, each built with its own settings.
+
+    A setting ``of`` or ``likelihood`` is another reward, by its name or with its settings, and built first. Any setting
+    ``python:module:attribute``, or a mapping with such a name and settings, is what that stands for.
+
+    Raises ConfigError for unknown names or settings.
+    """
+    return [_named_reward(reward) for reward in configs]
+
+
+def build_plan(
+    config: RunConfig,
+    policy: Policy,
+    step: int,
+    prompt_ids: Sequence[int],
+    *,
+    on_samples: Callable[[Sequence[Sample]], None] | None = None,
+) -> Plan:
+    """How this step's rollout is drawn; the window is a function of the run's seed and the step, the same everywhere.
+
+    Args:
+        config: the run.
+        policy: what draws; a window needs it to be ``Scheduled``.
+        step: counted from 0.
+        prompt_ids: identity of each prompt of this process, unique in the step over the whole job.
+        on_samples: takes samples as they are drawn.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ConfigError: the window lies outside the schedule, or the policy has no fixed number of decisions.
+    """
+    return Plan(
+        stochastic=window_at(config, policy, step),
+        share_noise=config.rollout.share_noise,
+        keep_mean=config.objective.recentre,
+        prompt_ids=tuple(prompt_ids),
+        on_samples=on_samples,
+    )
+
+
+def build_optimizer(
+    parameters: Sequence[nn.Parameter], *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    """AdamW over what is trained. Raises ConfigError if nothing is."""
+    if not parameters:
+        raise ConfigError("the policy has no trainable parameters; check policy.lora.targets and policy.denoisers")
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
+    return torch.optim.AdamW(parameters, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
+
+
+def build_schedule(
+    optimizer: torch.optim.Optimizer, *, name: str, num_updates: int, num_warmup: int, floor: float
+) -> LambdaLR:
+    """The learning-rate schedule, stepped once per optimiser update."""
+    return LambdaLR(optimizer, partial(SCHEDULES[name], num_updates=num_updates, num_warmup=num_warmup, floor=floor))
+
+
+def _named_reward(config: RewardConfig) -> NamedReward:
+    schedule = config.schedule and bound(f"rewards ({config.known_as}).schedule", WEIGHT_SCHEDULES, config.schedule)
+    if schedule is not None:
+        schedule(0)  # numbers that do not go together are said now
+    return NamedReward(
+        config.known_as,
+        _built_reward(config),
+        config.weight,
+        gate=config.gate and Gate(config.gate.reward, config.gate.at_least, config.gate.closed),
+        clip=config.clip,
+        schedule=schedule,
+        timeout_s=config.timeout_s,
+        concurrent=config.concurrent,
+        deterministic=config.deterministic,
+    )
+
+
+def _built_reward(config: RewardConfig) -> Any:
+    target = resolve("rewards", config.name)
+    settings = {name: _reward_setting(config.name, name, value) for name, value in config.numbers.items()}
+    if is_own(config.name) and not inspect.isclass(target):
+        return partial(target, **settings) if settings else target
+    try:
+        return target(**settings)
+    except TypeError as error:
+        takes = list(inspect.signature(target).parameters)
+        raise ConfigError(f"reward {config.name}: {error}; it takes {takes or 'no settings'}") from error
+
+
+def _reward_setting(owner: str, setting: str, value: Any) -> Any:
+    """What a setting of a reward stands for: another reward, something of the user's own, or itself."""
+    named = value if isinstance(value, str) else value.get("name") if isinstance(value, Mapping) else None
+    is_reward = setting in _NESTED and named is not None
+    if not is_reward and not (isinstance(named, str) and is_own(named)):
+        return value
+    try:
+        nested = RewardConfig.model_validate(value)
+    except ValidationError as error:
+        raise ConfigError(f"reward {owner}: {setting}: {explain_validation(error, RewardConfig)}") from None
+    counted = sorted((nested.model_fields_set & RewardConfig.model_fields.keys()) - {"name"})
+    if counted:
+        raise ConfigError(
+            f"reward {owner}: {setting}: a reward within another does not count by itself; leave out "
+            f"{', '.join(counted)}"
+        )
+    built = _built_reward(nested)
+    return as_reward(built) if is_reward else built

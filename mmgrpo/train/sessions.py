@@ -1,0 +1,245 @@
+"""One sitting of a run: from its start, or from a checkpoint, to its end, however that comes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from mmgrpo.config import RunConfig
+from mmgrpo.errors import CheckpointError, ConfigError, MmgrpoError
+from mmgrpo.policy import Policy
+from mmgrpo.report import write_report
+from mmgrpo.run.checkpoint import Place, clear_unfinished, drop_old, load_checkpoint, save_checkpoint, set_aside
+from mmgrpo.run.folder import RunFolder, claim_folder, start_trackers
+from mmgrpo.run.processes import Job
+from mmgrpo.run.resuming import START, Resumption, evaluated_steps, how_to_resume
+from mmgrpo.system.machine import machine
+from mmgrpo.train.ema import Average
+from mmgrpo.train.optimizer import GuardedOptimizer
+from mmgrpo.train.warmup import Warmup
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Everything that training changes.
+
+    Attributes:
+        policy: the policy.
+        optimizer: of its weights, with its schedule.
+        average: of the weights, if one is kept.
+        warmup: the supervised stage, if there is one.
+    """
+
+    policy: Policy
+    optimizer: GuardedOptimizer
+    average: Average | None
+    warmup: Warmup | None
+
+    def save(self, folder: Path, place: Place, keep: int | None) -> None:
+        """Writes a checkpoint of weights that are those of the place. Raises NonFiniteError for infinite ones."""
+        self.optimizer.require_finite_weights()
+        state = self.optimizer.state_dict()
+        average = self.average if place.step else None  # before the first step it is the weights themselves
+        if average:
+            state["average"] = average.state_dict()
+        if self.warmup and not place.step:
+            state["warmup"] = self.warmup.state_dict()
+        averaged = average.applied() if average else None
+        save_checkpoint(folder, place, self.policy, state, keep=keep, averaged=averaged)
+
+    def restore(self, checkpoint: Path, *, updates_per_step: int | None) -> Place:
+        """Becomes what a checkpoint holds.
+
+        Args:
+            checkpoint: of the same run.
+            updates_per_step: how many updates a step has from here on; None: as many as before.
+
+        Returns:
+            Where the run is.
+
+        Raises:
+            CheckpointError: it is of another policy or cannot be read.
+        """
+        place, state = load_checkpoint(checkpoint, self.policy, self.policy.trainable[0].device)
+        num_updates = None if updates_per_step is None else place.step * updates_per_step
+        try:
+            self.optimizer.load_state_dict(state, num_updates=num_updates)
+            if self.average and place.step:
+                self.average.load_state_dict(state["average"])
+            if self.warmup and "warmup" in state:
+                self.warmup.load_state_dict(state["warmup"])
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"{checkpoint} is of a run of another kind: {error}") from error
+        return place
+
+
+@final
+class Session:
+    """The folder of a run while it goes on, and what of it is on the disk.
+
+    Attributes:
+        resumption: how it goes on; None for a new run.
+        start: where it began this time.
+        evaluated: the steps that were evaluated.
+    """
+
+    def __init__(self, trained: Trained, config: RunConfig, job: Job, resumption: Resumption | None) -> None:
+        """Restores the checkpoint of a run that goes on; writes nothing yet.
+
+        Args:
+            trained: what is saved and restored.
+            config: the run's, from here on.
+            job: the processes; the main one writes.
+            resumption: how the run goes on; None for a new one.
+        """
+        self._trained = trained
+        self._config = config
+        self._job = job
+        self._folder = None if resumption is None else RunFolder(resumption.folder)
+        self._saved: Place | None = None
+        self.resumption = resumption
+        self.start = START
+        self.evaluated: set[int] = set()
+        if resumption is not None and resumption.checkpoint is not None:
+            update = config.update
+            regrouped = any(change.key in ("update.epochs", "update.minibatches") for change in resumption.changes)
+            self.start = self._saved = trained.restore(
+                resumption.checkpoint, updates_per_step=update.epochs * update.minibatches if regrouped else None
+            )
+            if self.start.step or self._warmed(self.start):
+                self.evaluated = job.from_main(lambda: evaluated_steps(resumption.folder, self.start))
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run folder, which a new run has once it trains."""
+        if self._folder is None:
+            raise ConfigError("a new run gets its folder when it begins: call train() first")
+        return self._folder
+
+    def is_over(self) -> bool:
+        """Whether a run that goes on has nothing left to do; its folder says so then."""
+        if self.resumption is None or not self.is_done(self.start):
+            return False
+        if self._job.is_main:
+            self._tidy()
+            self.folder.settle()
+            self.report()
+        return True
+
+    def is_done(self, place: Place | None) -> bool:
+        """Whether all there is to do was done at a place, its evaluation included."""
+        if place is None or place.step < self._config.steps or not (place.step or self._warmed(place)):
+            return False
+        return self._config.evaluation is None or place.step > self._config.steps or place.step in self.evaluated
+
+    def begin(self, explanation: str) -> list[str]:
+        """Makes the folder of a new run, or puts that of one that goes on in order.
+
+        Args:
+            explanation: what ``mmgrpo explain`` says of the configuration.
+
+        Returns:
+            What a person should be told, a line each.
+        """
+        if self._folder is None:
+            self._folder = RunFolder(self._job.from_main(lambda: claim_folder(self._config)))
+        said = self._job.from_main(lambda: self._prepared(explanation))
+        if self._config.tracking.trackers:
+            start_trackers(self._job.accelerator, self._config, self.folder.path)
+        return said
+
+    def save(self, place: Place) -> None:
+        """Writes a checkpoint, if this place has none yet; the other processes wait."""
+        if place != self._saved and self._job.is_main:
+            self._write(place)
+        self._saved = place
+        self._job.wait()
+
+    def rescue(self, place: Place | None) -> None:
+        """Saves what is whole before an early end, on the main process alone: the others may be gone."""
+        if place is None or place in (self._saved, START) or not self._job.is_main or self._folder is None:
+            return
+        try:
+            self._write(place)
+            self._saved = place
+        except MmgrpoError as error:
+            logger.warning("%s", error)
+
+    def report(self) -> None:
+        """Writes ``report.html`` of what the folder holds by now; what is wrong with it is said and ends no run."""
+        try:
+            write_report(self.folder.path)
+        except Exception as error:  # of a page that nobody may look at, in a run of days
+            logger.warning("no report was written: %s: %s", type(error).__name__, error)
+
+    def end(self, status: str, failure: BaseException | None = None) -> list[str]:
+        """Writes down how the run ended; the folder of one that failed before it did anything goes.
+
+        Args:
+            status: how.
+            failure: what it failed with.
+
+        Returns:
+            What a person should be told, a line each.
+        """
+        if self._folder is None or not self._job.is_main:
+            return []
+        try:
+            if status == "failed" and self.resumption is None and self._saved is None and self._folder.discard():
+                return []
+            self._folder.close(status, failure)
+            self.report()
+        except OSError as error:
+            logger.warning("%s", error)
+        if status == "finished":
+            return []
+        where = _named(self._saved or START)
+        how = how_to_resume(self._folder.path, self._config, self._job.size)
+        return [f"{status}; to go on from {where}: {how}"]
+
+    def _machine(self) -> dict[str, Any]:
+        return machine(self._job.accelerator.device, self._job.size)
+
+    def _write(self, place: Place) -> None:
+        self.folder.sync()
+        self._trained.save(self.folder.path, place, self._config.checkpoint.keep)
+
+    def _tidy(self) -> None:
+        """Ends what a process that was killed had begun to delete."""
+        clear_unfinished(self.folder.path)
+        drop_old(self.folder.path, self._config.checkpoint.keep)
+
+    def _prepared(self, explanation: str) -> list[str]:
+        if self.resumption is None:
+            self.folder.open(self._config, explanation=explanation, machine=self._machine())
+            return [f"run folder: {self.folder.path}"]
+        path = self.folder.path
+        said = [f"run folder: {path}, going on from {_named(self.start)}", *self.resumption.notes]
+        said += [f"{moved.name} lies ahead and is now {moved}" for moved in set_aside(path, self.start)]
+        self._tidy()
+        steps = self.start.step if self.start.step or self._warmed(self.start) else -1
+        said += self.folder.rewind(
+            {
+                "metrics.jsonl": steps,
+                "alarms.jsonl": steps,
+                "skipped.jsonl": steps,
+                "evaluation.jsonl": steps,
+                "warmup.jsonl": self.start.warmup_step,
+            }
+        )
+        record = self.resumption.as_record(self.start) | {"machine": self._machine()}
+        self.folder.reopen(self._config, record, explanation=explanation)
+        return said + [f"changed from here on: {change}" for change in self.resumption.changes]
+
+    def _warmed(self, place: Place) -> bool:
+        return self._config.warmup is None or place.warmup_step >= self._config.warmup.steps
+
+
+def _named(place: Place) -> str:
+    if place == START:
+        return "the beginning"
+    return f"step {place.step}" if place.step else f"step {place.warmup_step} of the warm-up"

@@ -1,0 +1,395 @@
+"""The loop: take prompts, roll out, score, form advantages, update, track."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import Tensor
+
+from mmgrpo.config import RunConfig
+from mmgrpo.config.binding import bound, build_objective
+from mmgrpo.data.prompts import PromptStream, load_prompts_of
+from mmgrpo.errors import ConfigError
+from mmgrpo.explain.explanation import explanation
+from mmgrpo.maths.aggregates import count
+from mmgrpo.maths.combinations import COMBINATIONS
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.policy import Policy
+from mmgrpo.run.checkpoint import Place, checkpoint_steps
+from mmgrpo.run.folder import RunFolder, make_accelerator
+from mmgrpo.run.processes import Job
+from mmgrpo.run.progress import Progress
+from mmgrpo.run.resuming import config_given, plan_resumption
+from mmgrpo.run.samples import facts_of, identity, sample_metrics
+from mmgrpo.run.showing import MAX_SHOWN, show
+from mmgrpo.run.stopping import Stopping, Terminated
+from mmgrpo.run.watchdog import Alarm, Watchdog, watched
+from mmgrpo.scoring import Scorer
+from mmgrpo.scoring.shaping import shaped
+from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_of
+from mmgrpo.train.build import build_optimizer, build_plan, build_rewards, build_schedule
+from mmgrpo.train.credit import Credit, counted, form_credit, merged_scores, penalised, reward_metrics
+from mmgrpo.train.ema import Average
+from mmgrpo.train.evaluation import judge, try_out
+from mmgrpo.train.learner import accumulate_gradient, measured, nonfinite_rows
+from mmgrpo.train.optimizer import GuardedOptimizer
+from mmgrpo.train.sessions import Session, Trained
+from mmgrpo.train.warmup import Warmup
+from mmgrpo.types import Prompt, Rollout, Sample, Scores
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+ROLLOUT_SEED = 0  # keeps the rollouts' random numbers apart from the windows' and the warm-up's
+
+
+class Trainer:
+    """Trains a policy from rewards.
+
+    Attributes:
+        policy: what is trained.
+        config: how.
+        step: steps begun.
+        status: how the run ended; running until then.
+    """
+
+    def __init__(
+        self,
+        policy: Policy | str | Path,
+        rewards: RewardGiven | Sequence[RewardGiven] | Mapping[str, Callable[..., Any]],
+        prompts: str | Path | Dataset | Sequence[Prompt | str | Mapping[str, Any]],
+        config: RunConfig | Mapping[str, Any] | None = None,
+        *,
+        accelerator: Accelerator | None = None,
+        resume: Path | str | None = None,
+    ) -> None:
+        """Checks everything that can be checked before the first sample is drawn.
+
+        Args:
+            policy: the policy, on its device; or the path or hub id of a model or pipeline, which is loaded.
+            rewards: one or several functions of samples (or in TRL's form) or registered names; a mapping names them.
+            prompts: what to train on: texts, rows of columns or ``Prompt``s, a dataset, or where they are.
+            config: a ``RunConfig`` or its values; ``policy``, ``prompts`` and ``rewards`` sections are not needed here.
+            accelerator: accelerate's view of the processes; made if not given.
+            resume: a run folder or a checkpoint to go on from.
+        """
+        self.config = config_given(config, resume)
+        self.rewards = rewards_of(rewards)
+        asked = prompts_of(prompts, self.config)
+        self.job = Job(accelerator or make_accelerator(self.config))
+        resumption = self.job.from_main(lambda: plan_resumption(Path(resume), self.config)) if resume else None
+        self.config = resumption.config if resumption else self.config
+        device = self.config.runtime.device or self.job.accelerator.device
+        self.policy = policy = policy_of(policy, self.config, device)
+        cache_mb = self.config.reward_cache_mb
+        self.scorer = Scorer(self.rewards, max_failure_frac=self.config.max_reward_failure_frac, cache_mb=cache_mb)
+        self.stream = PromptStream(
+            asked,
+            num_per_step=self.config.rollout.prompts_per_step,
+            seed=self.config.seed,
+            shuffle=self.config.prompts is None or self.config.prompts.shuffle,
+        )
+        self.job.share(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
+        self.objective = build_objective(self.config.objective)
+        bound("advantage.combine", COMBINATIONS, self.config.advantage.combine)
+        build_plan(self.config, policy, 0, (0,))
+        update = self.config.update
+        self.parameters = policy.trainable
+        optimizer = build_optimizer(
+            self.parameters, lr=update.lr, betas=update.betas, eps=update.eps, weight_decay=update.weight_decay
+        )
+        schedule = build_schedule(
+            optimizer,
+            name=update.schedule,
+            num_updates=self.config.steps * update.epochs * update.minibatches,
+            num_warmup=update.lr_warmup_steps,
+            floor=update.lr_floor,
+        )
+        self.average = Average(self.parameters, update.ema) if update.ema else None
+        self.optimizer = GuardedOptimizer(
+            self.parameters,
+            optimizer,
+            schedule,
+            job=self.job,
+            max_grad_norm=update.max_grad_norm,
+            max_skipped_frac=self.config.max_skipped_update_frac,
+            average=self.average,
+        )
+        self.warmup = (
+            Warmup(
+                policy,
+                self.config.warmup,
+                seed=self.config.seed,
+                job=self.job,
+                max_skipped_frac=self.config.max_skipped_update_frac,
+            )
+            if self.config.warmup
+            else None
+        )
+        evaluation = self.config.evaluation
+        judges = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else self.rewards
+        self.judges = Scorer(judges, max_failure_frac=1.0, cache_mb=cache_mb)
+        names = self.scorer.names, self.judges.names
+        subject = watched(self.config, *names, checkpoints=lambda: checkpoint_steps(self.folder.path))
+        self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
+        note = self.config.note
+        self.held_out = load_prompts_of(evaluation.prompts, key="evaluation.prompts", note=note) if evaluation else []
+        self.status, self._stopped_by = "running", ""
+        self._stopping = Stopping(self.job)
+        self._explanation = explanation(self.config)
+        set_seed(self.config.seed)
+        trained = Trained(policy, self.optimizer, self.average, self.warmup)
+        self.session = Session(trained, self.config, self.job, resumption)
+        self.step = self.session.start.step
+        self._whole_step: int | None = self.step
+        if self.warmup:
+            self.warmup.whole_step = self.session.start.warmup_step
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run folder, which a new run has once it trains."""
+        return self.session.folder
+
+    def train(self) -> Path:
+        """Runs to the end, or to the next whole step after Ctrl-C or SIGTERM.
+
+        However it ends, a checkpoint of the last whole step is left, and what to type to go on is said.
+
+        Returns:
+            The run folder.
+        """
+        self.job.broadcast_weights(self.parameters)
+        start = self.session.start
+        progress = Progress(self.config, quiet=not self.job.is_main, start=start, num_processes=self.job.size)
+        with self._stopping.listening(), progress:
+            if self.session.is_over():
+                self.status = "finished"
+                progress.noted(f"nothing to do: {self.folder.path} stands at step {self.step} of {self.config.steps}")
+                return self.folder.path
+            self.status, failure = "failed", None
+            try:
+                self._begin(progress)
+                self._warm_up(progress)
+                if self.average and not self.step:
+                    self.average.restart()
+                self._evaluate(progress)
+                while self.step < self.config.steps and not self._stopping.is_told():
+                    self._train_step(progress)
+                self._save()
+                self.status = "finished" if self.session.is_done(self._place) else self._stopping.status
+                self.status = f"stopped by the alarm {self._stopped_by}" if self._stopped_by else self.status
+            except (Terminated, KeyboardInterrupt) as told:
+                self.status = self._stopping.status
+                if isinstance(told, KeyboardInterrupt):
+                    raise
+                self.session.rescue(self._place)
+            except BaseException as error:
+                failure = error
+                self.session.rescue(self._place)
+                raise
+            finally:
+                for said in self.session.end(self.status, failure):
+                    progress.noted(said)
+                self.job.finish_trackers()
+        return self.folder.path
+
+    def _begin(self, progress: Progress) -> None:
+        """Puts the folder in order, tells the watchdog what went before, and tries the rewards."""
+        for said in self.session.begin(self._explanation):
+            progress.noted(said)
+        if self.watchdog and self.session.resumption:
+            told = self.watchdog.recall(self.folder.lines("metrics.jsonl"), self.folder.lines("evaluation.jsonl"))
+            known = {(row["step"], row["kind"]) for row in self.folder.lines("alarms.jsonl")}
+            given = [one for one in told if one.step == self.step and (one.step, one.kind) not in known]
+            self._heed(given, progress)  # a process may have been killed before it gave them
+        if self._warms_up():
+            asked = [self.scorer, self.judges] if self.config.evaluation else [self.scorer]
+            self.job.from_main(lambda: try_out(self.policy, self.stream.take(0)[0][1], asked))
+
+    def _train_step(self, progress: Progress) -> None:
+        """One step of GRPO."""
+        clock = time.perf_counter()
+        prompts = self.job.share(self.stream.take(self.step), "rollout.prompts_per_step")
+        scoring = self.scorer.open(group_size=self.config.rollout.group_size)
+
+        num_drawn = len(prompts) * self.config.rollout.group_size
+        taken = progress.doing("rollout", num_drawn, scoring.add, self._stopping.give_up_alone)
+        rollout = self.policy.rollout(
+            [prompt for _, (_, prompt) in prompts],
+            group_size=self.config.rollout.group_size,
+            seed=derive_seed(self.config.seed, ROLLOUT_SEED, self.step),
+            plan=build_plan(self.config, self.policy, self.step, [index for index, _ in prompts], on_samples=taken),
+        )
+        if not bool(rollout.mask_BT.any()):
+            raise ConfigError("no decision of the rollout is random, so nothing can be learnt: raise policy.strength")
+        drawn = time.perf_counter()
+        progress.doing("reward")
+        self._stopping.give_up()
+        divergence_B = None
+        if self.config.advantage.divergence is not None:
+            known = measured(self.policy, rollout, self.config.advantage.divergence)
+            rollout, divergence_B = known.rollout, known.divergence_B
+        scores = merged_scores(self.job.from_all(lambda: scoring.scores(rollout.samples)))
+        counting = shaped(scores, self.rewards, self.step)
+        weighed = counting.scores
+        if divergence_B is not None:
+            divergence_B = torch.cat(self.job.gather(divergence_B.cpu()))
+            scores = penalised(scores, divergence_B, self.config.advantage.kl_beta)
+        credit = form_credit(weighed, self.config.rollout.group_size, self.config.advantage, divergence_B)
+        metrics = (
+            reward_metrics(scores, credit)
+            | dict(counting.metrics)
+            | sample_metrics(self.job.gather(facts_of(rollout.samples)), scores)
+        )
+        metrics |= {
+            "groups/zero_std_frac": credit.zero_std_frac,
+            "time/rollout_s": drawn - clock,
+            "time/reward_s": time.perf_counter() - drawn,
+        }
+        if num_alone := sum(self.job.gather(rollout.num_alone)):
+            metrics["rollout/rows_alone"] = num_alone
+        self._stopping.give_up()
+        self.step += 1
+        self._keep(rollout.samples, scores, credit)
+        self._update(rollout, credit, metrics, progress)
+        self._whole_step = self.step
+        every = self.config.checkpoint.every
+        if (every and self.step % every == 0) or self.step == self.config.steps:
+            self._save()
+        self._evaluate(progress)
+
+    def _update(self, rollout: Rollout, credit: Credit, metrics: dict[str, float], progress: Progress) -> None:
+        """All optimiser updates that this step's rollout is good for."""
+        update, B = self.config.update, len(rollout.samples)
+        mine = slice(self.job.rank * B, (self.job.rank + 1) * B)
+        part_of_job = counted(rollout, credit.keep_B[mine], self.config.objective.truncated)
+        rollout, zero_B = part_of_job.rollout, part_of_job.zero_B
+        advantage_B, num_forwards, gap = credit.advantage_B[mine], rollout.num_forwards, 0.0
+        for number in range(update.epochs * update.minibatches):
+            clock = time.perf_counter()
+            epoch, part = divmod(number, update.minibatches)
+            progress.doing(f"update {number + 1} of {update.epochs * update.minibatches}")
+            rows = ((rollout.prompt_index_B + epoch) % update.minibatches == part).nonzero().flatten().tolist()
+            totals = self.job.total(count(rollout.mask_BT[rows], zero_B[rows]))
+            taught = self.policy, rollout, advantage_B, self.objective
+            accumulate = partial(accumulate_gradient, *taught, totals=totals, on_policy=number == 0)
+            self.optimizer.clear()
+            gradient = accumulate(rows=rows, gather=self.job.gather)
+            self._whole_step = None
+            applied = self.optimizer.apply()
+            if applied.skipped:
+                odd = nonfinite_rows(self.policy, rows, accumulate)
+                self._name_skipped(number, rollout, advantage_B, odd, progress)
+            num_forwards += gradient.num_forwards
+            gap = max(self.job.gather(gradient.max_gap)) if number == 0 else gap
+            diagnostics = self.job.merged(gradient.diagnostics)
+            line = {
+                "step": self.step,
+                "update": number,
+                **metrics,
+                **diagnostics.as_metrics(),
+                "policy/weighed_frac": float(diagnostics.num_weighed) / max(totals.num_decisions, 1),
+                "policy/on_policy_gap": gap,
+                "optimizer/lr": applied.lr,
+                "optimizer/grad_norm": applied.grad_norm,
+                "optimizer/skipped": float(applied.skipped),
+                "count/forwards_per_sample": sum(self.job.gather(num_forwards)) / (B * self.job.size),
+                "time/update_s": time.perf_counter() - clock,
+            }
+            self._log("metrics.jsonl", line)
+            self.optimizer.require_progress()
+        progress.stepped(line)
+        self._heed(self.watchdog.stepped(line) if self.watchdog else [], progress)
+
+    def _heed(self, alarms: Sequence[Alarm], progress: Progress) -> None:
+        """Passes alarms on; one that the configuration names ends the run after this step, with a checkpoint."""
+        for alarm in alarms:
+            self.folder.log("alarms.jsonl", alarm.as_line())
+            progress.alarmed(alarm)
+            if self.config.watchdog and alarm.kind in self.config.watchdog.stop:
+                self._stopping.after_step, self._stopped_by = True, alarm.kind
+
+    def _name_skipped(
+        self, update: int, rollout: Rollout, advantage_B: Tensor, rows: Sequence[int], progress: Progress
+    ) -> None:
+        """Says which samples, of all processes, gave a gradient that is not finite."""
+        mine = [identity(rollout.samples[row]) | {"advantage": float(advantage_B[row])} for row in rows]
+        everyones = [one for part in self.job.gather(mine) for one in part]
+        if self.job.is_main:
+            self.folder.log("skipped.jsonl", {"step": self.step, "update": update, "samples": everyones})
+        progress.skipped(self.step, [f"{one['group']}.{one['member']}" for one in everyones])
+
+    def _keep(self, samples: Sequence[Sample], scores: Scores, credit: Credit) -> None:
+        """Keeps the step's first groups of texts, at the first step and whenever an evaluation is due."""
+        num_kept = self.config.tracking.rollouts * self.config.rollout.group_size
+        is_due = self.step in (1, self.config.steps) or self._evaluation_is_due()
+        if num_kept and is_due and self.job.is_main and samples[0].text is not None:
+            self.folder.save_rollout(self.step, samples[:num_kept], scores, credit.advantage_B)
+
+    def _evaluation_is_due(self) -> bool:
+        evaluation = self.config.evaluation
+        return evaluation is not None and (self.step % evaluation.every == 0 or self.step == self.config.steps)
+
+    def _warm_up(self, progress: Progress) -> None:
+        if self.warmup is None or not self._warms_up():
+            return
+        clock, saves = time.perf_counter(), self.config.checkpoint.warmup_every
+        every = self.warmup.config.log_every
+        progress.warming()
+        for done in self.warmup.run(self.session.start.warmup_step, self._stopping.is_told):
+            progress.warmed(done)
+            if done.step % every == 0 or done.step in (1, self.warmup.config.steps):
+                took = time.perf_counter() - clock
+                self._log("warmup.jsonl", {"step": done.step, "loss": done.loss, "lr": done.lr, "time_s": took})
+            if (saves and done.step % saves == 0) or done.step == self.warmup.config.steps:
+                self._save()
+
+    def _warms_up(self) -> bool:
+        return self.warmup is not None and not self.step and self.session.start.warmup_step < self.warmup.config.steps
+
+    def _evaluate(self, progress: Progress) -> None:
+        """Judges the averaged weights if there are any, the trained ones otherwise, where that is due."""
+        config = self.config.evaluation
+        is_due = self._evaluation_is_due() and self.step not in self.session.evaluated
+        if config is None or not is_due or self._stopping.is_told():
+            return
+        clock = time.perf_counter()
+        share = len(self.held_out[self.job.rank :: self.job.size])
+        taken = progress.doing("evaluation", share * config.samples_per_prompt, self._stopping.give_up_alone)
+        with self.average.applied() if self.average else nullcontext():
+            judged = judge(self.policy, self.held_out, self.judges, config, self.job, on_samples=taken)
+        self.session.evaluated.add(self.step)
+        if judged is None:
+            return
+        line = {"step": self.step, **judged.metrics(), "time/evaluation_s": time.perf_counter() - clock}
+        self.folder.save_samples(self.step, *judged.shown(config.pictures))
+        show(self.job.accelerator, self.step, *judged.shown(MAX_SHOWN))
+        self._log("evaluation.jsonl", line)
+        progress.judged(line)
+        self.session.report()
+        self._heed(self.watchdog.judged(line) if self.watchdog else [], progress)
+
+    def _log(self, file: str, line: dict[str, Any]) -> None:
+        if self.job.is_main:
+            self.folder.log(file, line)
+        self.job.log({key: value for key, value in line.items() if "/" in key}, line["step"])
+
+    @property
+    def _place(self) -> Place | None:
+        """Where the weights are; None in the midst of a step's updates."""
+        warmup_step = self.warmup.whole_step if self.warmup else 0
+        if self._whole_step is None or warmup_step is None:
+            return None
+        return Place(step=self._whole_step, warmup_step=warmup_step)
+
+    def _save(self) -> None:
+        assert self._place is not None
+        self.session.save(self._place)

@@ -1,0 +1,1 @@
+"""Boxes, points, spans and masks: read, brought into one coordinate frame, compared."""

@@ -1,0 +1,147 @@
+"""How the model and the data of a reward write coordinates: spaces, layouts, and where a picture's sizes are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from mmgrpo.data.media import opened
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.rewards.geometry.boxes import NORMALISED, Box, Layout, Point, Space, SpaceName, box_of
+from mmgrpo.rewards.geometry.coordinates import Stated
+from mmgrpo.rewards.parsing.extraction import one_of
+from mmgrpo.types import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinates:
+    """What the setting ``coordinates`` of a reward declares; see "Coordinates" in ``docs/rewards.md``.
+
+    Attributes:
+        space: space of the coordinates that the model writes.
+        reference_space: space of those in the data.
+        layout: of the model's boxes.
+        reference_layout: of the data's boxes.
+        original_size: column with [width, height] of the picture, upright; else the prompt's only image says it.
+        resized_size: column with [width, height] of the picture that the model saw.
+        pixels: least and most pixels of the resized picture, to work out its size as Qwen-VL processors do.
+        factor: what both edges of the resized picture are a multiple of, for ``pixels``.
+    """
+
+    space: SpaceName = "resized"
+    reference_space: SpaceName = "original"
+    layout: Layout = "xyxy"
+    reference_layout: Layout = "xyxy"
+    original_size: str = "original_size"
+    resized_size: str = "resized_size"
+    pixels: Sequence[int] | None = None
+    factor: int = 28
+
+    def __post_init__(self) -> None:
+        one_of("coordinates.space", self.space, SpaceName)
+        one_of("coordinates.reference_space", self.reference_space, SpaceName)
+        one_of("coordinates.layout", self.layout, Layout)
+        one_of("coordinates.reference_layout", self.reference_layout, Layout)
+        if self.pixels is not None and (len(self.pixels) != 2 or not 0 < self.pixels[0] <= self.pixels[1]):
+            raise ConfigError(f"coordinates.pixels must be [least, most], got {self.pixels!r}")
+        if self.factor < 1:
+            raise ConfigError(f"coordinates.factor must be at least 1, got {self.factor}")
+
+    def of_model(self, prompt: Prompt) -> Space:
+        """The model's space for one prompt."""
+        return self._space(self.space, prompt)
+
+    def of_reference(self, prompt: Prompt) -> Space:
+        """The data's space for one prompt."""
+        return self._space(self.reference_space, prompt)
+
+    def boxes(self, prompt: Prompt, stated: Sequence[Stated], known: Sequence[Stated]) -> tuple[list[Box], list[Box]]:
+        """The boxes of an answer and those of its reference, all in the reference's space.
+
+        Sizes are looked for only where something is to be converted.
+        """
+        target = self.of_reference(prompt) if known else self.of_model(prompt)
+        source = self.of_model(prompt) if stated else target
+        made = [box_of(one.numbers, self.layout, source).to(target) for one in stated]
+        return made, [box_of(one.numbers, self.reference_layout, target) for one in known]
+
+    def points(self, prompt: Prompt, stated: Sequence[tuple[float, float]]) -> list[Point]:
+        """The points of an answer in the reference's space."""
+        if not stated:
+            return []
+        source, target = self.of_model(prompt), self.of_reference(prompt)
+        return [Point(*one, source).to(target) for one in stated]
+
+    def _space(self, name: SpaceName, prompt: Prompt) -> Space:
+        if self.space == self.reference_space:
+            return Space(name)
+        if name in NORMALISED:
+            return Space(name, NORMALISED[name], NORMALISED[name])
+        width, height = self._original(prompt) if name == "original" else self._resized(prompt)
+        return Space(name, width, height)
+
+    def _original(self, prompt: Prompt) -> Sequence[float]:
+        stated = prompt.columns.get(self.original_size)
+        if stated is not None:
+            return _edges(self.original_size, stated)
+        images = list(prompt.images)
+        if len(images) != 1:
+            raise DataError(
+                f"the size of the original picture is needed: give a column '{self.original_size}' with "
+                f"[width, height]; the prompt has {len(images)} images, and only a single one says it by itself"
+            )
+        return opened(images[0]).size
+
+    def _resized(self, prompt: Prompt) -> Sequence[float]:
+        stated = prompt.columns.get(self.resized_size)
+        if stated is not None:
+            return _edges(self.resized_size, stated)
+        if self.pixels is None:
+            raise DataError(
+                f"the size of the picture that the model saw is needed: give a column '{self.resized_size}' with "
+                f"[width, height], or coordinates: {{pixels: [least, most]}} as the processor has them"
+            )
+        from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+
+        width, height = self._original(prompt)
+        least, most = self.pixels
+        rows, columns = smart_resize(int(height), int(width), self.factor, min_pixels=least, max_pixels=most)
+        return columns, rows
+
+
+Declared = str | Mapping[str, Any] | Coordinates
+"""Coordinates as a setting: the name of the model's space, or the fields of ``Coordinates``."""
+
+
+def declared(owner: str, said: Declared) -> Coordinates:
+    """The coordinates that a reward's setting declares.
+
+    Args:
+        owner: class of the reward, for messages.
+        said: the setting.
+
+    Returns:
+        The coordinates.
+
+    Raises:
+        ConfigError: a field is unknown, or its value is not allowed.
+    """
+    if isinstance(said, Coordinates):
+        return said
+    given: dict[str, Any] = {"space": said} if isinstance(said, str) else dict(said)
+    known = [field.name for field in fields(Coordinates)]
+    strange = sorted(set(map(str, given)) - set(known))
+    if strange:
+        raise ConfigError(f"{owner}.coordinates takes {', '.join(known)}; got {', '.join(strange)}")
+    try:
+        return Coordinates(**given)
+    except ConfigError as error:
+        raise ConfigError(f"{owner}.{error}") from None
+
+
+def _edges(column: str, value: Any) -> Sequence[float]:
+    pair = list(value) if isinstance(value, list | tuple) else []
+    if len(pair) != 2 or not all(isinstance(edge, int | float) and edge > 0 for edge in pair):
+        raise DataError(f"column '{column}' must be [width, height], both positive, got {value!r:.60}")
+    return pair

@@ -1,0 +1,244 @@
+"""Rewards for where things are: one box, a set of boxes, a point, a span of time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, final
+
+import numpy as np
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.explaining import drawn_boxes, drawn_points, drawn_spans, rounded, too_many
+from mmgrpo.rewards.geometry.boxes import Box, giou, iou
+from mmgrpo.rewards.geometry.coordinates import (
+    Stated,
+    box_list,
+    one_box,
+    pair,
+    points_in,
+    span_iou,
+    spans_in,
+    stated_boxes,
+)
+from mmgrpo.rewards.geometry.frames import Declared, declared
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, share
+from mmgrpo.rewards.parsing.references import graded, references
+from mmgrpo.system.extras import required
+from mmgrpo.types import Sample, Score
+
+BoxMode = Literal["iou", "giou", "threshold"]
+TimeUnit = Literal["seconds", "frames"]
+
+
+@final
+class BoxIou:
+    """Reward: overlap of the one box that the answer states with the reference's.
+
+    ``mode: iou`` is the intersection over union, ``giou`` the generalised one, which tells apart boxes that do not
+    touch, ``threshold`` 1 for an IoU of at least ``threshold``, else 0. No box, several, a swapped or empty one score
+    the least.
+
+    Read are JSON (``[x1, y1, x2, y2]``, ``{"bbox_2d": [..]}``), ``(x1,y1),(x2,y2)``, and four bare numbers.
+
+    Settings: ``coordinates`` declares the spaces and layouts of model and data, see "Coordinates"; ``extract`` as in
+    ``exact_match``.
+    Range: 0 to 1; ``giou`` from -1 to 1.   Units: as declared; edges are continuous, without the ``+1`` of pixel
+    counts.
+    Source: Rezatofighi et al. 2019, arXiv:1902.09630 (GIoU).
+    Traps: a wrong space is not seen, boxes merely seem bad: check a few by hand. Ask for one box: several score the
+    least, so that none can be picked.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        coordinates: Declared = "resized",
+        mode: BoxMode = "iou",
+        threshold: float = 0.5,
+        extract: Extract = "none",
+    ) -> None:
+        self._column = column
+        self._coordinates = declared("BoxIou", coordinates)
+        self._mode: BoxMode = one_of("BoxIou.mode", mode, BoxMode)
+        self._threshold = share("BoxIou.threshold", threshold)
+        self._extract: Extract = one_of("BoxIou.extract", extract, Extract)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        known = references("box_iou", samples, self._column, one_box)
+        return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+
+    def _score(self, sample: Sample, reference: Stated) -> Score:
+        stated = stated_boxes(extracted(sample.text or "", self._extract) or "")
+        made, (wanted,) = self._coordinates.boxes(sample.prompt, stated, [reference])
+        reason = _not_one("box", len(made)) or ("the box is empty" if made[0].empty else None)
+        drawn = drawn_boxes(made, [wanted], pairs=[] if reason else [(0, 0, iou(made[0], wanted))])
+        return Score(self._value(made, wanted), drawn | ({} if reason is None else {"reason": reason}))
+
+    def _value(self, boxes: Sequence[Box], wanted: Box) -> float:
+        if len(boxes) != 1:
+            return -1.0 if self._mode == "giou" else 0.0
+        if self._mode == "giou":
+            return giou(boxes[0], wanted)
+        return iou(boxes[0], wanted) if self._mode == "iou" else float(iou(boxes[0], wanted) >= self._threshold)
+
+
+@final
+class Detection:
+    """Reward: overlap of the set of boxes that the answer states with the reference's set, one to one.
+
+    sum over matched pairs of IoU / reference boxes * min(1, reference boxes / stated boxes) ** ``length_power``. The
+    pairs are the one-to-one assignment (Hungarian) of the highest sum; a pair counts from an IoU of ``threshold`` on
+    and, where the reference has labels and ``labels`` is true, with the same label; ``graded: false`` counts it as 1
+    instead of its IoU. Where the reference is empty: 1 for no box, else 0. The order of the boxes does not matter.
+
+    Boxes are read and converted as in ``box_iou``; an entry may be ``{"bbox_2d": [..], "label": ".."}``. The reference,
+    in ``column``, is a list of boxes or of such entries, or ``{"bbox": [[..], ..], "label": [..]}``.
+
+    Settings: ``coordinates`` and ``extract`` as in ``box_iou``; ``max_boxes`` stated boxes at most, more score 0.
+    Range: 0 to 1.
+    Source: one-to-one matching: Liu et al. 2025 (VisionReasoner), arXiv:2505.12081, sec. 3.5; the length penalty
+    against many boxes: Shen et al. 2025 (VLM-R1), arXiv:2504.07615, odLength. Deviation: the penalty is a ratio.
+    Traps: with ``length_power: 0`` only misses cost, and a policy learns to list many boxes.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        coordinates: Declared = "resized",
+        threshold: float = 0.5,
+        graded: bool = True,
+        labels: bool = True,
+        length_power: float = 1.0,
+        max_boxes: int = 200,
+        extract: Extract = "none",
+    ) -> None:
+        if not length_power >= 0 or max_boxes < 1:
+            raise ConfigError(f"Detection needs length_power >= 0 and max_boxes >= 1, got {length_power}, {max_boxes}")
+        self._column = column
+        self._coordinates = declared("Detection", coordinates)
+        self._threshold = share("Detection.threshold", threshold)
+        self._graded = graded
+        self._labels = labels
+        self._length_power = length_power
+        self._max_boxes = max_boxes
+        self._extract: Extract = one_of("Detection.extract", extract, Extract)
+        self._assigned = required("scipy.optimize", "reward detection").linear_sum_assignment
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        known = references("detection", samples, self._column, box_list)
+        return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+
+    def _score(self, sample: Sample, known: list[Stated]) -> Score:
+        stated = stated_boxes(extracted(sample.text or "", self._extract) or "")
+        if len(stated) > self._max_boxes:
+            return Score(0.0, too_many(len(stated), self._max_boxes))
+        made, real = self._coordinates.boxes(sample.prompt, stated, known)
+        pairs = self._pairs(made, stated, real, known) if made and real else []
+        drawn = drawn_boxes(made, real, labels=[one.label for one in stated], pairs=pairs)
+        if not known or not stated:
+            return Score(float(not known and not stated), drawn)
+        total = sum(overlap if self._graded else 1.0 for _, _, overlap in pairs)
+        parts = {"overlap": total / len(known), "length": min(1.0, len(known) / len(stated)) ** self._length_power}
+        return Score(parts["overlap"] * parts["length"], drawn | {"parts": rounded(parts)})
+
+    def _pairs(
+        self, made: Sequence[Box], stated: Sequence[Stated], real: Sequence[Box], known: Sequence[Stated]
+    ) -> list[tuple[int, int, float]]:
+        """Stated and reference box of every pair that counts, with their overlap."""
+        overlap = np.array([[iou(box, other) for other in real] for box in made])
+        gains = np.array(
+            [
+                [self._gain(overlap[i, j], one.label, two.label) for j, two in enumerate(known)]
+                for i, one in enumerate(stated)
+            ]
+        )
+        rows, columns = self._assigned(gains, maximize=True)
+        best = zip(rows.tolist(), columns.tolist(), strict=True)
+        return [(i, j, float(overlap[i, j])) for i, j in best if gains[i, j] > 0]
+
+    def _gain(self, overlap: float, label: str | None, wanted: str | None) -> float:
+        if overlap == 0 or overlap < self._threshold or (self._labels and wanted is not None and label != wanted):
+            return 0.0
+        return overlap if self._graded else 1.0
+
+
+@final
+class PointInBox:
+    """Reward: 1 if the one point that the answer states lies in the reference's box, edges included; else 0.
+
+    For GUI grounding and pointing. Read are JSON (``[x, y]``, ``{"point_2d": [x, y]}``), ``(x, y)``, and two bare
+    numbers; no point, or several, are wrong. The reference's box is as in ``box_iou``.
+
+    Settings: ``coordinates`` and ``extract`` as in ``box_iou``.
+    Range: 0 or 1.
+    Source: Luo et al. 2025 (GUI-R1), arXiv:2504.10458. Deviation: the answer is parsed, never evaluated.
+    Traps: boxes of a few pixels give no signal at the start; a swapped or empty reference box is never hit.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        coordinates: Declared = "resized",
+        extract: Extract = "none",
+    ) -> None:
+        self._column = column
+        self._coordinates = declared("PointInBox", coordinates)
+        self._extract: Extract = one_of("PointInBox.extract", extract, Extract)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        known = references("point_in_box", samples, self._column, one_box)
+        return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+
+    def _score(self, sample: Sample, reference: Stated) -> Score:
+        stated = points_in(extracted(sample.text or "", self._extract) or "")
+        _, (wanted,) = self._coordinates.boxes(sample.prompt, [], [reference])
+        points, reason = self._coordinates.points(sample.prompt, stated), _not_one("point", len(stated))
+        drawn = drawn_points(points, wanted) | ({} if reason is None else {"reason": reason})
+        return Score(float(len(points) == 1 and wanted.holds(points[0])), drawn)
+
+
+@final
+class TemporalIou:
+    """Reward: overlap of the stated span of time with the reference's, intersection over union.
+
+    Read are JSON (``[start, end]``, ``{"start": .., "end": ..}``), clock times (``0:12 to 1:05``) and numbers; exactly
+    two must be stated, the end after the start, else 0. ``unit: frames`` where the model writes frame numbers, ``fps``
+    a second. The reference, in ``column``, is [start, end] or a text of that form, in seconds.
+
+    Settings: ``extract`` as in ``exact_match``.
+    Range: 0 to 1.   Units: seconds; frames are divided by ``fps``.
+    Source: the temporal IoU of video grounding, as in Video-R1, arXiv:2503.21776.
+    Traps: ``fps`` is that of the frames the model was shown, not of the file.
+    """
+
+    def __init__(
+        self, column: str = "answer", unit: TimeUnit = "seconds", fps: float | None = None, extract: Extract = "none"
+    ) -> None:
+        self._column = column
+        self._extract: Extract = one_of("TemporalIou.extract", extract, Extract)
+        frames = one_of("TemporalIou.unit", unit, TimeUnit) == "frames"
+        if frames != (fps is not None) or (fps is not None and not fps > 0):
+            raise ConfigError(f"TemporalIou needs a positive fps for unit: frames and none for seconds, got {fps}")
+        self._fps = 1.0 if fps is None else fps
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("temporal_iou", samples, self._column, _span, self._score)
+
+    def _score(self, text: str, reference: tuple[float, float]) -> Score:
+        stated = [(start / self._fps, end / self._fps) for start, end in spans_in(extracted(text, self._extract) or "")]
+        drawn, reason = drawn_spans(stated, reference), _not_one("span", len(stated))
+        if reason is None and stated[0][1] <= stated[0][0]:
+            reason = "the span ends before it begins"
+        if reason is not None:
+            return Score(0.0, drawn | {"reason": reason})
+        return Score(span_iou(stated[0], reference), drawn)
+
+
+def _not_one(kind: str, count: int) -> str | None:
+    """Why an answer cannot count that states none of them, or several."""
+    return None if count == 1 else f"no {kind}" if count == 0 else f"{kind} stated {count} times, not once"
+
+
+def _span(value: Any) -> tuple[float, float] | None:
+    span = pair(value) if not isinstance(value, str) else next(iter(spans_in(value)), None)
+    return span if span is not None and span[1] > span[0] else None

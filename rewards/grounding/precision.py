@@ -1,0 +1,135 @@
+"""Average precision of the boxes in one picture, with a penalty for listing too many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, final
+
+import numpy as np
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.explaining import drawn_boxes, rounded, too_many
+from mmgrpo.rewards.geometry.boxes import Box, iou
+from mmgrpo.rewards.geometry.coordinates import Stated, box_list, stated_boxes
+from mmgrpo.rewards.geometry.frames import Declared, declared
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, share
+from mmgrpo.rewards.parsing.references import references
+from mmgrpo.types import Sample, Score
+
+Confidence = Literal["equal", "stated"]
+
+COCO_THRESHOLDS = tuple(round(0.5 + 0.05 * step, 2) for step in range(10))
+RECALLS = np.linspace(0, 1, 101)
+
+# K known boxes, N stated boxes, both of one class
+
+
+@final
+class AveragePrecision:
+    """Reward: average precision of the stated boxes, as COCO has it, times a penalty for stating too many.
+
+    mean over the reference's classes and over the IoU thresholds 0.5, 0.55, .., 0.95 of the precision, interpolated at
+    101 recalls, times min(1, reference boxes / stated boxes) ** ``length_power``. ``threshold: 0.5`` takes that one
+    alone (AP50). Boxes are matched greedily from the surest on, each with the free reference of the highest IoU. Where
+    the reference is empty: 1 for no box, else 0.
+
+    ``confidence: equal`` gives all boxes one score, ``stated`` reads ``score`` beside each (1 where there is none).
+    Boxes of equal score are one point of the curve, so their order does not matter; COCO counts them in the order
+    given, and no order of it gives less. Classes are labels, as in ``detection``; without ``labels``, or where a
+    reference box has none, there is one class. Boxes are read and converted as in ``box_iou``.
+
+    Settings: ``coordinates`` and ``extract`` as in ``box_iou``; ``max_boxes`` stated boxes at most, more score 0.
+    Range: 0 to 1.
+    Source: COCO's evaluation (pycocotools), and Shen et al. 2025 (VLM-R1), arXiv:2504.07615, ``odLength`` in
+    grpo_jsonl.py for the penalty. Deviation: equal scores are one point; VLM-R1's AP depends on their order.
+    Traps: with ``length_power: 0`` boxes of classes that the picture lacks are free, and with ``stated`` scores so is
+    every box after the last hit: VLM-R1 saw policies list many. A single IoU threshold gives no signal below it.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        coordinates: Declared = "resized",
+        threshold: float | None = None,
+        confidence: Confidence = "equal",
+        labels: bool = True,
+        length_power: float = 1.0,
+        max_boxes: int = 100,
+        extract: Extract = "none",
+    ) -> None:
+        owner = "AveragePrecision"
+        if not length_power >= 0 or max_boxes < 1:
+            raise ConfigError(f"{owner} needs length_power >= 0 and max_boxes >= 1, got {length_power}, {max_boxes}")
+        self._column = column
+        self._coordinates = declared(owner, coordinates)
+        self._thresholds = COCO_THRESHOLDS if threshold is None else (share(f"{owner}.threshold", threshold),)
+        self._confidence: Confidence = one_of(f"{owner}.confidence", confidence, Confidence)
+        self._labels = labels
+        self._length_power = length_power
+        self._max_boxes = max_boxes
+        self._extract: Extract = one_of(f"{owner}.extract", extract, Extract)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        known = references("average_precision", samples, self._column, box_list)
+        return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+
+    def _score(self, sample: Sample, known: list[Stated]) -> Score:
+        stated = stated_boxes(extracted(sample.text or "", self._extract) or "")
+        if len(stated) > self._max_boxes:
+            return Score(0.0, too_many(len(stated), self._max_boxes))
+        made, real = self._coordinates.boxes(sample.prompt, stated, known)
+        drawn = drawn_boxes(made, real, labels=[one.label for one in stated])
+        if not known or not stated:
+            return Score(float(not known and not stated), drawn)
+        precision = self._mean_precision(stated, made, known, real)
+        parts = {"precision": precision, "length": min(1.0, len(known) / len(stated)) ** self._length_power}
+        return Score(precision * parts["length"], drawn | {"parts": rounded(parts)})
+
+    def _mean_precision(
+        self, stated: Sequence[Stated], made: Sequence[Box], known: Sequence[Stated], real: Sequence[Box]
+    ) -> float:
+        labelled = self._labels and all(one.label is not None for one in known)
+        sure = [1.0 if self._confidence == "equal" or one.score is None else one.score for one in stated]
+        classes = sorted({one.label or "" for one in known}) if labelled else [None]
+        found = []
+        for label in classes:
+            rows = [i for i, one in enumerate(stated) if label is None or one.label == label]
+            columns = [j for j, one in enumerate(known) if label is None or one.label == label]
+            found.append(self._precision([made[i] for i in rows], [sure[i] for i in rows], [real[j] for j in columns]))
+        return float(np.mean(found))
+
+    def _precision(self, made: Sequence[Box], sure: Sequence[float], real: Sequence[Box]) -> float:
+        """Of one class, averaged over the thresholds."""
+        if not made:
+            return 0.0
+        real = sorted(real, key=_edges)
+        overlap_NK = np.array([[iou(box, other) for other in real] for box in made])
+        order = sorted(range(len(made)), key=lambda i: (-sure[i], -overlap_NK[i].max(), _edges(made[i])))
+        sure_N = np.array(sure)[order]
+        ends_N = np.append(sure_N[1:] != sure_N[:-1], True)
+        return float(np.mean([_at_threshold(overlap_NK[order], ends_N, t) for t in self._thresholds]))
+
+
+def _at_threshold(overlap_NK: np.ndarray, ends_N: np.ndarray, threshold: float) -> float:
+    """Interpolated average precision of boxes in order, with a point of the curve at the end of each run of equals."""
+    hit_N = _hits(overlap_NK, threshold)
+    true_N = np.cumsum(hit_N)[ends_N]
+    precision_N = true_N / (np.flatnonzero(ends_N) + 1)
+    best_N = np.maximum.accumulate(precision_N[::-1])[::-1]
+    reached = np.searchsorted(true_N / overlap_NK.shape[1], RECALLS, side="left")
+    return float(np.append(best_N, 0.0)[reached].mean())
+
+
+def _hits(overlap_NK: np.ndarray, threshold: float) -> np.ndarray:
+    """(N,) whether each box finds a free reference."""
+    free_K = np.ones(overlap_NK.shape[1], dtype=bool)
+    hit_N = np.zeros(len(overlap_NK), dtype=bool)
+    for row, overlap_K in enumerate(overlap_NK):
+        best = int(np.where(free_K, overlap_K, -1.0).argmax())
+        hit_N[row] = free_K[best] and overlap_K[best] > 0 and overlap_K[best] >= threshold
+        free_K[best] &= not hit_N[row]
+    return hit_N
+
+
+def _edges(box: Box) -> tuple[float, float, float, float]:
+    return box.left, box.top, box.right, box.bottom

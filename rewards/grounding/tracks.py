@@ -1,0 +1,180 @@
+"""Reward for following an object through a video: a box at each moment, and the span of time it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.explaining import MAX_SHAPES, drawn_spans, rounded
+from mmgrpo.rewards.geometry.boxes import iou
+from mmgrpo.rewards.geometry.coordinates import Stated, pair, span_iou, stated_boxes
+from mmgrpo.rewards.geometry.frames import Declared, declared
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, finite, json_values, one_of, share
+from mmgrpo.rewards.parsing.numerals import seconds
+from mmgrpo.rewards.parsing.references import references
+from mmgrpo.types import Sample, Score
+
+Over = Literal["reference", "shared", "union"]
+
+MAX_MOMENTS = 2_000
+_SAME = 1e-6
+
+_MOMENT_KEYS = ("frame", "frame_id", "frame_index", "timestamp", "t", "time")
+_SPAN_KEYS = ("time", "span", "temporal", "time_span", "interval")
+
+
+@dataclass(frozen=True, slots=True)
+class _Track:
+    """Boxes by moment, and the span of time where one is stated."""
+
+    boxes: Mapping[float, Stated]
+    span: tuple[float, float] | None = None
+
+
+@final
+class Tracking:
+    """Reward: overlap of a box at each moment with the reference's, averaged, with the overlap of the spans mixed in.
+
+    (1 - ``temporal``) * mean IoU + ``temporal`` * IoU of the spans of time. The mean is taken ``over`` the moments of
+    the ``reference`` (one that the answer leaves out counts 0), over the ``shared`` ones, or over the ``union`` of both
+    (boxes at further moments count 0). Where the reference has no span the mean IoU is all; where only the answer has
+    none, its overlap is 0.
+
+    Read are ``{"time": [start, end], "boxes": {"3": [x1, y1, x2, y2], ..}}`` and lists of ``{"frame": 3, "bbox_2d":
+    [..]}``; moments are frame numbers or times (``0:12``, ``2 s``), in the same count as the reference's, and equal
+    within ``tolerance``, the nearest first. The reference, in ``column``, is written likewise.
+
+    Settings: ``coordinates`` and ``extract`` as in ``box_iou``; ``max_moments`` stated boxes at most, more score 0.
+    Range: 0 to 1.   Units: ``tolerance`` in those of the moments.
+    Source: OneThinker, arXiv:2512.03043, onethinker_reward.py: tracking (over the reference's frames, no span) and
+    spatio-temporal grounding (0.5 and 0.5; there over the shared frames). Deviation: ``reference`` is the default.
+    Traps: over ``shared`` moments a policy learns to state the one box that it is sure of; over the ``reference``'s,
+    boxes at other moments are free. Frame numbers are those of the frames the model was shown, not of the file.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        coordinates: Declared = "resized",
+        temporal: float = 0.5,
+        over: Over = "reference",
+        tolerance: float = 0.0,
+        max_moments: int = 500,
+        extract: Extract = "none",
+    ) -> None:
+        if not tolerance >= 0 or not 1 <= max_moments <= MAX_MOMENTS:
+            raise ConfigError(
+                f"Tracking needs tolerance >= 0 and max_moments in 1 .. {MAX_MOMENTS}, got {tolerance}, {max_moments}"
+            )
+        self._column = column
+        self._coordinates = declared("Tracking", coordinates)
+        self._temporal = share("Tracking.temporal", temporal)
+        self._over: Over = one_of("Tracking.over", over, Over)
+        self._tolerance = tolerance + _SAME
+        self._max_moments = max_moments
+        self._extract: Extract = one_of("Tracking.extract", extract, Extract)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        known = references("tracking", samples, self._column, _reference)
+        return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+
+    def _score(self, sample: Sample, known: _Track) -> Score:
+        stated = track_in(extracted(sample.text or "", self._extract) or "")
+        if len(stated.boxes) > self._max_moments:
+            return Score(0.0, {"reason": f"{len(stated.boxes)} boxes, more than {self._max_moments}"})
+        met = self._met(stated, known)
+        met_boxes = [stated.boxes[s] for s in met.values()], [known.boxes[w] for w in met]
+        made, real = self._coordinates.boxes(sample.prompt, *met_boxes)
+        overlaps = dict.fromkeys(known.boxes, 0.0) | dict(zip(met, map(iou, made, real), strict=True))
+        counted = {"reference": len(known.boxes), "shared": len(met), "union": len(known.boxes)}[self._over]
+        counted += len(stated.boxes) - len(met) if self._over == "union" else 0
+        spatial = sum(overlaps.values()) / counted if counted else 0.0
+        said: dict[str, Any] = {"parsed": f"boxes at {len(met)} of {len(known.boxes)} moments"}
+        said["overlaps"] = [[moment, round(value, 4)] for moment, value in sorted(overlaps.items())[:MAX_SHAPES]]
+        if known.span is None:
+            return Score(spatial, said)
+        shared = 0.0 if stated.span is None else span_iou(stated.span, known.span)
+        said |= drawn_spans([] if stated.span is None else [stated.span], known.span)
+        said["parts"] = rounded({"boxes": spatial, "span": shared})
+        return Score((1 - self._temporal) * spatial + self._temporal * shared, said)
+
+    def _met(self, stated: _Track, known: _Track) -> dict[float, float]:
+        """The stated moment of each of the reference's that has one; each is taken once, the nearest pairs first."""
+        wanted, made = sorted(known.boxes), sorted(stated.boxes)
+        near = sorted((abs(w - s), w, s) for w in wanted for s in made if abs(w - s) <= self._tolerance)
+        met: dict[float, float] = {}
+        taken: set[float] = set()
+        for _, moment, other in near:
+            if moment not in met and other not in taken:
+                met[moment] = other
+                taken.add(other)
+        return met
+
+
+def track_in(source: Any) -> _Track:
+    """The boxes by moment in a text, or in the value of a data row; of two at one moment the later one counts.
+
+    Args:
+        source: text that holds JSON, or what JSON holds.
+
+    Returns:
+        The track, ``MAX_MOMENTS`` boxes and one more at most; empty if nothing is stated.
+    """
+    values = json_values(source) if isinstance(source, str) else [source]
+    boxes: dict[float, Stated] = {}
+    for moment, box in _moments(values, 0):
+        boxes[moment] = box
+        if len(boxes) > MAX_MOMENTS:
+            break
+    spans = [span for span in map(_span, values) if span is not None]
+    return _Track(boxes, spans[0] if spans else None)
+
+
+def _moments(value: Any, depth: int) -> Iterator[tuple[float, Stated]]:
+    """Moment and box, wherever a number or time is the key of a box, or stands beside one."""
+    if depth > 8:
+        return
+    if isinstance(value, list | tuple):
+        for inner in value:
+            yield from _moments(inner, depth + 1)
+    elif isinstance(value, Mapping):
+        beside = next((_moment(value[key]) for key in _MOMENT_KEYS if key in value), None)
+        boxes = stated_boxes(value) if beside is not None else []
+        if beside is not None and len(boxes) == 1:
+            yield beside, boxes[0]
+            return
+        for key, inner in value.items():
+            moment = _moment(key)
+            found = stated_boxes(inner) if moment is not None else []
+            if moment is not None and len(found) == 1:
+                yield moment, found[0]
+            else:
+                yield from _moments(inner, depth + 1)
+
+
+def _moment(value: Any) -> float | None:
+    """A frame number or time, as a number or a text that states exactly one."""
+    if not isinstance(value, str):
+        return finite(value)
+    stated = seconds(value.replace("_", " ")) if len(value) <= 40 else []
+    return stated[0] if len(stated) == 1 else None
+
+
+def _span(value: Any) -> tuple[float, float] | None:
+    """The span that an object states beside its boxes."""
+    if not isinstance(value, Mapping):
+        return None
+    held = next((value[key] for key in _SPAN_KEYS if isinstance(value.get(key), list | tuple | Mapping)), value)
+    if isinstance(held, list | tuple) and len(held) == 2:
+        ends = [_moment(end) for end in held]
+        return (ends[0], ends[1]) if ends[0] is not None and ends[1] is not None else None
+    return pair(held)
+
+
+def _reference(value: Any) -> _Track | None:
+    track = track_in(value)
+    if not track.boxes or len(track.boxes) > MAX_MOMENTS:
+        return None
+    return track if track.span is None or track.span[1] > track.span[0] else None

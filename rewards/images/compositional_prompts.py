@@ -1,0 +1,135 @@
+"""Prompts that ask for objects, counts, colours and places, with the columns that ``compositional`` checks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mmgrpo.errors import DataError
+from mmgrpo.types import Prompt
+
+COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+PLACES = ("left of", "right of", "above", "below")
+OBJECTS = (
+    *("person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light"),
+    *("fire hydrant", "stop sign", "parking meter", "bench", "bird", "cat", "dog", "horse", "sheep", "cow", "elephant"),
+    *("bear", "zebra", "giraffe", "backpack", "umbrella", "handbag", "tie", "suitcase", "frisbee", "skis", "snowboard"),
+    *("sports ball", "kite", "baseball bat", "baseball glove", "skateboard", "surfboard", "tennis racket", "bottle"),
+    *("wine glass", "cup", "fork", "knife", "spoon", "bowl", "banana", "apple", "sandwich", "orange", "broccoli"),
+    *("carrot", "hot dog", "pizza", "donut", "cake", "chair", "couch", "potted plant", "bed", "dining table"),
+    *("toilet", "tv", "laptop", "computer mouse", "tv remote", "computer keyboard", "cell phone", "microwave", "oven"),
+    *("toaster", "sink", "refrigerator", "book", "clock", "vase", "scissors", "teddy bear", "hair drier", "toothbrush"),
+)
+"""The 80 classes of COCO, three of them named more clearly, as GenEval has them."""
+
+
+def compositional_prompts(
+    per_task: int = 100,
+    seed: int = 0,
+    tasks: Sequence[str] | None = None,
+    objects: Sequence[str] = OBJECTS,
+    max_count: int = 4,
+) -> list[Prompt]:
+    """Prompts of GenEval's six tasks, drawn at random, with the columns ``tag``, ``include`` and ``exclude``.
+
+    Tasks: single_object, two_object, counting (2 to ``max_count``), colors, position, color_attr. People get no
+    colours. As a source of prompts it is ``python:mmgrpo.rewards.images.compositional_prompts:compositional_prompts``;
+    for other numbers, name a function of your own that calls it.
+
+    Args:
+        per_task: prompts of each task; repeats are left out, so there may be fewer.
+        seed: of the draws.
+        tasks: names of tasks; None for all.
+        objects: the classes, two at least beside person.
+        max_count: the largest count, 10 at most.
+
+    Returns:
+        The prompts, task by task.
+
+    Raises:
+        DataError: an unknown task, too few objects, or a count that has no word.
+    """
+    chosen = tuple(TASKS) if tasks is None else tuple(tasks)
+    unknown = [task for task in chosen if task not in TASKS]
+    things = [name for name in objects if name != "person"]
+    if unknown or len(things) < 2 or not 2 <= max_count < len(NUMBERS):
+        raise DataError(
+            f"compositional prompts need tasks of {', '.join(TASKS)}, two objects beside person and a largest count of "
+            f"2 to {len(NUMBERS) - 1}; got tasks {list(chosen)}, {len(things)} objects and {max_count}"
+        )
+    rng = random.Random(seed)
+    found: dict[tuple[str, str], Prompt] = {}
+    for task in chosen:
+        for _ in range(per_task):
+            prompt = TASKS[task](rng, list(objects), max_count)
+            found.setdefault((task, prompt.text), prompt)
+    return list(found.values())
+
+
+def held_out_compositional_prompts() -> list[Prompt]:
+    """30 draws of each task with another seed, without repeats and without what ``compositional_prompts()`` has."""
+    trained = {prompt.text for prompt in compositional_prompts()}
+    return [prompt for prompt in compositional_prompts(30, seed=1) if prompt.text not in trained]
+
+
+def _single(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
+    name = rng.choice(objects)
+    return _prompt("single_object", f"a photo of {_a(name)}", [_thing(name)])
+
+
+def _two(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
+    one, other = rng.sample(objects, 2)
+    return _prompt("two_object", f"a photo of {_a(one)} and {_a(other)}", [_thing(one), _thing(other)])
+
+
+def _counting(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
+    name, count = rng.choice(objects), rng.randint(2, max_count)
+    text = f"a photo of {NUMBERS[count]} {_plural(name)}"
+    return _prompt("counting", text, [_thing(name, count=count)], [_thing(name, count=count + 1)])
+
+
+def _colours(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
+    name, colour = rng.choice([name for name in objects if name != "person"]), rng.choice(COLOURS)
+    return _prompt("colors", f"a photo of {_a(colour)} {name}", [_thing(name, color=colour)])
+
+
+def _position(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
+    (one, other), place = rng.sample(objects, 2), rng.choice(PLACES)
+    text = f"a photo of {_a(one)} {place} {_a(other)}"
+    return _prompt("position", text, [_thing(other), _thing(one, position=[place, 0])])
+
+
+def _colour_each(rng: random.Random, objects: list[str], max_count: int) -> Prompt:
+    one, other = rng.sample([name for name in objects if name != "person"], 2)
+    first, second = rng.sample(COLOURS, 2)
+    text = f"a photo of {_a(first)} {one} and {_a(second)} {other}"
+    return _prompt("color_attr", text, [_thing(one, color=first), _thing(other, color=second)])
+
+
+TASKS: dict[str, Callable[[random.Random, list[str], int], Prompt]] = {
+    "single_object": _single,
+    "two_object": _two,
+    "counting": _counting,
+    "colors": _colours,
+    "position": _position,
+    "color_attr": _colour_each,
+}
+
+
+def _prompt(tag: str, text: str, include: list[dict[str, Any]], exclude: Sequence[dict[str, Any]] = ()) -> Prompt:
+    return Prompt(text, columns={"tag": tag, "include": include, "exclude": list(exclude)})
+
+
+def _thing(name: str, *, count: int = 1, **asked: Any) -> dict[str, Any]:
+    return {"class": name, "count": count, **asked}
+
+
+def _a(name: str) -> str:
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"
+
+
+def _plural(name: str) -> str:
+    """GenEval's plural, so that prompts are alike: "s", or "es" after an s."""
+    return f"{name}es" if name.endswith("s") else f"{name}s"

@@ -1,0 +1,80 @@
+"""Open-vocabulary detectors of transformers: boxes of named classes in pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+
+from mmgrpo.rewards.geometry.boxes import box_of
+from mmgrpo.rewards.images.scenes import SPACE, Found
+from mmgrpo.rewards.models.checkpoints import chosen_device, chosen_dtype, frozen, once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectorSource:
+    """Which detector, and how it runs.
+
+    Attributes:
+        model: path or hub id of an OWL-ViT, OWLv2 or Grounding DINO.
+        device: None for the process's GPU, or the CPU.
+        dtype: of the model.
+    """
+
+    model: str
+    device: str | None
+    dtype: str
+
+    @torch.no_grad()
+    def found(self, image: Image.Image, labels: Sequence[str], threshold: float) -> list[Found]:
+        """Objects of the classes above a threshold, the surest first. Raises RewardError if the model cannot be loaded.
+
+        OWL models are asked for "a photo of a CLASS", Grounding DINO for "a CLASS." of each class.
+        """
+        device, dtype = chosen_device(self.device), chosen_dtype("detector", self.dtype)
+        model, processor = once(_detector, self.model, device, dtype)
+        grounding = "grounding" in model.config.model_type
+        texts: Any = [[f"a photo of {_with_article(label)}" for label in labels]]
+        if grounding:
+            texts = [". ".join(f"a {label.lower()}" for label in labels) + "."]
+        inputs = processor(text=texts, images=[image], return_tensors="pt")
+        placed = {
+            name: tensor.to(device, dtype if tensor.is_floating_point() else None) for name, tensor in inputs.items()
+        }
+        outputs = model(**placed)
+        given: dict[str, Any] = {"threshold": threshold, "target_sizes": [image.size[::-1]]}
+        if grounding:
+            given |= {"input_ids": placed["input_ids"], "text_threshold": threshold}
+        (result,) = processor.post_process_grounded_object_detection(outputs, **given)
+        names = [_label(name, labels) for name in result["text_labels"]] if grounding else _picked(result, labels)
+        objects = [
+            Found(name, float(score), box_of(box.tolist(), "xyxy", SPACE))
+            for name, score, box in zip(names, result["scores"], result["boxes"], strict=True)
+            if name is not None
+        ]
+        return sorted(objects, key=lambda found: -found.score)
+
+
+def _picked(result: Any, labels: Sequence[str]) -> list[str | None]:
+    return [labels[int(number)] for number in result["labels"]]
+
+
+def _label(phrase: str, labels: Sequence[str]) -> str | None:
+    """The class that a phrase of Grounding DINO stands for: the longest whose words it holds."""
+    said = set(phrase.lower().split())
+    named = [label for label in labels if set(label.lower().split()) <= said]
+    return max(named, key=len, default=None)
+
+
+def _with_article(label: str) -> str:
+    return f"an {label}" if label[:1].lower() in set("aeiou") else f"a {label}"
+
+
+def _detector(model: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+    from transformers import AutoModelForZeroShotObjectDetection, AutoProcessor
+
+    made = AutoModelForZeroShotObjectDetection.from_pretrained(model, dtype=dtype)
+    return frozen(made, device), AutoProcessor.from_pretrained(model)

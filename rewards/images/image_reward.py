@@ -1,0 +1,196 @@
+"""ImageReward: BLIP reads the text while it looks at the picture, and a stack of linear layers turns that into a score.
+
+The published checkpoint has the layout of the original BLIP code; here its tensors are renamed into the classes of
+transformers, and the sizes of the model are read off them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torchvision.transforms import v2
+
+from mmgrpo.errors import RewardError
+from mmgrpo.rewards.models.checkpoints import (
+    Dtype,
+    chosen_device,
+    chosen_dtype,
+    frozen,
+    in_batches,
+    linear_head,
+    once,
+    positive,
+    weights,
+)
+from mmgrpo.rewards.pictures import judged
+from mmgrpo.types import Sample
+
+MEAN, STD = 0.16717362830052426, 1.0333394966054072
+"""Of the raw scores over the authors' data; the published score is (raw - MEAN) / STD."""
+
+MAX_TOKENS = 35
+HEAD_WIDTH = 64  # of every attention head, in both towers
+PIXEL_MEAN, PIXEL_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+VISION_NAMES = (
+    (r"^cls_token$", "embeddings.class_embedding"),
+    (r"^pos_embed$", "embeddings.position_embedding"),
+    (r"^patch_embed\.proj\.", "embeddings.patch_embedding."),
+    (r"^blocks\.", "encoder.layers."),
+    (r"\.norm([12])\.", r".layer_norm\1."),
+    (r"\.attn\.qkv\.", ".self_attn.qkv."),
+    (r"\.attn\.proj\.", ".self_attn.projection."),
+    (r"^norm\.", "post_layernorm."),
+)
+"""The names of the vision tower in BLIP's own code, and what transformers calls the same."""
+
+
+@final
+class ImageReward:
+    """Reward: ImageReward, learned from rankings of pictures for one prompt by trained annotators.
+
+    Settings: ``checkpoint`` is the published ``ImageReward.pt``, a file or ``owner/repository/file`` of the hub;
+    ``tokenizer`` a path or hub id of BERT's.
+    Range: unbounded, about -2.5 to 2; 0 is the mean and 1 the standard deviation over the authors' data.
+    Source: Xu et al. 2023 (ImageReward), arXiv:2304.05977, sec. 2.3 and the published scorer: the text is cut at 35
+    tokens, the picture resized by its shorter side and cropped to the centre.
+    Traps: what follows the 35th token does not count; the sides of wide pictures are not seen; trained on alone it
+    breaks pictures within a few hundred steps.
+    """
+
+    deterministic = True
+
+    def __init__(
+        self,
+        checkpoint: str = "THUDM/ImageReward/ImageReward.pt",
+        tokenizer: str = "google-bert/bert-base-uncased",
+        text_column: str | None = None,
+        device: str | None = None,
+        dtype: Dtype = "float32",
+        batch_size: int = 16,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._tokenizer = tokenizer
+        self._text_column = text_column
+        self._device = device
+        self._dtype = chosen_dtype("ImageReward", dtype)
+        self._batch_size = positive("ImageReward.batch_size", batch_size)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        return judged(samples, self._score, self._text_column)
+
+    def _score(self, images: list[Image.Image], texts: list[str]) -> list[float]:
+        device = chosen_device(self._device)
+        scorer: _Scorer = once(_scorer, self._checkpoint, self._tokenizer, device, self._dtype)
+
+        def raw(shown: Sequence[Image.Image], said: Sequence[str]) -> Tensor:
+            tokens = scorer.tokenizer(
+                list(said), padding="max_length", truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
+            ).to(device)
+            pixels = torch.stack([scorer.transform(image) for image in shown]).to(device, self._dtype)
+            seen = scorer.vision(pixel_values=pixels).last_hidden_state
+            read = scorer.text(
+                input_ids=tokens.input_ids, attention_mask=tokens.attention_mask, encoder_hidden_states=seen
+            )
+            return scorer.head(read.last_hidden_state[:, 0].float()).squeeze(1)
+
+        return ((in_batches(raw, self._batch_size, images, texts) - MEAN) / STD).tolist()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scorer:
+    vision: Any
+    text: Any
+    head: nn.Module
+    transform: Any
+    tokenizer: Any
+
+
+def _scorer(checkpoint: str, tokenizer: str, device: torch.device, dtype: torch.dtype) -> _Scorer:
+    from transformers import AutoTokenizer, BlipTextModel, BlipVisionModel
+
+    held = weights(checkpoint)
+    seen, read = _part(held, "blip.visual_encoder."), _part(held, "blip.text_encoder.")
+    vision_config, text_config = _vision_config(seen), _text_config(read)
+    vision: nn.Module = BlipVisionModel(vision_config)
+    text: nn.Module = BlipTextModel(text_config, add_pooling_layer=False)
+    _fill(vision, {_renamed(name): value for name, value in seen.items()}, checkpoint)
+    _fill(text, {name: value for name, value in read.items() if name != "embeddings.position_ids"}, checkpoint)
+    side = vision_config.image_size
+    transform = v2.Compose(
+        [
+            v2.Resize(side, interpolation=v2.InterpolationMode.BICUBIC),
+            v2.CenterCrop(side),
+            v2.PILToTensor(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(PIXEL_MEAN, PIXEL_STD),
+        ]
+    )
+    return _Scorer(
+        vision=frozen(vision, device, dtype),
+        text=frozen(text, device, dtype),
+        head=frozen(linear_head(held, "mlp.layers."), device),
+        transform=transform,
+        tokenizer=AutoTokenizer.from_pretrained(tokenizer),
+    )
+
+
+def _part(held: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    found = {name.removeprefix(prefix): value for name, value in held.items() if name.startswith(prefix)}
+    if not found:
+        raise RewardError(f"the checkpoint has no {prefix}*, as ImageReward.pt has; it has {sorted(held)[:5]}")
+    return found
+
+
+def _vision_config(seen: Mapping[str, Tensor]) -> Any:
+    from transformers import BlipVisionConfig
+
+    width, _, patch, _ = seen["patch_embed.proj.weight"].shape
+    rows = round((seen["pos_embed"].shape[1] - 1) ** 0.5)
+    return BlipVisionConfig(
+        hidden_size=width,
+        intermediate_size=seen["blocks.0.mlp.fc1.weight"].shape[0],
+        num_hidden_layers=_num_layers(seen, "blocks."),
+        num_attention_heads=max(width // HEAD_WIDTH, 1),
+        image_size=rows * patch,
+        patch_size=patch,
+        layer_norm_eps=1e-6,
+    )
+
+
+def _text_config(read: Mapping[str, Tensor]) -> Any:
+    from transformers import BlipTextConfig
+
+    vocabulary, width = read["embeddings.word_embeddings.weight"].shape
+    return BlipTextConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        encoder_hidden_size=read["encoder.layer.0.crossattention.self.key.weight"].shape[1],
+        intermediate_size=read["encoder.layer.0.intermediate.dense.weight"].shape[0],
+        num_hidden_layers=_num_layers(read, "encoder.layer."),
+        num_attention_heads=max(width // HEAD_WIDTH, 1),
+        max_position_embeddings=read["embeddings.position_embeddings.weight"].shape[0],
+        is_decoder=True,  # which gives its layers cross-attention; the mask stays that of an encoder
+    )
+
+
+def _num_layers(held: Mapping[str, Tensor], prefix: str) -> int:
+    return len({name.removeprefix(prefix).split(".")[0] for name in held if name.startswith(prefix)})
+
+
+def _renamed(name: str) -> str:
+    for published, ours in VISION_NAMES:
+        name = re.sub(published, ours, name)
+    return name
+
+
+def _fill(model: nn.Module, held: Mapping[str, Tensor], checkpoint: str) -> None:
+    missing, unknown = model.load_state_dict(held, strict=False)
+    if missing or unknown:
+        raise RewardError(f"{checkpoint} is laid out unlike ImageReward.pt: without {missing[:5]}, with {unknown[:5]}")

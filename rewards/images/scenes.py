@@ -1,0 +1,192 @@
+"""What a prompt says must be in a picture, held against boxes that a detector found there: pure functions of numbers.
+
+Boxes are (left, top, right, bottom) in pixels of the picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mmgrpo.errors import DataError
+from mmgrpo.rewards.geometry.boxes import Box, Space, iou
+
+RELATIONS = ("left of", "right of", "above", "below")
+SPACE = Space("original")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An object that a detector found."""
+
+    label: str
+    score: float
+    box: Box
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clause:
+    """One thing that a prompt asks for, or asks to be absent.
+
+    Attributes:
+        label: the class.
+        count: how many of it there must be at least; of an excluded clause, how many are too many.
+        attribute: what they must look like, such as a colour or a material.
+        among: the attributes that it is told apart from; empty for the colours.
+        relation: where they must be, seen from the objects of another clause.
+        target: which clause that is, counted from 0.
+    """
+
+    label: str
+    count: int = 1
+    attribute: str | None = None
+    among: tuple[str, ...] = ()
+    relation: str | None = None
+    target: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of the clauses.
+
+    Attributes:
+        held: per clause, included ones first, whether it holds.
+        reasons: what is wrong, in words.
+    """
+
+    held: tuple[bool, ...]
+    reasons: tuple[str, ...]
+
+
+Attributes = Callable[[Sequence[Found], Clause], Sequence[str]]
+"""What each of some objects looks like, one of the attributes of the clause."""
+
+
+def clauses_of(columns: Mapping[str, Any], name: str) -> list[Clause]:
+    """The clauses in a column, in GenEval's form: mappings with class, count, color and position, or our attribute.
+
+    Raises: DataError for a column of another form.
+    """
+    found = []
+    for entry in columns.get(name) or ():
+        known = {"class", "count", "color", "colour", "attribute", "among", "position"}
+        if not isinstance(entry, Mapping) or not isinstance(entry.get("class"), str):
+            raise DataError(f"column '{name}' must hold mappings with a class, got {entry!r:.80}")
+        unknown = {key for key, value in entry.items() if value is not None} - known
+        if unknown:
+            raise DataError(f"column '{name}' has {sorted(unknown)}, where {sorted(known)} are known")
+        relation, target = entry.get("position") or (None, 0)
+        if relation is not None and (relation not in RELATIONS or not 0 <= int(target) < len(found)):
+            raise DataError(
+                f"column '{name}': a position is one of {', '.join(RELATIONS)} and the number of a clause before it, "
+                f"got {entry['position']!r:.60}"
+            )
+        found.append(
+            Clause(
+                label=entry["class"],
+                count=int(entry.get("count") or 1),
+                attribute=entry.get("color") or entry.get("colour") or entry.get("attribute"),
+                among=tuple(entry.get("among") or ()),
+                relation=relation,
+                target=int(target),
+            )
+        )
+    return found
+
+
+def kept(objects: Sequence[Found], *, threshold: float, max_overlap: float, max_objects: int) -> list[Found]:
+    """Objects above a threshold, the surest first, at most so many of a class and none over a surer one of its class.
+
+    ``max_overlap`` is the least IoU at which the less sure one goes; 1 keeps all.
+    """
+    taken: list[Found] = []
+    for label in dict.fromkeys(found.label for found in objects):
+        sure = sorted((f for f in objects if f.label == label and f.score > threshold), key=lambda f: -f.score)
+        alone: list[Found] = []
+        for found in sure[:max_objects]:
+            if max_overlap >= 1 or all(iou(found.box, other.box) < max_overlap for other in alone):
+                alone.append(found)
+        taken += alone
+    return taken
+
+
+def relations(one: Box, other: Box, margin: float = 0.1) -> set[str]:
+    """Where one box lies seen from another; two answers for a diagonal, none for boxes too near each other.
+
+    The distance between the centres, along each axis, is shortened by ``margin`` times the sum of both edges there.
+    What is left, divided by the distance between the centres, must exceed 0.5.
+
+    Source: Ghosh et al. 2023 (GenEval), arXiv:2310.11513, sec. 3 and its evaluation code.
+    """
+    offsets = [
+        (one.left + one.right - other.left - other.right) / 2,
+        (one.top + one.bottom - other.top - other.bottom) / 2,
+    ]
+    edges = [
+        abs(one.right - one.left) + abs(other.right - other.left),
+        abs(one.bottom - one.top) + abs(other.bottom - other.top),
+    ]
+    left = [max(abs(o) - margin * e, 0) * (1 if o > 0 else -1) for o, e in zip(offsets, edges, strict=True)]
+    distance = sum(o * o for o in offsets) ** 0.5
+    if all(abs(value) < 1e-3 for value in left):
+        return set()
+    dx, dy = (value / distance for value in left)
+    said = {"left of": dx < -0.5, "right of": dx > 0.5, "above": dy < -0.5, "below": dy > 0.5}
+    return {name for name, holds in said.items() if holds}
+
+
+def judged_scene(
+    objects: Sequence[Found],
+    include: Sequence[Clause],
+    exclude: Sequence[Clause],
+    attributes: Attributes,
+    *,
+    margin: float = 0.1,
+) -> Verdict:
+    """Which clauses hold. Objects come with the surest first; of a class only as many as asked for are looked at.
+
+    Source: GenEval's evaluation code: enough objects of the class; then each with its attribute; then each in its
+    place from each object of the target clause, which must have held; an excluded class must have fewer than its count.
+    """
+    held: list[bool] = []
+    reasons: list[str] = []
+    groups: list[list[Found] | None] = []
+    for clause in include:
+        group = [found for found in objects if found.label == clause.label][: clause.count]
+        wrong = _wrong(group, clause, groups, attributes, margin)
+        held.append(wrong is None)
+        groups.append(group if wrong is None else None)
+        reasons += [] if wrong is None else [wrong]
+    for clause in exclude:
+        number = sum(found.label == clause.label for found in objects)
+        held.append(number < clause.count)
+        reasons += [] if held[-1] else [f"expected fewer than {clause.count} {clause.label}, found {number}"]
+    return Verdict(held=tuple(held), reasons=tuple(reasons))
+
+
+def _wrong(
+    group: Sequence[Found],
+    clause: Clause,
+    groups: Sequence[list[Found] | None],
+    attributes: Attributes,
+    margin: float,
+) -> str | None:
+    """What is wrong with the objects of a clause; None if nothing is."""
+    if len(group) < clause.count:
+        return f"expected {clause.count} {clause.label}, found {len(group)}"
+    if clause.attribute is not None:
+        seen = attributes(group, clause)
+        if any(value != clause.attribute for value in seen):
+            return f"expected {clause.attribute} {clause.label}, found {', '.join(seen)}"
+    if clause.relation is not None:
+        target = groups[clause.target]
+        if target is None:
+            return f"nothing for {clause.label} to be {clause.relation}"
+        for one in group:
+            for other in target:
+                where = relations(one.box, other.box, margin)
+                if clause.relation not in where:
+                    seen_at = " and ".join(sorted(where)) or "nowhere clear"
+                    return f"expected {clause.label} {clause.relation} {other.label}, found it {seen_at}"
+    return None

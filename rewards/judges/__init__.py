@@ -1,0 +1,1 @@
+"""Rewards that ask: a vision-language model here, an endpoint, or a server of rewards."""

@@ -1,0 +1,1 @@
+"""Models that rewards judge with: loaded once, on one device, never unpickled."""

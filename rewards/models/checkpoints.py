@@ -1,0 +1,130 @@
+"""Models that judge: loaded once a process, in eval mode, on one device, by path or hub id, never unpickled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from threading import RLock
+from typing import Any, Literal, TypeVar, get_args
+
+import torch
+from torch import Tensor, nn
+
+from mmgrpo.errors import ConfigError, MissingPackageError, RewardError
+from mmgrpo.system.hub import why_not
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+T = TypeVar("T")
+
+_loaded: dict[tuple[Any, ...], Any] = {}
+_lock = RLock()  # rewards may be asked from several threads
+
+
+def chosen_device(device: str | None) -> torch.device:
+    """The named device; without a name the process's current CUDA device, or the CPU where there is none."""
+    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def chosen_dtype(where: str, dtype: str) -> torch.dtype:
+    """float32, bfloat16 or float16 by name. Raises ConfigError for another."""
+    if dtype not in get_args(Dtype):
+        raise ConfigError(f"{where}.dtype must be one of {', '.join(get_args(Dtype))}, got {dtype!r}")
+    return getattr(torch, dtype)
+
+
+def positive(where: str, value: int) -> int:
+    """The value, if it is an integer of at least 1; else a ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{where} must be an integer of at least 1, got {value!r}")
+    return value
+
+
+def once(load: Callable[..., T], *arguments: Any) -> T:
+    """What ``load(*arguments)`` gave the first time it was asked for in this process.
+
+    So two rewards with the same model share it. The arguments must be hashable.
+
+    Raises: RewardError, which stops a run at once, if the model cannot be loaded; MissingPackageError as it is.
+    """
+    key = (load.__module__, load.__qualname__, *arguments)
+    with _lock:
+        if key not in _loaded:
+            try:
+                _loaded[key] = load(*arguments)
+            except (MissingPackageError, RewardError, ConfigError):
+                raise
+            except Exception as error:  # hub, file and format errors are of every kind
+                why = why_not(f"{arguments[0]}", error)
+                raise RewardError(f"{arguments[0]!r} cannot be loaded by {load.__name__}: {why}") from error
+        return _loaded[key]
+
+
+def frozen(model: nn.Module, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """The model on its device, in eval mode, without gradients, and in another dtype if one is given."""
+    return model.to(device=device, dtype=dtype).eval().requires_grad_(False)
+
+
+def weights(checkpoint: str) -> dict[str, Tensor]:
+    """The tensors of a checkpoint file, on the CPU.
+
+    A path, or ``owner/repository/file`` of a hub. ``.safetensors``, or what ``torch.load`` reads as weights only; the
+    keys of a training checkpoint's ``state_dict``, without the ``module.`` of distributed training.
+
+    Raises: RewardError for a file that holds something else than tensors.
+    """
+    path = local(checkpoint)
+    if path.endswith(".safetensors"):
+        from safetensors.torch import load_file
+
+        return load_file(path)
+    held = torch.load(path, map_location="cpu", weights_only=True)
+    held = held.get("state_dict", held) if isinstance(held, dict) else held
+    if not isinstance(held, dict) or not all(isinstance(value, Tensor) for value in held.values()):
+        raise RewardError(f"{checkpoint} is no state dict: it holds {type(held).__name__} and not tensors by name")
+    return {str(name).removeprefix("module."): value for name, value in held.items()}
+
+
+def local(checkpoint: str) -> str:
+    """The path of a checkpoint file; ``owner/repository/file`` is fetched from the hub if it is no path."""
+    parts = checkpoint.split("/")
+    if os.path.exists(checkpoint) or len(parts) < 3 or not all(parts):
+        return checkpoint
+    from huggingface_hub import hf_hub_download
+
+    return hf_hub_download("/".join(parts[:2]), "/".join(parts[2:]))
+
+
+def linear_head(tensors: Mapping[str, Tensor], prefix: str) -> nn.Sequential:
+    """The linear layers ``PREFIX<number>.weight`` and ``.bias`` of a state dict, in the order of their numbers.
+
+    Numbers may be left out, as dropout layers without weights do. Raises RewardError where there are none.
+    """
+    numbers = sorted({int(number) for name in tensors for number in _numbered(name, prefix)})
+    if not numbers:
+        raise RewardError(f"the checkpoint has no layers {prefix}0.weight, ...; it has {sorted(tensors)[:5]}")
+    layers = []
+    for number in numbers:
+        weight, bias = tensors[f"{prefix}{number}.weight"], tensors[f"{prefix}{number}.bias"]
+        layer = nn.Linear(weight.shape[1], weight.shape[0])
+        layer.load_state_dict({"weight": weight, "bias": bias})
+        layers.append(layer)
+    return nn.Sequential(*layers)
+
+
+def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """The items in order, at most ``size`` at a time."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+@torch.no_grad()
+def in_batches(compute: Callable[..., Tensor], size: int, *columns: Sequence[Any]) -> Tensor:
+    """``compute`` of some columns, at most ``size`` rows at a time, one after the other: float32, without a graph."""
+    starts = range(0, len(columns[0]), size)
+    return torch.cat([compute(*(column[start : start + size] for column in columns)).float() for start in starts])
+
+
+def _numbered(name: str, prefix: str) -> list[str]:
+    number = name.removeprefix(prefix).removesuffix(".weight")
+    return [number] if name == f"{prefix}{number}.weight" and number.isdecimal() else []

@@ -1,0 +1,123 @@
+"""Engines that read text off pictures on this machine; every one gives the lines it found and where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.rewards.geometry.boxes import Box, Space
+from mmgrpo.system.extras import required
+
+MAX_RATIO = 4
+"""Longer strips are padded with white: engines enlarge the shorter side, of a strip to minutes of work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A piece of text and its box, in pixels of the picture; None where the engine does not say."""
+
+    text: str
+    box: Box | None
+
+
+Engine = Callable[[Image.Image], Sequence[Line]]
+
+
+def rapidocr(languages: tuple[str, ...], device: torch.device) -> Engine:
+    """RapidOCR 3: PP-OCR models that its wheel carries, run by ONNX Runtime with as many threads as torch has.
+
+    It keeps what it is reading on itself, so calls wait for each other. CUDA needs the package onnxruntime-gpu.
+
+    Raises: ConfigError for several languages.
+    """
+    if len(languages) > 1:
+        raise ConfigError(f"rapidocr reads with one model; name one of its languages or none, got {list(languages)}")
+    package, runtime = (required(name, "engine rapidocr") for name in ("rapidocr", "onnxruntime"))
+    settings: dict[str, Any] = {
+        "Global.log_level": "critical",
+        "EngineConfig.onnxruntime.intra_op_num_threads": torch.get_num_threads(),
+        "EngineConfig.onnxruntime.use_cuda": device.type == "cuda"
+        and "CUDAExecutionProvider" in runtime.get_available_providers(),
+        "EngineConfig.onnxruntime.cuda_ep_cfg.device_id": device.index or 0,
+    }
+    if languages:
+        settings["Rec.lang_type"] = languages[0]
+    made = package.RapidOCR(params=settings)
+    lock = Lock()
+
+    def read(image: Image.Image) -> list[Line]:
+        with lock:
+            found = made(_padded(image))
+        quads = found.boxes if found.boxes is not None else ()
+        return [Line(text, _around(quad, image)) for text, quad in zip(found.txts or (), quads, strict=True)]
+
+    return _tried(read, "rapidocr")
+
+
+def easyocr(languages: tuple[str, ...], device: torch.device) -> Engine:
+    """EasyOCR, which fetches its weights at the first use."""
+    reader: Any = required("easyocr", "engine easyocr").Reader(list(languages or ["en"]), gpu=device.type == "cuda")
+    lock = Lock()
+
+    def read(image: Image.Image) -> list[Line]:
+        with lock:
+            found = reader.readtext(np.asarray(_padded(image)))
+        return [Line(text, _around(quad, image)) for quad, text, _ in found]
+
+    return _tried(read, "easyocr")
+
+
+def pytesseract(languages: tuple[str, ...], device: torch.device) -> Engine:
+    """The program ``tesseract``, started anew for every picture, with its own codes: eng, deu, chi_sim."""
+    package = required("pytesseract", "engine pytesseract")
+
+    def read(image: Image.Image) -> list[Line]:
+        found = package.image_to_data(_padded(image), lang="+".join(languages) or None, output_type=package.Output.DICT)
+        rows = zip(found["text"], found["left"], found["top"], found["width"], found["height"], strict=True)
+        return [
+            Line(text, _around([(left, top), (left + width, top + height)], image))
+            for text, left, top, width, height in rows
+            if text.strip()
+        ]
+
+    return _tried(read, "pytesseract")
+
+
+ENGINES: dict[str, Callable[[tuple[str, ...], torch.device], Engine]] = {
+    "rapidocr": rapidocr,
+    "easyocr": easyocr,
+    "pytesseract": pytesseract,
+}
+
+
+def _tried(engine: Engine, name: str) -> Engine:
+    """The engine, once it has read a word. Raises RewardError if it does not: some log what is missing and read on."""
+    trial = Image.new("RGB", (320, 96), "white")
+    ImageDraw.Draw(trial).text((24, 20), "WORD", fill="black", font=ImageFont.load_default(48))
+    read = " ".join(line.text for line in engine(trial))
+    if "word" not in read.casefold():
+        raise RewardError(f"{name} read {read!r} off a picture of WORD; see whether its models are complete")
+    return engine
+
+
+def _padded(image: Image.Image) -> Image.Image:
+    """The picture, with white to its right or below it if it is a strip."""
+    least = -(-max(image.size) // MAX_RATIO)
+    if min(image.size) >= least:
+        return image
+    canvas = Image.new("RGB", (max(image.width, least), max(image.height, least)), "white")
+    canvas.paste(image)
+    return canvas
+
+
+def _around(corners: Any, image: Image.Image) -> Box:
+    """The upright box around some points."""
+    x, y = np.asarray(corners, dtype=np.float64).reshape(-1, 2).T.tolist()
+    return Box(min(x), min(y), max(x), max(y), Space("original", *image.size))

@@ -1,0 +1,1 @@
+"""Answers read out of model text, and right answers out of data rows."""

@@ -1,0 +1,66 @@
+"""The right answers: read from a column of the data row, and None where a row has none that the reward understands."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from mmgrpo.rewards.parsing.extraction import extracted
+from mmgrpo.types import Sample, Score
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+_said: set[tuple[str, str]] = set()  # reward and column; one warning each per process is enough
+
+
+def references(owner: str, samples: Sequence[Sample], column: str, read: Callable[[Any], R | None]) -> list[R | None]:
+    """What a column says the right answer is, one entry per sample.
+
+    Args:
+        owner: name of the reward, for the warning about references that it cannot read.
+        samples: what is to be judged.
+        column: name of the column.
+        read: makes a reference of a value; None if the value is none that the reward understands.
+
+    Returns:
+        The references; None for a sample without text, without the column, or with one that ``read`` refused.
+    """
+    found = [None if s.text is None else s.prompt.columns.get(column) for s in samples]
+    known = [None if value is None else read(_untagged(value)) for value in found]
+    strange = [value for value, reference in zip(found, known, strict=True) if value is not None and reference is None]
+    if strange and (owner, column) not in _said:
+        _said.add((owner, column))
+        logger.warning(
+            "%s does not understand %d of %d references in column '%s', such as %.80r; it does not judge those samples",
+            owner, len(strange), len(samples), column, strange[0],
+        )  # fmt: skip
+    return known
+
+
+def graded(
+    owner: str,
+    samples: Sequence[Sample],
+    column: str,
+    read: Callable[[Any], R | None],
+    judge: Callable[[str, R], float | Score],
+) -> list[float | Score | None]:
+    """``judge(text, reference)`` of every sample; None where ``references`` has none."""
+    known = references(owner, samples, column, read)
+    return [None if r is None else judge(s.text or "", r) for s, r in zip(samples, known, strict=True)]
+
+
+def texts(value: Any) -> list[str] | None:
+    """The accepted answers of a reference: a text or number, or a list of them; None if it is neither or empty."""
+    many = value if isinstance(value, list | tuple) else [value]
+    if not many or not all(isinstance(one, str | int | float) for one in many):
+        return None
+    return [_untagged(one) if isinstance(one, str) else str(one) for one in many]
+
+
+def _untagged(value: Any) -> Any:
+    """Data sets made for R1-style training keep the reference itself in answer tags."""
+    inner = extracted(value, "tag") if isinstance(value, str) else None
+    return value if inner is None else inner

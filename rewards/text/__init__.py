@@ -1,0 +1,1 @@
+"""Rewards for what a text says and what form it has."""

@@ -1,0 +1,261 @@
+"""Rewards for short answers in words: the same text, a letter, yes or no, a class, a text to be read off."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, final
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.explaining import compared
+from mmgrpo.rewards.parsing.extraction import MAX_ANSWER_CHARS, Extract, extracted, normalised, one_of, words
+from mmgrpo.rewards.parsing.letters import standalone_letters
+from mmgrpo.rewards.parsing.references import graded, texts
+from mmgrpo.system.extras import required
+from mmgrpo.types import Sample, Score
+
+Several = Literal["wrong", "last"]
+Unit = Literal["characters", "words"]
+
+_TRUTH: Mapping[str, bool] = {"yes": True, "true": True, "no": False, "false": False}
+
+
+@final
+class ExactMatch:
+    r"""Reward: 1 if the answer is the reference, else 0, after both are normalised.
+
+    Normalised: Unicode NFKC, runs of white space as one blank, stripped, and case folded unless ``ignore_case`` is
+    false. The answer is what ``extract`` takes from the text: ``none`` the whole text, ``tag`` the last
+    ``<answer>..</answer>``, ``boxed`` the last ``\boxed{..}``, ``line`` the last line that is not blank; a thought,
+    ``<think>..</think>`` or one that never closes, holds no answer and is left out before. The reference,
+    in ``column``, is a text, a number, or a list of which any will do.
+
+    Range: 0 or 1.
+    Source: exact match after normalisation, as in SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250). Deviation: articles
+    and punctuation stay.
+    Traps: punctuation counts ("7." is not "7"); nothing is equal by value ("7.0" is not "7": use ``number``). An answer
+    of more than 10,000 characters is wrong.
+    """
+
+    def __init__(self, column: str = "answer", extract: Extract = "none", ignore_case: bool = True) -> None:
+        self._column = column
+        self._extract: Extract = one_of("ExactMatch.extract", extract, Extract)
+        self._ignore_case = ignore_case
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("exact_match", samples, self._column, texts, self._score)
+
+    def _score(self, text: str, accepted: list[str]) -> Score:
+        answer = extracted(text, self._extract)
+        plain = None if answer is None else normalised(answer, ignore_case=self._ignore_case)
+        equal = plain is not None and plain in [normalised(a, ignore_case=self._ignore_case) for a in accepted]
+        return Score(float(equal), compared(answer, accepted))
+
+
+@final
+class MultipleChoice:
+    """Reward: 1 if the answer states the reference's letter and no other, else 0.
+
+    A letter counts where it stands alone: ``B``, ``(B)``, ``B.``, ``**B**``, ``Answer: B``, also among Chinese or
+    Japanese characters and in full width; in lower case only if it is all there is, or in brackets. ``A`` at the start
+    of a sentence before a word is the article, ``I`` before a word the pronoun, ``B-52``, ``C++`` and ``D'accord`` are
+    words. Two different letters are wrong; with ``several: last`` the last one counts, for texts that reason before
+    they answer and have no tags.
+
+    Settings: ``letters`` are the options there are; ``extract`` as in ``exact_match``. The reference, in ``column``, is
+    one of the letters, bare or as ``(B)`` or ``B. a dog``; nothing but several letters ("A, C") is not judged.
+    Range: 0 or 1.
+    Source: the project's own rules for the letter; the task as in MMMU (Yue et al. 2023, arXiv:2311.16502).
+    Traps: an answer by its text ("a dog") is wrong; say in the prompt that the letter is wanted.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        extract: Extract = "none",
+        letters: str = "ABCDEFGH",
+        several: Several = "wrong",
+    ) -> None:
+        if not letters or not set(letters) <= set(string.ascii_uppercase):
+            raise ConfigError(f"MultipleChoice.letters must be capital letters such as ABCD, got {letters!r}")
+        self._column = column
+        self._extract: Extract = one_of("MultipleChoice.extract", extract, Extract)
+        self._letters = letters
+        self._several: Several = one_of("MultipleChoice.several", several, Several)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("multiple_choice", samples, self._column, self._reference, self._score)
+
+    def _reference(self, value: Any) -> str | None:
+        stated = standalone_letters(value, self._letters) if isinstance(value, str) else []
+        several = len(set(stated)) > 1 and not set(words(value)) - {*self._letters.lower(), "and", "or"}
+        return stated[0] if stated and not several else None
+
+    def _score(self, text: str, letter: str) -> Score:
+        stated = list(dict.fromkeys(reversed(standalone_letters(extracted(text, self._extract) or "", self._letters))))
+        if self._several == "wrong" and len(stated) > 1:
+            return Score(0.0, compared(", ".join(sorted(stated)), letter, "several letters"))
+        return Score(float(stated[:1] == [letter]), compared(stated[0] if stated else None, letter))
+
+
+@final
+class YesNo:
+    """Reward: 1 if the answer says yes or no as the reference does, else 0.
+
+    What the answer begins with counts; otherwise it must hold one of the two words and not the other, as a whole word.
+    ``true`` and ``false`` are the same as yes and no. A repeated question ("yes or no") is no answer, nor is "yes and
+    no". The reference, in ``column``, is one of the four words or a bool.
+
+    Settings: ``extract`` as in ``exact_match``.
+    Range: 0 or 1.
+    Source: the project's own rules; the task as in POPE (Li et al. 2023, arXiv:2305.10355).
+    Traps: "no" in passing ("there is no doubt") is a no where no yes stands beside it, and "not true" is a yes: ask for
+    one word, or use tags. An answer of more than 10,000 characters is wrong.
+    """
+
+    def __init__(self, column: str = "answer", extract: Extract = "none") -> None:
+        self._column = column
+        self._extract: Extract = one_of("YesNo.extract", extract, Extract)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("yes_no", samples, self._column, self._reference, self._score)
+
+    def _reference(self, value: Any) -> list[bool] | None:
+        truth = value if isinstance(value, bool) else _truth(value) if isinstance(value, str) else None
+        return None if truth is None else [truth]
+
+    def _score(self, text: str, reference: list[bool]) -> Score:
+        said = _truth(extracted(text, self._extract) or "")
+        parsed = None if said is None else _said(said)
+        return Score(float(said == reference[0]), compared(parsed, _said(reference[0])))
+
+
+@final
+class Classification:
+    """Reward: 1 if the answer names the reference's class and no other, else 0.
+
+    Words are compared whole, without case, punctuation and underscores. With ``labels``, the classes there are, the
+    answer may be a sentence: the classes it names are found, longer ones first ("polar bear" is no "bear"), and exactly
+    one must be there. Without, the answer must be the class itself, after an article if it has one. The reference, in
+    ``column``, is a class or a list of accepted names.
+
+    Settings: ``extract`` as in ``exact_match``.
+    Range: 0 or 1.
+    Source: accuracy of the class name, as Visual-RFT (Liu et al. 2025, arXiv:2503.01785) has it; the rules are our own.
+    Traps: substrings do not count ("male" in "female"), nor do plurals and synonyms: list them as accepted names.
+    A negation ("not a cat") still names the class. An answer of more than 10,000 characters is wrong.
+    """
+
+    def __init__(self, column: str = "answer", extract: Extract = "none", labels: Sequence[str] | None = None) -> None:
+        if labels is not None and (isinstance(labels, str) or not labels):
+            raise ConfigError(f"Classification.labels must be a list of classes, got {labels!r}")
+        self._column = column
+        self._extract: Extract = one_of("Classification.extract", extract, Extract)
+        self._labels = None if labels is None else {_plain(label) for label in labels}
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("classification", samples, self._column, _names, self._score)
+
+    def _score(self, text: str, accepted: list[str]) -> Score:
+        said, wanted = words(extracted(text, self._extract) or ""), {_plain(name) for name in accepted}
+        if self._labels is None:
+            named = {" ".join(said[1:] if said[:1] in (["a"], ["an"], ["the"]) else said)} - {""}
+        else:
+            named = _named(said, self._labels | wanted)
+        reason = "several classes" if not named <= wanted and len(named) > 1 else None
+        return Score(
+            float(bool(named) and named <= wanted), compared(", ".join(sorted(named)) or None, sorted(wanted), reason)
+        )
+
+
+@final
+class EditDistance:
+    """Reward: 1 less the edit distance between answer and reference over the longer one's length.
+
+    Levenshtein distance in ``unit: characters``, or in ``words`` (1 less a word error rate bounded by 1), after both
+    are normalised as in ``exact_match``. Of several references the nearest counts. Below ``floor`` the score is 0: 0.5
+    makes it the ANLS of document question answering.
+
+    Settings: ``extract`` and ``ignore_case`` as in ``exact_match``.
+    Range: 0 to 1.
+    Source: Levenshtein distance by rapidfuzz; ANLS: Biten et al. 2019, arXiv:1905.13648.
+    Traps: white space and compatibility characters are normalised away; a text of more than 10,000 characters scores 0.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        extract: Extract = "none",
+        unit: Unit = "characters",
+        ignore_case: bool = True,
+        floor: float = 0.0,
+    ) -> None:
+        if not 0 <= floor <= 1:
+            raise ConfigError(f"EditDistance.floor must lie in [0, 1], got {floor}")
+        self._column = column
+        self._extract: Extract = one_of("EditDistance.extract", extract, Extract)
+        self._unit: Unit = one_of("EditDistance.unit", unit, Unit)
+        self._ignore_case = ignore_case
+        self._floor = floor
+        self._levenshtein = required("rapidfuzz.distance", "reward edit_distance").Levenshtein
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("edit_distance", samples, self._column, self._references, self._score)
+
+    def _references(self, value: Any) -> list[str] | None:
+        known = texts(value)
+        return None if known is None or any(len(text) > MAX_ANSWER_CHARS for text in known) else known
+
+    def _score(self, text: str, accepted: list[str]) -> Score:
+        answer = extracted(text, self._extract)
+        plain = None if answer is None else normalised(answer, ignore_case=self._ignore_case)
+        if plain is None:
+            return Score(0.0, compared(answer, accepted, None if answer is None else "too long"))
+        likeness = [self._similarity(plain, normalised(a, ignore_case=self._ignore_case) or "") for a in accepted]
+        best = max(likeness)
+        said = compared(answer, accepted[likeness.index(best)])
+        if best < self._floor:
+            return Score(0.0, said | {"reason": f"{best:.2f} alike, below {self._floor:g}"})
+        return Score(best, said)
+
+    def _similarity(self, answer: str, reference: str) -> float:
+        by_words = self._unit == "words"
+        pair = (answer.split(), reference.split()) if by_words else (answer, reference)
+        return self._levenshtein.normalized_similarity(*pair)
+
+
+def _said(truth: bool) -> str:
+    return "yes" if truth else "no"
+
+
+def _truth(text: str) -> bool | None:
+    said = words(text)
+    known = [_TRUTH.get(word) for word in said]
+    told = {truth for truth in known if truth is not None}
+    if len(told) == 1:
+        return told.pop()
+    joined = len(said) > 2 and said[1] == "and" and known[2] is not None
+    echo = joined or (len(said) > 1 and (known[1] is not None or said[1] == "or"))
+    return None if not said or echo else known[0]
+
+
+def _named(said: list[str], labels: set[str]) -> set[str]:
+    """The labels that stand in a text word by word, the longest at each place, none within another."""
+    longest, at, found = max(len(label.split()) for label in labels), 0, set()
+    while at < len(said):
+        lengths = range(min(longest, len(said) - at), 0, -1)
+        size = next((n for n in lengths if " ".join(said[at : at + n]) in labels), 0)
+        if size:
+            found.add(" ".join(said[at : at + size]))
+        at += size or 1
+    return found
+
+
+def _names(value: Any) -> list[str] | None:
+    """The accepted names; None if one of them has no word in it."""
+    known = texts(value)
+    return None if known is None or not all(map(_plain, known)) else known
+
+
+def _plain(label: str) -> str:
+    return " ".join(words(label))

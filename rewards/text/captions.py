@@ -1,0 +1,91 @@
+"""Reward for captions: how many words, and runs of them, they share with references."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, final
+
+from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.rewards.explaining import compared
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, words
+from mmgrpo.rewards.parsing.references import graded, texts
+from mmgrpo.rewards.text.ngrams import Words, bleu, cider, document_frequencies, rouge_l
+from mmgrpo.types import Sample, Score
+
+Metric = Literal["rouge_l", "bleu", "cider"]
+
+
+@final
+class CaptionScore:
+    """Reward: likeness of the answer to one or several reference texts by the words that they share.
+
+    ``rouge_l`` is the F1 of the longest common subsequence of words with the reference that it is highest with;
+    ``bleu`` the geometric mean of the clipped precisions of runs of 1 to ``order`` words in any reference, smoothed,
+    times the penalty for short texts; ``cider`` the mean over references and runs of 1 to ``order`` words of their
+    cosine, weighted by how rare a run is, clipped, and with the Gaussian penalty of CIDEr-D for another length.
+
+    Words are lower case, without punctuation. ``corpus`` is a text file for the weights of ``cider``, one document a
+    line (in CIDEr: the references of one picture); without it all runs weigh the same. The reference, in ``column``,
+    is a text or a list of them.
+
+    Settings: ``extract`` as in ``exact_match``.
+    Range: 0 to 1 (CIDEr is 10 times as much in its paper, BLEU 100 times in most tables).
+    Source: Lin 2004 (ROUGE); Papineni et al. 2002 (BLEU), smoothed as sacrebleu's sentence_bleu; Vedantam et al. 2015
+    (CIDEr), arXiv:1411.5726. As a reward in Video-R1, arXiv:2503.21776 (ROUGE). Deviation: no stemming.
+    Traps: likeness is not truth, "a dog" for "no dog" costs one word. ``bleu`` pays for short safe texts up to its
+    penalty, ``rouge_l`` for words in the usual order. Languages without spaces are single words; texts of more than
+    10,000 characters score 0.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        metric: Metric = "rouge_l",
+        order: int = 4,
+        corpus: str | None = None,
+        extract: Extract = "none",
+    ) -> None:
+        if not 1 <= order <= 9:
+            raise ConfigError(f"CaptionScore.order must lie in 1 .. 9, got {order}")
+        self._metric: Metric = one_of("CaptionScore.metric", metric, Metric)
+        if corpus is not None and metric != "cider":
+            raise ConfigError(f"CaptionScore.corpus gives weights to metric: cider, and has none in {metric!r}")
+        self._column = column
+        self._order = order
+        self._extract: Extract = one_of("CaptionScore.extract", extract, Extract)
+        documents = [] if corpus is None else [[words(line)] for line in _lines(corpus)]
+        self._documents = len(documents)
+        self._frequencies = None if corpus is None else document_frequencies(documents, order)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("caption_score", samples, self._column, _captions, self._score)
+
+    def _score(self, text: str, known: list[Words]) -> Score:
+        answer = extracted(text, self._extract) or ""
+        made = words(answer)
+        nearest = max(known, key=lambda one: rouge_l(made, one))
+        return Score(self._value(made, known, nearest), compared(answer or None, " ".join(nearest)))
+
+    def _value(self, made: Words, known: list[Words], nearest: Words) -> float:
+        if self._metric == "rouge_l":
+            return rouge_l(made, nearest)
+        if self._metric == "bleu":
+            return bleu(made, known, self._order)
+        return cider(made, known, self._frequencies, self._documents, self._order)
+
+
+def _captions(value: Any) -> list[Words] | None:
+    """The words of each reference that has any."""
+    known: list[Words] = [found for one in texts(value) or [] if (found := words(one))]
+    return known or None
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        lines = [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise RewardError(f"CaptionScore.corpus {path!r} cannot be read as UTF-8 text: {error}") from error
+    if len(lines) < 2:
+        raise RewardError(f"CaptionScore.corpus {path!r} needs at least two lines, one document each, to weigh by")
+    return lines

@@ -1,0 +1,115 @@
+"""Reward for questions about charts: numbers within a tolerance, anything else exact."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.explaining import compared
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, normalised, one_of
+from mmgrpo.rewards.parsing.references import graded, texts
+from mmgrpo.types import Sample, Score
+
+Percent = Literal["divide", "either"]
+
+_NUMBER = re.compile(
+    r"(?P<sign>[-+]?)[$\u20ac\u00a3\u00a5]?\s?"
+    r"(?P<digits>\d{1,3}(?:(?P<part>[,' \u2019])\d{3})(?:(?P=part)\d{3}){0,6}|\d{1,40})?"
+    r"(?P<decimals>\.\d{0,40})?(?:e(?P<power>[-+]?\d{1,3}))?\s?(?P<percent>%|percent)?"
+)
+
+
+@final
+class ChartAnswer:
+    """Reward: relaxed accuracy, 1 if the answer is the reference's number within 5 %, or its very text; else 0.
+
+    Right where |answer - reference| <= ``relative`` * |reference|, if both are numbers as a whole: a sign, a currency,
+    digits with thousands separators (``1,234``, ``1 234``, ``1'234``), decimals, an exponent, a percent sign. Else the
+    texts must be equal, without regard to case, white space, quotes around them and a full stop at the end. The
+    reference, in ``column``, is a number or text, or a list of accepted ones.
+
+    A percent sign divides by 100; with ``percent: either`` 45% is right for 45 as well as for 0.45. With
+    ``exact_years`` whole numbers from 1000 to 2100, as both are written, must be equal.
+
+    Settings: ``extract`` as in ``exact_match``.
+    Range: 0 or 1.
+    Source: Masry et al. 2022 (ChartQA), arXiv:2203.10244, sec. 5.1; pix2struct, metrics.py, relaxed_correctness.
+    Deviation: separators and currencies are read; a reference of 0 asks for a 0, in whatever notation.
+    Traps: 5 % of a year are a hundred years: 1950 is right for 2010 unless ``exact_years``. ChartQA's references often
+    lack the percent sign that a model writes: then ``either``. The answer must be the number alone, without a sentence
+    around it: take it out of tags, or use ``number``.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        relative: float = 0.05,
+        percent: Percent = "divide",
+        exact_years: bool = False,
+        extract: Extract = "none",
+    ) -> None:
+        if not 0 <= relative < 1:
+            raise ConfigError(f"ChartAnswer.relative must lie in [0, 1), got {relative}")
+        self._column = column
+        self._relative = relative
+        self._percent: Percent = one_of("ChartAnswer.percent", percent, Percent)
+        self._exact_years = exact_years
+        self._extract: Extract = one_of("ChartAnswer.extract", extract, Extract)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("chart_answer", samples, self._column, texts, self._score)
+
+    def _score(self, text: str, accepted: list[str]) -> Score:
+        answer = _plain(extracted(text, self._extract) or "")
+        right = answer is not None and any(self._right(answer, _plain(one)) for one in accepted)
+        return Score(float(right), compared(answer or None, accepted))
+
+    def _right(self, answer: str, wanted: str | None) -> bool:
+        if wanted is None or not answer:
+            return False
+        made, known = _amount(answer), _amount(wanted)
+        if made is None or known is None or (self._exact_years and made.year and known.year):
+            return answer == wanted
+        return any(
+            abs(one - other) <= self._relative * abs(other) + 1e-12 * abs(other)
+            for one in self._readings(made)
+            for other in self._readings(known)
+        )
+
+    def _readings(self, amount: _Amount) -> list[float]:
+        """The numbers that it may mean."""
+        if not amount.percent:
+            return [amount.value]
+        return [amount.value / 100] if self._percent == "divide" else [amount.value / 100, amount.value]
+
+
+@dataclass(frozen=True, slots=True)
+class _Amount:
+    """A number as it is written."""
+
+    value: float
+    percent: bool
+    year: bool
+
+
+def _plain(text: str) -> str | None:
+    """Normalised, without quotes around it and a full stop at its end; None if it is too long."""
+    plain = normalised(text)
+    if plain is None:
+        return None
+    plain = plain.removesuffix(".").strip()
+    quoted = len(plain) >= 2 and plain[0] == plain[-1] and plain[0] in "\"'"
+    return plain[1:-1].strip() if quoted else plain
+
+
+def _amount(plain: str) -> _Amount | None:
+    found = _NUMBER.fullmatch(plain.replace("\u2212", "-")) if len(plain) <= 120 else None
+    if found is None or not (found["digits"] or (found["decimals"] or "").strip(".")):
+        return None
+    digits = re.sub(r"\D", "", found["digits"] or "") or "0"
+    value = float(f"{found['sign']}{digits}{found['decimals'] or ''}e{found['power'] or 0}")
+    bare = plain.isdecimal() and 1000 <= value <= 2100
+    return None if value in (float("inf"), float("-inf")) else _Amount(value, found["percent"] is not None, bare)

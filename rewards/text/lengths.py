@@ -1,0 +1,160 @@
+"""Rewards that shape how much and how repetitively a policy writes; they count tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, final
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.explaining import rounded
+from mmgrpo.rewards.text.answers import Classification, ExactMatch, MultipleChoice, YesNo
+from mmgrpo.rewards.text.mathematics import MathVerify
+from mmgrpo.rewards.text.quantities import Count, Number
+from mmgrpo.types import Sample, Score
+
+Unit = Literal["tokens", "words"]
+Judge = Callable[[Sequence[Sample]], Sequence[float | Score | None]]
+
+_JUDGES: Mapping[str, Callable[..., Judge]] = {
+    "math_verify": MathVerify,
+    "exact_match": ExactMatch,
+    "multiple_choice": MultipleChoice,
+    "yes_no": YesNo,
+    "classification": Classification,
+    "number": Number,
+    "count": Count,
+}
+
+
+@final
+class Overlong:
+    """Reward: 0 up to a length, then falling to -1: DAPO's soft overlong punishment.
+
+    With n tokens: 0 for n <= max_length - margin; (max_length - margin - n) / margin up to max_length; -1 beyond.
+    ``margin: 0`` is a plain limit. A sample without tokens is not judged (None).
+
+    Example: ``{name: overlong, max_length: 1024, margin: 256}``.
+    Units: tokens of the completion, its end token included.   Range: -1 to 0.
+    Source: Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 13.
+    Traps: never positive, so give it a positive weight. Set ``max_length`` to the run's generation limit: what is cut
+    off there then has -1, and a larger value never reaches -1.
+    """
+
+    def __init__(self, max_length: int, margin: int) -> None:
+        if max_length < 1 or not 0 <= margin <= max_length:
+            raise ConfigError(
+                f"Overlong needs max_length >= 1 and 0 <= margin <= max_length, got {max_length} and {margin}"
+            )
+        self._max_length = max_length
+        self._margin = margin
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return [None if sample.tokens is None else self._score(len(sample.tokens)) for sample in samples]
+
+    def _score(self, length: int) -> Score:
+        free = self._max_length - self._margin
+        said = {"reason": f"{length} tokens, free up to {free}, -1 beyond {self._max_length}"}
+        if length <= free:
+            return Score(0.0, said)
+        return Score(-1.0 if length > self._max_length else -(length - free) / self._margin, said)
+
+
+@final
+class Repetition:
+    """Reward: ``max_penalty`` times the share of n-grams that repeat an earlier one.
+
+    max_penalty * (1 - distinct n-grams / n-grams); 0 where there are fewer than ``size`` tokens. ``unit: words`` parts
+    the text at white space instead, for samples without tokens. A sample without what is counted gets None.
+
+    Range: ``max_penalty`` (below 0) to 0.
+    Source: Yeo et al. 2025, arXiv:2502.03373, appendix C.2, as in TRL's ``get_repetition_penalty_reward``.
+    Traps: lists and tables of boxes repeat n-grams honestly; with small ``size`` they are punished for it.
+    """
+
+    def __init__(self, size: int = 3, max_penalty: float = -1.0, unit: Unit = "tokens") -> None:
+        if size < 1:
+            raise ConfigError(f"Repetition.size must be at least 1, got {size}")
+        if not (max_penalty <= 0 and math.isfinite(max_penalty)):
+            raise ConfigError(f"Repetition.max_penalty must be at most 0, got {max_penalty}")
+        if unit not in ("tokens", "words"):
+            raise ConfigError(f"Repetition.unit must be tokens or words, got {unit!r}")
+        self._size = size
+        self._max_penalty = max_penalty
+        self._unit = unit
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return [self._score(sample) for sample in samples]
+
+    def _score(self, sample: Sample) -> Score | None:
+        items = sample.tokens if self._unit == "tokens" else None if sample.text is None else sample.text.split()
+        if items is None:
+            return None
+        grams = [tuple(items[i : i + self._size]) for i in range(len(items) - self._size + 1)]
+        if not grams:
+            return Score(0.0, {"reason": f"fewer than {self._size} {self._unit}"})
+        repeated = len(grams) - len(set(grams))
+        said = {"reason": f"{repeated} of {len(grams)} runs of {self._size} {self._unit} repeat an earlier one"}
+        return Score(self._max_penalty * (1 - len(set(grams)) / len(grams)), said)
+
+
+@final
+class CosineLength:
+    """Reward: right answers score more the shorter they are, wrong ones less: cosine-scaled correctness.
+
+    With p = min(tokens / max_length, 1) and f = (1 + cos(pi p)) / 2: right is short_right f + long_right (1 - f), wrong
+    is short_wrong f + long_wrong (1 - f). ``judge`` says what is right: the name of a reward with its settings, such as
+    ``{name: exact_match, extract: tag}``, or the bare name; right is a score of at least ``right_from``. None where the
+    judge gives None or the sample has no tokens; a judge's NaN stays one.
+
+    Example: ``{name: cosine_length, max_length: 1024}``.
+    Judges: math_verify, exact_match, multiple_choice, yes_no, classification, number, count.
+    Units: tokens.   Range: the least to the most of the four bounds, by default -1 to 1.
+    Source: Yeo et al. 2025, arXiv:2502.03373, appendix C.1, as in TRL's ``get_cosine_scaled_reward``.
+    Traps: it holds the correctness, so do not add the judge as a second reward beside it. Wrong answers gain by being
+    long (-0.5 against -1), which is meant to keep exploration; with ``overlong`` beside it the two pull apart.
+    """
+
+    def __init__(
+        self,
+        max_length: int,
+        judge: str | Mapping[str, Any] | Judge = "math_verify",
+        short_right: float = 1.0,
+        long_right: float = 0.5,
+        short_wrong: float = -1.0,
+        long_wrong: float = -0.5,
+        right_from: float = 1.0,
+    ) -> None:
+        if max_length < 1:
+            raise ConfigError(f"CosineLength.max_length must be at least 1, got {max_length}")
+        if not all(math.isfinite(bound) for bound in (short_right, long_right, short_wrong, long_wrong)):
+            raise ConfigError("CosineLength's bounds must be finite numbers")
+        self._max_length = max_length
+        self._judge = judge if callable(judge) else _judge_of(judge)
+        self._right = (short_right, long_right)
+        self._wrong = (short_wrong, long_wrong)
+        self._right_from = right_from
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return [self._score(sample, verdict) for sample, verdict in zip(samples, self._judge(samples), strict=True)]
+
+    def _score(self, sample: Sample, verdict: float | Score | None) -> float | Score | None:
+        value = None if verdict is None else float(verdict)
+        if sample.tokens is None or value is None or math.isnan(value):
+            return None if sample.tokens is None else value
+        short, long = self._right if value >= self._right_from else self._wrong
+        share = (1 + math.cos(math.pi * min(len(sample.tokens) / self._max_length, 1.0))) / 2
+        said = dict(verdict.explanation) if isinstance(verdict, Score) else {}
+        said["parts"] = rounded({"judge": value, "shortness": share})
+        return Score(short * share + long * (1 - share), said)
+
+
+def _judge_of(named: str | Mapping[str, Any]) -> Judge:
+    settings: dict[str, Any] = {"name": named} if isinstance(named, str) else dict(named)
+    name = str(settings.pop("name", None))
+    if name not in _JUDGES:
+        raise ConfigError(f"CosineLength.judge must be one of {', '.join(_JUDGES)} with its settings, got {named!r}")
+    try:
+        return _JUDGES[name](**settings)
+    except TypeError as error:
+        raise ConfigError(f"CosineLength.judge ({name}): {error}") from error

@@ -1,0 +1,156 @@
+"""Rewards for answers that are numbers: equal within a tolerance, close, or a count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, final
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.explaining import compared
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, finite, one_of
+from mmgrpo.rewards.parsing.numerals import numbers
+from mmgrpo.rewards.parsing.references import graded
+from mmgrpo.types import Sample, Score
+
+Which = Literal["first", "last", "only"]
+CountMode = Literal["exact", "relative"]
+
+
+@final
+class Number:
+    """Reward: 1 if the number the answer states is the reference within a tolerance, else 0.
+
+    Right where |answer - reference| <= max(absolute, relative * |reference|); with both at 0 the numbers must be equal.
+    ``relative: 0.05`` is the relaxed accuracy of chart questions. Of several stated numbers ``which`` counts:
+    ``first``, ``last``, or ``only`` (then several different ones are wrong). Read are digits (sign, thousands
+    separators, decimals, exponents as 1e3 or 1.2 x 10^3, fractions 3/4) and, unless ``spoken`` is false, English
+    cardinals ("twenty-one"). The reference, in ``column``, is a number or a text that states exactly one.
+
+    Settings: ``extract`` as in ``exact_match``.
+    Range: 0 or 1.
+    Source: relaxed accuracy: Masry et al. 2022 (ChartQA), arXiv:2203.10244.
+    Traps: a reference of 0 has no relative tolerance, only ``absolute``; units and percent signs are ignored (50% is
+    50, not 0.5, and 2M is 2); "1,234" is 1234, also where a list was meant; "1 234", "1,5" and "3 1/2" are two numbers
+    each; no LaTeX fractions and bare powers ("10^3"): use ``math_verify``.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        extract: Extract = "none",
+        which: Which = "last",
+        absolute: float = 0.0,
+        relative: float = 0.0,
+        spoken: bool = True,
+    ) -> None:
+        if not (absolute >= 0 and relative >= 0):
+            raise ConfigError(f"Number.absolute and Number.relative must be at least 0, got {absolute} and {relative}")
+        self._column = column
+        self._answer = _Stated("Number", extract, which, spoken)
+        self._absolute = absolute
+        self._relative = relative
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("number", samples, self._column, reference_number, self._score)
+
+    def _score(self, text: str, reference: float) -> Score:
+        answer, reason = self._answer.number(text)
+        allowed = max(self._absolute, self._relative * abs(reference))
+        right = answer is not None and abs(answer - reference) <= allowed
+        return Score(float(right), compared(answer, reference, reason))
+
+
+@final
+class MeanRelativeAccuracy:
+    """Reward: the share of ten tolerances that the stated number keeps, MRA.
+
+    (1/10) sum over c in 0.5, 0.55, .., 0.95 of [|answer - reference| / |reference| < 1 - c]: 1 within 5 %, 0.5 at an
+    error of just under 30 %, 0 from 50 % on. Answer and reference are read as in ``number``.
+
+    Range: 0 to 1, in tenths.
+    Source: Yang et al. 2024 (VSI-Bench), arXiv:2412.14171.
+    Traps: the inequality is strict, so an error of exactly 5 % gives 0.9. For a reference of 0, where the error has no
+    denominator, only an answer of 0 scores, with 1.
+    """
+
+    def __init__(
+        self, column: str = "answer", extract: Extract = "none", which: Which = "last", spoken: bool = True
+    ) -> None:
+        self._column = column
+        self._answer = _Stated("MeanRelativeAccuracy", extract, which, spoken)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("mean_relative_accuracy", samples, self._column, reference_number, self._score)
+
+    def _score(self, text: str, reference: float) -> Score:
+        answer, reason = self._answer.number(text)
+        said = compared(answer, reference, reason)
+        if answer is None or reference == 0:
+            return Score(float(answer is not None and answer == 0), said)
+        error = abs(answer - reference)
+        return Score(sum(20 * error < step * abs(reference) for step in range(1, 11)) / 10, said)
+
+
+@final
+class Count:
+    """Reward: whether the answer counts right; with ``mode: relative``, how nearly.
+
+    ``exact`` is 1 for the reference's count, else 0; ``relative`` is max(0, 1 - |answer - reference| / max(reference,
+    1)). The answer's number is read as in ``number``; ``which`` is the last one stated unless set. The reference, in
+    ``column``, is a whole number of at least 0, or a text that states one.
+
+    Range: 0 or 1; ``relative`` 0 to 1.
+    Source: as in R1-V, NeMo-RL and ms-swift. Deviation: max(reference, 1), so that an empty picture counts.
+    Traps: the last number of a sentence need not be the count ("4 cubes in 2 rows"): ask for tags and ``which: only``.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        extract: Extract = "none",
+        which: Which = "last",
+        mode: CountMode = "exact",
+        spoken: bool = True,
+    ) -> None:
+        self._column = column
+        self._answer = _Stated("Count", extract, which, spoken)
+        self._mode: CountMode = one_of("Count.mode", mode, CountMode)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("count", samples, self._column, self._reference, self._score)
+
+    def _reference(self, value: Any) -> float | None:
+        number = reference_number(value)
+        return None if number is None or number < 0 or number != int(number) else number
+
+    def _score(self, text: str, reference: float) -> Score:
+        answer, reason = self._answer.number(text)
+        said = compared(answer, reference, reason)
+        if answer is None or self._mode == "exact":
+            return Score(float(answer == reference), said)
+        return Score(max(0.0, 1 - abs(answer - reference) / max(reference, 1.0)), said)
+
+
+def reference_number(value: Any) -> float | None:
+    """A reference as a number: a finite one, or a text that states exactly one."""
+    if not isinstance(value, str):
+        return finite(value)
+    stated = numbers(value)
+    return stated[0] if len(stated) == 1 else None
+
+
+@final
+class _Stated:
+    """Which number of a text is its answer."""
+
+    def __init__(self, owner: str, extract: Extract, which: Which, spoken: bool) -> None:
+        self._extract: Extract = one_of(f"{owner}.extract", extract, Extract)
+        self._which: Which = one_of(f"{owner}.which", which, Which)
+        self._spoken = spoken
+
+    def number(self, text: str) -> tuple[float | None, str | None]:
+        """The number, None if there is none; or None, and why, of several different ones where only one may be."""
+        stated = numbers(extracted(text, self._extract) or "", spoken=self._spoken)
+        if self._which == "only" and len(set(stated)) > 1:
+            return None, f"{len(set(stated))} different numbers"
+        return (None if not stated else stated[0] if self._which == "first" else stated[-1]), None

@@ -1,0 +1,188 @@
+"""Rewards for the form of a text: its tags, a pattern of one's own, the keys of its JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, final
+
+import regex
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.explaining import excerpt
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, json_document, json_values, one_of
+from mmgrpo.types import Sample, Score
+
+PATTERN_LIMIT_S = 1.0
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+
+
+@final
+class Format:
+    """Reward: 1 if the text consists of the wanted tags in their order, each once, or matches a pattern; else 0.
+
+    ``tags`` (by default think and answer): ``<think>..</think>`` and then ``<answer>..</answer>``, with only white
+    space around and between, something in each, and no further tag of these names anywhere. ``opened: true`` where the
+    chat template has already written the first opening tag. ``pattern`` in their place is a regular expression that
+    must match the whole text, stripped, with ``.`` matching line ends; it has one second a text, and then fails on it
+    (NaN).
+
+    Range: 0 or 1.
+    Source: the format reward of DeepSeek-R1 (arXiv:2501.12948, sec. 2.2.2); that each tag stands once is our own.
+    Traps: alone it is learnt at once and says nothing of answers: weight 0.1 to 0.2. Patterns with nested repeats such
+    as ``(a+)+`` are exponential; the tags are read in linear time. A text of more than ``max_chars`` characters scores
+    0.
+    """
+
+    def __init__(
+        self,
+        tags: Sequence[str] = ("think", "answer"),
+        pattern: str | None = None,
+        opened: bool = False,
+        max_chars: int = 200_000,
+    ) -> None:
+        if (
+            isinstance(tags, str)
+            or not tags
+            or len(set(tags)) != len(tags)
+            or not all(tag.isidentifier() for tag in tags)
+        ):
+            raise ConfigError(f"Format.tags must be different names such as [think, answer], got {tags!r}")
+        self._tags = tuple(tags)
+        self._pattern = None if pattern is None else _compiled(pattern)
+        self._opened = opened
+        self._max_chars = max_chars
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return [None if sample.text is None else self._score(sample.text) for sample in samples]
+
+    def _score(self, text: str) -> float | Score:
+        if len(text) > self._max_chars:
+            return Score(0.0, {"reason": f"{len(text)} characters, more than {self._max_chars}"})
+        try:
+            wrong = self._wrong(text)
+        except TimeoutError:
+            return float("nan")
+        return Score(float(wrong is None), {"reason": wrong or "well formed"})
+
+    def _wrong(self, text: str) -> str | None:
+        """What is wrong with the form of a text, the first of it; None if nothing is."""
+        if self._pattern is not None:
+            matches = self._pattern.fullmatch(text.strip(), timeout=PATTERN_LIMIT_S) is not None
+            return None if matches else "the pattern does not match"
+        rest = f"<{self._tags[0]}>{text}".strip() if self._opened else text.strip()
+        for mark in (mark for tag in self._tags for mark in (f"<{tag}>", f"</{tag}>")):
+            if rest.count(mark) != 1:
+                return f"{mark} stands {rest.count(mark)} times, not once"
+        for tag in self._tags:
+            inner, closing, after = rest.removeprefix(f"<{tag}>").partition(f"</{tag}>")
+            if not rest.startswith(f"<{tag}>") or not closing:
+                return f"something else where <{tag}> should open"
+            if not inner.strip():
+                return f"nothing in <{tag}>"
+            rest = after.lstrip()
+        return f"something behind </{self._tags[-1]}>" if rest else None
+
+
+@final
+class JsonSchema:
+    """Reward: 1 if the answer is a JSON object with the wanted keys and types, else 0; or the share that is right.
+
+    ``keys`` names each key and its type: string, integer, number, boolean, array, object, null, any, several as
+    ``"string|null"``, with ``?`` at the end if it may be missing; a mapping in place of a type is an object of its own
+    keys. ``partial: true`` gives the share of the keys (inner ones as well) that are right. ``strict: true`` refuses
+    keys that are not named. The answer must be the object and nothing else, fenced as code or not; with ``anywhere:
+    true`` it is the last one in the text.
+
+    Example: ``{name: json_schema, keys: {colour: string, count: integer}}``.
+    Settings: ``extract`` as in ``exact_match``. No reference is needed.
+    Range: 0 or 1; ``partial`` 0 to 1.
+    Source: the project's own.
+    Traps: it says nothing of the values: use it beside a reward that does. true is no integer. Objects of more than
+    100,000 characters or nested deeper than 32 score 0; of repeated keys the last counts.
+    """
+
+    def __init__(
+        self,
+        keys: Mapping[str, Any],
+        extract: Extract = "none",
+        partial: bool = False,
+        strict: bool = False,
+        anywhere: bool = False,
+    ) -> None:
+        _check_keys(keys, "JsonSchema.keys")
+        self._keys = keys
+        self._extract: Extract = one_of("JsonSchema.extract", extract, Extract)
+        self._partial = partial
+        self._strict = strict
+        self._anywhere = anywhere
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return [None if sample.text is None else self._score(sample.text) for sample in samples]
+
+    def _score(self, text: str) -> Score:
+        answer = extracted(text, self._extract) or ""
+        objects = [value for value in json_values(answer) if isinstance(value, dict)] if self._anywhere else []
+        found = objects[-1] if objects else json_document(answer)
+        if not isinstance(found, dict):
+            return Score(0.0, {"parsed": None, "reason": "no JSON object"})
+        said: dict[str, Any] = {"parsed": excerpt(json.dumps(found, ensure_ascii=False))}
+        extra = list(_extra(found, self._keys)) if self._strict else []
+        if extra:
+            return Score(0.0, said | {"reason": excerpt(f"not asked for: {', '.join(extra)}")})
+        right = list(_right(found, self._keys))
+        said["parts"] = {key: float(fits) for key, fits in right}
+        share = sum(fits for _, fits in right) / len(right)
+        return Score(share if self._partial else float(share == 1), said)
+
+
+def _compiled(pattern: str) -> Any:
+    try:
+        return regex.compile(pattern, regex.DOTALL)
+    except regex.error as error:
+        raise ConfigError(f"Format.pattern is no regular expression: {error}; got {pattern!r:.80}") from error
+
+
+def _check_keys(keys: Any, where: str) -> None:
+    if not isinstance(keys, Mapping) or not keys:
+        raise ConfigError(f"{where} must map keys to types, got {keys!r}")
+    for key, kind in keys.items():
+        if isinstance(kind, Mapping):
+            _check_keys(kind, f"{where}.{key}")
+        elif not isinstance(kind, str) or not all(name in {*_TYPES, "any"} for name in kind.rstrip("?").split("|")):
+            raise ConfigError(f"{where}.{key} must be one of {', '.join(_TYPES)}, any, got {kind!r}")
+
+
+def _right(found: Any, keys: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:
+    """For every key and inner key, by its path, whether it is there with its type."""
+    for key, kind in keys.items():
+        there = isinstance(found, dict) and key in found
+        if isinstance(kind, Mapping):
+            yield from _right(found[key] if there else None, kind, f"{path}{key}.")
+        else:
+            fits = _is_kind(found[key], kind) if there else kind.endswith("?") and isinstance(found, dict)
+            yield f"{path}{key}", fits
+
+
+def _is_kind(value: Any, kind: str) -> bool:
+    names = kind.rstrip("?").split("|")
+    if isinstance(value, bool):
+        return "boolean" in names or "any" in names
+    return "any" in names or any(isinstance(value, _TYPES[name]) for name in names)
+
+
+def _extra(found: dict[str, Any], keys: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """The paths of the keys that are not named."""
+    yield from (f"{path}{key}" for key in found if key not in keys)
+    for key, kind in keys.items():
+        if isinstance(kind, Mapping) and isinstance(found.get(key), dict):
+            yield from _extra(found[key], kind, f"{path}{key}.")

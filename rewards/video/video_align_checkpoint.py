@@ -1,0 +1,266 @@
+"""Checkpoints of VideoAlign's reward model: Qwen2-VL with a linear head that is read at certain tokens.
+
+A checkpoint is a folder with ``model_config.json`` and ``checkpoint-<step>/``, the latest of which counts. In it lie
+``model.pth``, the whole model with its LoRA weights apart, or ``adapter_model.safetensors`` and
+``non_lora_state_dict.pth``, which go over the base model. LoRA weights are added to the layers they belong to.
+
+Axes: B videos, L tokens, D width, K reward tokens, N outputs of the head.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.rewards.models.checkpoints import frozen, weights
+
+DIMENSIONS = ("VQ", "MQ", "TA")
+REWARD_TOKENS = tuple(f"<|{name}_reward|>" for name in DIMENSIONS)
+FIELD = "{text_prompt}"
+EMBEDDING = "language_model.embed_tokens.weight"
+
+TEMPLATES = {"detailed_special": "DETAILED_PROMPT_WITH_SPECIAL_TOKEN", "detailed": "DETAILED_PROMPT"}
+"""What the authors' ``prompt_template.py`` calls the template of a type."""
+
+NAMES = (
+    (r"^(base_model\.model\.)", ""),
+    (r"\.(base_layer|modules_to_save\.default)\.", "."),
+    (r"\.lora_([AB])\.(default\.)?weight$", r".lora_\1"),
+    (r"^model\.(?=(language_model|visual)\.)", ""),
+    (r"^model\.", "language_model."),
+)
+"""From the names that peft and the versions of transformers give the tensors to those of the bare model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a checkpoint was trained, as its ``model_config.json`` says.
+
+    Attributes:
+        base: path or hub id of the Qwen2-VL it started from.
+        special: the head is read at the reward tokens; else at the last token.
+        fps: frames per second that it sees; without effect where ``num_frames`` is set.
+        num_frames: how many frames it sees.
+        max_pixels: of a frame.
+        template: type of its prompt template.
+        lora_scale: factor of the LoRA weights.
+        mean: per dimension, over the authors' data; None where the file has none.
+        std: likewise.
+    """
+
+    base: str
+    special: bool
+    fps: float
+    num_frames: int | None
+    max_pixels: int
+    template: str
+    lora_scale: float
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+
+    @classmethod
+    def read(cls, folder: Path) -> Recipe:
+        """From a checkpoint's folder. Raises RewardError for what the published code would not score by it."""
+        said = json.loads((folder / "model_config.json").read_text())
+        data, model, lora = (said[name] for name in ("data_config", "model_config", "peft_lora_config"))
+        special = bool(model.get("use_special_tokens"))
+        if not special and (model.get("reward_token"), model.get("output_dim")) != ("last", len(DIMENSIONS)):
+            raise RewardError(
+                f"{folder} has its reward at {model.get('reward_token')!r} tokens with {model.get('output_dim')} "
+                f"outputs; known are special tokens, and the last token with {len(DIMENSIONS)}"
+            )
+        if data.get("sample_type", "uniform") != "uniform":
+            raise RewardError(f"{folder} samples frames by {data['sample_type']!r}; only uniform is known")
+        rank = int(lora.get("lora_r") or 1)
+        norms = said.get("inference_config")
+        return cls(
+            base=model["model_name_or_path"],
+            special=special,
+            fps=float(data.get("fps") or 2.0),
+            num_frames=None if data.get("num_frames") is None else int(data["num_frames"]),
+            max_pixels=int(data["max_frame_pixels"]),
+            template=data.get("prompt_template_type", "none"),
+            lora_scale=float(lora.get("lora_alpha") or 0) / (rank**0.5 if lora.get("use_rslora") else rank),
+            mean=None if norms is None else tuple(float(norms[f"{name}_mean"]) for name in DIMENSIONS),
+            std=None if norms is None else tuple(float(norms[f"{name}_std"]) for name in DIMENSIONS),
+        )
+
+
+@final
+class VideoAlignModel:
+    """The loaded model."""
+
+    def __init__(self, backbone: Any, head: nn.Linear, processor: Any, recipe: Recipe) -> None:
+        self._backbone = backbone
+        self._head = head
+        self._processor = processor
+        self.recipe = recipe
+        self.factor = int(processor.video_processor.patch_size) * int(processor.video_processor.merge_size)
+
+    @torch.no_grad()
+    def scores(self, videos: Sequence[Tensor], questions: Sequence[str]) -> Tensor:
+        """The raw scores of some videos (F, C, H, W), bytes of the size the model is to see. Shapes: (B, dimensions).
+
+        Positions count tokens one by one: the published code bypasses Qwen2-VL's positions along time, height and width
+        and was trained so.
+        """
+        inputs = self._processor(
+            text=[self._asked(question) for question in questions],
+            videos=list(videos),
+            padding=True,
+            padding_side="right",
+            return_tensors="pt",
+            do_sample_frames=False,
+            do_resize=False,
+        )
+        device, dtype = self._backbone.device, self._backbone.dtype
+        ids_BL = inputs["input_ids"].to(device)
+        B, L = ids_BL.shape
+        mask_BL = inputs["attention_mask"].to(device)
+        hidden_BLD = self._backbone(
+            input_ids=ids_BL,
+            attention_mask=mask_BL,
+            position_ids=torch.arange(L, device=device).expand(3, B, L),
+            pixel_values_videos=inputs["pixel_values_videos"].to(device, dtype),
+            video_grid_thw=inputs["video_grid_thw"].to(device),
+            use_cache=False,
+        ).last_hidden_state
+        if not self.recipe.special:
+            return self._head(hidden_BLD[torch.arange(B), mask_BL.sum(1) - 1].float()).cpu()
+        tokens_K = torch.tensor(self._processor.tokenizer.convert_tokens_to_ids(list(REWARD_TOKENS)), device=device)
+        score_BKN = self._head(hidden_BLD[torch.isin(ids_BL, tokens_K)].view(B, len(tokens_K), -1).float())
+        return (score_BKN[..., 0] if score_BKN.shape[-1] == 1 else score_BKN.diagonal(dim1=1, dim2=2)).cpu()
+
+    def _asked(self, question: str) -> str:
+        content = [{"type": "video"}, {"type": "text", "text": question}]
+        return self._processor.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        )
+
+
+def video_align_model(checkpoint: str, base: str | None, device: torch.device, dtype: torch.dtype) -> VideoAlignModel:
+    """A checkpoint from a folder or hub id; ``base`` in place of the model that its configuration names."""
+    from transformers import AutoConfig, AutoModel, AutoProcessor, Qwen2VLModel
+
+    folder = checkpoint_folder(checkpoint)
+    recipe = Recipe.read(folder)
+    base = base or recipe.base
+    processor, config = AutoProcessor.from_pretrained(base), AutoConfig.from_pretrained(base)
+    if recipe.special:
+        processor.tokenizer.add_tokens(list(REWARD_TOKENS), special_tokens=True)
+    held, whole = _held(folder)
+    under: Mapping[str, Tensor] = {}
+    if not whole:
+        model = AutoModel.from_pretrained(base, dtype="auto")
+        model.resize_token_embeddings(len(processor.tokenizer))
+        under = model.state_dict()
+    tensors = merged(held, recipe.lora_scale, under)
+    head = tensors.pop("rm_head.weight", None)
+    embedding = tensors.get(EMBEDDING)
+    if head is None or embedding is None or (recipe.special and EMBEDDING not in map(plain_name, held)):
+        raise RewardError(f"{checkpoint} lacks its head or the embeddings of its tokens; it has {sorted(tensors)[:5]}")
+    config.text_config.vocab_size = embedding.shape[0]
+    loaded: Any = Qwen2VLModel.from_pretrained(
+        None, config=config, state_dict=tensors, dtype=dtype, output_loading_info=True
+    )
+    backbone, said = loaded
+    wrong = {kind: sorted(names)[:5] for kind, names in said.items() if names}
+    if wrong:
+        raise RewardError(f"{checkpoint} is laid out unlike VideoAlign's: {wrong}")
+    linear = nn.Linear(head.shape[1], head.shape[0], bias=False)
+    linear.load_state_dict({"weight": head})
+    return VideoAlignModel(frozen(backbone, device), frozen(linear, device), processor, recipe)
+
+
+def merged(held: Mapping[str, Tensor], scale: float, under: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of the bare model: those beneath, those held over them, and LoRA's scale * B @ A added."""
+    named = {plain_name(name): tensor for name, tensor in held.items() if ".original_module." not in name}
+    lora = {name: named.pop(name) for name in list(named) if name.endswith((".lora_A", ".lora_B"))}
+    found = dict(under) | {name: tensor for name, tensor in named.items() if not name.startswith("lm_head.")}
+    for name in (name.removesuffix(".lora_A") for name in lora if name.endswith(".lora_A")):
+        if f"{name}.weight" not in found or f"{name}.lora_B" not in lora:
+            raise RewardError(f"the checkpoint has LoRA weights for {name} and no layer, or no second half, of it")
+        layer = found[f"{name}.weight"]
+        change = scale * (lora[f"{name}.lora_B"].float() @ lora[f"{name}.lora_A"].float())
+        found[f"{name}.weight"] = (layer.float() + change).to(layer.dtype)
+    return found
+
+
+def plain_name(name: str) -> str:
+    """The name of a tensor in the bare model."""
+    for published, ours in NAMES:
+        name = re.sub(published, ours, name)
+    return name
+
+
+def checkpoint_folder(checkpoint: str) -> Path:
+    """The folder itself, or that of a hub id's files."""
+    if Path(checkpoint).is_dir():
+        return Path(checkpoint)
+    from huggingface_hub import snapshot_download
+
+    files = ["model.pth", "adapter_model.safetensors", "non_lora_state_dict.pth"]
+    return Path(snapshot_download(checkpoint, allow_patterns=["*.json", *(f"checkpoint-*/{name}" for name in files)]))
+
+
+def _held(folder: Path) -> tuple[dict[str, Tensor], bool]:
+    """The tensors of the latest checkpoint, and whether they are the whole model."""
+    steps = {int(path.name.split("-")[1]): path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()}
+    if not steps:
+        raise RewardError(
+            f"{folder} has no folder checkpoint-<step>; it has {sorted(p.name for p in folder.iterdir())[:5]}"
+        )
+    latest = steps[max(steps)]
+    if (latest / "model.pth").exists():
+        return weights(str(latest / "model.pth")), True
+    parts = [weights(str(latest / name)) for name in ("adapter_model.safetensors", "non_lora_state_dict.pth")]
+    return parts[0] | parts[1], False
+
+
+def prompt_template(named: str | None, kind: str, special: bool) -> str:
+    """The text with ``{text_prompt}`` that a checkpoint's questions are made from.
+
+    Args:
+        named: a text file, or the authors' ``prompt_template.py``, which is read and not run.
+        kind: type of the template, as the checkpoint says.
+        special: whether it must hold the reward tokens, each once.
+
+    Returns:
+        The template; of the type none, the prompt alone.
+
+    Raises:
+        ConfigError: there is none, or another than the checkpoint needs.
+    """
+    if named is None and kind == "none":
+        return FIELD
+    if named is None:
+        raise ConfigError(
+            f"VideoAlign.template: the checkpoint was trained with the template {kind!r} of its authors; give the path "
+            f"of prompt_template.py of github.com/KwaiVGI/VideoAlign, or of a text file with the same text"
+        )
+    text = Path(named).read_text(encoding="utf-8")
+    if named.endswith(".py"):
+        known = {
+            target.id: node.value.value
+            for node in ast.parse(text).body
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        text = str(known.get(TEMPLATES.get(kind, ""), ""))
+    tokens = [token for token in REWARD_TOKENS if text.count(token) != int(special)]
+    if text.count(FIELD) != 1 or tokens:
+        raise ConfigError(
+            f"VideoAlign.template: {named} holds no template {kind!r}: it needs {FIELD} once, and "
+            f"{', '.join(REWARD_TOKENS)} {'once each' if special else 'nowhere'}"
+        )
+    return text

@@ -1,0 +1,36 @@
+"""Names of modules that have moved: an error that gives the new one, and new ones that exist."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+from typer.testing import CliRunner
+
+from mmgrpo.cli import app
+from mmgrpo.config.registry import resolve
+from mmgrpo.errors import ConfigError
+from mmgrpo.system.moved import MOVED
+
+PROMPTS = "mmgrpo.rewards.digits:digit_prompts"
+
+
+def test_what_has_moved_is_said_where_it_is_now() -> None:
+    with pytest.raises(
+        ConfigError, match=r"digits:digit_prompts has moved: it is mmgrpo\.examples\.digits:digit_prompts"
+    ):
+        resolve("prompts", f"python:{PROMPTS}")
+    with pytest.raises(ConfigError, match=r"it is mmgrpo\.rewards\.judges\.looking:VlmJudge now"):
+        resolve("rewards", "python:mmgrpo.rewards.judges:VlmJudge")  # a package has the module's old name
+
+
+def test_explain_says_it_without_importing_the_reward() -> None:
+    override = "rewards=[{name: 'python:mmgrpo.rewards.pixels:Brightness'}]"
+    done = CliRunner().invoke(app, ["explain", "quickstart/digits-image", override])
+    assert done.exit_code == 2
+    assert "it is mmgrpo.rewards.images.pixels:Brightness now" in " ".join(done.stderr.split())
+
+
+def test_everything_is_where_it_is_said_to_be() -> None:
+    assert not [new for new in MOVED.values() if find_spec(new) is None]
+    assert not set(MOVED) & set(MOVED.values())
