@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, SupervisedLoss
+    from mmgrpo.values import Value
 
 
 class Policy(ABC):
@@ -22,7 +23,8 @@ class Policy(ABC):
         """Draws ``group_size`` samples per prompt; every random number is keyed by (seed, prompt id, member, decision).
 
         Args:
-            prompts: P prompts; the rollout holds B = P * group_size samples, prompt-major.
+            prompts: P prompts; the rollout holds their members, prompt-major: B = P * group_size, unless the plan
+                names other members.
             group_size: members per prompt.
             seed: the step's seed; the same seed and weights give the same samples however they are batched.
             plan: which decisions are stochastic and what the group shares; None draws every decision independently.
@@ -37,8 +39,7 @@ class Policy(ABC):
         rollout: Rollout,
         rows: Sequence[int] | Tensor | None = None,
         *,
-        divergence: str | None = None,
-        entropy: bool = False,
+        values: Collection[Value] = (),
     ) -> Iterator[Evaluation]:
         """Streams the log-probabilities of the rollout's unmasked decisions under the weights of now.
 
@@ -49,11 +50,13 @@ class Policy(ABC):
         Args:
             rollout: what to score, as this policy drew it.
             rows: indices along B; None means all.
-            divergence: name of the divergence from the reference to fill ``kl_BT`` with; None skips the reference.
-            entropy: whether to fill ``entropy_BT``, for policies that have one to give.
+            values: what else to give of every decision, each in every slice; nothing else is computed.
 
         Returns:
             An iterator over slices.
+
+        Raises:
+            ConfigError: a value that this policy does not have, or not of this rollout.
         """
 
     @abstractmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmgrpo.errors import DataError, ShapeError
+from mmgrpo.values import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +116,38 @@ class Plan:
             empty tuple means none: a greedy or deterministic sample.
         share_noise: the members of a group start from the same noise, and so share every state up to and including
             the first stochastic decision.
-        keep_mean: store what objectives that measure drift from the sampling policy need (the Gaussian means).
-        prompt_ids: the prompts' integer identities within the whole job's step; None numbers them from 0.
+        values: what will be asked of the rollout's decisions, so that what it takes is stored; values of the view
+            ``old`` take the Gaussian means.
+        prompt_ids: the prompts' integer identities within the whole job's step; None numbers them from 0. Prompts of
+            one identity are one group, each shown to some of its members.
+        members: which members of its group are drawn from each prompt, by number, which keys their random numbers;
+            None: 0 to group_size - 1 of each.
+        settings: the policy's own settings of drawing, for this rollout alone; its rows are scored under them.
         on_samples: takes samples as soon as they are drawn, in any order, each once, as the very objects that the
             rollout will hold: rewards on threads judge them while the rest is drawn. A policy may leave it alone.
     """
 
     stochastic: tuple[int, ...] | None = None
     share_noise: bool = False
-    keep_mean: bool = False
+    values: tuple[Value, ...] = ()
     prompt_ids: tuple[int, ...] | None = None
+    members: tuple[tuple[int, ...], ...] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     on_samples: Callable[[Sequence[Sample]], None] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         chosen = self.stochastic
         if chosen is not None and (list(chosen) != sorted(set(chosen)) or any(t < 0 for t in chosen)):
             raise DataError(f"Plan.stochastic must be increasing indices of decisions, got {chosen}")
+        if self.members is not None and not all(self.members):
+            raise DataError(f"Plan.members must name at least one member of each prompt, got {self.members}")
+
+    def members_of(self, num_prompts: int, group_size: int) -> tuple[tuple[int, ...], ...]:
+        """For policies: the members to draw of each prompt. Raises DataError if the plan is for other prompts."""
+        members = self.members or (tuple(range(group_size)),) * num_prompts
+        if len(members) != num_prompts or group_size < 1:
+            raise DataError(f"Plan.members is for {len(members)} prompts of at least one member, got {num_prompts}")
+        return members
 
     @property
     def deterministic(self) -> bool:
@@ -157,6 +175,14 @@ class Noise:
     level_BT: Tensor
 
 
+class Origin(IntEnum):
+    """Where a row of a rollout comes from: the policy drew it at this step, or it is read."""
+
+    DRAWN = 0
+    REPLAYED = 1
+    GIVEN = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """B samples, the T decisions that made each, and what the learner needs to know of them.
@@ -170,6 +196,9 @@ class Rollout:
         segment_BT: integer chunk each decision belongs to.
         trace: the policy's own record, from which it can score the decisions again.
         noise: step sizes, for policies whose decisions are Gaussian.
+        values: what is known of the decisions at the weights that sampled, (B, T) each, by name.
+        origin_B: where each row comes from, a number of ``Origin``; None: all were drawn.
+        age_B: how many updates the weights have seen since old_logprob_BT; None: none.
         num_forwards: model forwards spent, in rows of one sample.
         num_alone: rows that ran by themselves because they depend on what shares their batch.
     """
@@ -182,6 +211,9 @@ class Rollout:
     segment_BT: Tensor
     trace: Any
     noise: Noise | None = None
+    values: Mapping[Value, Tensor] = field(default_factory=dict)
+    origin_B: Tensor | None = None
+    age_B: Tensor | None = None
     num_forwards: int = 0
     num_alone: int = 0
 
@@ -204,11 +236,29 @@ class Rollout:
             raise ShapeError("old_logprob_BT is not finite at a decision that mask_BT keeps")
         if [sample.group for sample in self.samples] != self.prompt_index_B.tolist():
             raise ShapeError("prompt_index_B and the samples' group numbers differ")
+        for name in ("origin_B", "age_B"):
+            tensor = getattr(self, name)
+            if tensor is not None and (tensor.shape != (B,) or tensor.is_floating_point()):
+                raise ShapeError(f"{name} must be {B} integers, got {_describe(tensor)}")
+        wrong = [str(value) for value, known in self.values.items() if known.shape != shape]
+        if wrong:
+            raise ShapeError(f"values must be {tuple(shape)} like old_logprob_BT, {', '.join(wrong)} are not")
 
     @property
     def shape(self) -> tuple[int, int]:
         """(B, T)."""
         return self.mask_BT.shape[0], self.mask_BT.shape[1]
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether old_logprob_BT is what the weights of now would say: every row is drawn, and by them."""
+        drawn = self.origin_B is None or bool((self.origin_B == Origin.DRAWN).all())
+        return drawn and (self.age_B is None or not bool(self.age_B.any()))
+
+    def aged(self) -> Rollout:
+        """The same rollout after one more update of the weights."""
+        age_B = torch.zeros(len(self.samples), dtype=torch.long) if self.age_B is None else self.age_B
+        return replace(self, age_B=age_B + 1)
 
     def keep(self, mask_BT: Tensor) -> Rollout:
         """The same rollout, trained only where both its own mask and this one hold."""
@@ -222,28 +272,23 @@ class Evaluation:
     Attributes:
         columns: the decisions (indices along T) that this slice holds, in order.
         logprob_BT: (len(rows), len(columns)) log-probability under the weights of now.
-        kl_BT: divergence from the reference at each decision, if it was asked for.
-        entropy_BT: entropy at each decision, where the policy has one to give.
-        drift_BT: divergence from the policy that sampled, where the rollout kept what that takes.
+        values: what else was asked for, by name, in the shape of logprob_BT.
         rows: the samples (indices along B) that this slice holds; None means every row that was asked for.
         num_forwards: model forwards spent on the slice, in rows of one sample.
     """
 
     columns: Sequence[int]
     logprob_BT: Tensor
-    kl_BT: Tensor | None = None
-    entropy_BT: Tensor | None = None
-    drift_BT: Tensor | None = None
+    values: Mapping[Value, Tensor] = field(default_factory=dict)
     rows: Tensor | None = None
     num_forwards: int = 0
 
     def __post_init__(self) -> None:
         if self.logprob_BT.ndim != 2 or self.logprob_BT.shape[1] != len(self.columns):
             raise ShapeError(f"logprob_BT must be (rows, {len(self.columns)}), got {_describe(self.logprob_BT)}")
-        for name in ("kl_BT", "entropy_BT", "drift_BT"):
-            tensor = getattr(self, name)
-            if tensor is not None and tensor.shape != self.logprob_BT.shape:
-                raise ShapeError(f"{name} must have the shape of logprob_BT, got {_describe(tensor)}")
+        for value, tensor in self.values.items():
+            if tensor.shape != self.logprob_BT.shape:
+                raise ShapeError(f"{value} must have the shape of logprob_BT, got {_describe(tensor)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,14 +32,14 @@ OBJECTIVES = {
     ),
     "kl": Objective(surrogate=unclipped, aggregate=sample_mean, divergence="gaussian", kl_beta=0.3),
     "k3": Objective(surrogate=unclipped, aggregate=sample_mean, divergence="k3", kl_beta=0.3),
-    "guard": Objective(surrogate=CLIPPED, aggregate=sample_mean, recentre=True, step_weight=inverse_step_weight),
+    "guard": Objective(surrogate=CLIPPED, aggregate=sample_mean, normalise_ratio=True, step_weight=inverse_step_weight),
     "tempflow": Objective(surrogate=CLIPPED, aggregate=sample_mean, step_weight=noise_std_weight),
     "chunk": Objective(surrogate=CLIPPED, aggregate=sample_mean, ratio_level="segment"),
     "gspo": Objective(surrogate=CLIPPED, aggregate=sample_mean, ratio_level="sequence"),
     "gspo with kl": Objective(
         surrogate=CLIPPED, aggregate=sample_mean, ratio_level="sequence", divergence="velocity_mse", kl_beta=0.3
     ),
-    "gspo recentred": Objective(surrogate=CLIPPED, aggregate=sample_mean, ratio_level="sequence", recentre=True),
+    "gspo recentred": Objective(surrogate=CLIPPED, aggregate=sample_mean, ratio_level="sequence", normalise_ratio=True),
 }
 
 

@@ -149,7 +149,7 @@ class ObjectiveConfig(Section):
         description="samples cut off by their length limit: keep trains on them; zero leaves their decisions out, "
         "and the means over samples count them as zeros (TRL); drop counts them nowhere",
     )
-    recentre: bool = Field(
+    normalise_ratio: bool = Field(
         default=False, description="Gaussian log-ratios lose their mean and their scale first (GRPO-Guard)"
     )
     aggregate: Named = Field(

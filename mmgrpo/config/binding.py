@@ -37,7 +37,7 @@ def build_objective(config: ObjectiveConfig) -> Objective:
         ratio_level=config.ratio_level,
         bound=None if config.bound is None else bound("objective.bound", BOUNDS, config.bound),
         selections=tuple(bound("objective.selections", SELECTIONS, named)() for named in config.selections),
-        recentre=config.recentre,
+        normalise_ratio=config.normalise_ratio,
         step_weight=None
         if config.step_weight is None
         else named_in("objective.step_weight", STEP_WEIGHTS, config.step_weight),

@@ -25,6 +25,10 @@ MAX_NAMED = 8
 """Wrong keys that one message explains."""
 
 
+RENAMED = {"objective.recentre": "objective.normalise_ratio"}
+"""Keys of earlier versions, with what took their place."""
+
+
 def load_config(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
     """The run configuration of a file or of a shipped name such as ``quickstart/digits-image``.
 
@@ -165,7 +169,8 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
         if problem["type"] == "extra_forbidden":
             owner = _model_at(model, problem["loc"][:-1])
             known = owner.model_fields if owner else {}
-            lines.append(f"unknown key {where!r}{suggestion(str(problem['loc'][-1]), known)}")
+            now = f"; it is now {RENAMED[where]}" if where in RENAMED else suggestion(str(problem["loc"][-1]), known)
+            lines.append(f"unknown key {where!r}{now}")
         else:
             lines.append(f"{where or 'configuration'}: {problem['msg'].removeprefix('Value error, ')}")
     more = [f"and {len(problems) - MAX_NAMED} more"] if len(problems) > MAX_NAMED else []

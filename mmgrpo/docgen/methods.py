@@ -181,9 +181,9 @@ def _advantage(advantage: AdvantageConfig) -> str:
 
 def _objective(objective: ObjectiveConfig) -> Iterator[str]:
     level = "" if objective.ratio_level == "decision" else f" by {objective.ratio_level}"
-    recentred = " of the recentred ratio" if objective.recentre else ""
+    normalised = " of the normalised ratio" if objective.normalise_ratio else ""
     bounded = "" if objective.bound is None else f" of {_function(objective.bound)} log-ratios"
-    yield f"{_function(objective.surrogate)}{recentred}{bounded}{level}"
+    yield f"{_function(objective.surrogate)}{normalised}{bounded}{level}"
     yield from (_function(selection) for selection in objective.selections)
     if objective.step_weight is not None:
         yield f"weight {objective.step_weight}"

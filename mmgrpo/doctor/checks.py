@@ -17,12 +17,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmgrpo.config import RunConfig
+from mmgrpo.errors import ConfigError
 from mmgrpo.maths.aggregates import count
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.surrogates import policy_gradient
 from mmgrpo.policy import Policy
 from mmgrpo.train.learner import Gradient, accumulate_gradient
 from mmgrpo.types import Rollout, Sample
+from mmgrpo.values import DRIFT
 
 GAP_SHARE = 0.1  # of the clip range that numerical noise may take up
 GAP_WITHOUT_CLIP = 1e-2  # a ratio wrong by 1 % scales its gradient by 1 %
@@ -198,15 +200,14 @@ def gradient_reach(subject: Subject, update: Update) -> Finding:
 
 
 def kept_drift(subject: Subject) -> Finding:
-    """Whether the rollout keeps what recentring needs; the drift is 0 where the weights have not moved."""
-    parts: list[Tensor | None] = []
-    with torch.no_grad():
-        parts = [slice_.drift_BT for slice_ in subject.policy.evaluate(subject.rollout)]
-    found = [part.abs().amax() for part in parts if part is not None]
-    if len(found) < len(parts) or subject.rollout.noise is None:
-        said = f"{len(found)} of {len(parts)} slices carry their drift"
-        return Finding("drift", False, said, "this policy keeps no Gaussian means: set objective.recentre to false")
-    drift = float(torch.stack(found).amax())
+    """Whether the rollout keeps what normalised ratios need; the drift is 0 where the weights have not moved."""
+    try:
+        with torch.no_grad():
+            parts = [part.values[DRIFT] for part in subject.policy.evaluate(subject.rollout, values=[DRIFT])]
+    except ConfigError as error:
+        cure = "this policy keeps no Gaussian means: set objective.normalise_ratio to false"
+        return Finding("drift", False, str(error), cure)
+    drift = float(torch.stack([part.abs().amax() for part in parts]).amax())
     said = f"kept; {drift:.1e} at the weights that sampled"
     cure = "" if drift <= subject.limit else "the stored means are not those of now: see the on-policy gap"
     return Finding("drift", drift <= subject.limit, said, cure)
@@ -239,7 +240,7 @@ def _probe(objective: Objective) -> Objective:
         bound=None,
         selections=(),
         kl_ratio_level=None,
-        recentre=False,
+        normalise_ratio=False,
         step_weight=None,
         entropy_bonus=0.0,
     )
@@ -247,7 +248,8 @@ def _probe(objective: Objective) -> Objective:
 
 def _update(subject: Subject, objective: Objective, advantage_B: Tensor) -> Update:
     """One pass with gradients; those that the parameters had before are put back."""
-    rollout, parameters = subject.rollout, subject.policy.trainable
+    # aged: the values are computed, so that a gap is seen at every ratio level
+    rollout, parameters = subject.rollout.aged(), subject.policy.trainable
     before = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
@@ -256,11 +258,10 @@ def _update(subject: Subject, objective: Objective, advantage_B: Tensor) -> Upda
         gradient = accumulate_gradient(
             subject.policy,
             rollout,
-            advantage_B,
+            advantage_B[:, None].expand(rollout.shape),
             objective,
             rows=list(range(len(rollout.samples))),
             totals=count(rollout.mask_BT),
-            on_policy=False,  # the values are computed, so that a gap is seen at every ratio level
         )
         norms = [None if p.grad is None else float(p.grad.float().norm()) for p in parameters]
     finally:

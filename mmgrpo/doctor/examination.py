@@ -33,6 +33,7 @@ from mmgrpo.system.console import shown
 from mmgrpo.train.build import build_plan
 from mmgrpo.train.trainer import ROLLOUT_SEED
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
+from mmgrpo.values import DRIFT, REFERENCE
 
 NUM_PROMPTS = 2
 GROUP_SIZE = 2
@@ -155,10 +156,10 @@ def _updates(subject: Subject, rollout_s: float, device: torch.device | None) ->
         "batch invariance": lambda: batch_invariance(subject),
         "gradient": lambda: gradient_reach(subject, update),
     }
-    if subject.objective.needs_reference:
+    if REFERENCE in subject.objective.views:
         checks["reference"] = lambda: reference_is_untrained(subject)
         checks["KL gradient"] = lambda: kl_gradient(subject)
-    if subject.objective.needs_drift:
+    if DRIFT in subject.objective.values:
         checks["drift"] = lambda: kept_drift(subject)
     return [*(_guarded(name, check) for name, check in checks.items()), Finding("cost", True, cost)]
 

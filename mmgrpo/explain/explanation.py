@@ -25,11 +25,12 @@ from mmgrpo.maths.aggregates import AGGREGATES
 from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
-from mmgrpo.maths.ratios import BOUNDS, RATIO_LEVELS, recentred_log_ratio
+from mmgrpo.maths.ratios import BOUNDS, RATIO_LEVELS, normalised_log_ratio
 from mmgrpo.maths.schedules import WEIGHT_SCHEDULES
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.surrogates import SURROGATES
+from mmgrpo.maths.terms import every_kept
 from mmgrpo.maths.transitions import SAMPLERS
 from mmgrpo.maths.windows import WINDOWS
 
@@ -206,8 +207,8 @@ def _advantage_line(config: AdvantageConfig) -> str:
 def _ratio_line(objective: ObjectiveConfig) -> str:
     level = RATIO_LEVELS[objective.ratio_level]
     line = f"{objective.ratio_level}: log r = logprob - old_logprob"
-    if objective.recentre:
-        line += f", recentred to {formula_of(recentred_log_ratio)}"
+    if objective.normalise_ratio:
+        line += f", normalised to {formula_of(normalised_log_ratio)}"
     if objective.bound is not None:
         formula = formula_of(BOUNDS[objective.bound.name])
         line += f", held by {objective.bound.name}: {formula}{_numbers(objective.bound.numbers)}"
@@ -255,7 +256,7 @@ def _passes(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[t
     yield "values", _values_line(config)
     yield "reference", _reference_line(config)
     objective = build_objective(config.objective)
-    if not objective.needs_reference and not objective.needs_entropy:
+    if all(term.active is not every_kept for term in objective.terms):
         yield "skipped", "decisions without an advantage or a weight take no forward in the update"
     yield "evaluation", _evaluation_line(config, settings)
     watchdog = config.watchdog

@@ -15,6 +15,7 @@ from mmgrpo.config.binding import bound, build_objective, window_at
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.windows import WINDOWS
 from mmgrpo.policy import Scheduled
+from mmgrpo.values import REFERENCE
 
 MAX_WINDOWS = 1000  # steps of a run whose windows are looked at
 
@@ -97,7 +98,7 @@ def forwards_per_sample(config: RunConfig, num_steps: int | None) -> Forwards:
 
 def _reference_passes(config: RunConfig, objective: Objective, passes: float, values: float) -> float:
     """Beside the passes of the update, those of the values that a coupled objective takes, and that of the rewards."""
-    in_loss = passes + (0.0 if objective.separable else values) if objective.needs_reference else 0.0
+    in_loss = passes + (0.0 if objective.separable else values) if REFERENCE in objective.views else 0.0
     return in_loss + (1.0 if config.advantage.kl_beta else 0.0)
 
 

@@ -5,11 +5,13 @@ Axes: B samples, T decisions (tokens or denoising steps).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, cast
 
-from mmgrpo.errors import ShapeError
+from mmgrpo.errors import ConfigError, ShapeError
 from mmgrpo.system.lazy import torch
+from mmgrpo.values import Value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,13 +30,11 @@ class Decisions:
         mask_BT: bool, the decisions to train on.
         weight_BT: weight of each decision's surrogate (``Objective.weights``).
         segment_BT: integer chunk of each decision.
-        kl_weight_BT: weight of each decision's divergence and entropy (``Objective.kl_weights``); None means
-            ``weight_BT``, which is right only without a step weight.
-        kl_BT: divergence from the reference, with grad.
-        entropy_BT: entropy, with grad.
-        drift_BT: divergence from the policy that sampled, with grad.
+        mean_weight_BT: weight of each decision in a mean over the update (``Objective.mean_weights``), which divergence
+            and entropy terms take; None means ``weight_BT``, which is right only without a step weight.
         std_BT: standard deviation of each Gaussian decision.
         ratio_mask_BT: bool, the decisions that a ratio above the level of one is taken over; None for ``mask_BT``.
+        values: what was asked for beside the log-probability, by name; with grad where the policy of now says it.
     """
 
     logprob_BT: Tensor
@@ -43,20 +43,42 @@ class Decisions:
     mask_BT: Tensor
     weight_BT: Tensor
     segment_BT: Tensor
-    kl_weight_BT: Tensor | None = None
-    kl_BT: Tensor | None = None
-    entropy_BT: Tensor | None = None
-    drift_BT: Tensor | None = None
+    mean_weight_BT: Tensor | None = None
     std_BT: Tensor | None = None
     ratio_mask_BT: Tensor | None = None
+    values: Mapping[Value, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shape = self.logprob_BT.shape
-        for field in fields(self):
-            tensor = getattr(self, field.name)
-            if tensor is not None and (len(shape) != 2 or tensor.shape != shape):
-                raise ShapeError(
-                    f"{field.name} must be (B, T) like logprob_BT {tuple(shape)}, got {tuple(tensor.shape)}"
-                )
+        for name, tensor in self._tensors():
+            if len(shape) != 2 or tensor.shape != shape:
+                raise ShapeError(f"{name} must be (B, T) like logprob_BT {tuple(shape)}, got {tuple(tensor.shape)}")
         if self.mask_BT.dtype != torch.bool:
             raise ShapeError(f"mask_BT must be bool, got {self.mask_BT.dtype}")
+
+    def __getitem__(self, value: Value) -> Tensor:
+        """A value that was asked for. Raises ConfigError if the decisions do not carry it."""
+        if value not in self.values:
+            carried = ", ".join(map(str, self.values)) or "none"
+            raise ConfigError(
+                f"the decisions carry no {value}: ask Policy.evaluate for it; of values they carry {carried}"
+            )
+        return self.values[value]
+
+    @property
+    def plain_weight_BT(self) -> Tensor:
+        """``mean_weight_BT``, or the surrogate's where there is none."""
+        return self.weight_BT if self.mean_weight_BT is None else self.mean_weight_BT
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Decisions:
+        """Every tensor changed in the same way: moved, or some cells of it taken."""
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "values"}
+        changed: dict[str, Any] = {name: change(tensor) for name, tensor in own.items() if tensor is not None}
+        return replace(self, **changed, values={value: change(tensor) for value, tensor in self.values.items()})
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for each in fields(self):
+            tensor = getattr(self, each.name)
+            if each.name != "values" and tensor is not None:
+                yield each.name, cast("Tensor", tensor)
+        yield from ((str(value), tensor) for value, tensor in self.values.items())

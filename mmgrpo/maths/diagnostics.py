@@ -1,24 +1,40 @@
-"""What an objective measures on the way, in a form that adds over slices, micro-batches and ranks.
-
-Axes: N numbers of the diagnostics.
-"""
+"""What an objective measures on the way, in a form that adds over terms, slices, micro-batches and ranks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, TypeVar
 
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+T = TypeVar("T", "Tensor | float", "ValueSum")
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSum:
+    """Decisions whose value was given, and the sum of it.
+
+    Attributes:
+        count: kept decisions whose value was given.
+        total: the sum over them.
+    """
+
+    count: Tensor | float
+    total: Tensor | float
+
+    def __add__(self, other: ValueSum) -> ValueSum:
+        return ValueSum(self.count + other.count, self.total + other.total)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnostics:
-    """Detached sums over kept decisions, so that slices, micro-batches and ranks add with ``+``.
+    """Detached sums over kept decisions, so that terms, slices, micro-batches and ranks add with ``+``.
 
-    Every attribute is a float64 scalar on the device of the loss; ``log_ratio_abs_max`` combines by the maximum, the
+    Every number is a float64 scalar on the device of the loss, or 0; ``log_ratio_abs_max`` combines by the maximum, the
     rest by the sum. Ratios are summed as r - 1: those of denoising steps differ from 1 by 1e-5, and the spread of
     numbers that close to 1 does not survive the difference of their squares.
 
@@ -29,77 +45,66 @@ class Diagnostics:
         ratio_excess_square_sum: sum of (r - 1)^2.
         clip_low_count: decisions on which the lower bound acted.
         clip_high_count: decisions on which an upper bound acted.
-        num_kl: kept decisions whose divergence was given.
-        kl_sum: sum of their divergences.
-        num_entropy: kept decisions whose entropy was given.
-        entropy_sum: sum of their entropies.
-        surrogate_sum: weighted surrogate, the first term of the loss.
-        kl_loss_sum: weighted divergence times kl_beta, the second term.
-        entropy_loss_sum: weighted entropy times -entropy_bonus, the third term.
         log_ratio_abs_max: largest absolute log-ratio.
+        loss_sums: each term's part of the loss, by its name.
+        value_sums: what terms read of the decisions, by the term's name.
     """
 
-    num_decisions: Tensor
-    num_weighed: Tensor
-    ratio_excess_sum: Tensor
-    ratio_excess_square_sum: Tensor
-    clip_low_count: Tensor
-    clip_high_count: Tensor
-    num_kl: Tensor
-    kl_sum: Tensor
-    num_entropy: Tensor
-    entropy_sum: Tensor
-    surrogate_sum: Tensor
-    kl_loss_sum: Tensor
-    entropy_loss_sum: Tensor
-    log_ratio_abs_max: Tensor
-
-    @classmethod
-    def zero(cls, device: torch.device | str | None = None) -> Diagnostics:
-        """The diagnostics of no decisions: the neutral element of ``+``."""
-        return cls.from_tensor(torch.zeros(len(fields(cls)), dtype=torch.float64, device=device))
-
-    @classmethod
-    def from_tensor(cls, number_N: Tensor) -> Diagnostics:
-        """The inverse of ``to_tensor``."""
-        return cls(**{field.name: number for field, number in zip(fields(cls), number_N.unbind(), strict=True)})
-
-    def to_tensor(self) -> Tensor:
-        """All numbers in one float64 vector, for one collective: sum the first N - 1 over ranks, maximise the last.
-
-        Or gather the ranks' vectors and add what ``from_tensor`` makes of each.
-        """
-        return torch.stack([getattr(self, field.name) for field in fields(self)])
+    num_decisions: Tensor | float = 0.0
+    num_weighed: Tensor | float = 0.0
+    ratio_excess_sum: Tensor | float = 0.0
+    ratio_excess_square_sum: Tensor | float = 0.0
+    clip_low_count: Tensor | float = 0.0
+    clip_high_count: Tensor | float = 0.0
+    log_ratio_abs_max: Tensor | float = 0.0
+    loss_sums: Mapping[str, Tensor | float] = field(default_factory=dict)
+    value_sums: Mapping[str, ValueSum] = field(default_factory=dict)
 
     def __add__(self, other: Diagnostics) -> Diagnostics:
-        theirs_N = other.to_tensor()
-        mine_N = self.to_tensor().to(theirs_N.device)  # a total begun on the CPU follows the slices to theirs
-        return Diagnostics.from_tensor(
-            torch.cat([mine_N[:-1] + theirs_N[:-1], torch.maximum(mine_N[-1:], theirs_N[-1:])])
+        return Diagnostics(
+            **{name: getattr(self, name) + getattr(other, name) for name in _SUMMED},
+            log_ratio_abs_max=_larger(self.log_ratio_abs_max, other.log_ratio_abs_max),
+            loss_sums=_added(self.loss_sums, other.loss_sums, 0.0),
+            value_sums=_added(self.value_sums, other.value_sums, ValueSum(0.0, 0.0)),
+        )
+
+    def as_numbers(self) -> Diagnostics:
+        """The same as floats, to hand to other processes or to add on; waits for the device."""
+        return Diagnostics(
+            **{name: float(getattr(self, name)) for name in (*_SUMMED, "log_ratio_abs_max")},
+            loss_sums={name: float(loss) for name, loss in self.loss_sums.items()},
+            value_sums={name: ValueSum(float(v.count), float(v.total)) for name, v in self.value_sums.items()},
         )
 
     def as_metrics(self) -> dict[str, float]:
         """Means and fractions over what was summed, by the names a run logs them under; waits for the device.
 
-        ``policy/loss`` is the whole loss. ``policy/kl_mean`` and ``policy/entropy_mean`` are there only if they were
-        given. Without decisions the ratio is 1 and everything else 0.
+        ``policy/loss`` is the whole loss, ``policy/loss/NAME`` a term's part where there are several.
+        ``policy/NAME_mean`` is the mean of what a term reads, where it was given. Without decisions the ratio is 1 and
+        everything else 0.
         """
-        sums = dict(zip((field.name for field in fields(self)), self.to_tensor().tolist(), strict=True))
-        num_decisions = max(sums["num_decisions"], 1)
-        excess_mean = sums["ratio_excess_sum"] / num_decisions
-        variance = sums["ratio_excess_square_sum"] / num_decisions - excess_mean**2
+        sums = self.as_numbers()
+        num_decisions = max(float(sums.num_decisions), 1)
+        excess_mean = sums.ratio_excess_sum / num_decisions
+        variance = sums.ratio_excess_square_sum / num_decisions - excess_mean**2
         metrics = {
-            "policy/loss": sums["surrogate_sum"] + sums["kl_loss_sum"] + sums["entropy_loss_sum"],
-            "policy/ratio_mean": 1 + excess_mean,
-            "policy/ratio_std": max(variance, 0.0) ** 0.5,
-            "policy/clip_low_frac": sums["clip_low_count"] / num_decisions,
-            "policy/clip_high_frac": sums["clip_high_count"] / num_decisions,
+            "policy/loss": float(sum(sums.loss_sums.values())),
+            "policy/ratio_mean": float(1 + excess_mean),
+            "policy/ratio_std": float(max(variance, 0.0) ** 0.5),
+            "policy/clip_low_frac": float(sums.clip_low_count / num_decisions),
+            "policy/clip_high_frac": float(sums.clip_high_count / num_decisions),
         }
-        if sums["num_kl"] > 0:
-            metrics["policy/kl_mean"] = sums["kl_sum"] / sums["num_kl"]
-        if sums["num_entropy"] > 0:
-            metrics["policy/entropy_mean"] = sums["entropy_sum"] / sums["num_entropy"]
+        for name, known in sums.value_sums.items():
+            if known.count > 0:
+                metrics[f"policy/{name}_mean"] = float(known.total / known.count)
+        if len(sums.loss_sums) > 1:
+            metrics |= {f"policy/loss/{name}": float(loss) for name, loss in sums.loss_sums.items()}
         return metrics
+
+
+_SUMMED = tuple(
+    f.name for f in fields(Diagnostics) if f.name not in ("log_ratio_abs_max", "loss_sums", "value_sums")
+)
 
 
 def total(tensor: Tensor) -> Tensor:
@@ -108,3 +113,24 @@ def total(tensor: Tensor) -> Tensor:
     Shapes: any -> scalar.
     """
     return tensor.detach().sum(dtype=torch.float64)
+
+
+def of_value(name: str, value_BT: Tensor, keep_BT: Tensor) -> dict[str, ValueSum]:
+    """How many decisions are kept, and the sum of their values, under a name.
+
+    Shapes: (B, T), bool (B, T) -> scalars.
+    """
+    return {name: ValueSum(total(keep_BT), total(value_BT.where(keep_BT, 0.0)))}
+
+
+def _added(mine: Mapping[str, T], theirs: Mapping[str, T], nothing: T) -> dict[str, T]:
+    return {name: mine.get(name, nothing) + theirs.get(name, nothing) for name in {**mine, **theirs}}
+
+
+def _larger(mine: Tensor | float, theirs: Tensor | float) -> Tensor | float:
+    """The larger of two numbers that are not negative, without waiting for the device."""
+    if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
+        return torch.maximum(mine, theirs)
+    if isinstance(mine, torch.Tensor) or isinstance(theirs, torch.Tensor):
+        return mine if isinstance(mine, torch.Tensor) else theirs  # the other one is the 0 of no decisions
+    return max(mine, theirs)

@@ -73,7 +73,7 @@ def trajectory_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: T
     return log_ratio_BT.where(mask_BT, 0.0).sum(1, keepdim=True).expand_as(log_ratio_BT)
 
 
-def recentred_log_ratio(log_ratio: Tensor, drift: Tensor, std: Tensor) -> Tensor:
+def normalised_log_ratio(log_ratio: Tensor, drift: Tensor, std: Tensor) -> Tensor:
     """Gaussian log-ratio with its mean moved to 0 and its scale freed of the step's noise (RatioNorm).
 
     (log r + b) * std, with b = mean((mu - mu_old)^2) / (2 std^2), the drift from the policy that sampled. Over that

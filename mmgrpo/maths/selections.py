@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError, ShapeError
 from mmgrpo.maths.decisions import Decisions
+from mmgrpo.values import ENTROPY
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,12 +102,8 @@ def _share(share: float) -> float:
 def _high_entropy_BT(decisions: Decisions, job_entropy_N: Tensor, *, share: float) -> Tensor:
     if not bool(decisions.mask_BT.any()):
         return decisions.mask_BT
-    if decisions.entropy_BT is None:
-        raise ConfigError(
-            "a selection by entropy needs entropy_BT, and this policy has no entropy to give: leave the selection out"
-        )
-    threshold = quantile(job_entropy_N.to(decisions.entropy_BT), 1 - share)
-    return decisions.mask_BT & (decisions.entropy_BT.detach() >= threshold)
+    entropy_BT = decisions[ENTROPY].detach()
+    return decisions.mask_BT & (entropy_BT >= quantile(job_entropy_N.to(entropy_BT), 1 - share))
 
 
 def _near_policy_BT(decisions: Decisions, job_entropy_N: Tensor, *, limit: float) -> Tensor:

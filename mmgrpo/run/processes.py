@@ -84,11 +84,7 @@ class Job:
 
     def merged(self, diagnostics: Diagnostics) -> Diagnostics:
         """The diagnostics of all processes together."""
-        parts = self.gather(diagnostics.to_tensor().cpu())
-        merged = Diagnostics.from_tensor(parts[0])
-        for part in parts[1:]:
-            merged = merged + Diagnostics.from_tensor(part)
-        return merged
+        return sum(self.gather(diagnostics.as_numbers()), start=Diagnostics())
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Adds the gradients of all processes; a parameter without one counts as zero.

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from mmgrpo.config import RewardConfig, RunConfig
-from mmgrpo.config.binding import bound, window_at
+from mmgrpo.config.binding import bound, build_objective, window_at
 from mmgrpo.config.loading import explain_validation
 from mmgrpo.config.registry import resolve
 from mmgrpo.errors import ConfigError
@@ -88,7 +88,7 @@ def build_plan(
     return Plan(
         stochastic=window_at(config, policy, step),
         share_noise=config.rollout.share_noise,
-        keep_mean=config.objective.recentre,
+        values=tuple(sorted(build_objective(config.objective).values, key=str)),
         prompt_ids=tuple(prompt_ids),
         on_samples=on_samples,
     )

@@ -13,22 +13,21 @@ Axes: B samples, T decisions (tokens or denoising steps), N kept decisions of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from mmgrpo.errors import PolicyError
+from mmgrpo.errors import PolicyError, ShapeError
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics
-from mmgrpo.maths.objectives import Objective
+from mmgrpo.maths.objectives import ZERO_ON_POLICY, Objective
 from mmgrpo.policy import Policy
 from mmgrpo.types import Evaluation, Rollout
-
-DIFFERENTIATED = ("logprob_BT", "kl_BT", "entropy_BT", "drift_BT")
+from mmgrpo.values import ENTROPY, REFERENCE, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,35 +48,35 @@ class Gradient:
 def accumulate_gradient(
     policy: Policy,
     rollout: Rollout,
-    advantage_B: Tensor,
+    advantage_BT: Tensor,
     objective: Objective,
     *,
     rows: Sequence[int],
     totals: Totals,
-    on_policy: bool,
     gather: Callable[[Tensor], Sequence[Tensor]] = lambda mine: [mine],
 ) -> Gradient:
     """Adds the objective's gradient over ``rows`` to the trainable parameters' ``grad``.
 
     Args:
         policy: what is trained.
-        rollout: what it drew.
-        advantage_B: advantage of each sample of the rollout.
+        rollout: what it drew or read; whether the weights are still those that sampled is told by its ages.
+        advantage_BT: advantage of each decision of the rollout.
         objective: the loss.
         rows: the samples of this minibatch on this rank.
         totals: what the loss averages over, counted over all ranks' rows.
-        on_policy: whether the weights are still those that sampled.
         gather: one tensor of every rank, on all of them; called as often on each, whatever its rows.
 
     Returns:
         Diagnostics; the gradients of all ranks are to be summed.
     """
-    if objective.needs_reference:
+    if advantage_BT.shape != rollout.shape:
+        raise ShapeError(f"advantage_BT must be {rollout.shape} like the rollout, got {tuple(advantage_BT.shape)}")
+    if REFERENCE in objective.views:
         _settle_reference(policy)
-    whole = _decisions(rollout, advantage_B, objective, rows, totals)
+    whole = _decisions(rollout, advantage_BT, objective, rows, totals)
     values, num_forwards = whole, 0
     if objective.needs_values:
-        values, num_forwards = _values(policy, rollout, whole, objective, on_policy)
+        values, num_forwards = _values(policy, rollout, whole, objective)
     if objective.selections:
         values = objective.selected(values, _job_entropy(values, objective, gather))
         whole = replace(whole, weight_BT=values.weight_BT)
@@ -111,32 +110,31 @@ def nonfinite_rows(policy: Policy, rows: Sequence[int], accumulate: Callable[...
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A rollout whose divergence from the reference is known.
+def measured(policy: Policy, rollout: Rollout, values: Collection[Value]) -> Rollout:
+    """The rollout with these values of its decisions known, taken without grad at the weights that sampled.
 
-    Attributes:
-        rollout: the rollout, its forwards counted with those this took.
-        divergence_B: sum over each sample's kept decisions.
+    Args:
+        policy: what drew it, its weights still the same.
+        rollout: whose decisions are looked at; what it knows already is not computed again.
+        values: what to take; 0 where the mask is False.
+
+    Returns:
+        The rollout, its forwards counted with those this took.
     """
-
-    rollout: Rollout
-    divergence_B: Tensor
-
-
-def measured(policy: Policy, rollout: Rollout, divergence: str) -> Measured:
-    """Takes each sample's divergence from the reference, without grad, at the weights that sampled."""
-    _settle_reference(policy)
-    divergence_B, num_forwards = torch.zeros(len(rollout.samples)), rollout.num_forwards
+    asked = [value for value in values if value not in rollout.values]
+    if not asked:
+        return rollout
+    if any(value.view == REFERENCE for value in asked):
+        _settle_reference(policy)
+    found = {value: torch.zeros(rollout.shape) for value in asked}
+    num_forwards = rollout.num_forwards
     with torch.no_grad():
-        for evaluation in _evaluations(policy, rollout, divergence=divergence, entropy=False):
-            if evaluation.kl_BT is None:
-                raise PolicyError(f"{type(policy).__name__}.evaluate gave no kl_BT for the divergence {divergence!r}")
-            assert evaluation.rows is not None
-            kept_BT = evaluation.kl_BT.float().cpu().where(_cells(rollout.mask_BT, evaluation), 0.0)
-            divergence_B.index_add_(0, evaluation.rows.cpu(), kept_BT.sum(1))
+        for evaluation in _evaluations(policy, rollout, asked):
+            kept_BT = _cells(rollout.mask_BT, evaluation)
+            for value in asked:
+                found[value][_index(evaluation)] = evaluation.values[value].float().cpu().where(kept_BT, 0.0)
             num_forwards += evaluation.num_forwards
-    return Measured(replace(rollout, num_forwards=num_forwards), divergence_B)
+    return replace(rollout, values={**rollout.values, **found}, num_forwards=num_forwards)
 
 
 def _settle_reference(policy: Policy) -> None:
@@ -154,7 +152,7 @@ def _clear(policy: Policy) -> None:
 
 
 def _decisions(
-    rollout: Rollout, advantage_B: Tensor, objective: Objective, rows: Sequence[int], totals: Totals
+    rollout: Rollout, advantage_BT: Tensor, objective: Objective, rows: Sequence[int], totals: Totals
 ) -> Decisions:
     """The minibatch as the objective sees it, its log-probabilities still those of the rollout; other rows masked."""
     mask_BT = torch.zeros_like(rollout.mask_BT)
@@ -162,58 +160,47 @@ def _decisions(
     return Decisions(
         logprob_BT=rollout.old_logprob_BT,
         old_logprob_BT=rollout.old_logprob_BT,
-        advantage_BT=advantage_B[:, None].expand(rollout.shape),
+        advantage_BT=advantage_BT,
         mask_BT=mask_BT,
         weight_BT=objective.weights(mask_BT, totals, rollout.noise),
-        kl_weight_BT=objective.kl_weights(mask_BT, totals),
+        mean_weight_BT=objective.mean_weights(mask_BT, totals),
         segment_BT=rollout.segment_BT,
         std_BT=None if rollout.noise is None else rollout.noise.std_BT,
     )
 
 
-def _values(
-    policy: Policy, rollout: Rollout, whole: Decisions, objective: Objective, on_policy: bool
-) -> tuple[Decisions, int]:
+def _values(policy: Policy, rollout: Rollout, whole: Decisions, objective: Objective) -> tuple[Decisions, int]:
     """The decisions with their values at the weights of now, without grad, and the forwards that took.
 
     Log-probabilities that nothing depends on stay the rollout's.
     """
-    if on_policy and objective.rollout_knows_values:
-        return replace(whole, drift_BT=torch.zeros_like(whole.logprob_BT) if objective.needs_drift else None), 0
-    coupled = not objective.separable
+    asked, nothing_BT = objective.first_values, torch.zeros_like(whole.logprob_BT)
+    if rollout.on_policy:
+        known = dict.fromkeys(ZERO_ON_POLICY, nothing_BT) | dict(rollout.values)
+        if asked <= known.keys():
+            return replace(whole, values={value: known[value] for value in asked}), 0
     read_BT = whole.mask_BT if objective.selects_by_entropy else objective.contributing(whole)
-    found: dict[str, Tensor] = {}
-    num_forwards = 0
+    logprob_BT, found, num_forwards = whole.logprob_BT.clone(), {value: nothing_BT.clone() for value in asked}, 0
     with torch.no_grad():
-        for evaluation in _evaluations(
-            policy,
-            rollout.keep(read_BT),
-            divergence=objective.divergence if coupled and objective.needs_reference else None,
-            entropy=objective.selects_by_entropy or (coupled and objective.needs_entropy),
-        ):
+        for evaluation in _evaluations(policy, rollout.keep(read_BT), asked):
             num_forwards += evaluation.num_forwards
-            for name in DIFFERENTIATED:
-                value = getattr(evaluation, name)
-                if value is not None:
-                    start = whole.logprob_BT.clone() if name == "logprob_BT" else torch.zeros_like(whole.logprob_BT)
-                    found.setdefault(name, start)[_index(evaluation)] = value.float().cpu()
-    return replace(whole, **found), num_forwards
+            logprob_BT[_index(evaluation)] = evaluation.logprob_BT.float().cpu()
+            for value, found_BT in found.items():
+                found_BT[_index(evaluation)] = evaluation.values[value].float().cpu()
+    return replace(whole, logprob_BT=logprob_BT, values=found), num_forwards
 
 
 def _job_entropy(values: Decisions, objective: Objective, gather: Callable[[Tensor], Sequence[Tensor]]) -> Tensor:
     """(N,) entropies of the whole job's update; none if no selection reads them."""
-    mine = torch.zeros(0)
     if not objective.selects_by_entropy:
-        return mine
-    if values.entropy_BT is not None:
-        mine = values.entropy_BT[values.mask_BT]
-    return torch.cat(list(gather(mine)))
+        return torch.zeros(0)
+    return torch.cat(list(gather(values[ENTROPY][values.mask_BT])))
 
 
 def _slice_by_slice(policy: Policy, rollout: Rollout, whole: Decisions, objective: Objective) -> Gradient:
     whole = replace(whole, mask_BT=objective.contributing(whole))
-    diagnostics, max_gap, num_forwards = Diagnostics.zero(), 0.0, 0
-    with closing(_trained(policy, rollout.keep(whole.mask_BT), objective)) as slices:
+    diagnostics, max_gap, num_forwards = Diagnostics(), 0.0, 0
+    with closing(_evaluations(policy, rollout.keep(whole.mask_BT), objective.values)) as slices:
         for evaluation in slices:
             decisions = _with_values(_at(whole, evaluation), evaluation)
             loss = objective(decisions)
@@ -227,45 +214,39 @@ def _slice_by_slice(policy: Policy, rollout: Rollout, whole: Decisions, objectiv
 def _values_first(policy: Policy, rollout: Rollout, values: Decisions, objective: Objective) -> Gradient:
     values = replace(values, mask_BT=objective.contributing(values))
     if not bool(values.mask_BT.any()):
-        return Gradient(Diagnostics.zero(), 0.0, 0)
-    needed = [name for name in DIFFERENTIATED if getattr(values, name) is not None]
-    leaves = {name: getattr(values, name).detach().clone().requires_grad_() for name in needed}
-    loss = objective(replace(values, **leaves))
-    grads = torch.autograd.grad(loss.value, list(leaves.values()), allow_unused=True)
-    coefficients = {name: grad for name, grad in zip(needed, grads, strict=True) if grad is not None}
-    moves_BT = torch.stack([coefficient != 0 for coefficient in coefficients.values()]).any(0)
+        return Gradient(Diagnostics(), 0.0, 0)
+    logprob_BT = values.logprob_BT.detach().clone().requires_grad_()
+    leaves = {value: values[value].detach().clone().requires_grad_() for value in objective.values}
+    loss = objective(replace(values, logprob_BT=logprob_BT, values=leaves))
+    grads = torch.autograd.grad(loss.value, [logprob_BT, *leaves.values()], allow_unused=True)
+    of_logprob_BT, of_value = grads[0], dict(zip(leaves, grads[1:], strict=True))
+    moves_BT = torch.stack([grad != 0 for grad in grads if grad is not None]).any(0)
     max_gap, num_forwards = 0.0, 0
-    with closing(_trained(policy, rollout.keep(values.mask_BT & moves_BT), objective)) as slices:
+    with closing(_evaluations(policy, rollout.keep(values.mask_BT & moves_BT), objective.values)) as slices:
         for evaluation in slices:
-            now = _with_values(_at(values, evaluation), evaluation)
-            parts = [(_cells(grad, evaluation), getattr(now, name)) for name, grad in coefficients.items()]
-            terms = [(coefficient.to(value) * value).sum() for coefficient, value in parts if value is not None]
+            parts = [(of_logprob_BT, evaluation.logprob_BT)]
+            parts += [(of_value[value], evaluation.values[value]) for value in of_value]
+            terms = [(_cells(grad, evaluation).to(now) * now).sum() for grad, now in parts if grad is not None]
             sum(terms, start=torch.zeros_like(terms[0])).backward()
-            max_gap = max(max_gap, _gap(now))
+            max_gap = max(max_gap, _gap(_with_values(_at(values, evaluation), evaluation)))
             num_forwards += evaluation.num_forwards
     return Gradient(loss.diagnostics, max_gap, num_forwards)
 
 
-def _trained(policy: Policy, rollout: Rollout, objective: Objective) -> Generator[Evaluation, None, None]:
-    """The slices to differentiate, with what the objective needs of them."""
-    divergence = objective.divergence if objective.needs_reference else None
-    return _evaluations(policy, rollout, divergence=divergence, entropy=objective.needs_entropy)
-
-
-def _evaluations(
-    policy: Policy, rollout: Rollout, *, divergence: str | None, entropy: bool
-) -> Generator[Evaluation, None, None]:
-    """The policy's slices; every kept decision of the rollout in exactly one."""
+def _evaluations(policy: Policy, rollout: Rollout, values: Collection[Value]) -> Generator[Evaluation, None, None]:
+    """The policy's slices, with these values; every kept decision of the rollout in exactly one."""
     rows = rollout.mask_BT.any(1).nonzero().flatten()
     if len(rows) == 0:
         return
     missing_BT = rollout.mask_BT.clone()
-    for evaluation in policy.evaluate(rollout, rows.tolist(), divergence=divergence, entropy=entropy):
+    for evaluation in policy.evaluate(rollout, rows.tolist(), values=values):
         if evaluation.rows is None:
             evaluation = replace(evaluation, rows=rows)
         index = _index(evaluation)
         if not bool(missing_BT[index].eq(rollout.mask_BT[index]).all()):
             raise PolicyError(f"{type(policy).__name__}.evaluate gave a decision twice")
+        if ungiven := [str(value) for value in values if value not in evaluation.values]:
+            raise PolicyError(f"{type(policy).__name__}.evaluate gave no {', '.join(ungiven)}")
         missing_BT[index] = False
         yield evaluation
     if bool(missing_BT.any()):
@@ -284,15 +265,11 @@ def _cells(matrix_BT: Tensor, evaluation: Evaluation) -> Tensor:
 def _at(whole: Decisions, evaluation: Evaluation) -> Decisions:
     """The slice's rows and columns, on its device."""
     device = evaluation.logprob_BT.device
-    matrices = {field.name: getattr(whole, field.name) for field in fields(whole)}
-    return replace(
-        whole,
-        **{name: _cells(matrix, evaluation).to(device) for name, matrix in matrices.items() if matrix is not None},
-    )
+    return whole.map(lambda matrix_BT: _cells(matrix_BT, evaluation).to(device))
 
 
 def _with_values(decisions: Decisions, evaluation: Evaluation) -> Decisions:
-    return replace(decisions, **{name: getattr(evaluation, name) for name in DIFFERENTIATED})
+    return replace(decisions, logprob_BT=evaluation.logprob_BT, values=evaluation.values)
 
 
 def _gap(decisions: Decisions) -> float:

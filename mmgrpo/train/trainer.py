@@ -44,6 +44,7 @@ from mmgrpo.train.optimizer import GuardedOptimizer
 from mmgrpo.train.sessions import Session, Trained
 from mmgrpo.train.warmup import Warmup
 from mmgrpo.types import Prompt, Rollout, Sample, Scores
+from mmgrpo.values import from_reference
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -235,8 +236,9 @@ class Trainer:
         self._stopping.give_up()
         divergence_B = None
         if self.config.advantage.divergence is not None:
-            known = measured(self.policy, rollout, self.config.advantage.divergence)
-            rollout, divergence_B = known.rollout, known.divergence_B
+            divergence = from_reference(self.config.advantage.divergence)
+            rollout = measured(self.policy, rollout, [divergence])
+            divergence_B = rollout.values[divergence].sum(1)
         scores = merged_scores(self.job.from_all(lambda: scoring.scores(rollout.samples)))
         counting = shaped(scores, self.rewards, self.step)
         weighed = counting.scores
@@ -279,8 +281,8 @@ class Trainer:
             progress.doing(f"update {number + 1} of {update.epochs * update.minibatches}")
             rows = ((rollout.prompt_index_B + epoch) % update.minibatches == part).nonzero().flatten().tolist()
             totals = self.job.total(count(rollout.mask_BT[rows], zero_B[rows]))
-            taught = self.policy, rollout, advantage_B, self.objective
-            accumulate = partial(accumulate_gradient, *taught, totals=totals, on_policy=number == 0)
+            taught = self.policy, rollout, advantage_B[:, None].expand(rollout.shape), self.objective
+            accumulate = partial(accumulate_gradient, *taught, totals=totals)
             self.optimizer.clear()
             gradient = accumulate(rows=rows, gather=self.job.gather)
             self._whole_step = None
@@ -288,6 +290,7 @@ class Trainer:
             if applied.skipped:
                 odd = nonfinite_rows(self.policy, rows, accumulate)
                 self._name_skipped(number, rollout, advantage_B, odd, progress)
+            rollout = rollout if applied.skipped else rollout.aged()
             num_forwards += gradient.num_forwards
             gap = max(self.job.gather(gradient.max_gap)) if number == 0 else gap
             diagnostics = self.job.merged(gradient.diagnostics)

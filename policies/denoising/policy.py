@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, MmgrpoError, PolicyError
-from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
 from mmgrpo.policies.denoising.adapted import adapter_targets
 from mmgrpo.policies.denoising.calls import RewoundError, RowsError
 from mmgrpo.policies.denoising.chunks import (
@@ -45,9 +44,11 @@ from mmgrpo.policies.denoising.session import Session, Stage, require_denoisers
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.denoising.supervised import Targets, supervised_loss
 from mmgrpo.policies.denoising.trace import Row, Trace, shows_media
+from mmgrpo.policies.denoising.values import require_known, value_N
 from mmgrpo.policies.weights import DiffusersFiles, Weights
 from mmgrpo.policy import Choosing, Policy, Scheduled, Supervised
 from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, Sample, SupervisedLoss
+from mmgrpo.values import REFERENCE, Value
 
 logger = logging.getLogger(__name__)
 
@@ -191,19 +192,20 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing):
         rollout: Rollout,
         rows: Sequence[int] | Tensor | None = None,
         *,
-        divergence: str | None = None,
-        entropy: bool = False,
+        values: Collection[Value] = (),
     ) -> Iterator[Evaluation]:
-        """Streams one slice per decision and batch of distinct states; ``divergence`` is a name of maths.divergences.
+        """Streams one slice per decision and batch of distinct states.
 
-        Rows that share a state share its forward and its backward. The entropy of a Gaussian step is a constant of the
-        schedule, so none is given.
+        Rows that share a state share its forward and its backward. Of values there are the log-probability of the
+        reference and the divergences of ``maths.divergences`` from it; Gaussian ones of ``old`` where the plan asked
+        for them. The entropy of a Gaussian step is a constant of the schedule, so none is given.
         """
+        require_known(values)
         chosen = list(range(len(rollout.samples))) if rows is None else [int(row) for row in rows]
         for column in range(rollout.shape[1]):
             kept = [row for row in chosen if bool(rollout.mask_BT[row, column])]
             for batch in state_batches(rollout, kept, column, self._update_batch):
-                yield self._score(rollout, batch, column, divergence)
+                yield self._score(rollout, batch, column, values)
 
     def _drawn(self, groups: Sequence[Sequence[Row]], plan: Plan) -> list[Chunk]:
         """All rows, run after run; the first of each shape is examined before its samples are handed over."""
@@ -332,11 +334,11 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing):
         except MmgrpoError:  # what cannot be trained may still be sampled
             return
 
-    def _score(self, rollout: Rollout, rows: list[int], column: int, divergence: str | None) -> Evaluation:
+    def _score(self, rollout: Rollout, rows: list[int], column: int, values: Collection[Value]) -> Evaluation:
         num_forwards = 0
         other = None
         states = rollout.state_BT[rows, column].tolist()
-        if divergence is not None:
+        if any(value.view == REFERENCE for value in values):
             with torch.no_grad(), self.reference():
                 other, num_forwards = self._replay(rollout.trace, rows, column, states=states)
         now, spent = self._replay(rollout.trace, rows, column, states=states)
@@ -346,27 +348,13 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing):
                 f"step {column} of {type(self.pipeline).__name__} is computed without grad: its loop calls the "
                 "denoiser within torch.no_grad or on detached weights; only the decorator of __call__ is taken off"
             )
-        kl_N = None
-        if other is not None and divergence is not None:
-            kl_N = self._divergence(divergence, now, other, logprob_N)
-        stored = now.stored_moments()
-        drift_N = None if stored is None else now.divergence_N("gaussian", stored)
         return Evaluation(
             columns=(column,),
             logprob_BT=logprob_N[:, None],
-            kl_BT=None if kl_N is None else kl_N[:, None],
-            drift_BT=None if drift_N is None else drift_N[:, None],
+            values={value: value_N(value, now, other, logprob_N)[:, None] for value in values},
             rows=torch.tensor(rows),
             num_forwards=num_forwards + spent,
         )
-
-    def _divergence(self, name: str, now: Replayer, other: Replayer, logprob_N: Tensor) -> Tensor:
-        if name in GAUSSIAN_DIVERGENCES:
-            return now.divergence_N(name, other.moments)
-        if name in LOGPROB_DIVERGENCES:
-            return LOGPROB_DIVERGENCES[name](logprob_N, other.logprob_N())
-        known = sorted([*GAUSSIAN_DIVERGENCES, *LOGPROB_DIVERGENCES])
-        raise ConfigError(f"unknown divergence {name!r} for denoising steps; known are {known}")
 
     def _replay(self, trace: Trace, rows: Sequence[int], column: int, *, states: Sequence[int]) -> tuple[Replayer, int]:
         """One run of the pipeline that is real at ``column`` alone; with its forwards.

@@ -15,6 +15,7 @@ from mmgrpo.policies.denoising.sampling import Decision, Sampling, at_rows
 from mmgrpo.policies.denoising.session import StepCall
 from mmgrpo.policies.denoising.trace import Row, Transition
 from mmgrpo.types import Plan
+from mmgrpo.values import OLD
 
 
 @dataclass(slots=True)
@@ -144,7 +145,8 @@ class Recorder:
         ]
 
     def _transition(self, drawn: Drawn, row: slice) -> Transition:
-        keeps_mean = self.plan.keep_mean and is_stochastic(drawn.decision.moments)
+        asked = any(value.view == OLD for value in self.plan.values)
+        keeps_mean = asked and is_stochastic(drawn.decision.moments)
         return Transition(
             iteration=drawn.iteration,
             next_state=drawn.next_state[row],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -34,10 +34,12 @@ from mmgrpo.policies.language.scoring import logprobs
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.language.trace import Trace, assembled, sample_of
 from mmgrpo.policies.language.transformer import Transformer
+from mmgrpo.policies.language.values import views_of
 from mmgrpo.policies.language.ways import Cached, Way
 from mmgrpo.policies.weights import PeftFiles, Weights
 from mmgrpo.policy import Policy, Supervised
 from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, Sample, SupervisedLoss
+from mmgrpo.values import ENTROPY, OLD, Value
 
 WHOLE = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.empty(0, dtype=torch.long))
 
@@ -158,9 +160,9 @@ class LanguagePolicy(Policy, Supervised):
         A greedy plan (``stochastic=()``) writes one completion per prompt, which all members carry.
         """
         plan = plan or Plan()
-        if plan.stochastic or plan.share_noise or plan.keep_mean:
+        if plan.stochastic or plan.share_noise or any(value.view == OLD for value in plan.values):
             raise PolicyError(
-                "tokens have no windows, shared noise or means: leave out window, share_noise and recentre"
+                "tokens have no windows, shared noise or means: leave out window, share_noise and normalise_ratio"
             )
         ids = plan.prompt_ids or tuple(range(len(prompts)))
         encoded = [self._encoder(prompt) for prompt in prompts]
@@ -194,12 +196,13 @@ class LanguagePolicy(Policy, Supervised):
         rollout: Rollout,
         rows: Sequence[int] | Tensor | None = None,
         *,
-        divergence: str | None = None,
-        entropy: bool = False,
+        values: Collection[Value] = (),
     ) -> Iterator[Evaluation]:
-        """Streams one slice per batch of rows, all their decisions in it; rows of one prompt stand together."""
-        if divergence is not None and divergence not in LOGPROB_DIVERGENCES:
-            raise ConfigError(f"unknown divergence {divergence!r} for tokens; known are {sorted(LOGPROB_DIVERGENCES)}")
+        """Streams one slice per batch of rows, all their decisions in it; rows of one prompt stand together.
+
+        Of values there are the entropy, and of another view its log-probability and divergences k1, k2 and k3.
+        """
+        views = views_of(values)
         chosen = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
         kept = [row for row in chosen if bool(rollout.mask_BT[row].any())]
         trace: Trace = rollout.trace
@@ -207,21 +210,27 @@ class LanguagePolicy(Policy, Supervised):
         for batch in way.batches(trace, kept):
             mask_NT = rollout.mask_BT[batch]
             width = int(mask_NT.any(0).nonzero().max()) + 1
-            kl_NT = None
-            if divergence is not None:
-                with torch.no_grad(), self.reference():
-                    other_NT, _ = self._scored(trace, batch, mask_NT[:, :width], entropy=False)
-            logprob_NT, entropy_NT = self._scored(trace, batch, mask_NT[:, :width], entropy=entropy)
-            if divergence is not None:
-                kl_NT = LOGPROB_DIVERGENCES[divergence](logprob_NT, other_NT)
+            other = {view: self._of_view(view, trace, batch, mask_NT[:, :width]) for view in views}
+            logprob_NT, entropy_NT = self._scored(trace, batch, mask_NT[:, :width], entropy=ENTROPY in values)
+            found = {} if entropy_NT is None else {ENTROPY: entropy_NT}
+            for value in values:
+                if value.view is not None:
+                    other_NT = other[value.view]
+                    known = value.name == "logprob"
+                    found[value] = other_NT if known else LOGPROB_DIVERGENCES[value.name](logprob_NT, other_NT)
             yield Evaluation(
                 columns=range(width),
                 logprob_BT=logprob_NT,
-                kl_BT=kl_NT,
-                entropy_BT=entropy_NT,
+                values=found,
                 rows=torch.tensor(batch),
-                num_forwards=len(batch) * (1 if divergence is None else 2),
+                num_forwards=len(batch) * (1 + len(views)),
             )
+
+    @torch.no_grad()
+    def _of_view(self, view: str, trace: Trace, rows: Sequence[int], mask_NT: Tensor) -> Tensor:
+        del view  # the reference is the only one there is
+        with self.reference():
+            return self._scored(trace, rows, mask_NT, entropy=False)[0]
 
     def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
         """Cross-entropy of the examples' texts and their end token, mean over tokens; no randomness is used."""

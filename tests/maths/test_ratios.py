@@ -11,7 +11,7 @@ from mmgrpo.maths.ratios import (
     RATIO_LEVELS,
     decision_log_ratio_BT,
     pessimistic_bound,
-    recentred_log_ratio,
+    normalised_log_ratio,
     segment_log_ratio_BT,
     sequence_log_ratio_BT,
     trajectory_log_ratio_BT,
@@ -93,11 +93,11 @@ def test_levels_have_the_right_gradient(name: str):
 
 def test_recentring_by_hand():
     # (log r + b) std for the four-element Gaussian step of test_objectives: (-0.01140625 + 0.00046875) * 0.4
-    log_ratio = recentred_log_ratio(torch.tensor(-0.01140625), torch.tensor(4.6875e-4), torch.tensor(0.4))
+    log_ratio = normalised_log_ratio(torch.tensor(-0.01140625), torch.tensor(4.6875e-4), torch.tensor(0.4))
     assert log_ratio.exp().item() == pytest.approx(0.9956345564, abs=1e-7)
 
 
-def test_recentred_log_ratios_have_mean_zero_over_the_sampling_policys_draws():
+def test_normalised_log_ratios_have_mean_zero_over_the_sampling_policys_draws():
     num_draws, num_dims, std = 20_000, 8, 0.3
     generator = torch.Generator().manual_seed(2)
     mean_gap = torch.randn(num_dims, generator=generator, dtype=torch.float64) * 0.1
@@ -105,7 +105,7 @@ def test_recentred_log_ratios_have_mean_zero_over_the_sampling_policys_draws():
     # x = mu_old + std noise: log N(x; mu) - log N(x; mu_old), averaged over elements
     log_ratio = ((std * noise) ** 2 - (std * noise - mean_gap) ** 2).mean(1) / (2 * std**2)
     drift = mean_gap.square().mean() / (2 * std**2)
-    recentred = recentred_log_ratio(log_ratio, drift, torch.tensor(std, dtype=torch.float64))
+    recentred = normalised_log_ratio(log_ratio, drift, torch.tensor(std, dtype=torch.float64))
     standard_error = recentred.std() / math.sqrt(num_draws)
     assert drift > 0
     assert abs(recentred.mean()) < 4 * standard_error

@@ -1,0 +1,210 @@
+"""Terms: what an objective adds up, each a scalar function of the decisions.
+
+A term says which values it needs, what its loss couples, and on which decisions it depends. The sum over the slices of
+an update is its loss; a term that couples decisions of a row, or rows of a group, is given them together.
+
+Axes: B samples, T decisions (tokens or denoising steps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.diagnostics import Diagnostics, of_value, total
+from mmgrpo.maths.ratios import RATIO_LEVELS, Bounded, normalised_log_ratio
+from mmgrpo.maths.surrogates import Surrogate
+from mmgrpo.system.lazy import torch
+from mmgrpo.values import DRIFT, ENTROPY, Value
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LOG_RATIO_LIMIT = 20.0
+"""Log-ratios are held within +-20 nats before the exponential, whose overflow would turn a zero gradient into NaN."""
+
+DECISION, ROW, GROUP = "decision", "row", "group"
+"""What a loss couples: nothing, the decisions of a sample, or the samples of a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What an objective, or a term of it, gives for a slice.
+
+    Attributes:
+        value: scalar, with grad; the values of the slices of an update add up to its loss.
+        diagnostics: what was measured on the way.
+    """
+
+    value: Tensor
+    diagnostics: Diagnostics
+
+
+def every_kept(decisions: Decisions) -> Tensor:
+    """All decisions that the mask keeps: what a loss depends on that says nothing better.
+
+    Shapes: (B, T) -> bool (B, T).
+    """
+    return decisions.mask_BT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One term of an objective, its numbers bound.
+
+    Attributes:
+        name: what its loss is logged under.
+        loss: scalar of the decisions, with grad.
+        values: what it reads of the decisions beside the log-probability.
+        couples: ``decision`` where any slice may be differentiated by itself; ``row``: it takes whole rows; ``group``:
+            it takes the whole groups of a minibatch.
+        active: the decisions that its loss depends on, given whole rows; of the others nothing is computed.
+    """
+
+    name: str
+    loss: Callable[[Decisions], Loss]
+    values: tuple[Value, ...] = ()
+    couples: str = DECISION
+    active: Callable[[Decisions], Tensor] = every_kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurrogateTerm:
+    """The surrogate of the ratio, summed by its weights: ``Objective`` says what the parts are."""
+
+    surrogate: Callable[[Tensor, Tensor, Tensor], Surrogate]
+    ratio_level: str
+    bound: Callable[[Tensor, Tensor], Bounded] | None
+    normalised: bool
+
+    def as_term(self) -> Term:
+        """The term."""
+        coupled = self.ratio_level != "decision"
+        return Term(
+            name="surrogate",
+            loss=self,
+            values=(DRIFT,) if self.normalised else (),
+            couples=ROW if coupled else DECISION,
+            active=partial(_weighed, coupled=coupled),
+        )
+
+    def __call__(self, decisions: Decisions) -> Loss:
+        """sum w l(r, logprob, A).
+
+        Shapes: (B, T) -> scalar.   Units: those of the advantage.
+        """
+        keep_BT = decisions.mask_BT
+        # masked before any arithmetic: 0 * inf in a backward pass is NaN
+        logprob_BT = decisions.logprob_BT.where(keep_BT, 0.0)
+        advantage_BT = decisions.advantage_BT.where(keep_BT, 0.0)
+        weight_BT = decisions.weight_BT.where(keep_BT, 0.0)
+        each_BT = log_ratio(decisions, normalised=self.normalised)
+        never_BT = torch.zeros_like(keep_BT)
+        bounded = Bounded(each_BT, never_BT, never_BT) if self.bound is None else self.bound(each_BT, advantage_BT)
+        ratio_mask_BT = keep_BT if decisions.ratio_mask_BT is None else decisions.ratio_mask_BT & keep_BT
+        log_ratio_BT = at_level(self.ratio_level, bounded.log_ratio_BT, ratio_mask_BT, decisions.segment_BT)
+        ratio_BT = ratio_of(log_ratio_BT)
+        surrogate = self.surrogate(ratio_BT, logprob_BT, advantage_BT)
+        surrogate_sum = (weight_BT * surrogate.loss_BT).sum()
+        excess_BT = (ratio_BT - 1).detach().where(keep_BT, 0.0).double()
+        return Loss(
+            surrogate_sum,
+            Diagnostics(
+                num_weighed=total((weight_BT != 0) & (advantage_BT != 0)),
+                ratio_excess_sum=total(excess_BT),
+                ratio_excess_square_sum=total(excess_BT.square()),
+                clip_low_count=total((surrogate.low_BT | bounded.low_BT) & keep_BT),
+                clip_high_count=total((surrogate.high_BT | bounded.high_BT) & keep_BT),
+                log_ratio_abs_max=log_ratio_BT.detach().where(keep_BT, 0.0).abs().amax().double(),
+                loss_sums={"surrogate": total(surrogate_sum)},
+            ),
+        )
+
+
+def divergence_term(
+    value: Value, *, beta: float, ratio_level: str | None = None, normalised: bool = False, name: str = "kl"
+) -> Term:
+    """beta times the mean of a divergence, times a ratio with grad where a level is named.
+
+    L = beta * sum v r D, v the aggregate's weight, r = 1 without a level.
+
+    Units: beta is the weight of a nat.   Source: GRPO, arXiv:2402.03300, eq. 3; with the ratio DeepSeek-V3.2,
+    arXiv:2512.02556.
+    """
+
+    def loss(decisions: Decisions) -> Loss:
+        keep_BT = decisions.mask_BT
+        value_BT = decisions[value]
+        times_BT = value_BT
+        if ratio_level is not None:
+            each_BT = log_ratio(decisions, normalised=normalised)
+            times_BT = value_BT.where(keep_BT, 0.0) * ratio_of(
+                at_level(ratio_level, each_BT, keep_BT, decisions.segment_BT)
+            )
+        return _penalty(name, decisions, value, times_BT, beta)
+
+    coupled = ratio_level not in (None, "decision")
+    return Term(name=name, loss=loss, values=(value,), couples=ROW if coupled else DECISION)
+
+
+def entropy_term(*, bonus: float) -> Term:
+    """The mean entropy, rewarded: L = -bonus * sum v H.
+
+    Units: bonus is the weight of a nat.   Source: A3C, arXiv:1602.01783, sec. 4; TRL's ``entropy_coef``.
+    """
+    return Term(
+        name="entropy",
+        loss=lambda decisions: _penalty("entropy", decisions, ENTROPY, decisions[ENTROPY], -bonus),
+        values=(ENTROPY,),
+    )
+
+
+def log_ratio(decisions: Decisions, *, normalised: bool = False) -> Tensor:
+    """Log-ratio of the policy of now to the one that sampled, 0 where the mask is False.
+
+    Shapes: (B, T) -> (B, T).   Units: nats; times latent units where it is normalised (``normalised_log_ratio``).
+    Raises: ConfigError for a ratio to be normalised of decisions that have no spread.
+    """
+    keep_BT = decisions.mask_BT
+    logprob_BT = decisions.logprob_BT.where(keep_BT, 0.0)
+    log_ratio_BT = logprob_BT - decisions.old_logprob_BT.detach().where(keep_BT, 0.0)
+    if not normalised:
+        return log_ratio_BT
+    if decisions.std_BT is None:
+        raise ConfigError("normalise_ratio needs the noise of denoising steps, and these decisions have none: leave it out")
+    drift_BT, std_BT = decisions[DRIFT].where(keep_BT, 0.0), decisions.std_BT.where(keep_BT, 0.0)
+    return normalised_log_ratio(log_ratio_BT, drift_BT, std_BT)
+
+
+def at_level(level: str, log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor) -> Tensor:
+    """Log-ratios at a level of ``RATIO_LEVELS``.
+
+    Shapes: (B, T) x 3 -> (B, T).   Units: nats.
+    """
+    return RATIO_LEVELS[level](log_ratio_BT, mask_BT, segment_BT)
+
+
+def ratio_of(log_ratio_BT: Tensor) -> Tensor:
+    """The ratio of a log-ratio held within 20 nats.
+
+    Shapes: any -> same.   Units: nats -> dimensionless.
+    """
+    return log_ratio_BT.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def _weighed(decisions: Decisions, *, coupled: bool) -> Tensor:
+    """Every surrogate is proportional to the advantage: decisions with one and a weight, and those coupled to theirs."""
+    keep_BT = decisions.mask_BT
+    counts_BT = keep_BT & (decisions.advantage_BT != 0) & (decisions.weight_BT != 0)
+    return keep_BT & counts_BT.any(1, keepdim=True) if coupled else counts_BT
+
+
+def _penalty(name: str, decisions: Decisions, value: Value, times_BT: Tensor, factor: float) -> Loss:
+    keep_BT = decisions.mask_BT
+    loss = factor * (decisions.plain_weight_BT.where(keep_BT, 0.0) * times_BT.where(keep_BT, 0.0)).sum()
+    found = Diagnostics(loss_sums={name: total(loss)}, value_sums=of_value(name, decisions[value], keep_BT))
+    return Loss(loss, found)

@@ -1,0 +1,39 @@
+"""Names of what may be known of a decision beside its log-probability.
+
+Terms of the objective, selections, modulations and estimators say which of them they need; the policy gives those, and
+no others are computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+REFERENCE = "reference"
+OLD = "old"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A number per decision, by name.
+
+    Attributes:
+        name: ``entropy``, ``certainty``, ``logprob``, or a divergence such as ``k3`` or ``gaussian``.
+        view: whose, where it is another policy than that of now: ``reference``, ``old`` (the weights that sampled), or
+            the name under which weights were kept. A divergence is from that view; a log-probability is the view's.
+    """
+
+    name: str
+    view: str | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.view is None else f"{self.name}@{self.view}"
+
+
+ENTROPY = Value("entropy")
+DRIFT = Value("gaussian", OLD)
+"""Divergence of a Gaussian step from the policy that sampled."""
+
+
+def from_reference(divergence: str) -> Value:
+    """The divergence of the policy of now from the reference, by its name."""
+    return Value(divergence, REFERENCE)

@@ -1,0 +1,20 @@
+"""What a token can be asked beside its log-probability."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
+from mmgrpo.values import ENTROPY, REFERENCE, Value
+
+
+def views_of(values: Collection[Value]) -> list[str]:
+    """The other views that are asked. Raises ConfigError for a value that tokens do not have."""
+    named = ("logprob", *LOGPROB_DIVERGENCES)
+    for value in values:
+        if value != ENTROPY and (value.view != REFERENCE or value.name not in named):
+            raise ConfigError(
+                f"tokens have no value {value}: known are {ENTROPY}, and {', '.join(named)} of {REFERENCE}"
+            )
+    return sorted({value.view for value in values if value.view is not None})
