@@ -168,8 +168,8 @@ def kl_gradient(subject: Subject) -> Finding:
     objective = replace(_probe(subject.objective), kl_beta=subject.objective.kl_beta)
     with _moved(subject.policy.trainable):
         update = _update(subject, objective, torch.zeros(len(subject.rollout.samples)))
-    diagnostics = update.gradient.diagnostics
-    kl = float(diagnostics.kl_sum / diagnostics.num_kl.clamp(min=1))
+    known = update.gradient.diagnostics.as_numbers().value_sums["kl"]
+    kl = known.total / max(known.count, 1)
     said = f"norm {update.norm:.1e} at a KL of {kl:.1e}, weights moved by {NOISE:.0e} of their size"
     if update.norm > 0 and math.isfinite(update.norm):
         return Finding("KL gradient", True, said)

@@ -102,9 +102,7 @@ class Diagnostics:
         return metrics
 
 
-_SUMMED = tuple(
-    f.name for f in fields(Diagnostics) if f.name not in ("log_ratio_abs_max", "loss_sums", "value_sums")
-)
+_SUMMED = tuple(f.name for f in fields(Diagnostics) if f.name not in ("log_ratio_abs_max", "loss_sums", "value_sums"))
 
 
 def total(tensor: Tensor) -> Tensor:

@@ -175,7 +175,9 @@ def log_ratio(decisions: Decisions, *, normalised: bool = False) -> Tensor:
     if not normalised:
         return log_ratio_BT
     if decisions.std_BT is None:
-        raise ConfigError("normalise_ratio needs the noise of denoising steps, and these decisions have none: leave it out")
+        raise ConfigError(
+            "normalise_ratio needs the noise of denoising steps, and these decisions have none: leave it out"
+        )
     drift_BT, std_BT = decisions[DRIFT].where(keep_BT, 0.0), decisions.std_BT.where(keep_BT, 0.0)
     return normalised_log_ratio(log_ratio_BT, drift_BT, std_BT)
 
@@ -197,7 +199,7 @@ def ratio_of(log_ratio_BT: Tensor) -> Tensor:
 
 
 def _weighed(decisions: Decisions, *, coupled: bool) -> Tensor:
-    """Every surrogate is proportional to the advantage: decisions with one and a weight, and those coupled to theirs."""
+    """Every surrogate is proportional to the advantage: decisions with one and a weight, and what is coupled to them."""
     keep_BT = decisions.mask_BT
     counts_BT = keep_BT & (decisions.advantage_BT != 0) & (decisions.weight_BT != 0)
     return keep_BT & counts_BT.any(1, keepdim=True) if coupled else counts_BT

@@ -10,8 +10,8 @@ import torch
 from mmgrpo.maths.ratios import (
     RATIO_LEVELS,
     decision_log_ratio_BT,
-    pessimistic_bound,
     normalised_log_ratio,
+    pessimistic_bound,
     segment_log_ratio_BT,
     sequence_log_ratio_BT,
     trajectory_log_ratio_BT,
