@@ -133,13 +133,13 @@ def _update(config: RunConfig, policy: DenoisingPolicy, rollout: Rollout, credit
         gradient = accumulate_gradient(
             policy,
             rollout,
-            credit.advantage_B,
+            credit.advantage_B[:, None].expand(rollout.shape),
             objective,
             rows=rows,
             totals=count(rollout.mask_BT[rows]),
-            on_policy=number == 0,
         )
         num_forwards += gradient.num_forwards
+        rollout = rollout.aged()
     for parameter in policy.trainable:
         parameter.grad = None
     return num_forwards

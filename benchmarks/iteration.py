@@ -58,11 +58,10 @@ class Learner:
         gradient = accumulate_gradient(
             self.policy,
             rollout,
-            credit.advantage_B,
+            credit.advantage_B[:, None].expand(rollout.shape),
             self._objective,
             rows=range(len(rollout.samples)),
             totals=count(rollout.mask_BT),
-            on_policy=True,
         )
         self.apply_gradient()
         return gradient

@@ -86,7 +86,7 @@ def test_a_healthy_run_passes_every_check() -> None:
     assert "; spread in 2 of 2 groups; failed on 0 of 4 samples, None on 0;" in found["reward brightness"].measured
 
 
-def test_windows_shared_noise_and_recentred_sequences_pass_too() -> None:
+def test_windows_shared_noise_and_normalised_sequences_pass_too() -> None:
     config = config_of(
         rollout={"share_noise": True, "window": {"name": "progressive", "size": 2, "interval": 1}},
         objective={"normalise_ratio": True, "ratio_level": "sequence"},
@@ -247,7 +247,7 @@ def test_nothing_is_random() -> None:
 def test_an_objective_that_the_policy_cannot_serve() -> None:
     found = findings_of(policy_of(), config_of(objective={"entropy_bonus": 0.1}))
     assert not found["first update"].ok
-    assert "this policy has no entropy to give" in found["first update"].measured
+    assert "denoising steps have no value entropy: leave out what asks for it" in found["first update"].measured
 
 
 def test_what_cannot_be_examined_is_an_error() -> None:

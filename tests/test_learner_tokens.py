@@ -21,6 +21,7 @@ from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.train.learner import accumulate_gradient, measured
 from mmgrpo.types import Rollout
+from mmgrpo.values import ENTROPY, Value, from_reference
 from tests.policies.contract import move
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.tiny.pipelines import PIPELINES
@@ -75,7 +76,7 @@ def drawn(*, batch: int = 8) -> tuple[LanguagePolicy, Rollout]:
     with policy.reference():  # a full fine-tune's reference is what the weights are now
         pass
     move(policy.trainable)
-    return policy, rollout
+    return policy, rollout.aged()
 
 
 def gradient(policy: LanguagePolicy | DenoisingPolicy) -> Tensor:
@@ -100,14 +101,17 @@ def full_graph(
     policy: LanguagePolicy, rollout: Rollout, objective: Objective, advantage_B: Tensor = ADVANTAGE_B
 ) -> tuple[float, Tensor]:
     """The objective on the whole matrix at once, selections by torch's own quantile and means."""
-    found: dict[str, list[tuple[Tensor, Tensor]]] = {"logprob_BT": [], "kl_BT": [], "entropy_BT": []}
-    divergence = objective.divergence if objective.kl_beta else None
-    for evaluation in policy.evaluate(rollout, divergence=divergence, entropy=True):
-        for name, parts in found.items():
-            value = getattr(evaluation, name)
-            if value is not None and evaluation.rows is not None:
-                parts.append((evaluation.rows, value))
-    logprob_BT, kl_BT, entropy_BT = (matrix(parts, rollout.shape) for parts in found.values())
+    asked = objective.values | {ENTROPY}
+    found: dict[Value | None, list[tuple[Tensor, Tensor]]] = {name: [] for name in (None, *asked)}
+    for evaluation in policy.evaluate(rollout, values=asked):
+        assert evaluation.rows is not None
+        assert set(evaluation.values) == asked
+        for name, value in {None: evaluation.logprob_BT, **evaluation.values}.items():
+            found[name].append((evaluation.rows, value))
+    known = {name: matrix(parts, rollout.shape) for name, parts in found.items()}
+    logprob_BT = known.pop(None)
+    values = {name: x_BT for name, x_BT in known.items() if name is not None}
+    entropy_BT = values[ENTROPY]
     totals, mask_BT = count(rollout.mask_BT), rollout.mask_BT
     keep_BT = ratio_mask_BT = mask_BT
     shares = {"high entropy": 0.3, "both, by sequence, with all terms": 0.6}
@@ -131,11 +135,10 @@ def full_graph(
             advantage_BT=advantage_B[:, None].expand(rollout.shape),
             mask_BT=mask_BT,
             weight_BT=objective.weights(mask_BT, totals) * keep_BT,
-            kl_weight_BT=objective.kl_weights(mask_BT, totals),
+            mean_weight_BT=objective.mean_weights(mask_BT, totals),
             segment_BT=rollout.segment_BT,
-            kl_BT=kl_BT if divergence else None,
-            entropy_BT=entropy_BT,
             ratio_mask_BT=ratio_mask_BT,
+            values=values,
         )
     )
     loss.value.backward()
@@ -149,7 +152,6 @@ def streamed(
     *,
     parts: Sequence[Sequence[int]] = (ALL,),
     advantage_B: Tensor = ADVANTAGE_B,
-    on_policy: bool = False,
 ) -> tuple[float, Tensor, int]:
     """The update of as many processes as there are parts, each with its rows: loss, gradient, forwards."""
     totals, shared = count(rollout.mask_BT), []
@@ -160,8 +162,9 @@ def streamed(
 
     def update(rows: Sequence[int], gather) -> tuple[float, int]:
         found = accumulate_gradient(
-            policy, rollout, advantage_B, objective, rows=rows, totals=totals, on_policy=on_policy, gather=gather
-        )
+            policy, rollout, advantage_B[:, None].expand(rollout.shape), objective,
+            rows=rows, totals=totals, gather=gather,
+        )  # fmt: skip
         return found.diagnostics.as_metrics()["policy/loss"], found.num_forwards
 
     for rows in parts:  # what every process gives to the others
@@ -264,8 +267,8 @@ def test_decisions_left_out_by_a_selection_take_no_forward_where_steps_are_separ
     rollout = policy.rollout([*prompts_of("llama")], group_size=2, seed=1)
     objective = Objective(surrogate=CLIPPED, aggregate=sample_mean, selections=(near_policy(limit=-1.0),))
     found = accumulate_gradient(
-        policy, rollout, torch.tensor([1.0, -1.0, 0.5, -0.5]), objective, rows=[0, 1, 2, 3],
-        totals=count(rollout.mask_BT), on_policy=True,
+        policy, rollout, torch.tensor([1.0, -1.0, 0.5, -0.5])[:, None].expand(rollout.shape), objective,
+        rows=[0, 1, 2, 3], totals=count(rollout.mask_BT),
     )  # fmt: skip
     assert found.num_forwards == 2 * 3  # the rows with A >= 0, three stochastic steps each; on policy no values pass
     assert float(found.diagnostics.num_weighed) == 6
@@ -274,9 +277,9 @@ def test_decisions_left_out_by_a_selection_take_no_forward_where_steps_are_separ
 def test_high_entropy_needs_entropies_even_on_policy() -> None:
     policy = policy_of("llama")
     rollout = policy.rollout(prompts_of("llama"), group_size=3, seed=3)
-    _, _, spent = streamed(policy, rollout, OBJECTIVES["near"], on_policy=True)
+    _, _, spent = streamed(policy, rollout, OBJECTIVES["near"])
     assert spent == int((ADVANTAGE_B >= 0).sum())  # a limit below 0 leaves the others out, where nothing has moved
-    _, _, spent = streamed(policy, rollout, OBJECTIVES["high entropy"], on_policy=True)
+    _, _, spent = streamed(policy, rollout, OBJECTIVES["high entropy"])
     assert spent > 6
 
 
@@ -284,22 +287,24 @@ def test_a_policy_without_entropy_is_refused() -> None:
     tiny = PIPELINES["sd3"]
     policy = DenoisingPolicy(tiny.build(), {"call": {**tiny.call, **tiny.no_cfg}})
     rollout = policy.rollout([*prompts_of("llama")], group_size=2, seed=1)
-    with pytest.raises(ConfigError, match="this policy has no entropy to give"):
+    with pytest.raises(ConfigError, match="denoising steps have no value entropy: leave out what asks for it; known are of old: gaussian"):
         accumulate_gradient(
-            policy, rollout, ADVANTAGE_B[:4], OBJECTIVES["high entropy"], rows=[0, 1, 2, 3],
-            totals=count(rollout.mask_BT), on_policy=True,
+            policy, rollout, ADVANTAGE_B[:4, None].expand(rollout.shape), OBJECTIVES["high entropy"],
+            rows=[0, 1, 2, 3], totals=count(rollout.mask_BT),
         )  # fmt: skip
 
 
-def test_divergence_of_samples_is_the_sum_over_their_decisions() -> None:
+def test_a_measured_rollout_knows_the_divergence_of_each_decision() -> None:
     policy, rollout = drawn()
-    found = measured(policy, rollout, "k1")
+    k1 = from_reference("k1")
+    found = measured(policy, rollout, [k1])
     with torch.no_grad():
         parts = [(e.rows, e.logprob_BT) for e in policy.evaluate(rollout) if e.rows is not None]
     moved_BT = (matrix(parts, rollout.shape) - rollout.old_logprob_BT) * rollout.mask_BT
-    torch.testing.assert_close(found.divergence_B, moved_BT.sum(1), rtol=0, atol=2e-5)
-    assert found.divergence_B.abs().min() > 0
-    assert found.rollout.num_forwards == rollout.num_forwards + 12
-    half = measured(policy, rollout.keep(torch.tensor([True, False] * 3)[:, None]), "k1")
-    torch.testing.assert_close(half.divergence_B[::2], found.divergence_B[::2], rtol=0, atol=2e-5)
-    assert (half.divergence_B[1::2] == 0).all()
+    torch.testing.assert_close(found.values[k1], moved_BT, rtol=0, atol=2e-5)
+    assert found.values[k1].sum(1).abs().min() > 0
+    assert found.num_forwards == rollout.num_forwards + 12
+    assert measured(policy, found, [k1]) is found  # what is known is not computed again
+    half = measured(policy, rollout.keep(torch.tensor([True, False] * 3)[:, None]), [k1])
+    torch.testing.assert_close(half.values[k1][::2], found.values[k1][::2], rtol=0, atol=2e-5)
+    assert (half.values[k1][1::2] == 0).all()

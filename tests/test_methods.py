@@ -44,7 +44,7 @@ def test_index_says_what_a_method_is_made_of() -> None:
     assert (row.include, row.title, row.paper) == ("methods/grpo-guard", "GRPO-Guard", "2510.22319")
     assert row.composition == (
         "flow_sde 0.7 in 10 steps; window all; 48 groups of 24; advantage group within 5; "
-        "clipped (low 2e-06, high 2e-06) of the recentred ratio; weight inverse_step; 2 updates a rollout"
+        "clipped (low 2e-06, high 2e-06) of the normalised ratio; weight inverse_step; 2 updates a rollout"
     )
     assert row.sources[1] == ("policy.strength", "0.7", "flow_grpo, config/base.py, sample.noise_level")
 

@@ -205,7 +205,8 @@ class Objective:
         Shapes: (B, T) -> scalar.   Units: those of the advantage.
         Raises: ConfigError if the decisions lack what a term needs.
         """
-        if self.step_weight is not None and decisions.mean_weight_BT is None and len(self.terms) > 1:
+        of_means = len(self.terms) - (self.surrogate is not None)
+        if of_means and self.step_weight is not None and decisions.mean_weight_BT is None:
             raise ConfigError(
                 "a divergence or entropy term beside a step_weight needs mean_weight_BT: "
                 "fill it from Objective.mean_weights"

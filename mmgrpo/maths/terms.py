@@ -199,7 +199,7 @@ def ratio_of(log_ratio_BT: Tensor) -> Tensor:
 
 
 def _weighed(decisions: Decisions, *, coupled: bool) -> Tensor:
-    """Every surrogate is proportional to the advantage: decisions with one and a weight, and what is coupled to them."""
+    """Decisions with a weight and an advantage, to which every surrogate is proportional; and those coupled to them."""
     keep_BT = decisions.mask_BT
     counts_BT = keep_BT & (decisions.advantage_BT != 0) & (decisions.weight_BT != 0)
     return keep_BT & counts_BT.any(1, keepdim=True) if coupled else counts_BT

@@ -234,7 +234,11 @@ def _values_first(policy: Policy, rollout: Rollout, values: Decisions, objective
 
 
 def _evaluations(policy: Policy, rollout: Rollout, values: Collection[Value]) -> Generator[Evaluation, None, None]:
-    """The policy's slices, with these values; every kept decision of the rollout in exactly one."""
+    """The policy's slices, with these values; every kept decision of the rollout in exactly one.
+
+    Values are asked in one order whatever the process hashes: the graph is built in it, and gradients add up in it.
+    """
+    values = sorted(values, key=str, reverse=True)
     rows = rollout.mask_BT.any(1).nonzero().flatten()
     if len(rows) == 0:
         return

@@ -18,7 +18,7 @@ def require_known(values: Collection[Value]) -> None:
     for value in values:
         if value.view is None or value.name not in known.get(value.view, ()):
             have = "; ".join(f"of {view}: {', '.join(sorted(names))}" for view, names in known.items())
-            raise ConfigError(f"denoising steps have no value {value}; known are {have}")
+            raise ConfigError(f"denoising steps have no value {value}: leave out what asks for it; known are {have}")
 
 
 def value_N(value: Value, now: Replayer, other: Replayer | None, logprob_N: Tensor) -> Tensor:

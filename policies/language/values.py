@@ -15,6 +15,7 @@ def views_of(values: Collection[Value]) -> list[str]:
     for value in values:
         if value != ENTROPY and (value.view != REFERENCE or value.name not in named):
             raise ConfigError(
-                f"tokens have no value {value}: known are {ENTROPY}, and {', '.join(named)} of {REFERENCE}"
+                f"tokens have no value {value}: leave out what asks for it; known are {ENTROPY}, and "
+                f"{', '.join(named)} of {REFERENCE}"
             )
     return sorted({value.view for value in values if value.view is not None})

@@ -19,6 +19,7 @@ from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.objectives import Decisions
 from mmgrpo.train.credit import form_credit
 from mmgrpo.types import Noise, Scores
+from mmgrpo.values import DRIFT, REFERENCE, from_reference
 
 STD, STEP = 0.4, 0.25
 OLD_MEAN = torch.tensor([0.1, -0.2, 0.3, 0.0], dtype=torch.float64)
@@ -67,9 +68,10 @@ def test_loss(name: str) -> None:
     totals = Totals(num_samples=2, num_decisions=2)
     std_BT = torch.full((2, 1), STD, dtype=torch.float64)
     noise = Noise(std_BT=std_BT, step_BT=torch.full_like(std_BT, STEP), level_BT=torch.ones_like(std_BT))
-    kl_BT = None
-    if objective.needs_reference:  # the reference is the policy that sampled
-        kl_BT = GAUSSIAN_DIVERGENCES[config.divergence or ""](now, then).mean().expand(2, 1)
+    known = {DRIFT: GAUSSIAN_DIVERGENCES["gaussian"](now, then).mean().expand(2, 1)}
+    if REFERENCE in objective.views:  # the reference is the policy that sampled
+        divergence = config.divergence or ""
+        known[from_reference(divergence)] = GAUSSIAN_DIVERGENCES[divergence](now, then).mean().expand(2, 1)
     loss = objective(
         Decisions(
             logprob_BT=logprob.expand(2, 1),
@@ -78,10 +80,9 @@ def test_loss(name: str) -> None:
             mask_BT=mask_BT,
             weight_BT=objective.weights(mask_BT, totals, noise),
             segment_BT=torch.zeros(2, 1, dtype=torch.long),
-            kl_weight_BT=objective.kl_weights(mask_BT, totals),
-            kl_BT=kl_BT,
-            drift_BT=GAUSSIAN_DIVERGENCES["gaussian"](now, then).mean().expand(2, 1),
+            mean_weight_BT=objective.mean_weights(mask_BT, totals),
             std_BT=std_BT,
+            values=known,
         )
     )
     assert float(loss.value) == pytest.approx(LOSSES[name], rel=1e-6)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from mmgrpo.maths.aggregates import count, decision_mean
-from mmgrpo.maths.diagnostics import Diagnostics
+from mmgrpo.maths.diagnostics import Diagnostics, ValueSum
 from mmgrpo.maths.objectives import Decisions, Objective
 from mmgrpo.maths.surrogates import clipped
+from mmgrpo.values import ENTROPY, Value, from_reference
 
 
-def measure(ratio_BT: Tensor, advantage_BT: Tensor, **optional: Tensor) -> Diagnostics:
+def measure(
+    ratio_BT: Tensor, advantage_BT: Tensor, values: Mapping[Value, Tensor] | None = None, **parts: Any
+) -> Diagnostics:
+    """Of an objective with the given parts beside its surrogate."""
     mask_BT = torch.ones_like(ratio_BT, dtype=torch.bool)
     decisions = Decisions(
         logprob_BT=ratio_BT.log(),
@@ -21,13 +29,13 @@ def measure(ratio_BT: Tensor, advantage_BT: Tensor, **optional: Tensor) -> Diagn
         mask_BT=mask_BT,
         weight_BT=decision_mean(mask_BT, count(mask_BT)),
         segment_BT=torch.zeros_like(ratio_BT, dtype=torch.int64),
-        **optional,
+        values=values or {},
     )
 
     def surrogate(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor):
         return clipped(ratio_BT, logprob_BT, advantage_BT, low=0.2, high=0.2)
 
-    return Objective(surrogate=surrogate, aggregate=decision_mean)(decisions).diagnostics
+    return Objective(surrogate=surrogate, aggregate=decision_mean, **parts)(decisions).diagnostics
 
 
 RATIO_BT = torch.tensor([[0.5, 1.0, 1.5, 1.0]], dtype=torch.float64)
@@ -48,12 +56,35 @@ def test_metrics_by_hand():
 
 
 def test_kl_and_entropy_are_averaged_over_the_decisions_that_have_them():
-    with_kl = measure(RATIO_BT, ADVANTAGE_BT, kl_BT=torch.full_like(RATIO_BT, 0.3))
-    with_entropy = measure(RATIO_BT[:, :2], ADVANTAGE_BT[:, :2], entropy_BT=torch.tensor([[1.0, 2.0]]))
+    kl = {from_reference("k3"): torch.full_like(RATIO_BT, 0.3)}
+    with_kl = measure(RATIO_BT, ADVANTAGE_BT, kl, divergence="k3", kl_beta=0.1)
+    entropy = {ENTROPY: torch.tensor([[1.0, 2.0]], dtype=torch.float64)}
+    with_entropy = measure(RATIO_BT[:, :2], ADVANTAGE_BT[:, :2], entropy, entropy_bonus=0.2)
     metrics = (with_kl + with_entropy).as_metrics()
     assert metrics["policy/kl_mean"] == pytest.approx(0.3)
     assert metrics["policy/entropy_mean"] == pytest.approx(1.5)
     assert "policy/entropy_mean" not in with_kl.as_metrics()
+
+
+def test_the_parts_of_a_loss_of_several_terms_are_told_and_add_up_to_it():
+    # the surrogate's -0.6 of the test by hand; the mean KL 0.3 at a weight of 0.1; the mean entropy 1.5 at one of 0.2
+    values = {
+        from_reference("k3"): torch.full_like(RATIO_BT, 0.3),
+        ENTROPY: torch.tensor([[1.0, 2.0, 1.0, 2.0]], dtype=torch.float64),
+    }
+    found = measure(RATIO_BT, ADVANTAGE_BT, values, divergence="k3", kl_beta=0.1, entropy_bonus=0.2)
+    parts = {name: value for name, value in found.as_metrics().items() if name.startswith("policy/loss")}
+    assert parts == pytest.approx(
+        {"policy/loss": -0.87, "policy/loss/surrogate": -0.6, "policy/loss/kl": 0.03, "policy/loss/entropy": -0.3}
+    )
+    assert found.value_sums["kl"] == ValueSum(4.0, pytest.approx(1.2))
+    assert found.value_sums["entropy"] == ValueSum(4.0, pytest.approx(6.0))
+
+
+def test_a_rank_without_a_slice_has_no_part_of_any_name_and_adds_as_zero():
+    values = {from_reference("k3"): torch.full_like(RATIO_BT, 0.3)}
+    some = measure(RATIO_BT, ADVANTAGE_BT, values, divergence="k3", kl_beta=0.1).as_numbers()
+    assert Diagnostics() + some == some == some + Diagnostics()
 
 
 def test_sums_add_and_the_largest_log_ratio_is_the_larger():
@@ -66,8 +97,8 @@ def test_sums_add_and_the_largest_log_ratio_is_the_larger():
 
 def test_zero_is_neutral_and_has_metrics():
     some = measure(RATIO_BT, ADVANTAGE_BT)
-    torch.testing.assert_close((Diagnostics.zero() + some).to_tensor(), some.to_tensor(), rtol=0, atol=0)
-    assert Diagnostics.zero().as_metrics() == {
+    assert (Diagnostics() + some).as_numbers() == some.as_numbers()
+    assert Diagnostics().as_metrics() == {
         "policy/loss": 0.0,
         "policy/ratio_mean": 1.0,
         "policy/ratio_std": 0.0,
@@ -79,16 +110,20 @@ def test_zero_is_neutral_and_has_metrics():
 @pytest.mark.gpu
 def test_a_total_begun_on_the_cpu_follows_the_slices_to_the_gpu():
     on_gpu = measure(RATIO_BT.cuda(), ADVANTAGE_BT.cuda())
-    total = Diagnostics.zero() + on_gpu + on_gpu
+    total = Diagnostics() + on_gpu + on_gpu
     assert total.num_decisions.device.type == "cuda"
     assert total.as_metrics() == pytest.approx(measure(RATIO_BT, ADVANTAGE_BT).as_metrics() | {"policy/loss": -1.2})
 
 
-def test_an_all_reduce_of_the_vectors_is_the_sum():
+def test_the_sum_of_ranks_as_numbers_is_that_of_their_tensors():
     ranks = [measure(RATIO_BT[:, :1], ADVANTAGE_BT[:, :1]), measure(RATIO_BT[:, 1:], ADVANTAGE_BT[:, 1:])]
-    number_WN = torch.stack([rank.to_tensor() for rank in ranks])  # W ranks
-    reduced_N = torch.cat([number_WN[:, :-1].sum(0), number_WN[:, -1:].amax(0)])
-    torch.testing.assert_close(Diagnostics.from_tensor(reduced_N).to_tensor(), (ranks[0] + ranks[1]).to_tensor())
+    reduced = sum((rank.as_numbers() for rank in ranks), start=Diagnostics())
+    assert reduced == (ranks[0] + ranks[1]).as_numbers()
+    # ratios 0.5, 1, 1.5, 1, each decision weighing all of its rank's: -(-0.8) of the first, the mean of the others'
+    assert reduced.loss_sums["surrogate"] == pytest.approx(0.8 - (1 + 1.2 + 1) / 3)
+    assert (reduced.num_decisions, reduced.num_weighed, reduced.clip_low_count, reduced.clip_high_count) == (4, 4, 1, 1)
+    assert (reduced.ratio_excess_sum, reduced.ratio_excess_square_sum) == pytest.approx((0.0, 0.5))
+    assert reduced.log_ratio_abs_max == pytest.approx(0.6931471806)
 
 
 def test_the_spread_of_ratios_close_to_one_survives_float32():
@@ -100,4 +135,9 @@ def test_the_spread_of_ratios_close_to_one_survives_float32():
 
 def test_diagnostics_hold_no_graph():
     ratio_BT = RATIO_BT.clone().requires_grad_()
-    assert not measure(ratio_BT, ADVANTAGE_BT).to_tensor().requires_grad
+    values = {from_reference("k3"): 0.1 * ratio_BT}
+    found = measure(ratio_BT, ADVANTAGE_BT, values, divergence="k3", kl_beta=0.1)
+    known = found.value_sums["kl"]
+    numbers = [*found.loss_sums.values(), known.count, known.total]
+    numbers += [getattr(found, f.name) for f in fields(found) if f.name not in ("loss_sums", "value_sums")]
+    assert all(isinstance(number, Tensor) and not number.requires_grad for number in numbers)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -13,13 +12,18 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, ShapeError, UnknownNameError
-from mmgrpo.maths.aggregates import count, decision_mean, sample_mean, sample_sum
-from mmgrpo.maths.objectives import LOG_RATIO_LIMIT, Decisions, Diagnostics, Loss, Objective
+from mmgrpo.maths.aggregates import count, decision_mean, sample_mean
+from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.diagnostics import Diagnostics
+from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.ratios import RATIO_LEVELS
 from mmgrpo.maths.surrogates import SURROGATES, cispo, clipped, sapo, unclipped
+from mmgrpo.maths.terms import LOG_RATIO_LIMIT, Loss
 from mmgrpo.types import Noise
+from mmgrpo.values import DRIFT, ENTROPY, OLD, REFERENCE, Value, from_reference
 
 NAN, INF = float("nan"), float("inf")
+KL = from_reference("gaussian")
 PPO = functools.partial(clipped, low=0.2, high=0.2)
 BOUND = {
     "clipped": PPO,
@@ -55,21 +59,18 @@ def draw(num_rows: int = 6, num_columns: int = 5, *, seed: int = 0) -> Decisions
         mask_BT=mask_BT,
         weight_BT=2 * weight_BT,
         segment_BT=(torch.arange(num_columns) // 2).expand(num_rows, num_columns),
-        kl_weight_BT=weight_BT,
-        kl_BT=kl_BT.square(),
-        entropy_BT=entropy_BT.abs(),
-        drift_BT=0.01 * drift_BT.square(),
+        mean_weight_BT=weight_BT,
         std_BT=0.5 + std_BT.abs(),
+        values={KL: kl_BT.square(), ENTROPY: entropy_BT.abs(), DRIFT: 0.01 * drift_BT.square()},
     )
 
 
-def tensors(decisions: Decisions) -> dict[str, Any]:
-    given = {field.name: getattr(decisions, field.name) for field in fields(decisions)}
-    return {name: tensor for name, tensor in given.items() if tensor is not None}
-
-
 def cut(decisions: Decisions, rows: Tensor, columns: Tensor) -> Decisions:
-    return Decisions(**{name: x[rows][:, columns] for name, x in tensors(decisions).items()})
+    return decisions.map(lambda matrix_BT: matrix_BT[rows][:, columns])
+
+
+def without(decisions: Decisions, *values: Value) -> Decisions:
+    return replace(decisions, values={value: x for value, x in decisions.values.items() if value not in values})
 
 
 def differentiate(objective: Objective, decisions: Decisions) -> tuple[Loss, Tensor]:
@@ -79,7 +80,7 @@ def differentiate(objective: Objective, decisions: Decisions) -> tuple[Loss, Ten
 
 
 def full_objective(name: str = "clipped", **parts) -> Objective:
-    """Every term on: surrogate, step weight, recentring, divergence, entropy."""
+    """Every term on: surrogate, step weight, normalised ratio, divergence, entropy."""
     chosen = {
         "normalise_ratio": True,
         "step_weight": inverse_step,
@@ -89,78 +90,6 @@ def full_objective(name: str = "clipped", **parts) -> Objective:
         **parts,
     }
     return Objective(surrogate=BOUND[name], aggregate=sample_mean, **chosen)
-
-
-# --- golden numbers of one denoising step with four elements -------------------------------------------------------
-
-STD = 0.4
-OLD_MEAN = torch.tensor([0.1, -0.2, 0.3, 0.0], dtype=torch.float64)
-GAP = torch.tensor([0.01, 0.02, -0.01, 0.0], dtype=torch.float64)
-LATENT = OLD_MEAN + STD * torch.tensor([0.5, -1.0, 0.25, 0.75], dtype=torch.float64)
-
-
-def gaussian_logprob(mean: Tensor) -> Tensor:
-    return (-((LATENT - mean) ** 2) / (2 * STD**2) - math.log(STD) - 0.5 * math.log(2 * math.pi)).mean()
-
-
-def one_step(mean: Tensor, advantage: float) -> Decisions:
-    def as_BT(value: Tensor | float) -> Tensor:
-        return torch.as_tensor(value, dtype=torch.float64).reshape(1, 1)
-
-    return Decisions(
-        logprob_BT=as_BT(gaussian_logprob(mean)),
-        old_logprob_BT=as_BT(gaussian_logprob(OLD_MEAN)),
-        advantage_BT=as_BT(advantage),
-        mask_BT=torch.ones(1, 1, dtype=torch.bool),
-        weight_BT=torch.ones(1, 1),
-        segment_BT=torch.zeros(1, 1, dtype=torch.int64),
-        drift_BT=as_BT((mean - OLD_MEAN).square().mean() / (2 * STD**2)),
-        std_BT=as_BT(STD),
-    )
-
-
-@pytest.mark.parametrize(("advantage", "expected"), [(2.0, -2 * 0.9886585546), (-2.0, 2 * (1 - 1e-4))])
-def test_flow_grpo_step(advantage: float, expected: float):
-    # log-probs -0.2370228013 and -0.2484290513; the bound 1e-4 holds a ratio that fell on a bad decision
-    decisions = one_step(OLD_MEAN + GAP, advantage)
-    assert decisions.old_logprob_BT.item() == pytest.approx(-0.2370228013, abs=1e-10)
-    assert decisions.logprob_BT.item() == pytest.approx(-0.2484290513, abs=1e-10)
-    loss = Objective(surrogate=functools.partial(clipped, low=1e-4, high=1e-4), aggregate=sample_sum)(decisions)
-    assert loss.value.item() == pytest.approx(expected, abs=1e-9)
-    metrics = loss.diagnostics.as_metrics()
-    assert metrics["policy/ratio_mean"] == pytest.approx(0.9886585546, abs=1e-10)
-    assert metrics["policy/clip_low_frac"] == (1.0 if advantage < 0 else 0.0)
-    assert metrics["policy/clip_high_frac"] == 0.0
-
-
-def test_grpo_guard_step():
-    # r = exp((log r + b) std) with b = 4.6875e-4, times 1/h = 4
-    mask_BT, step_BT = torch.ones(1, 1, dtype=torch.bool), torch.full((1, 1), 0.25)
-    noise = Noise(std_BT=torch.full((1, 1), STD), step_BT=step_BT, level_BT=step_BT)
-    objective = Objective(surrogate=unclipped, aggregate=sample_sum, step_weight=inverse_step, normalise_ratio=True)
-    weight_BT = objective.weights(mask_BT, count(mask_BT), noise)
-    decisions = replace(one_step(OLD_MEAN + GAP, -1.0), weight_BT=weight_BT)
-    assert decisions.drift_BT is not None
-    assert decisions.drift_BT.item() == pytest.approx(4.6875e-4, abs=1e-12)
-    loss = objective(decisions)
-    assert loss.value.item() == pytest.approx(4 * 0.9956345564, abs=1e-9)
-    assert loss.diagnostics.as_metrics()["policy/ratio_mean"] == pytest.approx(0.9956345564, abs=1e-10)
-
-
-def test_gspo_on_denoising_steps_is_gspo_on_tokens():
-    # two steps whose ratios are 1.1 and 0.9 share the ratio sqrt(0.99)
-    old_BT = torch.zeros(1, 2, dtype=torch.float64)
-    decisions = replace(
-        cut(draw(), torch.arange(1), torch.arange(2)),
-        logprob_BT=torch.tensor([[1.1, 0.9]], dtype=torch.float64).log(),
-        old_logprob_BT=old_BT,
-        advantage_BT=torch.full((1, 2), 3.0, dtype=torch.float64),
-        mask_BT=torch.ones(1, 2, dtype=torch.bool),
-        weight_BT=torch.full((1, 2), 0.5),
-    )
-    loss, grad_BT = differentiate(Objective(surrogate=PPO, aggregate=sample_mean, ratio_level="sequence"), decisions)
-    assert loss.value.item() == pytest.approx(-3 * math.sqrt(0.99))
-    torch.testing.assert_close(grad_BT, torch.full_like(grad_BT, -3 * math.sqrt(0.99) / 2))
 
 
 # --- invariances ---------------------------------------------------------------------------------------------------
@@ -209,18 +138,23 @@ def test_masked_values_never_leak(name: str, junk: float, ratio_level: str):
     decisions = draw()
     keep_BT = decisions.mask_BT
     objective = full_objective(name, ratio_level=ratio_level)
-    names = ["logprob", "old_logprob", "advantage", "weight", "kl_weight", "kl", "entropy", "drift", "std"]
-    clean = {f"{name}_BT": getattr(decisions, f"{name}_BT").where(keep_BT, 0.0) for name in names}
-    dirty = {name: value.where(keep_BT, junk) for name, value in clean.items()}
-    live = {name: value.clone().requires_grad_() for name, value in dirty.items()}
-    loss = objective(replace(decisions, **live))
-    expected = objective(replace(decisions, **clean))
+    names = ["logprob", "old_logprob", "advantage", "weight", "mean_weight", "std"]
+    given = {f"{name}_BT": getattr(decisions, f"{name}_BT") for name in names} | dict(decisions.values)
+    clean = {name: value.where(keep_BT, 0.0) for name, value in given.items()}
+    live = {name: value.where(keep_BT, junk).clone().requires_grad_() for name, value in clean.items()}
+    loss = objective(with_all(decisions, live))
+    expected = objective(with_all(decisions, clean))
     torch.testing.assert_close(loss.value, expected.value, rtol=0, atol=0)
-    torch.testing.assert_close(loss.diagnostics.to_tensor(), expected.diagnostics.to_tensor(), rtol=0, atol=0)
+    assert loss.diagnostics.as_numbers() == expected.diagnostics.as_numbers()
     loss.value.backward()
-    for tensor in (live[f"{name}_BT"].grad for name in ("logprob", "kl", "entropy", "drift")):
+    for tensor in (live[name].grad for name in ("logprob_BT", KL, ENTROPY, DRIFT)):
         assert tensor is None or (tensor[~keep_BT] == 0).all()
         assert tensor is None or tensor.isfinite().all()
+
+
+def with_all(decisions: Decisions, given: Mapping[str | Value, Tensor]) -> Decisions:
+    fields: Any = {name: tensor for name, tensor in given.items() if isinstance(name, str)}
+    return replace(decisions, **fields, values={v: tensor for v, tensor in given.items() if isinstance(v, Value)})
 
 
 def test_junk_in_the_noise_of_masked_decisions_never_leaks():
@@ -229,6 +163,16 @@ def test_junk_in_the_noise_of_masked_decisions_never_leaks():
     noise = Noise(std_BT=step_BT, step_BT=step_BT, level_BT=step_BT)
     weight_BT = full_objective().weights(mask_BT, count(mask_BT), noise)
     torch.testing.assert_close(weight_BT, torch.tensor([[1.0, 0.0, 2.0]]))
+
+
+def assert_close(found: Diagnostics, expected: Diagnostics) -> None:
+    left, right = found.as_numbers(), expected.as_numbers()
+    assert left.loss_sums == pytest.approx(right.loss_sums)
+    assert left.value_sums.keys() == right.value_sums.keys()
+    for name, known in left.value_sums.items():
+        assert (known.count, known.total) == pytest.approx((right.value_sums[name].count, right.value_sums[name].total))
+    names = [field.name for field in fields(Diagnostics) if not field.name.endswith("_sums")]
+    assert [getattr(left, n) for n in names] == pytest.approx([getattr(right, n) for n in names])
 
 
 def add(losses: Sequence[Loss]) -> tuple[Tensor, Diagnostics]:
@@ -250,7 +194,7 @@ def test_slices_of_a_separable_objective_add_up(name: str):
     value, diagnostics = add(losses)
     torch.testing.assert_close(value, whole.value)
     torch.testing.assert_close(grad_BT, whole_grad_BT)
-    torch.testing.assert_close(diagnostics.to_tensor(), whole.diagnostics.to_tensor())
+    assert_close(diagnostics, whole.diagnostics)
 
 
 @pytest.mark.parametrize("ratio_level", RATIO_LEVELS)
@@ -263,17 +207,17 @@ def test_permuted_micro_batches_give_the_same_update(ratio_level: str):
     value, diagnostics = add([loss for loss, _ in parts])
     torch.testing.assert_close(value, whole.value)
     torch.testing.assert_close(torch.cat([grad_BT for _, grad_BT in parts]), whole_grad_BT[order])
-    torch.testing.assert_close(diagnostics.to_tensor(), whole.diagnostics.to_tensor())
+    assert_close(diagnostics, whole.diagnostics)
 
 
 @pytest.mark.parametrize("ratio_level", ["decision", "segment", "sequence"])
 def test_padding_changes_nothing(ratio_level: str):
     decisions, objective = draw(), full_objective(ratio_level=ratio_level)
     whole, grad_BT = differentiate(objective, decisions)
-    padded = {name: torch.cat([x, torch.zeros_like(x[:, :3])], dim=1) for name, x in tensors(decisions).items()}
-    loss, padded_grad_BT = differentiate(objective, Decisions(**padded))
+    padded = decisions.map(lambda matrix_BT: torch.cat([matrix_BT, torch.zeros_like(matrix_BT[:, :3])], dim=1))
+    loss, padded_grad_BT = differentiate(objective, padded)
     torch.testing.assert_close(loss.value, whole.value)
-    torch.testing.assert_close(loss.diagnostics.to_tensor(), whole.diagnostics.to_tensor())
+    assert_close(loss.diagnostics, whole.diagnostics)
     torch.testing.assert_close(padded_grad_BT[:, :5], grad_BT)
     assert (padded_grad_BT[:, 5:] == 0).all()
 
@@ -284,11 +228,11 @@ def test_gradients_match_finite_differences(name: str, ratio_level: str):
     decisions, objective = draw(seed=5), full_objective(name, ratio_level=ratio_level)
 
     def value(logprob_BT: Tensor, kl_BT: Tensor, entropy_BT: Tensor, drift_BT: Tensor) -> Tensor:
-        inputs = {"logprob_BT": logprob_BT, "kl_BT": kl_BT, "entropy_BT": entropy_BT, "drift_BT": drift_BT}
-        return objective(replace(decisions, **inputs)).value
+        values = {KL: kl_BT, ENTROPY: entropy_BT, DRIFT: drift_BT}
+        return objective(replace(decisions, logprob_BT=logprob_BT, values=values)).value
 
-    inputs = [decisions.logprob_BT, decisions.kl_BT, decisions.entropy_BT, decisions.drift_BT]
-    assert torch.autograd.gradcheck(value, [x.clone().requires_grad_() for x in inputs if x is not None])
+    inputs = [decisions.logprob_BT, decisions[KL], decisions[ENTROPY], decisions[DRIFT]]
+    assert torch.autograd.gradcheck(value, [x.clone().requires_grad_() for x in inputs])
 
 
 def test_terms_are_weighted_separately():
@@ -301,31 +245,27 @@ def test_terms_are_weighted_separately():
         mask_BT=torch.ones(1, 1, dtype=torch.bool),
         weight_BT=2 * ones_BT,
         segment_BT=torch.zeros(1, 1, dtype=torch.int64),
-        kl_weight_BT=ones_BT,
-        kl_BT=5 * ones_BT,
-        entropy_BT=7 * ones_BT,
-        drift_BT=0 * ones_BT,
+        mean_weight_BT=ones_BT,
         std_BT=ones_BT,
+        values={KL: 5 * ones_BT, ENTROPY: 7 * ones_BT, DRIFT: 0 * ones_BT},
     )
     loss = full_objective()(decisions)
     # -3 * 2 + 0.04 * 5 - 0.01 * 7
     assert loss.value.item() == pytest.approx(-5.87)
-    assert loss.diagnostics.surrogate_sum.item() == pytest.approx(-6)
-    assert loss.diagnostics.kl_loss_sum.item() == pytest.approx(0.2)
-    assert loss.diagnostics.entropy_loss_sum.item() == pytest.approx(-0.07)
+    assert loss.diagnostics.as_numbers().loss_sums == pytest.approx({"surrogate": -6, "kl": 0.2, "entropy": -0.07})
 
 
-def test_kl_is_measured_but_not_charged_without_a_beta():
+def test_values_that_no_term_reads_are_neither_charged_nor_told():
     decisions = draw()
-    with_kl, with_grad_BT = differentiate(Objective(surrogate=PPO, aggregate=sample_mean), decisions)
-    without, grad_BT = differentiate(
-        Objective(surrogate=PPO, aggregate=sample_mean), replace(decisions, kl_BT=None, entropy_BT=None)
-    )
-    torch.testing.assert_close(with_kl.value, without.value, rtol=0, atol=0)
+    plain = Objective(surrogate=PPO, aggregate=sample_mean)
+    with_kl, with_grad_BT = differentiate(plain, decisions)
+    bare, grad_BT = differentiate(plain, without(decisions, KL, ENTROPY, DRIFT))
+    torch.testing.assert_close(with_kl.value, bare.value, rtol=0, atol=0)
     torch.testing.assert_close(with_grad_BT, grad_BT, rtol=0, atol=0)
-    assert decisions.kl_BT is not None
-    assert with_kl.diagnostics.as_metrics()["policy/kl_mean"] == pytest.approx(
-        decisions.kl_BT[decisions.mask_BT].mean().item()
+    assert with_kl.diagnostics.value_sums == {}
+    charged = replace(plain, divergence="gaussian", kl_beta=1e-3)(decisions)
+    assert charged.diagnostics.as_metrics()["policy/kl_mean"] == pytest.approx(
+        decisions[KL][decisions.mask_BT].mean().item()
     )
 
 
@@ -339,31 +279,45 @@ def test_weights_are_the_aggregate_times_the_step_weight():
     objective = Objective(surrogate=PPO, aggregate=decision_mean, step_weight=inverse_step)
     totals = count(mask_BT)
     torch.testing.assert_close(objective.weights(mask_BT, totals, noise), torch.tensor([[2 / 3, 4 / 3], [10 / 3, 0]]))
-    torch.testing.assert_close(objective.kl_weights(mask_BT, totals), torch.tensor([[1 / 3, 1 / 3], [1 / 3, 0]]))
+    torch.testing.assert_close(objective.mean_weights(mask_BT, totals), torch.tensor([[1 / 3, 1 / 3], [1 / 3, 0]]))
     plain = Objective(surrogate=PPO, aggregate=decision_mean)
-    torch.testing.assert_close(plain.weights(mask_BT, totals), objective.kl_weights(mask_BT, totals))
+    torch.testing.assert_close(plain.weights(mask_BT, totals), objective.mean_weights(mask_BT, totals))
 
 
 def test_what_an_objective_needs():
     plain = Objective(surrogate=PPO, aggregate=sample_mean)
-    assert (plain.separable, plain.needs_drift, plain.needs_reference) == (True, False, False)
+    assert (plain.separable, plain.values, plain.views) == (True, frozenset(), frozenset())
     full = full_objective(ratio_level="segment")
-    assert (full.separable, full.needs_drift, full.needs_reference) == (False, True, True)
+    assert (full.separable, full.values, full.views) == (False, {KL, ENTROPY, DRIFT}, {REFERENCE, OLD})
+    assert [term.name for term in full.terms] == ["surrogate", "kl", "entropy"]
+    assert [term.couples for term in full.terms] == ["row", "decision", "decision"]
+    assert (full.first_values, plain.first_values) == ({KL, ENTROPY, DRIFT}, frozenset())
+    guard = Objective(surrogate=PPO, aggregate=sample_mean, normalise_ratio=True)
+    assert (guard.values, guard.views, guard.rollout_knows_values) == ({DRIFT}, {OLD}, True)
 
 
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ({"drift_BT": None}, "recentre needs drift_BT"),
-        ({"std_BT": None}, "recentre needs drift_BT and std_BT"),
-        ({"kl_BT": None}, "carry no kl_BT.*set kl_beta to 0"),
-        ({"entropy_BT": None}, "carry no entropy_BT.*set entropy_bonus to 0"),
-        ({"kl_weight_BT": None}, r"fill it from Objective\.kl_weights"),
+        ({"std_BT": None}, "normalise_ratio needs the noise of denoising steps"),
+        ({"mean_weight_BT": None}, r"fill it from Objective\.mean_weights"),
+        (DRIFT, "carry no gaussian@old: ask Policy.evaluate for it; of values they carry gaussian@reference, entropy"),
+        (KL, "carry no gaussian@reference: ask Policy.evaluate for it; of values they carry entropy, gaussian@old"),
+        (ENTROPY, "carry no entropy: ask Policy.evaluate for it"),
     ],
 )
-def test_missing_values_are_refused(missing: dict, message: str):
+def test_missing_values_are_refused(missing: dict[str, Any] | Value, message: str):
+    decisions = without(draw(), missing) if isinstance(missing, Value) else replace(draw(), **missing)
     with pytest.raises(ConfigError, match=message):
-        full_objective()(replace(draw(), **missing))
+        full_objective()(decisions)
+
+
+def test_a_divergence_alone_needs_its_own_weights_beside_a_step_weight():
+    alone = Objective(
+        surrogate=None, aggregate=sample_mean, step_weight=inverse_step, divergence="gaussian", kl_beta=0.1
+    )
+    with pytest.raises(ConfigError, match=r"fill it from Objective\.mean_weights"):
+        alone(replace(draw(), mean_weight_BT=None))
 
 
 def test_a_step_weight_without_noise_is_refused():
@@ -385,6 +339,8 @@ def test_impossible_settings_are_refused():
         full_objective(kl_ratio_level="decision")
     with pytest.raises(ConfigError, match="0 or more"):
         Objective(surrogate=PPO, aggregate=sample_mean, kl_beta=-0.1, divergence="k3")
+    with pytest.raises(ConfigError, match="the objective has no term"):
+        Objective(surrogate=None, aggregate=sample_mean)
 
 
 def test_decisions_of_unequal_shapes_are_refused():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +19,7 @@ from mmgrpo.maths.objectives import Decisions, Objective
 from mmgrpo.maths.ratios import pessimistic_bound
 from mmgrpo.maths.selections import near_policy, top_entropy
 from mmgrpo.maths.surrogates import cispo, clipped, sapo, two_sided_clipped, unclipped, vespo
+from mmgrpo.values import ENTROPY, from_reference
 
 ROW_B1, COLUMN_T = torch.arange(4, dtype=torch.float64)[:, None], torch.arange(5, dtype=torch.float64)
 LOGPROB_BT = -(0.5 + 0.3 * ROW_B1 + 0.2 * COLUMN_T)
@@ -43,10 +43,6 @@ ENGINE_SEQUENCE_RATIO_BT = (
 )
 
 
-def no_kl(logprob_BT: Tensor) -> None:
-    return None
-
-
 def k3(logprob_BT: Tensor) -> Tensor:
     return torch.expm1(REF_LOGPROB_BT - logprob_BT) - (REF_LOGPROB_BT - logprob_BT)
 
@@ -58,7 +54,6 @@ class Case:
     norm: float
     grad: tuple[float, float, float]  # at [0, 0], [1, 1] and [3, 3]
     parts: dict[str, Any] = field(default_factory=dict)
-    kl: Callable[[Tensor], Tensor | None] = no_kl
     totals: Totals = TOTALS
     old_BT: Tensor = OLD_LOGPROB_BT
     engine_BT: Tensor | None = None
@@ -94,7 +89,6 @@ CASES = [
         norm=0.199884,
         grad=(-0.000791, 0.033663, 0.064275),
         parts={"kl_beta": 0.04, "divergence": "k3", "kl_ratio_level": "decision"},
-        kl=k3,
     ),
     Case(
         name="grpo, plain k3",
@@ -102,7 +96,6 @@ CASES = [
         norm=0.199499,
         grad=(-0.000491, 0.033447, 0.064319),
         parts={"kl_beta": 0.04, "divergence": "k3"},
-        kl=k3,
     ),
     Case(
         name="gspo",
@@ -174,7 +167,6 @@ CASES = [
         norm=0.203941,
         grad=(-0.000491, 0.043598, 0.082004),
         parts={**GMPO, "ratio_level": "sequence", "kl_beta": 0.04, "divergence": "k3"},
-        kl=k3,
     ),
     Case(
         name="dapo, high-entropy decisions",
@@ -252,9 +244,8 @@ def test_composition_equals_trl(case: Case):
         mask_BT=MASK_BT,
         weight_BT=weight_BT if case.engine_BT is None else weight_BT * case.engine_BT,
         segment_BT=torch.zeros(4, 5, dtype=torch.int64),
-        kl_weight_BT=objective.kl_weights(MASK_BT, case.totals),
-        kl_BT=case.kl(logprob_BT),
-        entropy_BT=ENTROPY_BT,
+        mean_weight_BT=objective.mean_weights(MASK_BT, case.totals),
+        values={from_reference("k3"): k3(logprob_BT), ENTROPY: ENTROPY_BT},
     )
     loss = objective(objective.selected(decisions, ENTROPY_BT[MASK_BT]))
     (grad_BT,) = torch.autograd.grad(loss.value, logprob_BT)
@@ -264,7 +255,7 @@ def test_composition_equals_trl(case: Case):
 
 
 def test_metrics_equal_trls():
-    objective = Objective(surrogate=PPO, aggregate=sample_mean)
+    objective = Objective(surrogate=PPO, aggregate=sample_mean, divergence="k3", kl_beta=0.5, entropy_bonus=0.25)
     loss = objective(
         Decisions(
             logprob_BT=LOGPROB_BT,
@@ -273,14 +264,18 @@ def test_metrics_equal_trls():
             mask_BT=MASK_BT,
             weight_BT=objective.weights(MASK_BT, count(MASK_BT)),
             segment_BT=torch.zeros(4, 5, dtype=torch.int64),
-            kl_BT=k3(LOGPROB_BT),
-            entropy_BT=ENTROPY_BT,
+            values={from_reference("k3"): k3(LOGPROB_BT), ENTROPY: ENTROPY_BT},
         )
     )
     ratio = (LOGPROB_BT - OLD_LOGPROB_BT).exp()[MASK_BT]
+    known = k3(LOGPROB_BT), ENTROPY_BT
+    kl, entropy = ((x_BT.where(MASK_BT, 0.0).sum(1) / MASK_BT.sum(1)).mean().item() for x_BT in known)
     assert loss.diagnostics.as_metrics() == pytest.approx(
         {
-            "policy/loss": 0.215260,
+            "policy/loss": 0.215260 + 0.5 * kl - 0.25 * entropy,
+            "policy/loss/surrogate": 0.215260,
+            "policy/loss/kl": 0.5 * kl,
+            "policy/loss/entropy": -0.25 * entropy,
             "policy/ratio_mean": ratio.mean().item(),
             "policy/ratio_std": ratio.std(correction=0).item(),
             "policy/clip_low_frac": 1 / 13,

@@ -1,4 +1,4 @@
-"""Ratio levels and the recentred Gaussian ratio."""
+"""Ratio levels and the normalised Gaussian ratio."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_levels_have_the_right_gradient(name: str):
     )
 
 
-def test_recentring_by_hand():
+def test_a_normalised_ratio_by_hand():
     # (log r + b) std for the four-element Gaussian step of test_objectives: (-0.01140625 + 0.00046875) * 0.4
     log_ratio = normalised_log_ratio(torch.tensor(-0.01140625), torch.tensor(4.6875e-4), torch.tensor(0.4))
     assert log_ratio.exp().item() == pytest.approx(0.9956345564, abs=1e-7)
@@ -105,10 +105,10 @@ def test_normalised_log_ratios_have_mean_zero_over_the_sampling_policys_draws():
     # x = mu_old + std noise: log N(x; mu) - log N(x; mu_old), averaged over elements
     log_ratio = ((std * noise) ** 2 - (std * noise - mean_gap) ** 2).mean(1) / (2 * std**2)
     drift = mean_gap.square().mean() / (2 * std**2)
-    recentred = normalised_log_ratio(log_ratio, drift, torch.tensor(std, dtype=torch.float64))
-    standard_error = recentred.std() / math.sqrt(num_draws)
+    normalised = normalised_log_ratio(log_ratio, drift, torch.tensor(std, dtype=torch.float64))
+    standard_error = normalised.std() / math.sqrt(num_draws)
     assert drift > 0
-    assert abs(recentred.mean()) < 4 * standard_error
+    assert abs(normalised.mean()) < 4 * standard_error
     assert abs(log_ratio.mean() + drift) < 4 * standard_error / std
     # the spread no longer holds 1/std: std of mean(gap * noise) = rms(gap) / sqrt(dims)
-    assert recentred.std().item() == pytest.approx(mean_gap.norm().item() / num_dims, rel=0.02)
+    assert normalised.std().item() == pytest.approx(mean_gap.norm().item() / num_dims, rel=0.02)

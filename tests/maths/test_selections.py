@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -16,13 +17,17 @@ from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.selections import SELECTIONS, near_policy, quantile, ratio_top_entropy, top_entropy
 from mmgrpo.maths.surrogates import clipped, unclipped
+from mmgrpo.values import ENTROPY, Value, from_reference
 
 NAN = float("nan")
 MASK_BT = torch.tensor([[True, True, True], [True, True, False]])
 NO_ENTROPY_N = torch.zeros(0)
 
 
-def decisions(**changes: Tensor) -> Decisions:
+ENTROPY_BT = torch.tensor([[0.1, 0.5, 0.3], [0.4, 0.2, NAN]])
+
+
+def decisions(values: Mapping[Value, Tensor] | None = None, **changes: Tensor) -> Decisions:
     zero_BT = torch.zeros(2, 3)
     given = {
         "logprob_BT": zero_BT,
@@ -31,9 +36,8 @@ def decisions(**changes: Tensor) -> Decisions:
         "mask_BT": MASK_BT,
         "weight_BT": decision_mean(MASK_BT, count(MASK_BT)),
         "segment_BT": torch.zeros(2, 3, dtype=torch.int64),
-        "entropy_BT": torch.tensor([[0.1, 0.5, 0.3], [0.4, 0.2, NAN]]),
     }
-    return Decisions(**(given | changes))
+    return Decisions(**(given | changes), values={ENTROPY: ENTROPY_BT} if values is None else values)
 
 
 def test_the_share_of_the_highest_entropies_is_kept() -> None:
@@ -45,7 +49,7 @@ def test_the_share_of_the_highest_entropies_is_kept() -> None:
 def test_a_threshold_that_is_a_value_keeps_it_and_its_ties() -> None:
     # the quantile 0.5 of five is the third: 0.3; 1 - 0.5 is exact, 1 - 0.2 is not in float32
     assert top_entropy(share=0.5).keep(decisions(), torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])).sum() == 3
-    tied = decisions(entropy_BT=torch.full((2, 3), 0.3))
+    tied = decisions({ENTROPY: torch.full((2, 3), 0.3)})
     assert top_entropy(share=0.2).keep(tied, torch.full((5,), 0.3)).tolist() == MASK_BT.tolist()
 
 
@@ -57,7 +61,7 @@ def test_the_threshold_is_the_jobs() -> None:
 
 
 def test_a_process_without_decisions_keeps_none() -> None:
-    nothing = replace(decisions(), mask_BT=torch.zeros_like(MASK_BT), entropy_BT=None)
+    nothing = replace(decisions(), mask_BT=torch.zeros_like(MASK_BT), values={})
     assert not top_entropy(share=0.2).keep(nothing, torch.tensor([1.0])).any()
 
 
@@ -99,8 +103,8 @@ def test_a_selection_sets_weights_alone() -> None:
         divergence="k3",
         kl_beta=0.5,
     )
-    given = decisions(kl_BT=torch.ones(2, 3))
-    given = replace(given, kl_weight_BT=given.weight_BT)
+    given = decisions({ENTROPY: ENTROPY_BT, from_reference("k3"): torch.ones(2, 3)})
+    given = replace(given, mean_weight_BT=given.weight_BT)
     chosen = objective.selected(given, torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]))
     # of the two high entropies that of the second row, whose advantage is negative, is left out
     assert chosen.weight_BT.tolist() == [[0.0, pytest.approx(0.2), 0.0], [0.0, 0.0, 0.0]]

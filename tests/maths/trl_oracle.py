@@ -19,6 +19,7 @@ from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.maths.objectives import Objective
+from mmgrpo.values import ENTROPY, from_reference
 
 ARGS = {
     "delta": None,
@@ -164,17 +165,17 @@ def our_outcome(batch: Batch, objective: Objective, totals: Totals) -> Outcome:
         old_BT = old_BT - batch.engine_BT.log()  # vespo has the engine's weight within its ratio
     elif batch.engine_BT is not None:
         weight_BT = weight_BT * batch.engine_BT
-    divergence = LOGPROB_DIVERGENCES[objective.divergence or "k3"]
+    divergence = objective.divergence or "k3"
+    kl_BT = LOGPROB_DIVERGENCES[divergence](logprob_BT, batch.ref_logprob_BT)
     decisions = Decisions(
         logprob_BT=logprob_BT,
         old_logprob_BT=old_BT,
         advantage_BT=batch.advantage_B[:, None].expand(batch.mask_BT.shape),
         mask_BT=batch.mask_BT,
         weight_BT=weight_BT,
-        kl_weight_BT=objective.kl_weights(batch.mask_BT, totals).double(),
+        mean_weight_BT=objective.mean_weights(batch.mask_BT, totals).double(),
         segment_BT=torch.zeros(batch.mask_BT.shape, dtype=torch.long),
-        kl_BT=divergence(logprob_BT, batch.ref_logprob_BT),
-        entropy_BT=entropy_BT,
+        values={from_reference(divergence): kl_BT, ENTROPY: entropy_BT},
     )
     selected = objective.selected(decisions, batch.entropy_BT[batch.mask_BT])
     return outcome(objective(selected).value, logprob_BT, entropy_BT)

@@ -16,6 +16,7 @@ import torch
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.policies.denoising.trace import Row
 from mmgrpo.types import Plan, Prompt, Sample
+from mmgrpo.values import DRIFT, from_reference
 from tests.policies.contract import sample_difference, values
 from tests.policies.tiny_policies import final_latent, pipeline_of, policy_of, prompts_of, settings_of
 from tests.tiny.pipelines import PIPELINES
@@ -97,7 +98,7 @@ def test_the_pipeline_is_left_as_it_was() -> None:
     expected = torch.rand(3)
     torch.manual_seed(0)
     rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=Plan(share_noise=True))
-    for evaluation in policy.evaluate(rollout, divergence="gaussian"):
+    for evaluation in policy.evaluate(rollout, values=[from_reference("gaussian")]):
         evaluation.logprob_BT.sum().backward()
     policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED, plan=GREEDY)
     _assert_same(before, pipeline.__dict__)
@@ -163,7 +164,7 @@ def test_native_noise_of_a_multistep_solver_is_replayed_in_full() -> None:
 
 def test_overwritten_elements_are_no_decisions() -> None:
     policy = policy_of("sd15-inpaint")
-    rollout = policy.rollout(prompts_of("sd15-inpaint"), group_size=2, seed=SEED, plan=Plan(keep_mean=True))
+    rollout = policy.rollout(prompts_of("sd15-inpaint"), group_size=2, seed=SEED, plan=Plan(values=(DRIFT,)))
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
     assert rollout.noise is not None
     # The mask repaints the lower half; the pipeline puts the given picture back into the upper half after each step.

@@ -17,6 +17,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.policies.denoising.calls import CallForm
 from mmgrpo.policies.denoising.trace import Row
 from mmgrpo.types import Plan, Prompt
+from mmgrpo.values import from_reference
 from tests.policies.contract import sample_difference, values
 from tests.policies.tiny_policies import pipeline_of, policy_of, prompts_of
 
@@ -131,12 +132,12 @@ def test_states_shared_by_a_group_have_one_divergence() -> None:
     rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=plan)
     for parameter in policy.trainable:
         parameter.data.add_(0.05)
-    (shared,) = policy.evaluate(rollout, divergence="gaussian")
-    (distinct,) = policy.evaluate(replace(rollout, state_BT=torch.arange(16).reshape(4, 4)), divergence="gaussian")
-    assert shared.kl_BT is not None
-    assert distinct.kl_BT is not None
-    assert shared.kl_BT[0] == shared.kl_BT[1] != shared.kl_BT[2]
-    torch.testing.assert_close(shared.kl_BT, distinct.kl_BT, rtol=1e-4, atol=1e-9)
+    value = from_reference("gaussian")
+    (shared,) = policy.evaluate(rollout, values=[value])
+    (distinct,) = policy.evaluate(replace(rollout, state_BT=torch.arange(16).reshape(4, 4)), values=[value])
+    kl_BT = shared.values[value]
+    assert kl_BT[0] == kl_BT[1] != kl_BT[2]
+    torch.testing.assert_close(kl_BT, distinct.values[value], rtol=1e-4, atol=1e-9)
     assert (shared.num_forwards, distinct.num_forwards) == (2 * 2, 2 * 4)
 
 

@@ -11,20 +11,22 @@ from torch import Tensor
 from mmgrpo.errors import ConfigError
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Plan, Rollout
+from mmgrpo.values import DRIFT, ENTROPY, OLD, REFERENCE, Value, from_reference
 from tests.policies.contract import move, values
 from tests.policies.tiny_policies import policy_of, prompts_of
 
 SEED = 3
 NAMES = ("k1", "k2", "k3", "gaussian", "gaussian_no_dt", "velocity_mse")
-MEANS = Plan(keep_mean=True)
+MEANS = Plan(values=(DRIFT,))
 
 
 def _divergences(policy: DenoisingPolicy, rollout: Rollout, name: str) -> Tensor:
     found_BT = torch.zeros(rollout.shape)
-    for evaluation in policy.evaluate(rollout, divergence=name):
-        assert evaluation.kl_BT is not None
+    value = from_reference(name)
+    for evaluation in policy.evaluate(rollout, values=[value]):
         assert evaluation.rows is not None
-        found_BT[evaluation.rows, evaluation.columns[0]] = evaluation.kl_BT[:, 0]
+        assert set(evaluation.values) == {value}
+        found_BT[evaluation.rows, evaluation.columns[0]] = evaluation.values[value][:, 0]
     return found_BT
 
 
@@ -60,19 +62,17 @@ def test_drift_is_zero_on_policy_and_the_closed_form_after_a_change() -> None:
     policy = policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=MEANS)
     with torch.no_grad():
-        for evaluation in policy.evaluate(rollout):
-            assert evaluation.drift_BT is not None
-            assert not evaluation.drift_BT.any()
+        for evaluation in policy.evaluate(rollout, values=[DRIFT]):
+            assert not evaluation.values[DRIFT].any()
     move(policy.trainable)
-    first = next(policy.evaluate(rollout))
-    assert first.drift_BT is not None
+    drift_BT = next(policy.evaluate(rollout, values=[DRIFT])).values[DRIFT]
     # The first decision is taken in the initial noise, whatever the weights: a second rollout has its mean of now.
     again = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=MEANS)
     assert rollout.noise is not None
     for row, (old, new) in enumerate(zip(rollout.trace.transitions, again.trace.transitions, strict=True)):
         expected = ((new[0].mean - old[0].mean) ** 2).mean() / (2 * rollout.noise.std_BT[row, 0] ** 2)
-        torch.testing.assert_close(first.drift_BT[row, 0].detach(), expected, rtol=1e-4, atol=1e-9)
-    first.drift_BT.sum().backward()
+        torch.testing.assert_close(drift_BT[row, 0].detach(), expected, rtol=1e-4, atol=1e-9)
+    drift_BT.sum().backward()
     # SD3's last block throws its text stream away: the two factors on the queries of it reach nothing
     assert sum(p.grad is None or not bool(p.grad.any()) for p in policy.trainable) == 2
 
@@ -84,23 +84,49 @@ def test_gaussian_divergences_at_the_policy_that_sampled_are_its_drift() -> None
     assert rollout.noise is not None
     with torch.no_grad():
         kl_BT, no_dt_BT = (_divergences(policy, rollout, name) for name in ("gaussian", "gaussian_no_dt"))
-        for evaluation in policy.evaluate(rollout):
-            assert evaluation.drift_BT is not None
-            torch.testing.assert_close(evaluation.drift_BT, kl_BT[:, list(evaluation.columns)], rtol=1e-4, atol=1e-9)
+        for evaluation in policy.evaluate(rollout, values=[DRIFT]):
+            expected_BT = kl_BT[:, list(evaluation.columns)]
+            torch.testing.assert_close(evaluation.values[DRIFT], expected_BT, rtol=1e-4, atol=1e-9)
     torch.testing.assert_close(no_dt_BT, kl_BT * rollout.noise.step_BT, rtol=1e-5, atol=1e-9)
 
 
 def test_a_rollout_without_means_has_no_drift() -> None:
     policy = policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
-    assert next(policy.evaluate(rollout)).drift_BT is None
+    assert next(policy.evaluate(rollout)).values == {}
+    with pytest.raises(ConfigError, match=r"kept nothing that gaussian@old takes: name it in Plan\.values"):
+        next(policy.evaluate(rollout, values=[DRIFT]))
 
 
-def test_an_unknown_divergence_is_refused() -> None:
+@pytest.mark.parametrize(
+    "value",
+    [from_reference("kl"), from_reference("entropy"), ENTROPY, Value("gaussian"), Value("k3", OLD), Value("k3", "ema")],
+    ids=str,
+)
+def test_a_value_that_steps_do_not_have_is_refused_with_those_known(value: Value) -> None:
     policy = policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
-    with pytest.raises(ConfigError, match=r"unknown divergence 'kl'.*'gaussian'.*'k3'"):
-        next(policy.evaluate(rollout, divergence="kl"))
+    known = (
+        f"denoising steps have no value {value}: leave out what asks for it; known are of old: gaussian, gaussian_no_dt, velocity_mse; "
+        "of reference: gaussian, gaussian_no_dt, k1, k2, k3, logprob, velocity_mse"
+    )
+    with pytest.raises(ConfigError, match=f"^{known}$"):
+        next(policy.evaluate(rollout, values=[value]))
+
+
+def test_the_references_log_probability_is_that_of_the_weights_before_they_moved() -> None:
+    policy = policy_of("sd3")
+    rollout = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED)
+    move(policy.trainable, scale=0.2)
+    value = Value("logprob", REFERENCE)
+    for evaluation in policy.evaluate(rollout, values=[value, from_reference("k1")]):
+        assert evaluation.rows is not None
+        old_BT = rollout.old_logprob_BT[evaluation.rows[:, None], list(evaluation.columns)]
+        assert not evaluation.values[value].requires_grad
+        assert torch.equal(evaluation.values[value], old_BT)
+        # k1 is the difference of the two; and one pass of the reference is enough for both
+        assert torch.equal(evaluation.values[from_reference("k1")], evaluation.logprob_BT - old_BT)
+        assert evaluation.num_forwards == 2 * len(evaluation.rows)
 
 
 def test_noise_says_the_steps_of_the_schedule() -> None:

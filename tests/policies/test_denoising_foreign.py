@@ -14,6 +14,7 @@ from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.trace import Row
 from mmgrpo.policy import Policy
 from mmgrpo.types import Plan, Prompt, Rollout
+from mmgrpo.values import DRIFT
 from tests.policies import contract, foreign_pipelines
 from tests.policies.contract import Subject, move, values
 
@@ -104,7 +105,7 @@ def test_noise_is_the_rows_own() -> None:
 )
 def test_elements_that_the_pipeline_overwrites_are_no_decisions(kind: str, kept: int) -> None:
     policy = _policy(foreign_pipelines.build(getattr(foreign_pipelines, kind)))
-    rollout = policy.rollout(PROMPTS, group_size=2, seed=3, plan=Plan(keep_mean=True))
+    rollout = policy.rollout(PROMPTS, group_size=2, seed=3, plan=Plan(values=(DRIFT,)))
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
     assert rollout.noise is not None
     for row, transitions in enumerate(rollout.trace.transitions):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mmgrpo.policies.denoising.memo import Memo
 from mmgrpo.types import Plan, Prompt
+from mmgrpo.values import from_reference
 from tests.policies.tiny_policies import pipeline_of, policy_of, prompts_of
 
 SEED = 3
@@ -38,7 +39,7 @@ def test_each_prompt_is_encoded_once_in_whatever_batches() -> None:
     rollout = policy.rollout(prompts, group_size=2, seed=SEED)
     assert encoded == ([1] * 3, [1] * 3)  # two prompts and the empty negative one
     for rows in (None, [0], [5, 1]):
-        for evaluation in policy.evaluate(rollout, rows, divergence="gaussian"):
+        for evaluation in policy.evaluate(rollout, rows, values=[from_reference("gaussian")]):
             evaluation.logprob_BT.sum().backward()
     policy.rollout(prompts[:1], group_size=3, seed=SEED + 1, plan=Plan(share_noise=True))
     policy.rollout(prompts, group_size=1, seed=SEED, plan=Plan(stochastic=()))

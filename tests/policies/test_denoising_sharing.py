@@ -16,6 +16,7 @@ from mmgrpo.policies.denoising.record import Recorder
 from mmgrpo.policies.denoising.sampling import Sampling
 from mmgrpo.policies.denoising.session import Session, Stage
 from mmgrpo.types import Plan, Prompt
+from mmgrpo.values import DRIFT
 from tests.policies.contract import gradients, move, relative_difference, values
 from tests.policies.tiny_policies import final_latent, pipeline_of, policy_of, prompts_of, settings_of
 
@@ -129,12 +130,11 @@ def test_a_shape_that_breaks_the_rule_is_forgotten() -> None:
 
 
 def test_a_plan_that_keeps_means_keeps_those_of_every_member() -> None:
-    plan = replace(WINDOW, keep_mean=True)
+    plan = replace(WINDOW, values=(DRIFT,))
     policy = policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=GROUP_SIZE, seed=SEED, plan=plan)
     first: list[Tensor] = [transitions[1].mean for transitions in rollout.trace.transitions]
     assert all(torch.equal(mean, first[0]) for mean in first[:3])
     assert not torch.equal(first[0], first[3])
-    for evaluation in policy.evaluate(rollout):
-        assert evaluation.drift_BT is not None
-        assert not evaluation.drift_BT.any()
+    for evaluation in policy.evaluate(rollout, values=[DRIFT]):
+        assert not evaluation.values[DRIFT].any()

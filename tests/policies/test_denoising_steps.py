@@ -26,6 +26,7 @@ from PIL import Image
 
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Plan, Prompt
+from mmgrpo.values import DRIFT, from_reference
 from tests.breadth import assembly
 from tests.breadth.trial import prompts_and_call
 from tests.policies.contract import gradients, move, sample_difference, values
@@ -98,7 +99,7 @@ def _if_policy(**settings: Any) -> DenoisingPolicy:
 @pytest.mark.parametrize("sampler", [None, "ddim", "native"])
 def test_learned_variance_is_the_stock_samplers(sampler: str | None) -> None:
     policy = _if_policy(sampler=sampler)
-    rollout = policy.rollout(PROMPTS, group_size=2, seed=SEED, plan=Plan(keep_mean=True))
+    rollout = policy.rollout(PROMPTS, group_size=2, seed=SEED, plan=Plan(values=(DRIFT,)))
     assert rollout.mask_BT[0].tolist() == [True, True, True, False]
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
     assert rollout.trace.transitions[0][0].next_state.shape == (1, 3, 8, 8)
@@ -110,9 +111,9 @@ def test_learned_variance_is_the_stock_samplers(sampler: str | None) -> None:
 def test_the_variance_is_trained_where_it_is_drawn_with(sampler: str, is_trained: bool) -> None:
     policy = _if_policy(sampler=sampler, lora=None)
     rollout = policy.rollout(PROMPTS, group_size=2, seed=SEED)
-    for evaluation in policy.evaluate(rollout, divergence="gaussian"):
-        assert evaluation.kl_BT is not None
-        assert float(evaluation.kl_BT.detach().abs().max()) < 1e-6
+    value = from_reference("gaussian")
+    for evaluation in policy.evaluate(rollout, values=[value]):
+        assert float(evaluation.values[value].detach().abs().max()) < 1e-6
         evaluation.logprob_BT.sum().backward()
     gradient = policy.pipeline.unet.conv_out.bias.grad
     assert bool(gradient[:3].all())
@@ -138,7 +139,7 @@ def _ltx_condition(**settings: Any) -> DenoisingPolicy:
 def test_tokens_at_a_level_of_their_own_are_no_decisions(guided: bool) -> None:
     policy = _ltx_condition(guided=guided)
     shown = [Prompt("a red fox", images=(_picture(32),))]
-    rollout = policy.rollout(shown, group_size=2, seed=SEED, plan=Plan(keep_mean=True))
+    rollout = policy.rollout(shown, group_size=2, seed=SEED, plan=Plan(values=(DRIFT,)))
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
     first = rollout.trace.transitions[0][0]
     assert first.keep is not None
@@ -192,7 +193,7 @@ def test_a_pipeline_that_asks_for_the_clean_sample_before_it_steps_is_exact(batc
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         policy = DenoisingPolicy(pipeline, settings)
-    rollout = policy.rollout(PROMPTS, group_size=2, seed=SEED, plan=Plan(keep_mean=True))
+    rollout = policy.rollout(PROMPTS, group_size=2, seed=SEED, plan=Plan(values=(DRIFT,)))
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
     assert rollout.num_forwards == 2 * 3 * 4  # guided, three steps, four rows: nothing is run twice
     move(policy.trainable)

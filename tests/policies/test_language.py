@@ -18,6 +18,7 @@ from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.policies.language.transformer import Transformer
 from mmgrpo.policies.language.ways import Cached
 from mmgrpo.types import Example, Plan, Prompt, Rollout
+from mmgrpo.values import DRIFT, ENTROPY, REFERENCE, Value, from_reference
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
 from tests.policies.tiny_language import TEMPERATURE, picture, policy_of, prompts_of
 from tests.tiny.language_models import TINY, make
@@ -137,18 +138,31 @@ def test_the_divergence_is_from_the_untrained_model() -> None:
     with policy.reference():
         pass
     move(policy.trainable)
-    for evaluation in policy.evaluate(rollout, divergence="k1", entropy=True):
+    k1, reference = from_reference("k1"), Value("logprob", REFERENCE)
+    for evaluation in policy.evaluate(rollout, values=[k1, ENTROPY, reference]):
         assert evaluation.rows is not None
         index = evaluation.rows[:, None], torch.tensor(list(evaluation.columns))[None]
         kept = rollout.mask_BT[index]
-        assert evaluation.kl_BT is not None
-        assert evaluation.entropy_BT is not None
+        assert set(evaluation.values) == {k1, ENTROPY, reference}
         expected = evaluation.logprob_BT - rollout.old_logprob_BT[index]
-        assert torch.allclose(evaluation.kl_BT[kept], expected[kept], atol=2e-5)
-        assert (evaluation.entropy_BT[kept] > 0).all()
-        assert (evaluation.entropy_BT[~kept] == 0).all()
-    with pytest.raises(ConfigError, match="unknown divergence 'gaussian' for tokens"):
-        next(iter(policy.evaluate(rollout, divergence="gaussian")))
+        assert torch.allclose(evaluation.values[k1][kept], expected[kept], atol=2e-5)
+        assert torch.allclose(evaluation.values[reference][kept], rollout.old_logprob_BT[index][kept], atol=2e-5)
+        assert not evaluation.values[reference].requires_grad
+        assert (evaluation.values[ENTROPY][kept] > 0).all()
+        assert (evaluation.values[ENTROPY][~kept] == 0).all()
+        assert evaluation.num_forwards == 2 * len(evaluation.rows)  # the reference is asked once for both
+    assert next(iter(policy.evaluate(rollout))).values == {}
+
+
+@pytest.mark.parametrize(
+    "value", [from_reference("gaussian"), DRIFT, Value("k1"), Value("entropy", REFERENCE), Value("k3", "ema")], ids=str
+)
+def test_a_value_that_tokens_do_not_have_is_refused_with_those_known(value: Value) -> None:
+    policy = policy_of("llama")
+    rollout = rollout_of(policy, "llama")
+    known = f"tokens have no value {value}: leave out what asks for it; known are entropy, and logprob, k1, k2, k3 of reference"
+    with pytest.raises(ConfigError, match=f"^{known}$"):
+        next(iter(policy.evaluate(rollout, values=[value])))
 
 
 def test_adapters_are_read_by_peft(tmp_path: Path) -> None:
@@ -245,7 +259,7 @@ def test_a_processor_without_a_template_reads_text_alone() -> None:
 
 def test_windows_and_shared_noise_are_refused() -> None:
     policy = policy_of("llama")
-    for plan in (Plan(stochastic=(0, 1)), Plan(share_noise=True), Plan(keep_mean=True)):
+    for plan in (Plan(stochastic=(0, 1)), Plan(share_noise=True), Plan(values=(DRIFT,))):
         with pytest.raises(PolicyError, match="tokens have no windows"):
             policy.rollout([Prompt("x")], group_size=2, seed=0, plan=plan)
 

@@ -1,0 +1,158 @@
+"""Whether a change leaves every update as it was: short runs of this tree and of another commit, compared to the bit.
+
+python -m benchmarks.no_change BASE [--configs quickstart/digits-image ...] [--steps 3] [--set key=value ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+QUICKSTARTS = ("quickstart/digits-image", "quickstart/arithmetic-text", "quickstart/digits-vlm")
+SHORTENED = ("seed=0", "warmup.steps=20", "rollout.prompts_per_step=4", "evaluation=null", "watchdog=null")
+CLOCK = "time/"
+
+HEADER = f"{'config':28} {'weights':>9} {'lines':>6} {'numbers':>8} {'differ':>7}"
+LEGEND = """\
+weights: of the last checkpoint, by SHA-256; lines and numbers: of metrics.jsonl, the clock's left out.
+differ: numbers of the other commit that are others here, or missing; what is logged here alone is no difference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What is left of a run.
+
+    Attributes:
+        weights: SHA-256 of the weights of the last checkpoint.
+        lines: what it logged of every update, without the clock.
+    """
+
+    weights: str
+    lines: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A run of this tree beside that of the other commit.
+
+    Attributes:
+        weights: whether they are the same, to the bit.
+        num_lines: lines of the other commit's metrics.
+        num_numbers: numbers in them.
+        differing: what differs, each with the line, the name and both numbers.
+        added: names that are logged here alone.
+    """
+
+    weights: bool
+    num_lines: int
+    num_numbers: int
+    differing: tuple[str, ...]
+    added: tuple[str, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing differs."""
+        return self.weights and not self.differing
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs, compares and prints; 1 at any difference."""
+    options = _parser().parse_args(arguments)
+    overrides = [*SHORTENED, f"steps={options.steps}", *options.set]
+    print(f"this tree against {options.base}: {' '.join(overrides)}\n{HEADER}")
+    found = []
+    with _checked_out(options.base) as base:
+        for config in options.configs:
+            comparison = compare(train(ROOT, config, overrides), train(base, config, overrides))
+            print(_shown(config, comparison), flush=True)
+            found.append(comparison)
+    print(LEGEND)
+    return 0 if all(comparison.same for comparison in found) else 1
+
+
+def train(tree: Path, config: str, overrides: Sequence[str]) -> Trained:
+    """Trains a configuration with the code of a tree, in a process of its own.
+
+    Raises: RuntimeError with the end of what the run said, if it failed.
+    """
+    with tempfile.TemporaryDirectory() as output:
+        command = [sys.executable, "-m", "mmgrpo", "train", config, *overrides, f"output={output}"]
+        environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+        run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+        if run.returncode != 0:
+            raise RuntimeError(f"{config} in {tree} ended with {run.returncode}:\n{(run.stdout + run.stderr)[-3000:]}")
+        (metrics,) = Path(output).rglob("metrics.jsonl")
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+        timeless = tuple({k: v for k, v in line.items() if not k.startswith(CLOCK)} for line in lines)
+        return Trained(weights=_hash(metrics.parent), lines=timeless)
+
+
+def compare(here: Trained, there: Trained) -> Comparison:
+    """What of the other commit's run is not the same here."""
+    differing = [f"{len(here.lines)} lines of metrics, not {len(there.lines)}"] * (len(here.lines) != len(there.lines))
+    for number, (mine, other) in enumerate(zip(here.lines, there.lines, strict=False)):
+        for name, value in other.items():
+            # as text: NaN is itself, and -0.0 is not 0.0
+            if repr(mine.get(name)) != repr(value):
+                differing.append(f"line {number}: {name} is {mine.get(name)}, was {value}")
+    added = {name for line in here.lines for name in line} - {name for line in there.lines for name in line}
+    return Comparison(
+        weights=here.weights == there.weights,
+        num_lines=len(there.lines),
+        num_numbers=sum(map(len, there.lines)),
+        differing=tuple(differing),
+        added=tuple(sorted(added)),
+    )
+
+
+def _hash(folder: Path) -> str:
+    newest = sorted((folder / "checkpoints").iterdir())[-1]
+    files = sorted((newest / "policy").rglob("*.safetensors"))
+    if not files:
+        raise RuntimeError(f"{newest} holds no weights")
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+@contextmanager
+def _checked_out(commit: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), commit], check=True)
+        try:
+            yield tree
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
+
+
+def _shown(config: str, found: Comparison) -> str:
+    weights = "same" if found.weights else "DIFFERENT"
+    lines = [f"{config:28} {weights:>9} {found.num_lines:6} {found.num_numbers:8} {len(found.differing):7}"]
+    lines += [f"    {each}" for each in found.differing[:10]]
+    if found.added:
+        lines.append(f"    logged here alone: {', '.join(found.added)}")
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("base", help="the commit to compare with")
+    parser.add_argument("--configs", nargs="+", default=QUICKSTARTS, help="files or shipped names")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--set", nargs="*", default=[], help="further overrides, a.b=c, for both")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
