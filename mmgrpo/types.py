@@ -139,15 +139,18 @@ class Plan:
         chosen = self.stochastic
         if chosen is not None and (list(chosen) != sorted(set(chosen)) or any(t < 0 for t in chosen)):
             raise DataError(f"Plan.stochastic must be increasing indices of decisions, got {chosen}")
-        if self.members is not None and not all(self.members):
-            raise DataError(f"Plan.members must name at least one member of each prompt, got {self.members}")
+        if self.members is not None:
+            _require_members(self.members, self.prompt_ids)
 
     def members_of(self, num_prompts: int, group_size: int) -> tuple[tuple[int, ...], ...]:
         """For policies: the members to draw of each prompt. Raises DataError if the plan is for other prompts."""
-        members = self.members or (tuple(range(group_size)),) * num_prompts
-        if len(members) != num_prompts or group_size < 1:
-            raise DataError(f"Plan.members is for {len(members)} prompts of at least one member, got {num_prompts}")
-        return members
+        if group_size < 1:
+            raise DataError(f"a rollout takes a group of at least one member, got {group_size}")
+        if self.members is None:
+            return (tuple(range(group_size)),) * num_prompts
+        if len(self.members) != num_prompts:
+            raise DataError(f"Plan.members is for {len(self.members)} prompts, got {num_prompts}")
+        return self.members
 
     @property
     def deterministic(self) -> bool:
@@ -365,6 +368,17 @@ class Scores:
     def scored_B(self) -> Tensor:
         """Whether any reward of a weight other than 0 applied to the sample."""
         return (self.valid_BR & (self.weight_R != 0)).any(1)
+
+
+def _require_members(members: tuple[tuple[int, ...], ...], prompt_ids: tuple[int, ...] | None) -> None:
+    if not all(members):
+        raise DataError(f"Plan.members must name at least one member of each prompt, got {members}")
+    if any(len(set(some)) < len(some) for some in members):
+        raise DataError(f"Plan.members must name the members of a prompt each of them once, got {members}")
+    if any(member < 0 for some in members for member in some):
+        raise DataError(f"Plan.members must name members by number, from 0, got {members}")
+    if prompt_ids is not None and len(prompt_ids) != len(members):
+        raise DataError(f"Plan.members is for {len(members)} prompts but prompt_ids for {len(prompt_ids)}")
 
 
 def _describe(tensor: Tensor) -> str:

@@ -14,7 +14,7 @@ BESIDE = ("policies", "rewards", "examples")
 """Folders beside the engine, each linked into the package."""
 
 ROOMS = (
-    ("errors",),
+    ("errors", "values"),
     ("types",),
     ("system",),
     ("maths",),
@@ -41,7 +41,7 @@ KINDS = (
 )
 """The rewards, in the same manner."""
 
-CONTRACTS = ("errors", "types", "maths", "policy", "reward", "data.media", "serving.wire")
+CONTRACTS = ("errors", "values", "types", "maths", "policy", "reward", "data.media", "serving.wire")
 CONTRACTS += ("system.lazy", "system.extras", "system.hub", "system.targets", "system.bounded")
 """What adapters may import of the engine."""
 

@@ -30,7 +30,6 @@ from mmgrpo.maths.schedules import WEIGHT_SCHEDULES
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.surrogates import SURROGATES
-from mmgrpo.maths.terms import every_kept
 from mmgrpo.maths.transitions import SAMPLERS
 from mmgrpo.maths.windows import WINDOWS
 
@@ -255,8 +254,7 @@ def _passes(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[t
     yield "old policy", "no pass: the log-probabilities stored at the rollout serve every update"
     yield "values", _values_line(config)
     yield "reference", _reference_line(config)
-    objective = build_objective(config.objective)
-    if all(term.active is not every_kept for term in objective.terms):
+    if build_objective(config.objective).skips:
         yield "skipped", "decisions without an advantage or a weight take no forward in the update"
     yield "evaluation", _evaluation_line(config, settings)
     watchdog = config.watchdog

@@ -26,7 +26,7 @@ from mmgrpo.maths.diagnostics import Diagnostics, total
 from mmgrpo.maths.ratios import RATIO_LEVELS, Bounded
 from mmgrpo.maths.selections import Selection
 from mmgrpo.maths.surrogates import Surrogate
-from mmgrpo.maths.terms import DECISION, Loss, SurrogateTerm, Term, divergence_term, entropy_term
+from mmgrpo.maths.terms import DECISION, Loss, SurrogateTerm, Term, divergence_term, entropy_term, every_kept
 from mmgrpo.values import DRIFT, ENTROPY, Value, from_reference
 
 if TYPE_CHECKING:
@@ -121,6 +121,11 @@ class Objective:
     def separable(self) -> bool:
         """Whether decisions do not depend on each other, so that any slice may be differentiated by itself."""
         return all(term.couples == DECISION for term in self.terms)
+
+    @property
+    def skips(self) -> bool:
+        """Whether there may be kept decisions that no term depends on, which then take no forward."""
+        return all(term.active is not every_kept for term in self.terms)
 
     @property
     def values(self) -> frozenset[Value]:

@@ -293,6 +293,7 @@ def test_what_an_objective_needs():
     assert [term.couples for term in full.terms] == ["row", "decision", "decision"]
     assert (full.first_values, plain.first_values) == ({KL, ENTROPY, DRIFT}, frozenset())
     guard = Objective(surrogate=PPO, aggregate=sample_mean, normalise_ratio=True)
+    assert (plain.skips, full.skips, guard.skips) == (True, False, True)
     assert (guard.values, guard.views, guard.rollout_knows_values) == ({DRIFT}, {OLD}, True)
 
 

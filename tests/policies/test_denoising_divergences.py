@@ -107,7 +107,8 @@ def test_a_value_that_steps_do_not_have_is_refused_with_those_known(value: Value
     policy = policy_of("sd3")
     rollout = policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
     known = (
-        f"denoising steps have no value {value}: leave out what asks for it; known are of old: gaussian, gaussian_no_dt, velocity_mse; "
+        f"denoising steps have no value {value}: leave out what asks for it; "
+        "known are of old: gaussian, gaussian_no_dt, velocity_mse; "
         "of reference: gaussian, gaussian_no_dt, k1, k2, k3, logprob, velocity_mse"
     )
     with pytest.raises(ConfigError, match=f"^{known}$"):

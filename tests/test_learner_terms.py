@@ -1,0 +1,169 @@
+"""Terms of other kinds in an update: what they depend on, what they couple, and what is known before a forward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import logsigmoid
+
+from mmgrpo.errors import ShapeError
+from mmgrpo.maths.aggregates import count, sample_mean
+from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.diagnostics import Diagnostics, total
+from mmgrpo.maths.objectives import Objective
+from mmgrpo.maths.terms import Loss, Term
+from mmgrpo.train.learner import accumulate_gradient, measured
+from mmgrpo.values import Value, from_reference
+from tests.test_learner import (
+    ADVANTAGE_B,
+    CLIPPED,
+    OBJECTIVES,
+    disturb,
+    draw,
+    full_graph,
+    gradient,
+    make_policy,
+    relative,
+    streamed,
+)
+
+ALL = [0, 1, 2, 3]
+ZERO_B = torch.zeros(4)
+LOGPROB_OF_REFERENCE = Value("logprob", "reference")
+
+
+def _squared(decisions: Decisions) -> Loss:
+    """sum v logprob^2: whatever the advantage."""
+    square_BT = decisions.logprob_BT.where(decisions.mask_BT, 0.0).square()
+    loss = (decisions.plain_weight_BT * square_BT).sum()
+    return Loss(loss, Diagnostics(loss_sums={"squared": total(loss)}))
+
+
+def _paired(decisions: Decisions) -> Loss:
+    """-sum log sigmoid(s_0 - s_1 - (r_0 - r_1)) over groups of two; s, r: a row's log-prob, now and of the reference."""
+    keep_BT = decisions.mask_BT
+    now_B = decisions.logprob_BT.where(keep_BT, 0.0).sum(1)
+    then_B = decisions[LOGPROB_OF_REFERENCE].where(keep_BT, 0.0).sum(1)
+    margin_P2 = (now_B - then_B).reshape(-1, 2)
+    present_P = keep_BT.any(1).reshape(-1, 2).all(1)
+    loss = -logsigmoid(margin_P2[:, 0] - margin_P2[:, 1]).where(present_P, 0.0).sum()
+    return Loss(loss, Diagnostics(loss_sums={"paired": total(loss)}))
+
+
+SQUARED = Term(name="squared", loss=_squared)
+PAIRED = Term(name="paired", loss=_paired, values=(LOGPROB_OF_REFERENCE,), couples="group")
+ALONE = Objective(surrogate=None, aggregate=sample_mean, further=(SQUARED,))
+PAIRS = Objective(surrogate=None, aggregate=sample_mean, further=(PAIRED,))
+
+
+@pytest.mark.parametrize("level", [None, "decision", "sequence"], ids=str)
+def test_a_term_trains_where_no_sample_has_an_advantage(level: str | None) -> None:
+    surrogate = {} if level is None else {"surrogate": CLIPPED, "ratio_level": level}
+    objective = replace(ALONE, **surrogate)
+    policy = make_policy()
+    rollout = draw(policy)
+    disturb(policy)
+    expected, full = full_graph(policy, rollout, objective, ZERO_B)
+    value, found = streamed(policy, rollout.aged(), objective, parts=[ALL], advantage_B=ZERO_B)
+    assert full.norm() > 0
+    assert value == pytest.approx(expected, rel=1e-4)
+    assert relative(found, full) < 1e-5
+    _, nothing = streamed(policy, rollout.aged(), OBJECTIVES["clipped"], parts=[ALL], advantage_B=ZERO_B)
+    assert nothing.norm() == 0
+
+
+def test_a_terms_gradient_adds_to_the_surrogates() -> None:
+    policy = make_policy()
+    rollout = draw(policy).aged()
+    disturb(policy)
+    both = replace(ALONE, surrogate=CLIPPED)
+    _, together = streamed(policy, rollout, both, parts=[ALL])
+    apart = [streamed(policy, rollout, part, parts=[ALL])[1] for part in (ALONE, replace(both, further=()))]
+    assert relative(together, apart[0] + apart[1]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [PAIRS, replace(PAIRS, surrogate=CLIPPED), replace(PAIRS, surrogate=CLIPPED, divergence="k3", kl_beta=0.3)],
+    ids=["alone", "beside a surrogate", "beside a surrogate and a divergence"],
+)
+def test_a_loss_of_groups_streams_the_full_graphs_gradient_at_weights_that_moved(objective: Objective) -> None:
+    policy = make_policy()
+    with policy.reference():  # a full fine-tune's reference is what the weights are now
+        pass
+    rollout = draw(policy)
+    disturb(policy)
+    assert not objective.separable
+    expected, full = full_graph(policy, rollout, objective)
+    assert full.norm() > 0
+    value, found = streamed(policy, rollout.aged(), objective, parts=[ALL])
+    assert value == pytest.approx(expected, rel=1e-4)
+    assert relative(found, full) < 1e-5
+    value, found = streamed(policy, rollout.aged(), objective, parts=[[0, 1], [2, 3]])  # each group whole
+    assert value == pytest.approx(expected, rel=1e-4)
+    assert relative(found, full) < 1e-5
+
+
+def test_a_loss_of_groups_is_not_that_of_its_rows() -> None:
+    policy = make_policy()
+    rollout = draw(policy).aged()
+    disturb(policy)
+    _, whole = streamed(policy, rollout, PAIRS, parts=[ALL])
+    _, halves = streamed(policy, rollout, PAIRS, parts=[[0, 2], [1, 3]])
+    assert whole.norm() > 0
+    assert halves.norm() == 0  # no group is whole
+
+
+def test_the_ratio_is_known_without_a_forward_as_long_as_the_weights_are_those_that_sampled() -> None:
+    policy = make_policy()
+    rollout = draw(policy)
+    disturb(policy)  # what the rollout says of itself is believed: nothing asks the weights again
+    advantage_BT = ADVANTAGE_B[:, None].expand(rollout.shape)
+    for name in ("gspo", "gspo of norms"):
+        objective, totals = OBJECTIVES[name], count(rollout.mask_BT)
+        fresh, stale = (
+            accumulate_gradient(policy, drawn, advantage_BT, objective, rows=ALL, totals=totals)
+            for drawn in (rollout, rollout.aged())
+        )
+        metrics = fresh.diagnostics.as_metrics()
+        assert (metrics["policy/ratio_mean"], metrics["policy/ratio_std"], fresh.num_forwards) == (1.0, 0.0, 12)
+        assert stale.diagnostics.as_metrics()["policy/ratio_std"] > 0
+        assert stale.num_forwards > 12
+    gradient(policy)
+
+
+def test_values_that_the_rollout_knows_are_not_asked_again_on_policy() -> None:
+    # 4 rows x 3 stochastic steps; each forward of the policy has one of the reference beside it
+    policy, objective = make_policy(), OBJECTIVES["gspo with kl"]
+    rollout = draw(policy)
+    known = measured(policy, rollout, [from_reference("velocity_mse")])
+    assert known.num_forwards == rollout.num_forwards + 24
+    disturb(policy)
+    advantage_BT = ADVANTAGE_B[:, None].expand(rollout.shape)
+    spent = [
+        accumulate_gradient(policy, drawn, advantage_BT, objective, rows=ALL, totals=count(drawn.mask_BT)).num_forwards
+        for drawn in (known, rollout, known.aged())
+    ]
+    assert spent == [24, 48, 48]
+
+
+def test_advantages_are_those_of_the_decisions() -> None:
+    policy = make_policy()
+    rollout = draw(policy)
+    with pytest.raises(ShapeError, match=r"advantage_BT must be \(4, 4\) like the rollout, got \(4,\)"):
+        accumulate_gradient(
+            policy, rollout, ADVANTAGE_B, OBJECTIVES["clipped"], rows=ALL, totals=count(rollout.mask_BT)
+        )
+    # the last trained step alone teaches: 4 forwards, and the gradient of a mask that keeps only it
+    only_BT = (torch.arange(4) == 2).expand(rollout.shape)
+    found = accumulate_gradient(
+        policy, rollout, ADVANTAGE_B[:, None] * only_BT, OBJECTIVES["clipped"], rows=ALL, totals=count(rollout.mask_BT)
+    )
+    assert found.num_forwards == 4
+    one = gradient(policy)
+    assert one.norm() > 0
+    # a sample's mean is over its 3 trained decisions there, over 1 here
+    _, alone = streamed(policy, rollout.keep(only_BT), OBJECTIVES["clipped"], parts=[ALL])
+    assert relative(one, alone / 3) < 1e-5

@@ -1,0 +1,111 @@
+"""What a rollout knows of its weights, and whom a plan draws."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mmgrpo.errors import DataError, ShapeError
+from mmgrpo.types import Origin, Plan, Prompt, Rollout, Sample
+from mmgrpo.values import DRIFT, ENTROPY, Value, from_reference
+
+
+def rollout_of(num_samples: int = 3) -> Rollout:
+    grid = torch.arange(num_samples * 2).reshape(num_samples, 2)
+    return Rollout(
+        samples=[Sample(Prompt("x"), 0, member, text="a") for member in range(num_samples)],
+        prompt_index_B=torch.zeros(num_samples, dtype=torch.long),
+        old_logprob_BT=torch.zeros(num_samples, 2),
+        mask_BT=torch.ones(num_samples, 2, dtype=torch.bool),
+        state_BT=grid,
+        segment_BT=grid,
+        trace=None,
+    )
+
+
+def test_a_rollout_is_on_policy_as_long_as_the_weights_that_drew_it_stay() -> None:
+    drawn = rollout_of()
+    assert drawn.on_policy
+    once, twice = drawn.aged(), drawn.aged().aged()
+    assert (drawn.on_policy, once.on_policy, twice.on_policy) == (True, False, False)
+    assert once.age_B is not None
+    assert twice.age_B is not None
+    assert (once.age_B.tolist(), twice.age_B.tolist()) == ([1, 1, 1], [2, 2, 2])
+    assert drawn.age_B is None  # what it was made of is left as it was
+
+
+@pytest.mark.parametrize(
+    ("origin", "age", "on_policy"),
+    [
+        ([Origin.DRAWN] * 3, None, True),
+        ([Origin.DRAWN] * 3, [0, 0, 0], True),
+        (None, [0, 0, 0], True),
+        # one row that something else wrote, or that older weights drew, is enough
+        ([Origin.DRAWN, Origin.GIVEN, Origin.DRAWN], [0, 0, 0], False),
+        ([Origin.DRAWN, Origin.DRAWN, Origin.REPLAYED], None, False),
+        ([Origin.DRAWN] * 3, [0, 3, 0], False),
+    ],
+)
+def test_on_policy_follows_from_origins_and_ages(
+    origin: list[Origin] | None, age: list[int] | None, on_policy: bool
+) -> None:
+    found = replace(
+        rollout_of(),
+        origin_B=None if origin is None else torch.tensor(origin),
+        age_B=None if age is None else torch.tensor(age),
+    )
+    assert found.on_policy is on_policy
+
+
+def test_rows_keep_their_own_ages() -> None:
+    found = replace(rollout_of(), age_B=torch.tensor([0, 4, 1])).aged()
+    assert found.age_B is not None
+    assert found.age_B.tolist() == [1, 5, 2]
+
+
+def test_origins_ages_and_values_of_another_shape_are_refused() -> None:
+    for name in ("origin_B", "age_B"):
+        for wrong in (torch.zeros(2, dtype=torch.long), torch.zeros(3)):
+            with pytest.raises(ShapeError, match=f"{name} must be 3 integers"):
+                replace(rollout_of(), **{name: wrong})
+    with pytest.raises(ShapeError, match=r"values must be \(3, 2\) like old_logprob_BT, k3@reference are not"):
+        replace(rollout_of(), values={ENTROPY: torch.zeros(3, 2), from_reference("k3"): torch.zeros(3, 1)})
+
+
+def test_a_plan_draws_the_first_members_unless_it_names_others() -> None:
+    assert Plan().members_of(2, 3) == ((0, 1, 2), (0, 1, 2))
+    assert Plan(members=((5,), (2, 0))).members_of(2, 3) == ((5,), (2, 0))
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        (((0, 1), ()), "at least one member of each prompt"),
+        (((0, 1, 0),), "each of them once"),
+        (((0, -1),), "by number, from 0"),
+    ],
+)
+def test_members_that_cannot_be_drawn_are_refused(members: tuple[tuple[int, ...], ...], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Plan(members=members)
+
+
+def test_a_plan_of_other_prompts_is_refused() -> None:
+    with pytest.raises(DataError, match=r"Plan\.members is for 1 prompts.*got 2"):
+        Plan(members=((0, 1),)).members_of(2, 2)
+    with pytest.raises(DataError, match="for 2 prompts but prompt_ids for 1"):
+        Plan(members=((0,), (1,)), prompt_ids=(7,))
+    with pytest.raises(DataError, match="a group of at least one member, got 0"):
+        Plan().members_of(2, 0)
+
+
+def test_values_go_by_their_name_and_their_view() -> None:
+    assert [str(v) for v in (ENTROPY, DRIFT, from_reference("k3"), Value("k1", "ema"))] == [
+        "entropy",
+        "gaussian@old",
+        "k3@reference",
+        "k1@ema",
+    ]
+    assert Value("gaussian", "old") == DRIFT != from_reference("gaussian")
