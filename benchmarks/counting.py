@@ -98,7 +98,7 @@ def tiny_policy(config: RunConfig, *, guided: bool) -> DenoisingPolicy:
 def spend_step(config: RunConfig, policy: DenoisingPolicy, step: int = 0) -> Spending:
     """Rollout, reward and every gradient of one step, counted; the first rollout, which checks the replay, is not."""
     prompts = [Prompt(f"a red cat and {number} dogs") for number in range(config.rollout.prompts_per_step)]
-    plan = build_plan(config, policy, step, range(len(prompts)))
+    plan = build_plan(config, policy, step)
     group_size, B = config.rollout.group_size, len(prompts) * config.rollout.group_size
     policy.rollout(prompts, group_size=group_size, seed=step, plan=plan)
     with _counted(policy) as drawing:

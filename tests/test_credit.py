@@ -10,8 +10,9 @@ from torch import Tensor
 
 from mmgrpo.config import AdvantageConfig
 from mmgrpo.maths.aggregates import count, sample_mean
-from mmgrpo.train.credit import counted, form_credit, penalised, reward_metrics
+from mmgrpo.train.credit import counted, penalised, reward_metrics
 from mmgrpo.types import Prompt, Rollout, Sample, Scores
+from tests.uniform import credit_of
 
 
 def scores_of(values: list[float | None]) -> Scores:
@@ -41,7 +42,7 @@ def test_divergence_is_taken_off_the_reward_before_the_baseline() -> None:
     scores = penalised(plain, divergence_B, 0.5)
     assert scores.scored_B.tolist() == [True, True, True, False]
     config = AdvantageConfig.model_validate({"scale": "leave_one_out", "kl_beta": 0.5, "divergence": "k1"})
-    credit = form_credit(plain, 4, config, divergence_B)
+    credit = credit_of(plain, 4, config, divergence_B)
     # 1.5 - (2.5 - 2.5) / 2, 2.5 - (1.5 - 2.5) / 2, -2.5 - (1.5 + 2.5) / 2
     torch.testing.assert_close(credit.advantage_B, torch.tensor([1.5, 3.0, -4.5, 0.0]))
     torch.testing.assert_close(credit.total_B[:3], torch.tensor([1.5, 2.5, -2.5], dtype=torch.float64))
@@ -65,23 +66,23 @@ def test_divergence_is_taken_off_the_reward_before_the_baseline() -> None:
 )
 def test_a_divergence_keeps_its_size_beside_normalised_rewards(values: Any, expected: list[float]) -> None:
     config = AdvantageConfig.model_validate({**values, "kl_beta": 0.25, "divergence": "k1"})
-    credit = form_credit(scores_of([1.0, 3.0, 1.0, 3.0]), 2, config, torch.tensor([1.0, 5.0, 0.0, 0.0]))
+    credit = credit_of(scores_of([1.0, 3.0, 1.0, 3.0]), 2, config, torch.tensor([1.0, 5.0, 0.0, 0.0]))
     torch.testing.assert_close(credit.advantage_B, torch.tensor(expected))
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "gdpo"])
 def test_equal_groups_have_no_advantage_without_eps_either(scale: str) -> None:
     config = AdvantageConfig.model_validate({"scale": scale, "eps": 0.0, "correction": 0})
-    advantage_B = form_credit(scores_of([1.0, 1.0, 1.0, 1.0]), 2, config).advantage_B
+    advantage_B = credit_of(scores_of([1.0, 1.0, 1.0, 1.0]), 2, config).advantage_B
     assert advantage_B.tolist() == [0.0, 0.0, 0.0, 0.0]
-    mixed_B = form_credit(scores_of([1.0, 1.0, 0.0, 1.0]), 2, config).advantage_B
+    mixed_B = credit_of(scores_of([1.0, 1.0, 0.0, 1.0]), 2, config).advantage_B
     assert mixed_B[:2].tolist() == [0.0, 0.0]
     assert mixed_B[2] == -mixed_B[3] < 0
 
 
 def test_rewards_near_the_end_of_float32_neither_overflow_nor_vanish() -> None:
     scores = scores_of([1.5e38, -1.5e38, 1.5e38, 0.0])  # of weight 2
-    credit = form_credit(scores, 4, AdvantageConfig.model_validate({"eps": 0.0, "correction": 0}))
+    credit = credit_of(scores, 4, AdvantageConfig.model_validate({"eps": 0.0, "correction": 0}))
     # in units of 1.5e38 the mean is 1/4; 3/4, -5/4, 3/4, -1/4 over sqrt((9 + 25 + 9 + 1) / 64) = 0.8291562
     torch.testing.assert_close(credit.advantage_B, torch.tensor([0.9045340, -1.5075567, 0.9045340, -0.3015113]))
     assert reward_metrics(scores, credit)["reward/mean"] == pytest.approx(0.75e38, rel=1e-6)
@@ -96,7 +97,7 @@ def test_a_divergence_needs_its_weight_and_a_weight_its_divergence() -> None:
 @pytest.mark.parametrize(("choice", "keep"), [("zero", [True, True, True, True]), ("drop", [False, False, True, True])])
 def test_equal_groups(choice: str, keep: list[bool]) -> None:
     config = AdvantageConfig.model_validate({"equal_groups": choice})
-    credit = form_credit(scores_of([1.0, 1.0, 0.0, 1.0]), 2, config)
+    credit = credit_of(scores_of([1.0, 1.0, 0.0, 1.0]), 2, config)
     assert credit.keep_B.tolist() == keep
     assert credit.zero_std_frac == 0.5
 

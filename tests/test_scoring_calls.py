@@ -26,6 +26,8 @@ def written(*texts: str) -> list[Sample]:
     return [Sample(Prompt("q", columns={"answer": "7"}), 0, member, text=text) for member, text in enumerate(texts)]
 
 
+PAIRS = {0: 2, 1: 2}
+SINGLES = dict.fromkeys(range(20), 1)
 FOUR = written("a", "bb", "ccc", "dddd")
 
 
@@ -164,7 +166,7 @@ class TestOverlap:
     def test_rewards_on_threads_are_asked_about_whole_groups_and_the_others_once(self):
         beside, after = Counting(deterministic=False), Counting(deterministic=False)
         scorer = Scorer([NamedReward("after", after), NamedReward("beside", beside, concurrent=True)])
-        scoring = scorer.open(group_size=2)
+        scoring = scorer.open(group_sizes=PAIRS)
         a, aa, _, bb = self.ROLLOUT
         for portion in ([bb], [aa], [a]):
             scoring.add(portion)
@@ -178,7 +180,7 @@ class TestOverlap:
     def test_equal_samples_in_different_groups_are_asked_about_once(self):
         same = [Sample(Prompt("q"), group, member, text="a" * (member + 1)) for group in (0, 1) for member in (0, 1)]
         reward = Counting()
-        scoring = Scorer([NamedReward("x", reward, concurrent=True)]).open(group_size=2)
+        scoring = Scorer([NamedReward("x", reward, concurrent=True)]).open(group_sizes=PAIRS)
         scoring.add(same[:2])
         scoring.add(same[2:])
         scores = scoring.scores(same)
@@ -188,7 +190,7 @@ class TestOverlap:
 
     def test_samples_that_were_not_handed_over_are_asked_about_at_the_end(self):
         reward = Counting(deterministic=False)
-        scoring = Scorer([NamedReward("x", reward, concurrent=True)]).open(group_size=2)
+        scoring = Scorer([NamedReward("x", reward, concurrent=True)]).open(group_sizes=PAIRS)
         scoring.add(self.ROLLOUT[2:])
         copies = [replace(sample) for sample in self.ROLLOUT[2:]]  # a policy that hands over others than it returns
         scores = scoring.scores([*self.ROLLOUT[:2], *copies])
@@ -203,7 +205,7 @@ class TestOverlap:
 
         def scored(max_failure_frac: float) -> Scores:
             reward = NamedReward("x", Counting(broken, deterministic=False), concurrent=True)
-            scoring = Scorer([reward], max_failure_frac=max_failure_frac).open(group_size=2)
+            scoring = Scorer([reward], max_failure_frac=max_failure_frac).open(group_sizes=PAIRS)
             scoring.add(self.ROLLOUT[:2])
             scoring.add(self.ROLLOUT[2:])
             return scoring.scores(self.ROLLOUT)
@@ -227,7 +229,7 @@ class TestOverlap:
         monkeypatch.setattr(calling, "wait", waited)
         rollout = [Sample(Prompt("q"), group, 0, text="a") for group in range(20)]
         reward = NamedReward("stuck", stuck, timeout_s=0.5, concurrent=True)
-        scoring = Scorer([reward], max_failure_frac=1.0).open(group_size=1)
+        scoring = Scorer([reward], max_failure_frac=1.0).open(group_sizes=SINGLES)
         for sample in rollout:
             scoring.add([sample])
         assert began.wait(60)
@@ -241,7 +243,7 @@ class TestOverlap:
             return [1.0] * len(samples)
 
         rollout = [Sample(Prompt("q"), group, 0, text="a") for group in range(8)]
-        scoring = Scorer([NamedReward("slow", slow, timeout_s=1.0, concurrent=True)]).open(group_size=1)
+        scoring = Scorer([NamedReward("slow", slow, timeout_s=1.0, concurrent=True)]).open(group_sizes=SINGLES)
         for sample in rollout:
             scoring.add([sample])
         scores = scoring.scores(rollout)  # 1.6 s in all, none of them more than 1 s

@@ -17,8 +17,9 @@ from mmgrpo.maths.schedules import linear_weight
 from mmgrpo.scoring import Gate, NamedReward, named_rewards, score
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.train.build import build_rewards
-from mmgrpo.train.credit import form_credit, reward_metrics
+from mmgrpo.train.credit import reward_metrics
 from mmgrpo.types import Prompt, Sample, Scores
+from tests.uniform import credit_of
 
 SAMPLES = [Sample(Prompt("q"), 0, member, text="") for member in range(4)]
 
@@ -66,7 +67,7 @@ def test_a_clip_changes_what_counts_and_not_what_is_logged() -> None:
     said = score(SAMPLES, [reward])
     found = shaped(said, [reward], 0)
     assert column(found.scores, 0) == [0.0, 0.5, 1.0, None]
-    credit = form_credit(found.scores, 4, AdvantageConfig(scale="none"))
+    credit = credit_of(found.scores, 4, AdvantageConfig(scale="none"))
     # totals 0, 1, 2 of mean 1
     assert credit.advantage_B.tolist() == [-1.0, 0.0, 1.0, 0.0]
     metrics = reward_metrics(said, credit)
@@ -79,7 +80,7 @@ def test_a_weight_over_training() -> None:
     rewards = [giving("x", [1.0] * 4, weight=4.0, schedule=partial(linear_weight, initial=0, final=1, end=10))]
     assert [counting(rewards, step)[0].weight_R.tolist() for step in (0, 5, 10)] == [[0.0], [2.0], [4.0]]
     assert counting(rewards, 5)[1] == {"reward/x/weight": 2.0}
-    credit = form_credit(counting(rewards, 0)[0], 4, AdvantageConfig())
+    credit = credit_of(counting(rewards, 0)[0], 4, AdvantageConfig())
     assert credit.keep_B.tolist() == [False] * 4  # nothing that counts has said anything
 
 
@@ -87,15 +88,15 @@ def test_a_missing_reward_is_no_zero_in_the_advantage() -> None:
     first, second = giving("a", [1.0, 3.0, 2.0, 2.0]), giving("b", [10.0, 30.0, None, 20.0])
     scores = score(SAMPLES, [first, second])
     # 11, 33, 2 + 20, 22 of mean 22
-    credit = form_credit(scores, 4, AdvantageConfig(scale="none"))
+    credit = credit_of(scores, 4, AdvantageConfig(scale="none"))
     assert credit.advantage_B.tolist() == [-11.0, 11.0, 0.0, 0.0]
     ensemble = AdvantageConfig.model_validate(
         {"scale": "none", "combine": {"name": "mean_minus_variance", "factor": 0}}
     )
     # means 5.5, 16.5, 2, 11 of mean 8.75
-    assert form_credit(scores, 4, ensemble).advantage_B.tolist() == [-3.25, 7.75, -6.75, 2.25]
+    assert credit_of(scores, 4, ensemble).advantage_B.tolist() == [-3.25, 7.75, -6.75, 2.25]
     only = score(SAMPLES, [first, giving("watched", [None, 1.0, 1.0, 1.0], weight=0.0)])
-    assert form_credit(only, 4, AdvantageConfig.model_validate({"combine": "min"})).total_B.tolist() == [1, 3, 2, 2]
+    assert credit_of(only, 4, AdvantageConfig.model_validate({"combine": "min"})).total_B.tolist() == [1, 3, 2, 2]
 
 
 REWARDS: list[dict[str, Any]] = [

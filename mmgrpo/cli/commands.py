@@ -138,7 +138,7 @@ def evaluate(
         from mmgrpo.run.processes import Job
         from mmgrpo.scoring import Scorer
         from mmgrpo.train.build import build_rewards
-        from mmgrpo.train.evaluation import judge
+        from mmgrpo.train.evaluation import evaluate
 
         settings = settings_of(config, overrides)
         if settings.evaluation is None:
@@ -146,7 +146,7 @@ def evaluate(
         judges = Scorer(build_rewards(settings.evaluation.rewards or settings.rewards), max_failure_frac=1.0)
         prompts = load_prompts_of(settings.evaluation.prompts, key="evaluation.prompts", note=settings.note)
         policy = policy_of(settings, weights_for(config, checkpoint))
-        judged = judge(policy, prompts, judges, settings.evaluation, Job(Accelerator()))
+        judged = evaluate(policy, prompts, judges, settings.evaluation, Job(Accelerator()))
         if judged is not None and as_json:
             sys.stdout.write(json.dumps(judged.metrics()) + "\n")
         elif judged is not None:

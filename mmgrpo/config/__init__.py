@@ -63,6 +63,9 @@ class RolloutConfig(Section):
     share_noise: bool = Field(
         default=False, description="a group starts from one noise; shared states are computed once"
     )
+    planner: Named = Field(
+        default_factory=lambda: Named(name="fixed"), description="what is drawn at a step, round by round"
+    )
     window: Named | None = Field(
         default=None, description="which denoising steps are stochastic; null: all but the last"
     )

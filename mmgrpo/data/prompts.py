@@ -144,6 +144,9 @@ class _Rules:
         return prompt_of_row(row, self.text_column, where=where, folder=folder, allow_fetch=self.allow_fetch)
 
 
+FURTHER = -1  # keys the order of a step's further prompts, apart from every epoch
+
+
 @final
 class PromptStream:
     """An endless, seeded order of prompts that needs no state: the prompts of a step follow from the step alone.
@@ -175,6 +178,24 @@ class PromptStream:
             order = _permutation(derive_seed(self._seed, epoch), N)
             chosen = [order[(step_in_epoch * n + i) % N] for i in range(n)]
         return [(index, self._prompts[index]) for index in chosen]
+
+    def at(self, step: int, number: int) -> Prompt:
+        """A prompt of a step by its number; from ``num_per_step`` on they are further ones, none twice before all were.
+
+        Args:
+            step: counted from 0.
+            number: 0 or more.
+
+        Returns:
+            The prompt.
+        """
+        own = self.take(step)
+        if number < len(own):
+            return own[number][1]
+        taken = {index for index, _ in own}
+        order = _permutation(derive_seed(self._seed, FURTHER, step), len(self._prompts))
+        others = [index for index in order if index not in taken] or order
+        return self._prompts[others[(number - len(own)) % len(others)]]
 
 
 @lru_cache(maxsize=4)

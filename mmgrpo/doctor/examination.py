@@ -103,7 +103,7 @@ def render(findings: Sequence[Finding]) -> Table:
 def _drawn(config: RunConfig, policy: Policy, prompts: Sequence[Prompt]) -> tuple[Rollout, float]:
     """A rollout as the run's first step draws it, and the seconds it took."""
     clock = time.perf_counter()
-    plan = build_plan(config, policy, 0, range(len(prompts)))
+    plan = build_plan(config, policy, 0)
     seed = derive_seed(config.seed, ROLLOUT_SEED, 0)
     rollout = policy.rollout(prompts, group_size=GROUP_SIZE, seed=seed, plan=plan)
     return rollout, time.perf_counter() - clock

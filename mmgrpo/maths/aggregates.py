@@ -28,21 +28,32 @@ class Totals:
     Attributes:
         num_samples: samples with at least one kept decision, and those that count as zeros.
         num_decisions: kept decisions.
+        num_groups: groups with such a sample.
     """
 
     num_samples: int | float
     num_decisions: int | float
+    num_groups: int | float = 0
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(
+            num_samples=self.num_samples + other.num_samples,
+            num_decisions=self.num_decisions + other.num_decisions,
+            num_groups=self.num_groups + other.num_groups,
+        )
 
 
-def count(mask_BT: Tensor, zero_B: Tensor | None = None) -> Totals:
+def count(mask_BT: Tensor, zero_B: Tensor | None = None, group_B: Tensor | None = None) -> Totals:
     """The totals of one mask; those of a job are the sums over its ranks and micro-batches.
 
-    Samples that are True in ``zero_B`` count although the mask keeps none of their decisions.
+    Samples that are True in ``zero_B`` count although the mask keeps none of their decisions. Groups are whole in a
+    mask, and counted where ``group_B`` says them.
 
-    Shapes: bool (B, T), bool (B,) -> two integers.
+    Shapes: bool (B, T), bool (B,), integers (B,) -> integers.
     """
     counts_B = mask_BT.any(1) if zero_B is None else mask_BT.any(1) | zero_B
-    return Totals(num_samples=int(counts_B.sum()), num_decisions=int(mask_BT.sum()))
+    num_groups = 0 if group_B is None else len(group_B[counts_B].unique())
+    return Totals(num_samples=int(counts_B.sum()), num_decisions=int(mask_BT.sum()), num_groups=num_groups)
 
 
 def decision_mean(mask_BT: Tensor, totals: Totals) -> Tensor:

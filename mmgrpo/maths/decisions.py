@@ -34,6 +34,9 @@ class Decisions:
             and entropy terms take; None means ``weight_BT``, which is right only without a step weight.
         std_BT: standard deviation of each Gaussian decision.
         ratio_mask_BT: bool, the decisions that a ratio above the level of one is taken over; None for ``mask_BT``.
+        reward_BT: reward of each decision's sample, for terms that compare samples themselves.
+        group_BT: integer group of each decision's sample.
+        num_groups: groups of the whole job's update, which a mean over groups divides by.
         values: what was asked for beside the log-probability, by name; with grad where the policy of now says it.
     """
 
@@ -46,6 +49,9 @@ class Decisions:
     mean_weight_BT: Tensor | None = None
     std_BT: Tensor | None = None
     ratio_mask_BT: Tensor | None = None
+    reward_BT: Tensor | None = None
+    group_BT: Tensor | None = None
+    num_groups: float = 1.0
     values: Mapping[Value, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -72,13 +78,16 @@ class Decisions:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Decisions:
         """Every tensor changed in the same way: moved, or some cells of it taken."""
-        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "values"}
-        changed: dict[str, Any] = {name: change(tensor) for name, tensor in own.items() if tensor is not None}
-        return replace(self, **changed, values={value: change(tensor) for value, tensor in self.values.items()})
+        own: dict[str, Any] = {
+            each.name: change(tensor)
+            for each in fields(self)
+            if each.name.endswith("_BT") and (tensor := getattr(self, each.name)) is not None
+        }
+        return replace(self, **own, values={value: change(tensor) for value, tensor in self.values.items()})
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         for each in fields(self):
             tensor = getattr(self, each.name)
-            if each.name != "values" and tensor is not None:
+            if each.name.endswith("_BT") and tensor is not None:
                 yield each.name, cast("Tensor", tensor)
         yield from ((str(value), tensor) for value, tensor in self.values.items())

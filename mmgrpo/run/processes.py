@@ -79,8 +79,7 @@ class Job:
 
     def total(self, totals: Totals) -> Totals:
         """The counts of all processes together."""
-        parts = self.gather((totals.num_samples, totals.num_decisions))
-        return Totals(num_samples=sum(p[0] for p in parts), num_decisions=sum(p[1] for p in parts))
+        return sum(self.gather(totals), start=Totals(num_samples=0, num_decisions=0))
 
     def merged(self, diagnostics: Diagnostics) -> Diagnostics:
         """The diagnostics of all processes together."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -65,7 +65,7 @@ class Scorer:
             RewardError: at once for a reward that returns the wrong number of values or something other than numbers,
                 or raises RewardError itself; and when one fails on more than ``max_failure_frac`` of the samples.
         """
-        return self.open(group_size=0).scores(samples)
+        return self.open(group_sizes={}).scores(samples)
 
     def try_out(self, samples: Sequence[Sample]) -> None:
         """Asks every reward about a few samples, only to see whether it answers at all; nothing is kept.
@@ -79,16 +79,16 @@ class Scorer:
         for judge in self._judges:
             judge.try_out(samples)
 
-    def open(self, *, group_size: int) -> Scoring:
+    def open(self, *, group_sizes: Mapping[int, int]) -> Scoring:
         """A scoring whose samples may come some at a time.
 
         Args:
-            group_size: how many members make a group whole.
+            group_sizes: how many members make each group whole.
 
         Returns:
             The scoring.
         """
-        return Scoring(self._judges, self._weight_R, group_size)
+        return Scoring(self._judges, self._weight_R, group_sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,9 @@ class _Early:
 class Scoring:
     """The scores of one rollout; rewards on threads are asked about its first groups while the rest is drawn."""
 
-    def __init__(self, judges: Sequence[Judge], weight_R: torch.Tensor, group_size: int) -> None:
+    def __init__(self, judges: Sequence[Judge], weight_R: torch.Tensor, group_sizes: Mapping[int, int]) -> None:
         self._weight_R = weight_R
-        self._group_size = group_size
+        self._group_sizes = group_sizes
         self._judges = judges
         self._inquiries = [judge.inquire() for judge in judges]
         self._threaded = [r for r, judge in enumerate(judges) if judge.caller.threaded]
@@ -124,7 +124,7 @@ class Scoring:
         for sample in samples:
             members = self._unfinished.setdefault(sample.group, [])
             members.append(sample)
-            if len(members) == self._group_size:
+            if len(members) == self._group_sizes.get(sample.group):
                 whole += sorted(self._unfinished.pop(sample.group), key=lambda one: one.member)
         if whole and self._threaded:
             keys = self._keys(whole, self._threaded)

@@ -1,1 +1,1 @@
-"""The loop and its parts: what is built, judged by credit, learnt, averaged, evaluated and warmed up."""
+"""The step: gather, judge, credit, learn; and the trainer that repeats it."""

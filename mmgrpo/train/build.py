@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from mmgrpo.maths.schedules import SCHEDULES, WEIGHT_SCHEDULES
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import Gate, NamedReward, as_reward
 from mmgrpo.system.targets import is_own
-from mmgrpo.types import Plan, Sample
+from mmgrpo.types import Plan
 
 _NESTED = ("of", "likelihood")  # settings of a reward that name another one
 
@@ -62,25 +62,16 @@ def build_rewards(configs: Sequence[RewardConfig]) -> list[NamedReward]:
     return [_named_reward(reward) for reward in configs]
 
 
-def build_plan(
-    config: RunConfig,
-    policy: Policy,
-    step: int,
-    prompt_ids: Sequence[int],
-    *,
-    on_samples: Callable[[Sequence[Sample]], None] | None = None,
-) -> Plan:
-    """How this step's rollout is drawn; the window is a function of the run's seed and the step, the same everywhere.
+def build_plan(config: RunConfig, policy: Policy, step: int) -> Plan:
+    """How decisions are drawn at a step; the window is a function of the run's seed and the step, the same everywhere.
 
     Args:
         config: the run.
         policy: what draws; a window needs it to be ``Scheduled``.
         step: counted from 0.
-        prompt_ids: identity of each prompt of this process, unique in the step over the whole job.
-        on_samples: takes samples as they are drawn.
 
     Returns:
-        The plan.
+        The plan, for any prompts.
 
     Raises:
         ConfigError: the window lies outside the schedule, or the policy has no fixed number of decisions.
@@ -89,8 +80,6 @@ def build_plan(
         stochastic=window_at(config, policy, step),
         share_noise=config.rollout.share_noise,
         values=tuple(sorted(build_objective(config.objective).values, key=str)),
-        prompt_ids=tuple(prompt_ids),
-        on_samples=on_samples,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +12,16 @@ from torch import Tensor
 from mmgrpo.config import AdvantageConfig
 from mmgrpo.maths.advantages import ADVANTAGES, clamp_advantage, gdpo_advantage
 from mmgrpo.maths.combinations import COMBINATIONS, weighted_sum
+from mmgrpo.maths.groups import Groups, grouped
+from mmgrpo.policy import Policy
+from mmgrpo.run.processes import Job
+from mmgrpo.scoring import NamedReward
+from mmgrpo.scoring.shaping import shaped
+from mmgrpo.train.gather import Experience, Valued
+from mmgrpo.train.judge import Verdict
+from mmgrpo.train.learner import measured
 from mmgrpo.types import Rollout, Scores
+from mmgrpo.values import from_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +45,6 @@ class Credit:
     scored_B: Tensor
 
 
-def merged_scores(parts: Sequence[Scores]) -> Scores:
-    """The scores of all processes, in rank order."""
-    return Scores(
-        names=parts[0].names,
-        weight_R=parts[0].weight_R,
-        value_BR=torch.cat([part.value_BR for part in parts]),
-        valid_BR=torch.cat([part.valid_BR for part in parts]),
-        failures={name: sum(part.failures.get(name, 0) for part in parts) for name in parts[0].names},
-        explanations={
-            name: [said for part in parts for said in part.explanations.get(name, [None] * len(part.value_BR))]
-            for name in parts[0].names
-            if any(name in part.explanations for part in parts)
-        },
-        cached={name: sum(part.cached[name] for part in parts) for name in parts[0].cached},
-        took_s={name: max(part.took_s[name] for part in parts) for name in parts[0].took_s},
-    )
-
-
 def penalised(scores: Scores, divergence_B: Tensor, kl_beta: float) -> Scores:
     """The scores with a further column ``kl`` to report: the divergence of each scored sample, at the weight -kl_beta.
 
@@ -67,50 +59,63 @@ def penalised(scores: Scores, divergence_B: Tensor, kl_beta: float) -> Scores:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """A rollout without what is not trained on, and what still counts in means over samples.
+def combined(scores: Scores, group_B: Tensor, config: AdvantageConfig, penalty_B: Tensor | None = None) -> Tensor:
+    """What the rewards of each sample come to within its group, as one float64 number.
 
-    Attributes:
-        rollout: its mask keeps what is trained on.
-        zero_B: bool, samples that count as zeros although nothing of them is trained on.
+    Args:
+        scores: of whole groups.
+        group_B: group of each sample.
+        config: the ``advantage:`` section; where it normalises each reward first, their plain weighted sum is given.
+        penalty_B: what is taken off.
+
+    Returns:
+        (B,) rewards.
     """
-
-    rollout: Rollout
-    zero_B: Tensor
-
-
-def counted(rollout: Rollout, keep_B: Tensor, truncated: str) -> Counted:
-    """Leaves out samples that are not kept, and truncated ones as ``objective.truncated`` says: keep, zero or drop."""
-    rollout = rollout.keep(keep_B[:, None])
-    truncated_B = torch.tensor([not sample.finished for sample in rollout.samples])
-    if truncated == "keep":
-        return Counted(rollout, torch.zeros_like(truncated_B))
-    zero_B = truncated_B & rollout.mask_BT.any(1) if truncated == "zero" else torch.zeros_like(truncated_B)
-    return Counted(rollout.keep(~truncated_B[:, None]), zero_B)
+    groups = grouped(group_B)
+    reward_RPG, valid_RPG = _by_group(scores, groups)
+    plain = config.scale == "gdpo" or config.combine.name == "normalised_sum"
+    combine = weighted_sum if plain else partial(COMBINATIONS[config.combine.name], **config.combine.numbers)
+    total_B = groups.rows(combine(reward_RPG, scores.weight_R.double(), valid_RPG))
+    return total_B if penalty_B is None else total_B - penalty_B
 
 
-def form_credit(scores: Scores, group_size: int, config: AdvantageConfig, divergence_B: Tensor | None = None) -> Credit:
-    """Group-relative advantages of whole groups, prompt-major.
+def valued(
+    scores: Scores, group_B: Tensor, *, rewards: Sequence[NamedReward], config: AdvantageConfig, step: int
+) -> Valued:
+    """What the scores of a round come to as they count at a step, for planners."""
+    counting = shaped(scores, rewards, step).scores
+    return Valued(combined(counting, group_B, config), counting.scored_B)
+
+
+def form_credit(
+    scores: Scores,
+    group_B: Tensor,
+    config: AdvantageConfig,
+    divergence_B: Tensor | None = None,
+    keep_B: Tensor | None = None,
+) -> Credit:
+    """Group-relative advantages of whole groups, of any sizes.
 
     Args:
         scores: of the whole job.
-        group_size: members per prompt.
+        group_B: group of each sample.
         config: the ``advantage:`` section.
         divergence_B: from the reference, summed over each sample's decisions; kl_beta times it is taken off what the
             rewards combine to, after any reward was normalised, so that it keeps its size (RLOO, arXiv:2402.14740).
+        keep_B: bool, the samples that groups are compared by; the others earn nothing. None: all.
 
     Returns:
         The advantages, float32; they are formed in float64, where no finite float32 reward overflows.
     """
-    R = len(scores.names)
-    reward_RPG, valid_RPG = (matrix.T.reshape(R, -1, group_size) for matrix in (scores.value_BR, scores.valid_BR))
-    reward_RPG, weight_R = reward_RPG.double(), scores.weight_R.double()
-    valid_PG = scores.scored_B.reshape(-1, group_size)
-    penalty_PG = torch.zeros(valid_PG.shape, dtype=torch.float64)
+    groups = grouped(group_B)
+    scored_B = scores.scored_B if keep_B is None else scores.scored_B & keep_B
+    reward_RPG, valid_RPG = _by_group(scores, groups, keep_B)
+    weight_R = scores.weight_R.double()
+    valid_PG = groups.matrix(scored_B) & groups.present_PG
+    penalty_B = torch.zeros(len(group_B), dtype=torch.float64)
     if divergence_B is not None:
-        penalty_PG = config.kl_beta * divergence_B.double().reshape(-1, group_size).where(valid_PG, 0.0)
-    total_PG = weighted_sum(reward_RPG, weight_R, valid_RPG) - penalty_PG
+        penalty_B = config.kl_beta * divergence_B.double().where(scored_B, 0.0)
+    penalty_PG = groups.matrix(penalty_B).where(groups.present_PG, 0.0)
     if config.scale == "gdpo":
         part_RPG = valid_RPG & (weight_R != 0)[:, None, None]
         advantage_PG = gdpo_advantage(reward_RPG, weight_R, part_RPG, penalty_PG, **config.numbers)
@@ -118,20 +123,26 @@ def form_credit(scores: Scores, group_size: int, config: AdvantageConfig, diverg
         combine = COMBINATIONS[config.combine.name]
         reward_PG = combine(reward_RPG, weight_R, valid_RPG, **config.combine.numbers) - penalty_PG
         advantage_PG = ADVANTAGES[config.scale](reward_PG, valid_PG, **config.numbers)
-        total_PG = total_PG if config.combine.name == "normalised_sum" else reward_PG
     if config.clamp is not None:
         advantage_PG = clamp_advantage(advantage_PG, limit=config.clamp)
-    dead_P = (advantage_PG == 0).all(1)
-    keep_B = scores.scored_B
+    dead_P = ((advantage_PG == 0) | ~groups.present_PG).all(1)
+    trains_B = scored_B
     if config.equal_groups == "drop":
-        keep_B = keep_B & ~dead_P.repeat_interleave(group_size)
+        trains_B = trains_B & ~groups.rows(dead_P[:, None].expand_as(advantage_PG))
     return Credit(
-        advantage_PG.flatten().float(),
-        keep_B,
+        groups.rows(advantage_PG).float(),
+        trains_B,
         float(dead_P.float().mean()),
-        total_PG.flatten(),
+        combined(scores, group_B, config, penalty_B),
         scored_B=scores.scored_B,
     )
+
+
+def _by_group(scores: Scores, groups: Groups, keep_B: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Rewards in float64 and where they apply, (R, P, G) each."""
+    valid_BR = scores.valid_BR if keep_B is None else scores.valid_BR & keep_B[:, None]
+    valid_RPG = groups.matrix(valid_BR.T) & groups.present_PG
+    return groups.matrix(scores.value_BR.T).double(), valid_RPG
 
 
 def reward_metrics(scores: Scores, credit: Credit) -> dict[str, float]:
@@ -153,3 +164,72 @@ def reward_metrics(scores: Scores, credit: Credit) -> dict[str, float]:
         if name in scores.took_s:
             metrics[f"time/reward/{name}_s"] = scores.took_s[name]
     return metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What this process's rows of a step can teach.
+
+    Attributes:
+        rollout: its mask keeps what is trained on; values that were measured are known to it.
+        advantage_BT: float32 advantage of each decision.
+        reward_B: float64, what the rewards of each row come to.
+        zero_B: bool, rows that count as zeros in means over samples although nothing of them is trained on.
+        divergence_N: of the whole job's samples from the reference, where it was taken off their rewards.
+        credit: of the whole job's samples.
+        mine: this process's rows among them.
+    """
+
+    rollout: Rollout
+    advantage_BT: Tensor
+    reward_B: Tensor
+    zero_B: Tensor
+    credit: Credit
+    mine: slice
+    divergence_N: Tensor | None = None
+
+
+def estimate(
+    policy: Policy,
+    experience: Experience,
+    verdict: Verdict,
+    config: AdvantageConfig,
+    *,
+    truncated: str = "keep",
+    job: Job,
+) -> Batch:
+    """Advantages of every decision, from what the rewards say of the whole job's samples.
+
+    What this takes of the decisions beside the rollout is measured once, at the weights that sampled.
+
+    Args:
+        policy: what drew the rows, its weights still the same.
+        experience: this process's rows.
+        verdict: on the rows of all processes.
+        config: the ``advantage:`` section.
+        truncated: what becomes of samples cut off by their length limit: keep, zero or drop, as
+            ``objective.truncated`` says.
+        job: the processes.
+
+    Returns:
+        What is learnt from.
+    """
+    rollout, divergence_N = experience.rollout, None
+    if config.divergence is not None:
+        divergence = from_reference(config.divergence)
+        rollout = measured(policy, rollout, [divergence])
+        divergence_N = torch.cat(job.gather(rollout.values[divergence].sum(1).cpu()))
+    credit = form_credit(verdict.counting, verdict.group_N, config, divergence_N, verdict.keep_N)
+    advantage_BT = credit.advantage_B[verdict.mine][:, None].expand(rollout.shape)
+    rollout = rollout.keep(credit.keep_B[verdict.mine][:, None])
+    truncated_B = torch.tensor([truncated != "keep" and not sample.finished for sample in rollout.samples])
+    zero_B = truncated_B & rollout.mask_BT.any(1) & (truncated == "zero")
+    return Batch(
+        rollout=rollout.keep(~truncated_B[:, None]),
+        advantage_BT=advantage_BT,
+        reward_B=credit.total_B[verdict.mine],
+        zero_B=zero_B,
+        credit=credit,
+        mine=verdict.mine,
+        divergence_N=divergence_N,
+    )

@@ -53,7 +53,7 @@ class Judged:
         return [self.samples[row] for row in rows], self.scores.rows(rows)
 
 
-def judge(
+def evaluate(
     policy: Policy,
     prompts: Sequence[Prompt],
     judges: Scorer,

@@ -13,7 +13,7 @@ Axes: B samples, T decisions (tokens or denoising steps), N kept decisions of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -26,7 +26,7 @@ from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.maths.objectives import ZERO_ON_POLICY, Objective
 from mmgrpo.policy import Policy
-from mmgrpo.types import Evaluation, Rollout
+from mmgrpo.types import Evaluation, Parts, Rollout
 from mmgrpo.values import ENTROPY, REFERENCE, Value
 
 
@@ -53,6 +53,7 @@ def accumulate_gradient(
     *,
     rows: Sequence[int],
     totals: Totals,
+    reward_B: Tensor | None = None,
     gather: Callable[[Tensor], Sequence[Tensor]] = lambda mine: [mine],
 ) -> Gradient:
     """Adds the objective's gradient over ``rows`` to the trainable parameters' ``grad``.
@@ -64,6 +65,7 @@ def accumulate_gradient(
         objective: the loss.
         rows: the samples of this minibatch on this rank.
         totals: what the loss averages over, counted over all ranks' rows.
+        reward_B: reward of each sample, for terms that compare the samples of a group themselves.
         gather: one tensor of every rank, on all of them; called as often on each, whatever its rows.
 
     Returns:
@@ -73,7 +75,7 @@ def accumulate_gradient(
         raise ShapeError(f"advantage_BT must be {rollout.shape} like the rollout, got {tuple(advantage_BT.shape)}")
     if REFERENCE in objective.views:
         _settle_reference(policy)
-    whole = _decisions(rollout, advantage_BT, objective, rows, totals)
+    whole = _decisions(rollout, advantage_BT, objective, rows, totals, reward_B)
     values, num_forwards = whole, 0
     if objective.needs_values:
         values, num_forwards = _values(policy, rollout, whole, objective)
@@ -152,7 +154,12 @@ def _clear(policy: Policy) -> None:
 
 
 def _decisions(
-    rollout: Rollout, advantage_BT: Tensor, objective: Objective, rows: Sequence[int], totals: Totals
+    rollout: Rollout,
+    advantage_BT: Tensor,
+    objective: Objective,
+    rows: Sequence[int],
+    totals: Totals,
+    reward_B: Tensor | None,
 ) -> Decisions:
     """The minibatch as the objective sees it, its log-probabilities still those of the rollout; other rows masked."""
     mask_BT = torch.zeros_like(rollout.mask_BT)
@@ -166,6 +173,9 @@ def _decisions(
         mean_weight_BT=objective.mean_weights(mask_BT, totals),
         segment_BT=rollout.segment_BT,
         std_BT=None if rollout.noise is None else rollout.noise.std_BT,
+        reward_BT=None if reward_B is None else reward_B[:, None].expand(rollout.shape),
+        group_BT=rollout.prompt_index_B[:, None].expand(rollout.shape),
+        num_groups=max(totals.num_groups, 1),
     )
 
 
@@ -239,13 +249,8 @@ def _evaluations(policy: Policy, rollout: Rollout, values: Collection[Value]) ->
     Values are asked in one order whatever the process hashes: the graph is built in it, and gradients add up in it.
     """
     values = sorted(values, key=str, reverse=True)
-    rows = rollout.mask_BT.any(1).nonzero().flatten()
-    if len(rows) == 0:
-        return
     missing_BT = rollout.mask_BT.clone()
-    for evaluation in policy.evaluate(rollout, rows.tolist(), values=values):
-        if evaluation.rows is None:
-            evaluation = replace(evaluation, rows=rows)
+    for evaluation in _slices(policy, rollout, values):
         index = _index(evaluation)
         if not bool(missing_BT[index].eq(rollout.mask_BT[index]).all()):
             raise PolicyError(f"{type(policy).__name__}.evaluate gave a decision twice")
@@ -255,6 +260,25 @@ def _evaluations(policy: Policy, rollout: Rollout, values: Collection[Value]) ->
         yield evaluation
     if bool(missing_BT.any()):
         raise PolicyError(f"{type(policy).__name__}.evaluate left out {int(missing_BT.sum())} decisions")
+
+
+def _slices(policy: Policy, rollout: Rollout, values: Collection[Value]) -> Iterator[Evaluation]:
+    """The slices of every part of a rollout that was joined, their rows counted in the whole."""
+    if isinstance(rollout.trace, Parts):
+        start = 0
+        for part in rollout.trace.rollouts:
+            B, T = part.shape
+            own = replace(part, mask_BT=rollout.mask_BT[start : start + B, :T])
+            for evaluation in _slices(policy, own, values):
+                assert evaluation.rows is not None
+                yield replace(evaluation, rows=evaluation.rows + start)
+            start += B
+        return
+    rows = rollout.mask_BT.any(1).nonzero().flatten()
+    if len(rows) == 0:
+        return
+    for evaluation in policy.evaluate(rollout, rows.tolist(), values=values):
+        yield replace(evaluation, rows=rows) if evaluation.rows is None else evaluation
 
 
 def _index(evaluation: Evaluation) -> tuple[Tensor, Tensor]:

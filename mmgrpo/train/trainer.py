@@ -9,18 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from torch import Tensor
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.binding import bound, build_objective
 from mmgrpo.data.prompts import PromptStream, load_prompts_of
-from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
-from mmgrpo.maths.aggregates import count
 from mmgrpo.maths.combinations import COMBINATIONS
+from mmgrpo.maths.planners import PLANNERS, Setting
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy
 from mmgrpo.run.checkpoint import Place, checkpoint_steps
@@ -28,23 +25,29 @@ from mmgrpo.run.folder import RunFolder, make_accelerator
 from mmgrpo.run.processes import Job
 from mmgrpo.run.progress import Progress
 from mmgrpo.run.resuming import config_given, plan_resumption
-from mmgrpo.run.samples import facts_of, identity, sample_metrics
+from mmgrpo.run.samples import identity
 from mmgrpo.run.showing import MAX_SHOWN, show
 from mmgrpo.run.stopping import Stopping, Terminated
 from mmgrpo.run.watchdog import Alarm, Watchdog, watched
 from mmgrpo.scoring import Scorer
-from mmgrpo.scoring.shaping import shaped
 from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_of
 from mmgrpo.train.build import build_optimizer, build_plan, build_rewards, build_schedule
-from mmgrpo.train.credit import Credit, counted, form_credit, merged_scores, penalised, reward_metrics
+from mmgrpo.train.credit import (
+    Batch,
+    Credit,
+    estimate,
+    valued,
+)
 from mmgrpo.train.ema import Average
-from mmgrpo.train.evaluation import judge, try_out
-from mmgrpo.train.learner import accumulate_gradient, measured, nonfinite_rows
+from mmgrpo.train.evaluation import evaluate, judge, try_out
+from mmgrpo.train.gather import Experience, gather
+from mmgrpo.train.judge import judge
+from mmgrpo.train.learn import Update, learn
+from mmgrpo.train.metrics import step_metrics, update_metrics
 from mmgrpo.train.optimizer import GuardedOptimizer
 from mmgrpo.train.sessions import Session, Trained
 from mmgrpo.train.warmup import Warmup
-from mmgrpo.types import Prompt, Rollout, Sample, Scores
-from mmgrpo.values import from_reference
+from mmgrpo.types import Prompt, Sample, Scores
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -101,7 +104,8 @@ class Trainer:
         self.job.share(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
         self.objective = build_objective(self.config.objective)
         bound("advantage.combine", COMBINATIONS, self.config.advantage.combine)
-        build_plan(self.config, policy, 0, (0,))
+        self.planner = bound("rollout.planner", PLANNERS, self.config.rollout.planner)()
+        build_plan(self.config, policy, 0)
         update = self.config.update
         self.parameters = policy.trainable
         optimizer = build_optimizer(
@@ -216,101 +220,84 @@ class Trainer:
             self.job.from_main(lambda: try_out(self.policy, self.stream.take(0)[0][1], asked))
 
     def _train_step(self, progress: Progress) -> None:
-        """One step of GRPO."""
+        """One step of GRPO: gather, judge, credit, learn."""
         clock = time.perf_counter()
-        prompts = self.job.share(self.stream.take(self.step), "rollout.prompts_per_step")
-        scoring = self.scorer.open(group_size=self.config.rollout.group_size)
-
-        num_drawn = len(prompts) * self.config.rollout.group_size
-        taken = progress.doing("rollout", num_drawn, scoring.add, self._stopping.give_up_alone)
-        rollout = self.policy.rollout(
-            [prompt for _, (_, prompt) in prompts],
-            group_size=self.config.rollout.group_size,
-            seed=derive_seed(self.config.seed, ROLLOUT_SEED, self.step),
-            plan=build_plan(self.config, self.policy, self.step, [index for index, _ in prompts], on_samples=taken),
-        )
-        if not bool(rollout.mask_BT.any()):
-            raise ConfigError("no decision of the rollout is random, so nothing can be learnt: raise policy.strength")
+        experience = self._gathered(progress)
         drawn = time.perf_counter()
         progress.doing("reward")
         self._stopping.give_up()
-        divergence_B = None
-        if self.config.advantage.divergence is not None:
-            divergence = from_reference(self.config.advantage.divergence)
-            rollout = measured(self.policy, rollout, [divergence])
-            divergence_B = rollout.values[divergence].sum(1)
-        scores = merged_scores(self.job.from_all(lambda: scoring.scores(rollout.samples)))
-        counting = shaped(scores, self.rewards, self.step)
-        weighed = counting.scores
-        if divergence_B is not None:
-            divergence_B = torch.cat(self.job.gather(divergence_B.cpu()))
-            scores = penalised(scores, divergence_B, self.config.advantage.kl_beta)
-        credit = form_credit(weighed, self.config.rollout.group_size, self.config.advantage, divergence_B)
-        metrics = (
-            reward_metrics(scores, credit)
-            | dict(counting.metrics)
-            | sample_metrics(self.job.gather(facts_of(rollout.samples)), scores)
-        )
-        metrics |= {
-            "groups/zero_std_frac": credit.zero_std_frac,
-            "time/rollout_s": drawn - clock,
-            "time/reward_s": time.perf_counter() - drawn,
-        }
-        if num_alone := sum(self.job.gather(rollout.num_alone)):
-            metrics["rollout/rows_alone"] = num_alone
+        verdict = judge(experience, self.rewards, step=self.step, job=self.job)
+        truncated = self.config.objective.truncated
+        batch = estimate(self.policy, experience, verdict, self.config.advantage, truncated=truncated, job=self.job)
+        metrics = step_metrics(experience, verdict, batch, self.config.advantage, self.job)
+        metrics |= {"time/rollout_s": drawn - clock, "time/reward_s": time.perf_counter() - drawn}
         self._stopping.give_up()
         self.step += 1
-        self._keep(rollout.samples, scores, credit)
-        self._update(rollout, credit, metrics, progress)
+        self._keep(experience.samples, verdict.scores, batch.credit)
+        self._learn(batch, metrics, progress)
         self._whole_step = self.step
         every = self.config.checkpoint.every
         if (every and self.step % every == 0) or self.step == self.config.steps:
             self._save()
         self._evaluate(progress)
 
-    def _update(self, rollout: Rollout, credit: Credit, metrics: dict[str, float], progress: Progress) -> None:
-        """All optimiser updates that this step's rollout is good for."""
-        update, B = self.config.update, len(rollout.samples)
-        mine = slice(self.job.rank * B, (self.job.rank + 1) * B)
-        part_of_job = counted(rollout, credit.keep_B[mine], self.config.objective.truncated)
-        rollout, zero_B = part_of_job.rollout, part_of_job.zero_B
-        advantage_B, num_forwards, gap = credit.advantage_B[mine], rollout.num_forwards, 0.0
-        for number in range(update.epochs * update.minibatches):
-            clock = time.perf_counter()
-            epoch, part = divmod(number, update.minibatches)
-            progress.doing(f"update {number + 1} of {update.epochs * update.minibatches}")
-            rows = ((rollout.prompt_index_B + epoch) % update.minibatches == part).nonzero().flatten().tolist()
-            totals = self.job.total(count(rollout.mask_BT[rows], zero_B[rows]))
-            taught = self.policy, rollout, advantage_B[:, None].expand(rollout.shape), self.objective
-            accumulate = partial(accumulate_gradient, *taught, totals=totals)
-            self.optimizer.clear()
-            gradient = accumulate(rows=rows, gather=self.job.gather)
-            self._whole_step = None
-            applied = self.optimizer.apply()
-            if applied.skipped:
-                odd = nonfinite_rows(self.policy, rows, accumulate)
-                self._name_skipped(number, rollout, advantage_B, odd, progress)
-            rollout = rollout if applied.skipped else rollout.aged()
-            num_forwards += gradient.num_forwards
-            gap = max(self.job.gather(gradient.max_gap)) if number == 0 else gap
-            diagnostics = self.job.merged(gradient.diagnostics)
+    def _gathered(self, progress: Progress) -> Experience:
+        """What the planner asks for at this step, drawn and handed to the rewards."""
+        rollout, step = self.config.rollout, self.step
+        setting = Setting(step=step, num_prompts=rollout.prompts_per_step, group_size=rollout.group_size)
+        num_drawn = rollout.prompts_per_step // self.job.size * rollout.group_size
+        return gather(
+            self.policy,
+            self.planner,
+            partial(self.stream.at, step),
+            self.scorer,
+            setting=setting,
+            plan=build_plan(self.config, self.policy, step),
+            seed=derive_seed(self.config.seed, ROLLOUT_SEED, step),
+            job=self.job,
+            value=partial(valued, rewards=self.rewards, config=self.config.advantage, step=step),
+            on_samples=progress.doing("rollout", num_drawn, self._stopping.give_up_alone),
+        )
+
+    def _learn(self, batch: Batch, metrics: dict[str, float], progress: Progress) -> None:
+        """All optimiser updates that this step's rows are good for."""
+        config, num_forwards, gap = self.config.update, batch.rollout.num_forwards, 0.0
+        num_updates, num_samples = config.epochs * config.minibatches, len(batch.credit.keep_B)
+        line, clock = metrics, time.perf_counter()
+        progress.doing(f"update 1 of {num_updates}")
+        for update in learn(
+            self.policy,
+            batch,
+            self.objective,
+            self.optimizer,
+            epochs=config.epochs,
+            minibatches=config.minibatches,
+            job=self.job,
+            before_apply=self._begin_moving,
+        ):
+            if update.applied.skipped:
+                self._name_skipped(update, batch, progress)
+            num_forwards += update.gradient.num_forwards
+            gap = gap if update.number else max(self.job.gather(update.gradient.max_gap))
             line = {
                 "step": self.step,
-                "update": number,
+                "update": update.number,
                 **metrics,
-                **diagnostics.as_metrics(),
-                "policy/weighed_frac": float(diagnostics.num_weighed) / max(totals.num_decisions, 1),
+                **update_metrics(update, self.job),
                 "policy/on_policy_gap": gap,
-                "optimizer/lr": applied.lr,
-                "optimizer/grad_norm": applied.grad_norm,
-                "optimizer/skipped": float(applied.skipped),
-                "count/forwards_per_sample": sum(self.job.gather(num_forwards)) / (B * self.job.size),
+                "count/forwards_per_sample": sum(self.job.gather(num_forwards)) / num_samples,
                 "time/update_s": time.perf_counter() - clock,
             }
             self._log("metrics.jsonl", line)
             self.optimizer.require_progress()
+            clock = time.perf_counter()
+            if update.number + 1 < num_updates:
+                progress.doing(f"update {update.number + 2} of {num_updates}")
         progress.stepped(line)
         self._heed(self.watchdog.stepped(line) if self.watchdog else [], progress)
+
+    def _begin_moving(self) -> None:
+        self._whole_step = None
 
     def _heed(self, alarms: Sequence[Alarm], progress: Progress) -> None:
         """Passes alarms on; one that the configuration names ends the run after this step, with a checkpoint."""
@@ -320,14 +307,15 @@ class Trainer:
             if self.config.watchdog and alarm.kind in self.config.watchdog.stop:
                 self._stopping.after_step, self._stopped_by = True, alarm.kind
 
-    def _name_skipped(
-        self, update: int, rollout: Rollout, advantage_B: Tensor, rows: Sequence[int], progress: Progress
-    ) -> None:
+    def _name_skipped(self, update: Update, batch: Batch, progress: Progress) -> None:
         """Says which samples, of all processes, gave a gradient that is not finite."""
-        mine = [identity(rollout.samples[row]) | {"advantage": float(advantage_B[row])} for row in rows]
+        advantage_B = batch.credit.advantage_B[batch.mine]
+        mine = [
+            identity(batch.rollout.samples[row]) | {"advantage": float(advantage_B[row])} for row in update.odd_rows
+        ]
         everyones = [one for part in self.job.gather(mine) for one in part]
         if self.job.is_main:
-            self.folder.log("skipped.jsonl", {"step": self.step, "update": update, "samples": everyones})
+            self.folder.log("skipped.jsonl", {"step": self.step, "update": update.number, "samples": everyones})
         progress.skipped(self.step, [f"{one['group']}.{one['member']}" for one in everyones])
 
     def _keep(self, samples: Sequence[Sample], scores: Scores, credit: Credit) -> None:
@@ -368,7 +356,7 @@ class Trainer:
         share = len(self.held_out[self.job.rank :: self.job.size])
         taken = progress.doing("evaluation", share * config.samples_per_prompt, self._stopping.give_up_alone)
         with self.average.applied() if self.average else nullcontext():
-            judged = judge(self.policy, self.held_out, self.judges, config, self.job, on_samples=taken)
+            judged = evaluate(self.policy, self.held_out, self.judges, config, self.job, on_samples=taken)
         self.session.evaluated.add(self.step)
         if judged is None:
             return

@@ -17,9 +17,9 @@ from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, Moments
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.objectives import Decisions
-from mmgrpo.train.credit import form_credit
 from mmgrpo.types import Noise, Scores
 from mmgrpo.values import DRIFT, REFERENCE, from_reference
+from tests.uniform import credit_of
 
 STD, STEP = 0.4, 0.25
 OLD_MEAN = torch.tensor([0.1, -0.2, 0.3, 0.0], dtype=torch.float64)
@@ -96,7 +96,7 @@ def test_advantages(name: str) -> None:
     scores = Scores(
         names=("reward",), weight_R=torch.ones(1), value_BR=reward_BR, valid_BR=torch.ones_like(reward_BR).bool()
     )
-    credit = form_credit(scores, 4, config)
+    credit = credit_of(scores, 4, config)
     torch.testing.assert_close(credit.advantage_B.reshape(3, 4), torch.tensor(ADVANTAGES[name]), rtol=0, atol=2e-6)
     assert credit.zero_std_frac == pytest.approx(1 / 3)
 
@@ -110,7 +110,7 @@ def test_rewards_of_mix_grpo_are_normalised_and_added_without_another_scale() ->
     )
     one, half = 0.8660254, 0.4330127
     expected_B = torch.tensor([-one + half, -one - half, one - half, one + half])
-    torch.testing.assert_close(form_credit(scores, 4, config).advantage_B, expected_B)
+    torch.testing.assert_close(credit_of(scores, 4, config).advantage_B, expected_B)
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
@@ -121,4 +121,4 @@ def test_advantages_are_held_within_five(name: str) -> None:
     scores = Scores(
         names=("reward",), weight_R=torch.ones(1), value_BR=reward_BR, valid_BR=torch.ones_like(reward_BR).bool()
     )
-    assert float(form_credit(scores, 64, config).advantage_B.max()) == 5.0
+    assert float(credit_of(scores, 64, config).advantage_B.max()) == 5.0

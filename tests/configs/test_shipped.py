@@ -136,7 +136,7 @@ def windows(name: str, folder: Path, steps: range) -> list[tuple[int, ...] | Non
     config = over("models/sd3.5-medium", name, folder)
     call = {"num_inference_steps": settings_of(config).call["num_inference_steps"]}
     policy = DenoisingPolicy(PIPELINES["sd3"].build(), {"call": call})
-    return [build_plan(config, policy, step, (0,)).stochastic for step in steps]
+    return [build_plan(config, policy, step).stochastic for step in steps]
 
 
 def test_windows_of_all_steps(tmp_path: Path) -> None:

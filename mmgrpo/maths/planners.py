@@ -1,0 +1,205 @@
+"""Planners: what is drawn at a step, round by round, told from what the rounds so far have brought.
+
+A planner is a pure function of rounds, which are the same on all processes, so that all of them ask the same. An empty
+answer ends the step. Members of a group are numbered, and the number keys their random numbers: members of a later
+round count on.
+
+Axes: B rows of a round, over the whole job.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, final
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Members of one group to draw.
+
+    Attributes:
+        prompt: identity of the prompt within the step: 0 to ``num_prompts`` - 1 are the step's own, those that follow
+            are further prompts.
+        members: their numbers within the group.
+        context: name of the context that they are shown the prompt in; None: the prompt as it is.
+        settings: the policy's own settings of drawing, for them alone.
+        weights: name under which the policy keeps the weights that draw; None: those of now.
+        trained: whether they may be trained on; otherwise they are drawn to be judged.
+    """
+
+    prompt: int
+    members: tuple[int, ...]
+    context: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    weights: str | None = None
+    trained: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What became of one round of requests, over the whole job; rows of all processes, in rank order.
+
+    Attributes:
+        requests: what was asked.
+        request_B: which of them each row answers.
+        prompt_B: prompt of each row.
+        member_B: number of each row within its group.
+        reward_B: float64, what its rewards combine to.
+        valid_B: bool, whether any reward applied to it.
+        length_B: how many of its decisions can be trained on.
+    """
+
+    requests: Sequence[Request]
+    request_B: Tensor
+    prompt_B: Tensor
+    member_B: Tensor
+    reward_B: Tensor
+    valid_B: Tensor
+    length_B: Tensor
+
+    def rewards_of(self, prompt: int) -> Tensor:
+        """Rewards of the members of a prompt that any applied to, (members,)."""
+        return self.reward_B[(self.prompt_B == prompt) & self.valid_B]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a planner is told of the step.
+
+    Attributes:
+        step: counted from 0.
+        num_prompts: groups of the step.
+        group_size: members per group.
+        memory: what is remembered of earlier steps.
+    """
+
+    step: int
+    num_prompts: int
+    group_size: int
+    memory: Any = None
+
+    def groups(self, first: int, num: int) -> tuple[Request, ...]:
+        """Whole groups of prompts, from one on."""
+        return tuple(Request(prompt=first + k, members=tuple(range(self.group_size))) for k in range(num))
+
+
+class Planner(ABC):
+    """Says what is drawn next, and in the end what of it is trained on."""
+
+    @property
+    @abstractmethod
+    def looks_back(self) -> bool:
+        """Whether it is asked again after the first round; its rewards are then waited for."""
+
+    @abstractmethod
+    def ask(self, rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
+        """The next round's requests; none end the step."""
+
+    @abstractmethod
+    def kept(self, rounds: Sequence[Round], setting: Setting) -> Sequence[Tensor]:
+        """Per round, bool (B,): the rows that are trained on and that groups are compared by."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Fixed(Planner):
+    """One round of ``num_prompts`` groups of ``group_size``."""
+
+    @property
+    def looks_back(self) -> bool:
+        """Never."""
+        return False
+
+    def ask(self, rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
+        """Every group, once."""
+        return () if rounds else setting.groups(0, setting.num_prompts)
+
+    def kept(self, rounds: Sequence[Round], setting: Setting) -> Sequence[Tensor]:
+        """All that may be trained on."""
+        return [trained(one) for one in rounds]
+
+
+def fixed() -> Planner:
+    """One round: ``prompts_per_step`` groups of ``group_size`` members each."""
+    return Fixed()
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refill(Planner):
+    """Draws further prompts until enough groups teach something: see ``refill``."""
+
+    rounds: int
+    target: int | None
+    factor: float
+
+    @property
+    def looks_back(self) -> bool:
+        """Always."""
+        return True
+
+    def ask(self, rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
+        """The groups that are missing, times the factor."""
+        if not rounds:
+            return setting.groups(0, setting.num_prompts)
+        missing = (self.target or setting.num_prompts) - len(informative(rounds))
+        if missing <= 0 or len(rounds) == self.rounds:
+            return ()
+        return setting.groups(sum(len(one.requests) for one in rounds), ceil(missing * self.factor))
+
+    def kept(self, rounds: Sequence[Round], setting: Setting) -> Sequence[Tensor]:
+        """The first groups that teach something, as many as are wanted."""
+        chosen = torch.tensor(informative(rounds)[: self.target or setting.num_prompts], dtype=torch.long)
+        return [trained(one) & torch.isin(one.prompt_B, chosen) for one in rounds]
+
+
+def refill(*, rounds: int = 10, target: int | None = None, factor: float = 1.0) -> Planner:
+    """Dynamic sampling: further prompts are drawn until ``target`` groups have rewards that differ, and those train.
+
+    Each round asks for ceil((target - groups found) * factor) further prompts, at most ``rounds`` rounds in all. Groups
+    of equal rewards count nowhere, nor do groups beyond the target.
+
+    Units: rounds and groups; target null: ``rollout.prompts_per_step``.
+    Raises: ConfigError for numbers that ask for nothing.
+    Source: DAPO, arXiv:2503.14476, sec. 3.2, eq. 11. Deviation: its code draws whole batches of a constant size, and
+    gives up with an error after its last one; here the groups found until then are trained on.
+    """
+    if rounds < 1 or factor <= 0 or (target is not None and target < 1):
+        raise ConfigError(f"refill needs rounds >= 1, target >= 1 and factor > 0, got {rounds}, {target}, {factor}")
+    return Refill(rounds=rounds, target=target, factor=factor)
+
+
+def informative(rounds: Sequence[Round]) -> list[int]:
+    """Prompts whose members' rewards differ, in order.
+
+    Shapes: (B,) of each round -> list.
+    """
+    found = []
+    for prompt in sorted({int(prompt) for one in rounds for prompt in one.prompt_B}):
+        reward_G = torch.cat([one.rewards_of(prompt) for one in rounds])
+        if len(reward_G) > 1 and bool((reward_G != reward_G[0]).any()):
+            found.append(prompt)
+    return found
+
+
+def trained(one: Round) -> Tensor:
+    """The rows of a round that may be trained on.
+
+    Shapes: -> bool (B,).
+    """
+    may = torch.tensor([request.trained for request in one.requests], dtype=torch.bool)
+    return may[one.request_B]
+
+
+PLANNERS: Mapping[str, Callable[..., Planner]] = MappingProxyType({"fixed": fixed, "refill": refill})
+"""Planners by the name that ``rollout.planner`` uses; called with their numbers."""

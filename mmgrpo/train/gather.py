@@ -1,0 +1,314 @@
+"""Gathering: what a planner asks for, round by round, drawn by the policy and handed to the rewards as it comes.
+
+Axes: B rows, N rows of the whole job, T decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import ConfigError, PolicyError
+from mmgrpo.maths.planners import Planner, Request, Round, Setting
+from mmgrpo.policy import Policy
+from mmgrpo.run.processes import Job
+from mmgrpo.scoring import Scorer, Scoring
+from mmgrpo.types import Plan, Prompt, Rollout, Sample, Scores
+
+OnSamples = Callable[[Sequence[Sample]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experience:
+    """What a step has gathered on this process, in whole groups.
+
+    Attributes:
+        rollout: its rows, round after round.
+        keep_B: bool, the rows that are trained on and that groups are compared by.
+        scorings: the rewards' work on each round, begun while it was drawn.
+        requests: what was asked of the whole job, over all rounds.
+        num_rounds: how often the planner was asked.
+    """
+
+    rollout: Rollout
+    keep_B: Tensor
+    scorings: Sequence[ScoredRound]
+    requests: Sequence[Request]
+    num_rounds: int
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        """One per row."""
+        return self.rollout.samples
+
+
+@dataclass(frozen=True, slots=True)
+class Valued:
+    """What the rewards of each row come to.
+
+    Attributes:
+        reward_B: float64.
+        valid_B: bool, whether any reward of a weight other than 0 applied.
+    """
+
+    reward_B: Tensor
+    valid_B: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRound:
+    """The rewards' work on the rows of one round.
+
+    Attributes:
+        scoring: takes samples and gives their scores.
+        samples: this process's, in order.
+        scores: what they came to, where that was waited for already.
+    """
+
+    scoring: Scoring
+    samples: Sequence[Sample]
+    scores: Scores | None = None
+
+    def collected(self) -> Scores:
+        """The scores, waited for now if they were not."""
+        return self.scoring.scores(self.samples) if self.scores is None else self.scores
+
+
+def gather(
+    policy: Policy,
+    planner: Planner,
+    prompt_of: Callable[[int], Prompt],
+    scorer: Scorer,
+    *,
+    setting: Setting,
+    plan: Plan,
+    seed: int,
+    job: Job,
+    value: Callable[[Scores, Tensor], Valued] | None = None,
+    contexts: Mapping[str, Callable[[Prompt, int], Prompt]] | None = None,
+    on_samples: OnSamples = lambda samples: None,
+) -> Experience:
+    """Draws what the planner asks for until it asks for nothing more.
+
+    The groups of a round are shared out over the processes; a group stays on the process that drew its first member.
+
+    Args:
+        policy: what draws.
+        planner: what is drawn.
+        prompt_of: a prompt of the step by its identity.
+        scorer: the rewards, which are handed each sample as it is drawn.
+        setting: the step, as the planner is told of it.
+        plan: how decisions are drawn; its prompts and members are the planner's.
+        seed: the step's seed.
+        job: the processes.
+        value: what scores of a whole round, with the group of each row, combine to, and where any applied; for planners
+            that look back.
+        contexts: what a member is shown in place of the prompt, by name.
+        on_samples: takes samples as they are drawn.
+
+    Returns:
+        What came of it.
+
+    Raises:
+        ConfigError: the planner asks for what the policy or the configuration does not have, or nothing random was
+            drawn.
+    """
+    owner: dict[int, int] = {}
+    loads = [0] * job.size
+    rounds: list[Round] = []
+    drawn: list[_Drawn] = []
+    while requests := tuple(planner.ask(rounds, setting)):
+        _assign(requests, owner, loads)
+        mine = [n for n, request in enumerate(requests) if owner[request.prompt] == job.rank]
+        scoring = scorer.open(group_sizes=_sizes([requests[n] for n in mine]))
+
+        def taken(samples: Sequence[Sample], scoring: Scoring = scoring) -> None:
+            on_samples(samples)
+            scoring.add(samples)
+
+        one = _draw(policy, requests, mine, prompt_of, contexts or {}, replace(plan, on_samples=taken), seed)
+        part = ScoredRound(scoring, one.samples)
+        if not planner.looks_back:
+            drawn.append(replace(one, scored=part))
+            break
+        said = _said(one, part, job)
+        rounds.append(_round(requests, said, value))
+        drawn.append(replace(one, scored=replace(part, scores=said[job.rank].scores)))
+    if not any(one.rollouts for one in drawn):
+        raise ConfigError("the planner asked for nothing on this process: raise rollout.prompts_per_step")
+    rollout = Rollout.joined([rollout for one in drawn for rollout in one.rollouts])
+    if not bool(rollout.mask_BT.any()):
+        raise ConfigError("no decision of the rollout is random, so nothing can be learnt: raise policy.strength")
+    return Experience(
+        rollout=rollout,
+        keep_B=_kept(planner, rounds, setting, drawn, job),
+        scorings=[one.scored for one in drawn if one.scored is not None],
+        requests=[request for one in drawn for request in one.requests],
+        num_rounds=len(drawn),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drawn:
+    """One round on this process."""
+
+    requests: Sequence[Request]
+    rollouts: Sequence[Rollout]
+    request_B: Tensor
+    scored: ScoredRound | None = None
+
+    @property
+    def samples(self) -> list[Sample]:
+        return [sample for rollout in self.rollouts for sample in rollout.samples]
+
+
+def _assign(requests: Sequence[Request], owner: dict[int, int], loads: list[int]) -> None:
+    """Gives each new prompt to a process: the first ones in blocks of equal cost, later ones to whoever has least."""
+    costs: dict[int, int] = {}
+    for request in requests:
+        costs[request.prompt] = costs.get(request.prompt, 0) + len(request.members)
+    new = [prompt for prompt in costs if prompt not in owner]
+    total, before = sum(costs[prompt] for prompt in new), 0
+    first = not any(loads)
+    for prompt in new:
+        owner[prompt] = before * len(loads) // total if first else loads.index(min(loads))
+        before += costs[prompt]
+        loads[owner[prompt]] += costs[prompt]
+    for prompt in costs.keys() - set(new):
+        loads[owner[prompt]] += costs[prompt]
+
+
+def _sizes(requests: Sequence[Request]) -> dict[int, int]:
+    """How many members of each group a round brings."""
+    sizes: dict[int, int] = {}
+    for request in requests:
+        sizes[request.prompt] = sizes.get(request.prompt, 0) + len(request.members)
+    return sizes
+
+
+def _draw(
+    policy: Policy,
+    requests: Sequence[Request],
+    mine: Sequence[int],
+    prompt_of: Callable[[int], Prompt],
+    contexts: Mapping[str, Callable[[Prompt, int], Prompt]],
+    plan: Plan,
+    seed: int,
+) -> _Drawn:
+    """This process's requests of a round: those alike in settings and weights in one rollout."""
+    alike: dict[tuple[str, str | None], list[int]] = {}
+    for n in mine:
+        alike.setdefault((repr(sorted(requests[n].settings.items())), requests[n].weights), []).append(n)
+    rollouts, request_of_row = [], []
+    for chosen in alike.values():
+        entries = [_entry(n, requests[n], prompt_of, contexts) for n in chosen]
+        shown = [entry for one in entries for entry in one]
+        request = requests[chosen[0]]
+        sizes = {len(entry.members) for entry in shown}
+        usual = len(sizes) == 1 and all(entry.members == tuple(range(len(entry.members))) for entry in shown)
+        own = replace(
+            plan,
+            prompt_ids=tuple(entry.group for entry in shown),
+            members=None if usual else tuple(entry.members for entry in shown),
+            settings={**plan.settings, **request.settings},
+        )
+        with nullcontext() if request.weights is None else _using(policy, request.weights):
+            rollout = policy.rollout([entry.prompt for entry in shown], group_size=max(sizes), seed=seed, plan=own)
+        rollouts.append(rollout if request.weights is None else rollout.aged())
+        request_of_row += [entry.request for entry in shown for _ in entry.members]
+    return _Drawn(requests=requests, rollouts=rollouts, request_B=torch.tensor(request_of_row, dtype=torch.long))
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A prompt as some members of a group are shown it."""
+
+    request: int
+    group: int
+    prompt: Prompt
+    members: tuple[int, ...]
+
+
+def _entry(
+    number: int,
+    request: Request,
+    prompt_of: Callable[[int], Prompt],
+    contexts: Mapping[str, Callable[[Prompt, int], Prompt]],
+) -> list[_Entry]:
+    prompt = prompt_of(request.prompt)
+    if request.context is None:
+        return [_Entry(number, request.prompt, prompt, request.members)]
+    if request.context not in contexts:
+        raise ConfigError(f"the planner asks for the context {request.context!r}, known are {sorted(contexts)}")
+    show = contexts[request.context]
+    return [_Entry(number, request.prompt, show(prompt, member), (member,)) for member in request.members]
+
+
+def _using(policy: Policy, name: str) -> Any:
+    using = getattr(policy, "using", None)
+    if using is None:
+        raise PolicyError(f"{type(policy).__name__} keeps no other weights, and {name!r} are asked for")
+    return using(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Said:
+    """What one process has to say of its rows of a round."""
+
+    request_B: Tensor
+    identity_B2: Tensor
+    length_B: Tensor
+    scores: Scores
+
+
+def _said(drawn: _Drawn, part: ScoredRound, job: Job) -> list[_Said]:
+    """What every process says of its rows, in rank order. One collective, whatever a process has drawn."""
+
+    def mine() -> _Said:
+        identity = [(sample.group, sample.member) for sample in part.samples]
+        return _Said(
+            request_B=drawn.request_B,
+            identity_B2=torch.tensor(identity, dtype=torch.long).reshape(-1, 2),
+            length_B=torch.cat([torch.zeros(0, dtype=torch.long), *(r.mask_BT.sum(1) for r in drawn.rollouts)]),
+            scores=part.collected(),
+        )
+
+    return job.from_all(mine)
+
+
+def _round(
+    requests: Sequence[Request], said: Sequence[_Said], value: Callable[[Scores, Tensor], Valued] | None
+) -> Round:
+    """The round as all processes know it."""
+    if value is None:
+        raise ConfigError("a planner that looks back needs to know what the scores combine to")
+    identity_B2 = torch.cat([one.identity_B2 for one in said])
+    valued = value(Scores.joined([one.scores for one in said]), identity_B2[:, 0])
+    return Round(
+        requests=requests,
+        request_B=torch.cat([one.request_B for one in said]),
+        prompt_B=identity_B2[:, 0],
+        member_B=identity_B2[:, 1],
+        reward_B=valued.reward_B,
+        valid_B=valued.valid_B,
+        length_B=torch.cat([one.length_B for one in said]),
+    )
+
+
+def _kept(planner: Planner, rounds: Sequence[Round], setting: Setting, drawn: Sequence[_Drawn], job: Job) -> Tensor:
+    """This process's rows of what the planner keeps."""
+    if not planner.looks_back:
+        parts = [torch.tensor([one.requests[n].trained for n in one.request_B.tolist()]) for one in drawn]
+        return torch.cat(parts).bool()
+    counts = job.gather([len(one.request_B) for one in drawn])
+    kept = planner.kept(rounds, setting)
+    mine = []
+    for number, kept_N in enumerate(kept):
+        start = sum(count[number] for count in counts[: job.rank])
+        mine.append(kept_N[start : start + counts[job.rank][number]])
+    return torch.cat(mine)

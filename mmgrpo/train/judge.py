@@ -1,0 +1,68 @@
+"""Judging: what the rewards say of the whole job's samples, and how it counts at this step.
+
+Axes: B rows of this process, N rows of the whole job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmgrpo.run.processes import Job
+from mmgrpo.scoring import NamedReward
+from mmgrpo.scoring.shaping import shaped
+from mmgrpo.train.gather import Experience
+from mmgrpo.types import Scores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the rewards said of N samples, those of all processes in rank order.
+
+    Attributes:
+        scores: as they said it.
+        counting: as it counts at this step: clipped, gated, weighted.
+        group_N: group of each sample.
+        keep_N: bool, the samples that are trained on and that groups are compared by.
+        mine: this process's rows.
+        metrics: what became of rewards on their way from ``scores`` to ``counting``.
+    """
+
+    scores: Scores
+    counting: Scores
+    group_N: Tensor
+    keep_N: Tensor
+    mine: slice
+    metrics: Mapping[str, float]
+
+
+def judge(experience: Experience, rewards: Sequence[NamedReward], *, step: int, job: Job) -> Verdict:
+    """Waits for the rewards of every process.
+
+    Args:
+        experience: what was gathered; its rewards are at work already.
+        rewards: how each counts.
+        step: counted from 0.
+        job: the processes.
+
+    Returns:
+        The verdict, the same on all processes but for ``mine``.
+
+    Raises:
+        RewardError: a reward failed on too many samples of any process.
+    """
+    scores = Scores.joined(job.from_all(lambda: Scores.joined([part.collected() for part in experience.scorings])))
+    groups = job.gather(experience.rollout.prompt_index_B)
+    start = sum(len(group_B) for group_B in groups[: job.rank])
+    counting = shaped(scores, rewards, step)
+    return Verdict(
+        scores=scores,
+        counting=counting.scores,
+        group_N=torch.cat(groups),
+        keep_N=torch.cat(job.gather(experience.keep_B)),
+        mine=slice(start, start + len(experience.keep_B)),
+        metrics=counting.metrics,
+    )

@@ -1,0 +1,90 @@
+"""Learning: all optimiser updates that a step's rows are good for.
+
+Axes: B rows, T decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from mmgrpo.maths.aggregates import Totals, count
+from mmgrpo.maths.objectives import Objective
+from mmgrpo.policy import Policy
+from mmgrpo.run.processes import Job
+from mmgrpo.train.credit import Batch
+from mmgrpo.train.learner import Gradient, accumulate_gradient, nonfinite_rows
+from mmgrpo.train.optimizer import Applied, GuardedOptimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One optimiser update.
+
+    Attributes:
+        number: of the step's updates, from 0.
+        gradient: what this process's pass left behind.
+        totals: what the loss was a mean over, of the whole job.
+        applied: what became of the gradient.
+        odd_rows: where it was not finite, this process's rows whose own gradient is not.
+    """
+
+    number: int
+    gradient: Gradient
+    totals: Totals
+    applied: Applied
+    odd_rows: Sequence[int]
+
+
+def learn(
+    policy: Policy,
+    batch: Batch,
+    objective: Objective,
+    optimizer: GuardedOptimizer,
+    *,
+    epochs: int,
+    minibatches: int,
+    job: Job,
+    before_apply: Callable[[], None] = lambda: None,
+) -> Iterator[Update]:
+    """Updates the weights, once per item: ``epochs`` passes over the rows, each in ``minibatches`` of whole groups.
+
+    Args:
+        policy: what is trained.
+        batch: what it learns from.
+        objective: the loss.
+        optimizer: over its trainable parameters.
+        epochs: passes.
+        minibatches: updates per pass.
+        job: the processes; each takes part in every update, with whatever rows it has.
+        before_apply: called before the weights move.
+
+    Returns:
+        What was done, update by update.
+    """
+    rollout = batch.rollout
+    place_B = _places(rollout.prompt_index_B, job)
+    for number in range(epochs * minibatches):
+        epoch, part = divmod(number, minibatches)
+        rows = ((place_B + epoch) % minibatches == part).nonzero().flatten().tolist()
+        group_B = rollout.prompt_index_B[rows]
+        totals = job.total(count(rollout.mask_BT[rows], batch.zero_B[rows], group_B))
+        taught = policy, rollout, batch.advantage_BT, objective
+        accumulate = partial(accumulate_gradient, *taught, totals=totals, reward_B=batch.reward_B)
+        optimizer.clear()
+        gradient = accumulate(rows=rows, gather=job.gather)
+        before_apply()
+        applied = optimizer.apply()
+        odd = nonfinite_rows(policy, rows, accumulate) if applied.skipped else []
+        rollout = rollout if applied.skipped else rollout.aged()
+        yield Update(number=number, gradient=gradient, totals=totals, applied=applied, odd_rows=odd)
+
+
+def _places(group_B: Tensor, job: Job) -> Tensor:
+    """The place of each row's group among the groups of the whole job."""
+    known = torch.cat(job.gather(group_B)).unique()
+    return torch.searchsorted(known, group_B)

@@ -1,0 +1,44 @@
+"""What a step logs of itself: of its samples and their rewards, and of each update."""
+
+from __future__ import annotations
+
+from mmgrpo.config import AdvantageConfig
+from mmgrpo.run.processes import Job
+from mmgrpo.run.samples import facts_of, sample_metrics
+from mmgrpo.train.credit import Batch, penalised, reward_metrics
+from mmgrpo.train.gather import Experience
+from mmgrpo.train.judge import Verdict
+from mmgrpo.train.learn import Update
+
+
+def step_metrics(
+    experience: Experience, verdict: Verdict, batch: Batch, config: AdvantageConfig, job: Job
+) -> dict[str, float]:
+    """What the step's samples and their rewards come to, over the whole job."""
+    scores = verdict.scores
+    if batch.divergence_N is not None:
+        scores = penalised(scores, batch.divergence_N, config.kl_beta)
+    metrics = reward_metrics(scores, batch.credit) | dict(verdict.metrics)
+    metrics |= sample_metrics(job.gather(facts_of(experience.samples)), scores)
+    metrics["groups/zero_std_frac"] = batch.credit.zero_std_frac
+    if experience.num_rounds > 1 or not bool(verdict.keep_N.all()):
+        metrics |= {
+            "rollout/rounds": float(experience.num_rounds),
+            "rollout/groups": float(len({request.prompt for request in experience.requests})),
+            "rollout/kept_frac": float(verdict.keep_N.float().mean()),
+        }
+    if num_alone := sum(job.gather(experience.rollout.num_alone)):
+        metrics["rollout/rows_alone"] = num_alone
+    return metrics
+
+
+def update_metrics(update: Update, job: Job) -> dict[str, float]:
+    """What an update did, over the whole job."""
+    diagnostics, applied = job.merged(update.gradient.diagnostics), update.applied
+    return {
+        **diagnostics.as_metrics(),
+        "policy/weighed_frac": float(diagnostics.num_weighed) / max(update.totals.num_decisions, 1),
+        "optimizer/lr": applied.lr,
+        "optimizer/grad_norm": applied.grad_norm,
+        "optimizer/skipped": float(applied.skipped),
+    }

@@ -1,0 +1,15 @@
+"""Credit of groups that are all of one size, prompt-major."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mmgrpo.config import AdvantageConfig
+from mmgrpo.train.credit import Credit, form_credit
+from mmgrpo.types import Scores
+
+
+def credit_of(scores: Scores, group_size: int, config: AdvantageConfig, divergence_B: Tensor | None = None) -> Credit:
+    group_B = torch.arange(len(scores.value_BR)) // group_size
+    return form_credit(scores, group_B, config, divergence_B)
