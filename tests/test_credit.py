@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmgrpo.config import AdvantageConfig
 from mmgrpo.maths.aggregates import count, sample_mean
-from mmgrpo.train.credit import counted, penalised, reward_metrics
+from mmgrpo.train.credit import penalised, reward_metrics, without_truncated
 from mmgrpo.types import Prompt, Rollout, Sample, Scores
 from tests.uniform import credit_of
 
@@ -113,7 +113,7 @@ def test_equal_groups(choice: str, keep: list[bool]) -> None:
 )
 def test_truncated_samples(choice: str, num_samples: int, num_decisions: int, weight_B: list[float]) -> None:
     rollout = rollout_of([True, False, True, False], [4, 2, 3, 1])
-    found = counted(rollout, torch.tensor([True, True, True, False]), choice)
+    found = without_truncated(rollout.keep(torch.tensor([True, True, True, False])[:, None]), choice)
     totals = count(found.rollout.mask_BT, found.zero_B)
     assert (totals.num_samples, totals.num_decisions) == (num_samples, num_decisions)
     mean: Tensor = sample_mean(found.rollout.mask_BT, totals).sum(1)

@@ -166,6 +166,28 @@ def reward_metrics(scores: Scores, credit: Credit) -> dict[str, float]:
     return metrics
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A rollout without what is not trained on, and what still counts in means over samples.
+
+    Attributes:
+        rollout: its mask keeps what is trained on.
+        zero_B: bool, samples that count as zeros although nothing of them is trained on.
+    """
+
+    rollout: Rollout
+    zero_B: Tensor
+
+
+def without_truncated(rollout: Rollout, truncated: str) -> Kept:
+    """Leaves out samples cut off by their length limit as ``objective.truncated`` says: keep, zero or drop."""
+    truncated_B = torch.tensor([not sample.finished for sample in rollout.samples])
+    if truncated == "keep":
+        return Kept(rollout, torch.zeros_like(truncated_B))
+    zero_B = truncated_B & rollout.mask_BT.any(1) if truncated == "zero" else torch.zeros_like(truncated_B)
+    return Kept(rollout.keep(~truncated_B[:, None]), zero_B)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """What this process's rows of a step can teach.
@@ -221,14 +243,12 @@ def estimate(
         divergence_N = torch.cat(job.gather(rollout.values[divergence].sum(1).cpu()))
     credit = form_credit(verdict.counting, verdict.group_N, config, divergence_N, verdict.keep_N)
     advantage_BT = credit.advantage_B[verdict.mine][:, None].expand(rollout.shape)
-    rollout = rollout.keep(credit.keep_B[verdict.mine][:, None])
-    truncated_B = torch.tensor([truncated != "keep" and not sample.finished for sample in rollout.samples])
-    zero_B = truncated_B & rollout.mask_BT.any(1) & (truncated == "zero")
+    kept = without_truncated(rollout.keep(credit.keep_B[verdict.mine][:, None]), truncated)
     return Batch(
-        rollout=rollout.keep(~truncated_B[:, None]),
+        rollout=kept.rollout,
         advantage_BT=advantage_BT,
         reward_B=credit.total_B[verdict.mine],
-        zero_B=zero_B,
+        zero_B=kept.zero_B,
         credit=credit,
         mine=verdict.mine,
         divergence_N=divergence_N,

@@ -39,7 +39,7 @@ from mmgrpo.train.credit import (
     valued,
 )
 from mmgrpo.train.ema import Average
-from mmgrpo.train.evaluation import evaluate, judge, try_out
+from mmgrpo.train.evaluation import evaluate, try_out
 from mmgrpo.train.gather import Experience, gather
 from mmgrpo.train.judge import judge
 from mmgrpo.train.learn import Update, learn
