@@ -5,7 +5,6 @@ Axes: B samples in prompt-major order, T decisions, P prompts, G group size, R r
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -16,6 +15,8 @@ from PIL import Image
 from torch import Tensor
 
 from mmgrpo.errors import DataError, ShapeError
+from mmgrpo.scores import Score as Score
+from mmgrpo.scores import Scores as Scores
 from mmgrpo.values import Value
 
 
@@ -177,16 +178,6 @@ class Noise:
     step_BT: Tensor
     level_BT: Tensor
 
-    @classmethod
-    def joined(cls, parts: Sequence[Noise], num_decisions: int) -> Noise:
-        """Those of several rollouts, one after the other, padded to so many decisions."""
-        return cls(
-            **{
-                name: _padded([getattr(part, name) for part in parts], num_decisions)
-                for name in ("std_BT", "step_BT", "level_BT")
-            }
-        )
-
 
 class Origin(IntEnum):
     """Where a row of a rollout comes from: the policy drew it at this step, or it is read."""
@@ -277,48 +268,6 @@ class Rollout:
         """The same rollout, trained only where both its own mask and this one hold."""
         return replace(self, mask_BT=self.mask_BT & mask_BT)
 
-    @classmethod
-    def joined(cls, rollouts: Sequence[Rollout]) -> Rollout:
-        """The rows of several rollouts of one policy, one after the other; matrices are padded to the longest.
-
-        Of values those stay that all of them know. Who reads the trace finds ``Parts`` in it.
-        """
-        if len(rollouts) == 1:
-            return rollouts[0]
-        T = max(one.shape[1] for one in rollouts)
-        known = set.intersection(*(set(one.values) for one in rollouts))
-        offsets, start = [], 0
-        for one in rollouts:
-            offsets.append(start - int(one.state_BT.min()))
-            start += int(one.state_BT.max() - one.state_BT.min()) + 1
-        noises = [one.noise for one in rollouts if one.noise is not None]
-        return cls(
-            samples=[sample for one in rollouts for sample in one.samples],
-            prompt_index_B=torch.cat([one.prompt_index_B for one in rollouts]),
-            old_logprob_BT=_padded([one.old_logprob_BT for one in rollouts], T),
-            mask_BT=_padded([one.mask_BT for one in rollouts], T),
-            state_BT=_padded([one.state_BT + offset for one, offset in zip(rollouts, offsets, strict=True)], T),
-            segment_BT=_padded([one.segment_BT for one in rollouts], T),
-            trace=Parts(rollouts),
-            noise=Noise.joined(noises, T) if len(noises) == len(rollouts) else None,
-            values={value: _padded([one.values[value] for one in rollouts], T) for value in known},
-            origin_B=_cat_or_none([one.origin_B for one in rollouts], [len(one.samples) for one in rollouts]),
-            age_B=_cat_or_none([one.age_B for one in rollouts], [len(one.samples) for one in rollouts]),
-            num_forwards=sum(one.num_forwards for one in rollouts),
-            num_alone=sum(one.num_alone for one in rollouts),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The trace of rollouts that were joined; each is scored by itself.
-
-    Attributes:
-        rollouts: in the order of their rows.
-    """
-
-    rollouts: Sequence[Rollout]
-
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
@@ -346,101 +295,6 @@ class Evaluation:
                 raise ShapeError(f"{value} must have the shape of logprob_BT, got {_describe(tensor)}")
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """A reward's value with what it rests on; a reward may give one in place of a number.
-
-    Attributes:
-        value: the number; NaN or infinity where judging failed.
-        explanation: what people may want to see of it, small and of what JSON knows; see ``docs/rewards.md`` for the
-            keys that the report draws.
-    """
-
-    value: float
-    explanation: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.explanation, Mapping):
-            raise DataError(f"Score.explanation must be a mapping, got {type(self.explanation).__name__}")
-        try:
-            json.dumps(dict(self.explanation), allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise DataError(f"Score.explanation must hold what JSON can: {error}") from error
-
-    def __float__(self) -> float:
-        return float(self.value)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """What the rewards said, reward by reward; a reward that does not apply to a sample is masked, never a number.
-
-    Attributes:
-        names: R reward names.
-        weight_R: float32 weights.
-        value_BR: float32 scores; 0 where ``valid_BR`` is False.
-        valid_BR: bool, whether the reward applied and gave a finite number.
-        failures: per reward, how many samples it failed on (raised, took too long, or gave NaN or infinity).
-        explanations: per reward that explains itself, one entry per sample; None where it said nothing.
-        cached: per reward whose results are kept, for how many samples it was not asked.
-        took_s: per reward, seconds that it ran.
-    """
-
-    names: tuple[str, ...]
-    weight_R: Tensor
-    value_BR: Tensor
-    valid_BR: Tensor
-    failures: Mapping[str, int] = field(default_factory=dict)
-    explanations: Mapping[str, Sequence[Mapping[str, Any] | None]] = field(default_factory=dict)
-    cached: Mapping[str, int] = field(default_factory=dict)
-    took_s: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        R = len(self.names)
-        if self.weight_R.shape != (R,) or self.value_BR.ndim != 2 or self.value_BR.shape[1] != R:
-            raise ShapeError(f"{R} rewards need weight_R ({R},) and value_BR (B, {R}), got {_describe(self.value_BR)}")
-        if self.valid_BR.shape != self.value_BR.shape or self.valid_BR.dtype != torch.bool:
-            raise ShapeError(f"valid_BR must be bool of shape {tuple(self.value_BR.shape)}")
-        if not torch.isfinite(self.value_BR).all():
-            raise ShapeError("value_BR must be finite; mask what does not apply with valid_BR")
-        wrong = {name: len(said) for name, said in self.explanations.items() if len(said) != len(self.value_BR)}
-        if wrong:
-            raise ShapeError(f"explanations must be one per sample, of {len(self.value_BR)}, got {wrong}")
-
-    @classmethod
-    def joined(cls, parts: Sequence[Scores]) -> Scores:
-        """The scores of several calls or processes by the same rewards, one after the other."""
-        first = parts[0]
-        return cls(
-            names=first.names,
-            weight_R=first.weight_R,
-            value_BR=torch.cat([part.value_BR for part in parts]),
-            valid_BR=torch.cat([part.valid_BR for part in parts]),
-            failures={name: sum(part.failures.get(name, 0) for part in parts) for name in first.names},
-            explanations={
-                name: [said for part in parts for said in part.explanations.get(name, [None] * len(part.value_BR))]
-                for name in first.names
-                if any(name in part.explanations for part in parts)
-            },
-            cached={name: sum(part.cached[name] for part in parts) for name in first.cached},
-            took_s={name: max(part.took_s[name] for part in parts) for name in first.took_s},
-        )
-
-    def rows(self, chosen: Sequence[int]) -> Scores:
-        """The scores of some samples, in that order; counts stay those of all."""
-        return replace(
-            self,
-            value_BR=self.value_BR[list(chosen)],
-            valid_BR=self.valid_BR[list(chosen)],
-            explanations={name: [said[row] for row in chosen] for name, said in self.explanations.items()},
-        )
-
-    @property
-    def scored_B(self) -> Tensor:
-        """Whether any reward of a weight other than 0 applied to the sample."""
-        return (self.valid_BR & (self.weight_R != 0)).any(1)
-
-
 def _require_members(members: tuple[tuple[int, ...], ...], prompt_ids: tuple[int, ...] | None) -> None:
     if not all(members):
         raise DataError(f"Plan.members must name at least one member of each prompt, got {members}")
@@ -454,16 +308,3 @@ def _require_members(members: tuple[tuple[int, ...], ...], prompt_ids: tuple[int
 
 def _describe(tensor: Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)}"
-
-
-def _padded(parts: Sequence[Tensor], num_columns: int) -> Tensor:
-    """Matrices below each other, zeros after the columns that they have."""
-    return torch.cat([torch.nn.functional.pad(part, (0, num_columns - part.shape[1])) for part in parts])
-
-
-def _cat_or_none(parts: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor | None:
-    """Vectors after each other, zeros where there is none; None where there are none at all."""
-    if all(part is None for part in parts):
-        return None
-    filled = [torch.zeros(B, dtype=torch.long) if p is None else p for p, B in zip(parts, sizes, strict=True)]
-    return torch.cat(filled)

@@ -15,6 +15,7 @@ BESIDE = ("policies", "rewards", "examples")
 
 ROOMS = (
     ("errors", "values"),
+    ("scores",),
     ("types",),
     ("system",),
     ("maths",),
@@ -41,7 +42,7 @@ KINDS = (
 )
 """The rewards, in the same manner."""
 
-CONTRACTS = ("errors", "values", "types", "maths", "policy", "reward", "data.media", "serving.wire")
+CONTRACTS = ("errors", "values", "scores", "types", "maths", "policy", "reward", "data.media", "serving.wire")
 CONTRACTS += ("system.lazy", "system.extras", "system.hub", "system.targets", "system.bounded")
 """What adapters may import of the engine."""
 

@@ -18,6 +18,7 @@ from mmgrpo.maths.planners import Planner, Request, Round, Setting
 from mmgrpo.policy import Policy
 from mmgrpo.run.processes import Job
 from mmgrpo.scoring import Scorer, Scoring
+from mmgrpo.train.joining import joined
 from mmgrpo.types import Plan, Prompt, Rollout, Sample, Scores
 
 OnSamples = Callable[[Sequence[Sample]], None]
@@ -141,7 +142,7 @@ def gather(
         drawn.append(replace(one, scored=replace(part, scores=said[job.rank].scores)))
     if not any(one.rollouts for one in drawn):
         raise ConfigError("the planner asked for nothing on this process: raise rollout.prompts_per_step")
-    rollout = Rollout.joined([rollout for one in drawn for rollout in one.rollouts])
+    rollout = joined([rollout for one in drawn for rollout in one.rollouts])
     if not bool(rollout.mask_BT.any()):
         raise ConfigError("no decision of the rollout is random, so nothing can be learnt: raise policy.strength")
     return Experience(

@@ -26,7 +26,8 @@ from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.maths.objectives import ZERO_ON_POLICY, Objective
 from mmgrpo.policy import Policy
-from mmgrpo.types import Evaluation, Parts, Rollout
+from mmgrpo.train.joining import Parts
+from mmgrpo.types import Evaluation, Rollout
 from mmgrpo.values import ENTROPY, REFERENCE, Value
 
 
