@@ -14,7 +14,8 @@ from accelerate.utils import set_seed
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.binding import bound, build_objective
-from mmgrpo.data.prompts import PromptStream, load_prompts_of
+from mmgrpo.data.prompts import load_prompts_of
+from mmgrpo.data.stream import PromptStream
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.maths.planners import PLANNERS, Setting
