@@ -42,7 +42,7 @@ def _squared(decisions: Decisions) -> Loss:
 
 
 def _paired(decisions: Decisions) -> Loss:
-    """-sum log sigmoid(s_0 - s_1 - (r_0 - r_1)) over groups of two; s, r: a row's log-prob, now and of the reference."""
+    """-sum log sigmoid(s_0 - s_1 - (r_0 - r_1)) over groups of two; s, r: a row's log-prob now, and the reference's."""
     keep_BT = decisions.mask_BT
     now_B = decisions.logprob_BT.where(keep_BT, 0.0).sum(1)
     then_B = decisions[LOGPROB_OF_REFERENCE].where(keep_BT, 0.0).sum(1)
