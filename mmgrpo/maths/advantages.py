@@ -1,11 +1,13 @@
 """Advantages: how much better a sample did than the group it was drawn with.
 
-Rewards come as prompt-major matrices. A reward that does not exist (None) is False in ``valid_PG``: it enters no mean
-and no spread, its value is ignored (it may be NaN), and its advantage is 0. A group with fewer than two valid rewards,
-or with equal ones, says nothing about its members and gets zeros, exactly.
+Rewards come as prompt-major matrices. A reward that does not exist (None, or the padding of a smaller group) is False
+in ``valid_PG``: it enters no mean and no spread, its value is ignored (it may be NaN), and its advantage is 0. Where
+members are compared with each other, a group with fewer than two valid rewards, or with equal ones, says nothing about
+them and gets zeros, exactly. ``raw_advantage``, ``verdict_advantage`` and ``ngrpo_advantage`` compare with something
+else, and teach from such groups too.
 
-Whatever is measured over the batch (``batch_scaled_advantage``, ``gdpo_advantage``) is measured over the matrix that
-comes in: it has to be the matrix of the whole job, not of one rank.
+Whatever is measured over the batch (``batch_scaled_advantage``, ``gdpo_advantage``, ``beta_advantage``) is measured
+over the matrix that comes in: it has to be the matrix of the whole job, not of one rank.
 
 Axes: P prompts, G group size, R rewards.
 """
@@ -17,6 +19,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError, ShapeError
+from mmgrpo.maths.centring import centred, checked_rewards, divided, spread
+from mmgrpo.maths.success import (
+    beta_advantage,
+    f_grpo_advantage,
+    mapo_advantage,
+    pass_at_k_advantage,
+    verdict_advantage,
+)
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -35,9 +45,9 @@ def group_advantage(
     Raises: ShapeError if not 2-D, G < 2, or valid_PG is not a bool matrix of the same shape.
     Source: DeepSeekMath, arXiv:2402.03300, sec. 4.1.2. Deviation: eps in the denominator.
     """
-    valid_PG = _checked(reward_PG, valid_PG)
-    centred_PG = _centred(reward_PG, valid_PG)
-    return _divided(centred_PG, _spread(centred_PG, valid_PG, dim=(-1,), correction=correction) + eps)
+    valid_PG = checked_rewards(reward_PG, valid_PG)
+    centred_PG = centred(reward_PG, valid_PG)
+    return divided(centred_PG, spread(centred_PG, valid_PG, dim=(-1,), correction=correction) + eps)
 
 
 def batch_scaled_advantage(
@@ -52,12 +62,12 @@ def batch_scaled_advantage(
     Source: "Tricks or Traps", arXiv:2508.08221; the ``global_std`` of Flow-GRPO, arXiv:2505.05470 (which
     takes correction=0). Deviation: eps in the denominator.
     """
-    valid_PG = _checked(reward_PG, valid_PG)
+    valid_PG = checked_rewards(reward_PG, valid_PG)
     reward_PG = reward_PG.where(valid_PG, 0.0)
     count = valid_PG.sum().clamp(min=1)
     deviation_PG = (reward_PG - reward_PG.sum() / count).where(valid_PG, 0.0)
-    spread = _spread(deviation_PG, valid_PG, dim=(-2, -1), correction=correction)
-    return _divided(_centred(reward_PG, valid_PG), spread + eps)
+    std = spread(deviation_PG, valid_PG, dim=(-2, -1), correction=correction)
+    return divided(centred(reward_PG, valid_PG), std + eps)
 
 
 def unscaled_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
@@ -69,7 +79,19 @@ def unscaled_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -> Ten
     Raises: ShapeError if not 2-D, G < 2, or valid_PG is not a bool matrix of the same shape.
     Source: Dr. GRPO, arXiv:2503.20783, sec. 3.2.
     """
-    return _centred(reward_PG, _checked(reward_PG, valid_PG))
+    return centred(reward_PG, checked_rewards(reward_PG, valid_PG))
+
+
+def raw_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
+    """The reward itself: what a sample is worth does not depend on its group.
+
+    A = r: a group of equal rewards other than 0 teaches something.
+
+    Shapes: (P, G) -> (P, G), G >= 2.   Units: those of the reward.
+    Raises: ShapeError if not 2-D, G < 2, or valid_PG is not a bool matrix of the same shape.
+    Source: REINFORCE, Williams 1992; Reinforce-Rej, arXiv:2504.11343, with ``equal_groups: drop``.
+    """
+    return reward_PG.where(checked_rewards(reward_PG, valid_PG), 0.0)
 
 
 def leave_one_out_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
@@ -81,9 +103,29 @@ def leave_one_out_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -
     Raises: ShapeError if not 2-D, G < 2, or valid_PG is not a bool matrix of the same shape.
     Source: RLOO, arXiv:2402.14740; Kool et al. 2019.
     """
-    valid_PG = _checked(reward_PG, valid_PG)
+    valid_PG = checked_rewards(reward_PG, valid_PG)
     count_P1 = valid_PG.sum(-1, keepdim=True)
-    return _centred(reward_PG, valid_PG) * count_P1 / (count_P1 - 1).clamp(min=1)
+    return centred(reward_PG, valid_PG) * count_P1 / (count_P1 - 1).clamp(min=1)
+
+
+def ngrpo_advantage(
+    reward_PG: Tensor, valid_PG: Tensor | None = None, *, highest: float = 1.0, eps: float = 1e-6
+) -> Tensor:
+    """Reward standardised within its group and one more, imagined sample that got the highest reward there is.
+
+    A = (r - mean r') / (std r' + eps), r' = the group's rewards and ``highest``, std over n of its n + 1 samples.
+    A group that is all wrong is pushed away from what it did; one that is all right gets zeros, exactly.
+
+    Shapes: (P, G) -> (P, G), G >= 2.   Units: any reward scale -> dimensionless; highest and eps in the reward's units.
+    Raises: ShapeError if not 2-D, G < 2, or valid_PG is not a bool matrix of the same shape.
+    Source: NGRPO, arXiv:2509.18851, and its verl/trainer/ppo/core_algos.py, compute_ngrpo_outcome_advantage. Deviation:
+    a lone valid reward is compared with the imagined one too; that code takes it as it is.
+    """
+    valid_PG = checked_rewards(reward_PG, valid_PG)
+    whole_PG = torch.cat([reward_PG, torch.full_like(reward_PG[:, :1], highest)], dim=1)
+    counts_PG = torch.cat([valid_PG, valid_PG.any(1, keepdim=True)], dim=1)
+    centred_PG = centred(whole_PG, counts_PG)
+    return divided(centred_PG, spread(centred_PG, counts_PG, dim=(-1,), correction=1) + eps)[:, :-1]
 
 
 def gdpo_advantage(
@@ -108,16 +150,16 @@ def gdpo_advantage(
     Source: GDPO, arXiv:2601.05242, sec. 3: eq. 4 (each reward), 7 (weights) and 6 (batch). Its code has eps = 1e-4 in
     both denominators, as here, takes correction=1 (as TRL does), and counts a missing reward as 0.
     """
-    valid_RPG = _checked(reward_RPG, valid_RPG, ndim=3)
+    valid_RPG = checked_rewards(reward_RPG, valid_RPG, ndim=3)
     if weight_R.shape != reward_RPG.shape[:1]:
         raise ShapeError(f"weight_R must be ({reward_RPG.shape[0]},), one per reward, got {tuple(weight_R.shape)}")
-    centred_RPG = _centred(reward_RPG, valid_RPG)
-    score_RPG = _divided(centred_RPG, _spread(centred_RPG, valid_RPG, dim=(-1,), correction=correction) + eps)
+    centred_RPG = centred(reward_RPG, valid_RPG)
+    score_RPG = divided(centred_RPG, spread(centred_RPG, valid_RPG, dim=(-1,), correction=correction) + eps)
     total_PG = torch.einsum("r,rpg->pg", weight_R.to(score_RPG), score_RPG)
     valid_PG = valid_RPG.any(0)
     if penalty_PG is not None:
-        total_PG = total_PG - _centred(penalty_PG.to(total_PG), valid_PG)
-    return _divided(total_PG, _spread(total_PG, valid_PG, dim=(-2, -1), correction=correction) + eps)
+        total_PG = total_PG - centred(penalty_PG.to(total_PG), valid_PG)
+    return divided(total_PG, spread(total_PG, valid_PG, dim=(-2, -1), correction=correction) + eps)
 
 
 def clamp_advantage(advantage: Tensor, *, limit: float) -> Tensor:
@@ -137,41 +179,13 @@ ADVANTAGES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "batch": batch_scaled_advantage,
         "none": unscaled_advantage,
         "leave_one_out": leave_one_out_advantage,
+        "raw": raw_advantage,
+        "ngrpo": ngrpo_advantage,
+        "verdict": verdict_advantage,
+        "beta": beta_advantage,
+        "f_grpo": f_grpo_advantage,
+        "mapo": mapo_advantage,
+        "pass_at_k": pass_at_k_advantage,
     }
 )
 """Advantages of a single reward by the name that a method's configuration uses; called with (reward_PG, valid_PG)."""
-
-
-def _checked(reward: Tensor, valid: Tensor | None, *, ndim: int = 2) -> Tensor:
-    axes = "(P, G)" if ndim == 2 else "(R, P, G)"
-    if reward.ndim != ndim or reward.shape[-1] < 2 or not reward.is_floating_point():
-        raise ShapeError(
-            f"rewards must be floating point {axes} with a group of at least 2, got {reward.dtype} "
-            f"{tuple(reward.shape)}; raise the group size, or reshape prompt-major"
-        )
-    if valid is None:
-        return torch.ones_like(reward, dtype=torch.bool)
-    if valid.shape != reward.shape or valid.dtype != torch.bool:
-        raise ShapeError(f"valid must be bool {tuple(reward.shape)}, got {valid.dtype} {tuple(valid.shape)}")
-    return valid
-
-
-def _centred(reward: Tensor, valid: Tensor) -> Tensor:
-    """Reward less the mean of its group; 0 where invalid and in groups that say nothing."""
-    kept = reward.where(valid, 0.0)
-    mean = kept.sum(-1, keepdim=True) / valid.sum(-1, keepdim=True).clamp(min=1)
-    highest = reward.where(valid, -torch.inf).amax(-1, keepdim=True)
-    lowest = reward.where(valid, torch.inf).amin(-1, keepdim=True)
-    # the mean of equal numbers need not be that number in floating point, and eps would not hide it
-    return (kept - mean).where(valid & (highest > lowest), 0.0)
-
-
-def _divided(deviation: Tensor, scale: Tensor) -> Tensor:
-    """Deviations over their scale; 0 where the scale is 0, since then all of them are."""
-    return deviation / scale.where(scale > 0, 1.0)
-
-
-def _spread(deviation: Tensor, valid: Tensor, *, dim: tuple[int, ...], correction: int) -> Tensor:
-    """Root mean square of deviations that are 0 where invalid."""
-    count = valid.sum(dim, keepdim=True) - correction
-    return (deviation.square().sum(dim, keepdim=True) / count.clamp(min=1)).sqrt()

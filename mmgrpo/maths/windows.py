@@ -51,15 +51,20 @@ def random_window(
 
 
 def random_subset(
-    num_decisions: int, *, size: int, low: int = 0, high: int | None = None, seed: int
+    num_decisions: int, *, size: float, low: int = 0, high: int | None = None, seed: int
 ) -> tuple[int, ...]:
-    """``size`` decisions, any subset of low .. high - 1 with equal probability.
+    """``size`` decisions, any subset of low .. high - 1 with equal probability; below 1, size is a share of them.
 
-    Raises: ConfigError if there are fewer than ``size``.
+    A share is rounded down, to one decision at least, so that a method need not know the number of steps.
+
+    Raises: ConfigError if there are fewer than ``size``, or it is neither a share nor whole.
     Source: Flow-Factory's ``num_sde_steps``; DanceGRPO's random fraction of timesteps, arXiv:2505.07818.
     """
-    end = _checked_end(num_decisions, size=size, low=low, high=high)
-    return tuple(sorted(random.Random(derive_seed(seed)).sample(range(low, end), size)))
+    whole = max(1, int(size * ((num_decisions if high is None else high) - low))) if 0 < size < 1 else int(size)
+    if size >= 1 and whole != size:
+        raise ConfigError(f"the size of a subset is a whole number of decisions, or a share below 1, got {size}")
+    end = _checked_end(num_decisions, size=whole, low=low, high=high)
+    return tuple(sorted(random.Random(derive_seed(seed)).sample(range(low, end), whole)))
 
 
 def progressive_window(

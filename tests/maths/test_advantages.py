@@ -16,10 +16,16 @@ from mmgrpo.maths.advantages import (
     gdpo_advantage,
     group_advantage,
     leave_one_out_advantage,
+    ngrpo_advantage,
+    raw_advantage,
     unscaled_advantage,
 )
 
 NAN = float("nan")
+COMPARED = ("group", "batch", "none", "leave_one_out")
+"""The advantages that compare any rewards of a group with each other."""
+
+EVERY = {**ADVANTAGES, "pass_at_k": functools.partial(ADVANTAGES["pass_at_k"], k=2)}
 GOLDEN_REWARD_PG = torch.tensor([[1, 2, 3, 6], [0, 0, 0, 0], [0.5, 0.5, 1, 1]], dtype=torch.float64)
 
 # 16 samples, 2 rewards of weight 1 and 0.5, NaN = the reward does not apply
@@ -147,7 +153,7 @@ def test_leave_one_out_leaves_missing_rewards_out():
     close(leave_one_out_advantage(torch.tensor([[1.0, 2.0, 99.0, 6.0]]), valid_PG), [[-3, -1.5, 0, 4.5]])
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", COMPARED)
 def test_advantages_sum_to_zero_over_every_group(name: str):
     generator = torch.Generator().manual_seed(0)
     reward_PG = torch.randn(5, 8, generator=generator, dtype=torch.float64)
@@ -158,17 +164,34 @@ def test_advantages_sum_to_zero_over_every_group(name: str):
     assert (advantage_PG[valid_PG] != 0).all()
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", EVERY)
 def test_permuting_groups_and_members_permutes_advantages(name: str):
     generator = torch.Generator().manual_seed(1)
-    reward_PG = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    reward_PG = torch.rand(4, 6, generator=generator, dtype=torch.float64)
     rows, columns = torch.randperm(4, generator=generator), torch.randperm(6, generator=generator)
-    torch.testing.assert_close(
-        ADVANTAGES[name](reward_PG[rows][:, columns]), ADVANTAGES[name](reward_PG)[rows][:, columns]
-    )
+    torch.testing.assert_close(EVERY[name](reward_PG[rows][:, columns]), EVERY[name](reward_PG)[rows][:, columns])
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", EVERY)
+def test_padding_of_smaller_groups_changes_nothing(name: str):
+    generator = torch.Generator().manual_seed(2)
+    reward_PG = torch.rand(5, 4, generator=generator, dtype=torch.float64).round(decimals=1)
+    padding_PG = torch.full((5, 2), NAN, dtype=torch.float64)
+    padded_PG = torch.cat([reward_PG, padding_PG], dim=1)
+    advantage_PG = EVERY[name](padded_PG, ~padded_PG.isnan())
+    assert (advantage_PG[:, 4:] == 0).all()
+    torch.testing.assert_close(advantage_PG[:, :4], EVERY[name](reward_PG), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_group_without_rewards_gets_exact_zeros(name: str):
+    reward_PG = torch.tensor([[NAN, NAN, NAN], [1.0, 0.0, 0.0]])
+    advantage_PG = EVERY[name](reward_PG, ~reward_PG.isnan())
+    assert (advantage_PG[0] == 0).all()
+    assert (advantage_PG[1] != 0).any()
+
+
+@pytest.mark.parametrize("name", COMPARED)
 def test_groups_that_say_nothing_get_exact_zeros(name: str):
     # the mean of three times 0.9 is not 0.9 in float32: equality must not hang on that
     reward_PG = torch.tensor([[0.9, 0.9, 0.9], [NAN, 7.0, NAN], [NAN, NAN, NAN], [1.0, 2.0, 3.0]])
@@ -177,13 +200,34 @@ def test_groups_that_say_nothing_get_exact_zeros(name: str):
     assert (advantage_PG[3, 0] < 0) & (advantage_PG[3, 1] == 0) & (advantage_PG[3, 2] > 0)
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", EVERY)
 def test_values_of_missing_rewards_do_not_matter(name: str):
-    reward_PG = torch.tensor([[1.0, 2.0, 4.0, NAN], [3.0, float("inf"), 0.0, 1.0]])
+    reward_PG = torch.tensor([[0.25, 0.5, 1.0, NAN], [0.75, float("inf"), 0.0, 0.25]])
     valid_PG = reward_PG.isfinite()
-    torch.testing.assert_close(
-        ADVANTAGES[name](reward_PG, valid_PG), ADVANTAGES[name](reward_PG.nan_to_num(5.0, 5.0), valid_PG)
+    torch.testing.assert_close(EVERY[name](reward_PG, valid_PG), EVERY[name](reward_PG.nan_to_num(5.0, 5.0), valid_PG))
+
+
+def test_raw_rewards_are_not_centred():
+    reward_PG = torch.tensor([[1.0, 1.0, 1.0], [0.5, NAN, -2.0]])
+    close(raw_advantage(reward_PG, ~reward_PG.isnan()), [[1, 1, 1], [0.5, 0, -2]])
+
+
+def test_ngrpo_by_hand():
+    # with one more 1: mean 1/5, std sqrt((4 * 0.04 + 0.64) / 4) = 0.4472136; -0.2 / 0.4472136
+    close(ngrpo_advantage(torch.zeros(1, 4, dtype=torch.float64)), [[-0.447214] * 4])
+    # with one more 1: mean 2/5, std sqrt((2 * 0.36 + 3 * 0.16) / 4) = 0.5477226; 0.6 / 0.5477226 and -0.4 / 0.5477226
+    close(
+        ngrpo_advantage(torch.tensor([[1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)),
+        [[1.095445, -0.730297, -0.730297, -0.730297]],
     )
+
+
+def test_ngrpo_is_silent_where_all_members_have_the_highest_reward():
+    reward_PG = torch.tensor([[0.9, 0.9, 0.9], [0.9, NAN, NAN], [0.0, NAN, NAN]])
+    advantage_PG = ngrpo_advantage(reward_PG, ~reward_PG.isnan(), highest=0.9)
+    assert (advantage_PG[:2] == 0).all()
+    # a lone 0 beside the imagined 0.9: mean 0.45, std 0.9 / sqrt(2); -0.45 / 0.6363961
+    close(advantage_PG[2:], [[-0.707106, 0, 0]])
 
 
 def test_gdpo_gives_zeros_where_no_reward_says_anything():

@@ -49,6 +49,14 @@ def test_random_subset_is_uniform_over_every_subset():
     assert_uniform(counts, list(combinations(range(1, 6), 2)))
 
 
+@pytest.mark.parametrize(("num_decisions", "size"), [(11, 6), (5, 3), (9, 5), (19, 11), (1, 1)])
+def test_a_share_of_the_decisions_is_rounded_down_to_one_at_least(num_decisions: int, size: int):
+    # int(0.6 * 11) = 6, the published DanceGRPO; int(0.6) = 0 is one decision
+    drawn = random_subset(num_decisions, size=0.6, seed=3)
+    assert drawn == random_subset(num_decisions, size=size, seed=3)
+    assert random_subset(11, size=0.5, low=2, high=8, seed=3) == random_subset(11, size=3, low=2, high=8, seed=3)
+
+
 def test_random_choices_depend_on_the_seed_alone():
     # pinned: a change here changes every run that resumes
     assert [random_window(20, size=4, seed=seed)[0] for seed in range(4)] == [13, 16, 14, 8]
@@ -107,12 +115,18 @@ def test_a_range_outside_the_schedule_is_refused(call):
         lambda: random_window(10, size=5, low=2, high=6, seed=0),
         lambda: random_subset(3, size=4, seed=0),
         lambda: random_subset(3, size=0, seed=0),
+        lambda: random_subset(3, size=-0.5, seed=0),
         lambda: progressive_window(3, step=0, size=4, interval=1),
     ],
 )
 def test_a_window_that_does_not_fit_is_refused(call):
     with pytest.raises(ConfigError, match=r"does not fit.*choose a size from 1 to \d"):
         call()
+
+
+def test_a_subset_is_a_whole_number_or_a_share():
+    with pytest.raises(ConfigError, match=r"whole number of decisions, or a share below 1, got 1\.5"):
+        random_subset(3, size=1.5, seed=0)
 
 
 @pytest.mark.parametrize("numbers", [{"step": -1, "interval": 1}, {"step": 0, "interval": 0}])
