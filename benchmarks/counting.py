@@ -62,7 +62,7 @@ class Spending:
 
 
 def method_config(include: str, changes: Mapping[str, Any]) -> RunConfig:
-    """A method as it is written, but with no more prompts than its minibatches ask for.
+    """A method at the scale of its published run, but with no more prompts than its minibatches ask for.
 
     Args:
         include: its shipped name.
@@ -72,6 +72,7 @@ def method_config(include: str, changes: Mapping[str, Any]) -> RunConfig:
         A whole configuration whose policy still lacks a model.
     """
     values = read_layers(find_config(include))
+    values = merge(values, values.pop("published", {}))
     rollout = {"prompts_per_step": values.get("update", {}).get("minibatches", 1), **changes}
     return validated(merge(values, {"policy": {"name": "denoising"}, "rollout": rollout}))
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from mmgrpo.config import AdvantageConfig
+from mmgrpo.config.loading import validated
+from mmgrpo.errors import ConfigError
 from mmgrpo.maths.aggregates import count, sample_mean
 from mmgrpo.train.credit import penalised, reward_metrics, without_truncated
 from mmgrpo.types import Prompt, Rollout, Sample, Scores
@@ -78,6 +80,55 @@ def test_equal_groups_have_no_advantage_without_eps_either(scale: str) -> None:
     mixed_B = credit_of(scores_of([1.0, 1.0, 0.0, 1.0]), 2, config).advantage_B
     assert mixed_B[:2].tolist() == [0.0, 0.0]
     assert mixed_B[2] == -mixed_B[3] < 0
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        ("raw", [2.0, 2.0, 0.0, 2.0]),
+        ({"name": "verdict", "right": 0.5, "wrong": -1.0}, [0.5, 0.5, -1.0, 0.5]),
+        # with one more 2: equal ones say nothing; 0, 2, 2 has the mean 4/3 and the std sqrt(4/3) = 1.1547005
+        ({"name": "ngrpo", "highest": 2.0, "eps": 0.0}, [0.0, 0.0, -1.1547005, 0.5773503]),
+    ],
+)
+def test_a_group_is_dead_whose_advantages_are_zero_not_whose_rewards_are_equal(
+    scale: Any, expected: list[float]
+) -> None:
+    config = AdvantageConfig.model_validate({"scale": scale, "equal_groups": "drop"})
+    credit = credit_of(scores_of([1.0, 1.0, 0.0, 1.0]), 2, config)  # of weight 2
+    torch.testing.assert_close(credit.advantage_B, torch.tensor(expected))
+    dead = expected[:2] == [0.0, 0.0]
+    assert credit.zero_std_frac == 0.5 * dead
+    assert credit.keep_B.tolist() == [not dead, not dead, True, True]
+
+
+def test_numbers_of_a_scale_stand_within_it_or_beside_it() -> None:
+    scores = scores_of([1.0, 2.0, 0.0, 3.0])
+    within = AdvantageConfig.model_validate({"scale": {"name": "group", "eps": 0.5, "correction": 0}})
+    beside = AdvantageConfig.model_validate({"scale": "group", "eps": 0.5, "correction": 0})
+    # 2, 4, 0, 6 less 3, over sqrt(20 / 4) + 0.5 = 2.7360680
+    expected = torch.tensor([-0.3654880, 0.3654880, -1.0964640, 1.0964640])
+    torch.testing.assert_close(credit_of(scores, 4, within).advantage_B, expected)
+    torch.testing.assert_close(credit_of(scores, 4, beside).advantage_B, expected)
+    with pytest.raises(ValueError, match="eps beside scale and within it"):
+        AdvantageConfig.model_validate({"scale": {"name": "group", "eps": 0.5}, "eps": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"scale": "grupo"}, "advantage.scale: unknown name 'grupo'; did you mean ngrpo or group"),
+        ({"scale": {"name": "verdict", "rigth": 1.0}}, "advantage.scale: verdict takes no 'rigth'; did you mean right"),
+        ({"scale": "pass_at_k"}, "advantage.scale: pass_at_k needs k"),
+        ({"scale": {"name": "pass_at_k", "k": 2.5}}, "k of pass_at_k must be int"),
+        ({"scale": "raw", "eps": 0.1}, "advantage.scale: raw takes no 'eps'; it takes no numbers"),
+    ],
+)
+def test_scales_and_their_numbers_are_checked(values: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        credit_of(scores_of([1.0, 2.0]), 2, AdvantageConfig.model_validate(values))
+    with pytest.raises(ConfigError, match=said):
+        validated({"advantage": values})
 
 
 def test_rewards_near_the_end_of_float32_neither_overflow_nor_vanish() -> None:

@@ -87,6 +87,15 @@ def test_shared_noise_averages_over_the_windows_of_the_run() -> None:
     assert numbers(forwards_per_sample(config, 10), 10)[0] == pytest.approx((2 + 16 * 8) / 16, abs=1e-12)
 
 
+def test_a_share_of_the_steps_is_that_of_the_schedule() -> None:
+    config = changed(rollout={"window": {"name": "random_subset", "size": 0.5}}, objective={"kl_beta": 0})
+    # of 10 steps 9 are stochastic: int(4.5); where N is not known yet, half of N - 1
+    assert numbers(forwards_per_sample(config, 10), 10)[3] == 4.0
+    assert numbers(forwards_per_sample(config, None), 11)[3] == 5.0
+    low = changed(rollout={"window": {"name": "random_subset", "size": 0.5, "low": 2, "high": 8}})
+    assert numbers(forwards_per_sample(low, None), 10)[3] == 3.0
+
+
 def test_a_coupled_ratio_takes_values_before_every_update_but_the_first() -> None:
     config = changed(objective={"ratio_level": "sequence", "kl_beta": 0}, update={"epochs": 2, "minibatches": 2})
     # 4 updates of half the samples, the first of them without: 3 * 1/2 passes of 4 forwards; 2 epochs of updates

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from typer.testing import CliRunner
 
+from mmgrpo.cli import app
+from mmgrpo.config import MethodKind
 from mmgrpo.config.loading import CONFIGS, load_config
-from mmgrpo.docgen.methods import method_index, methods_page
-from mmgrpo.errors import ConfigError
+from mmgrpo.docgen.methods import KINDS, OTHERS, by_kind, method_index, method_section, methods_page
+from mmgrpo.errors import ConfigError, UnknownNameError
 
 PAGE = CONFIGS.resolve().parent / "docs" / "methods.md"
 
@@ -43,10 +47,60 @@ def test_index_says_what_a_method_is_made_of() -> None:
     row = {row.name: row for row in method_index()}["grpo-guard"]
     assert (row.include, row.title, row.paper) == ("methods/grpo-guard", "GRPO-Guard", "2510.22319")
     assert row.composition == (
-        "flow_sde 0.7 in 10 steps; window all; 48 groups of 24; advantage group within 5; "
-        "clipped (low 2e-06, high 2e-06) of the normalised ratio; weight inverse_step; 2 updates a rollout"
+        "flow_sde 0.7; window all; advantage group within 5; "
+        "clipped (low 2e-06, high 2e-06) of the normalised ratio; weight inverse_step"
     )
     assert row.sources[1] == ("policy.strength", "0.7", "flow_grpo, config/base.py, sample.noise_level")
+    assert row.published[1][:2] == ("rollout.prompts_per_step", "48")
+    assert {key for key, _, _ in row.sources} & {key for key, _, _ in row.published} == set()
+    assert (row.kind, row.applies_to) == ("Ratios: over what, and in what norm", "for denoising policies")
+    assert row.published_on == "Stable Diffusion 3.5 Medium at 512 x 512, LoRA of rank 32"
+    assert row.formulas == (
+        "A = (r - mean_G r) / (std_G r + eps), std^2 = sum (r - mean_G r)^2 / (n - correction)",
+        "l = max(-A r, -A clip(r, 1 - low, 1 + high))",
+    )
+
+
+def test_methods_stand_under_what_they_change() -> None:
+    found = by_kind(method_index())
+    assert list(found) == [heading for heading in KINDS.values() if heading in found]
+    assert {"methods/bnpo", "methods/nsr"} <= {row.include for row in found[KINDS["advantages"]]}
+    assert "methods/gspo" in {row.include for row in found[KINDS["ratios"]]}
+    assert set(KINDS) == set(get_args(MethodKind))
+
+
+def test_section_of_one_method() -> None:
+    said = method_section("dance-grpo")
+    assert said == method_section("methods/dance-grpo")
+    assert said.startswith(
+        "## DanceGRPO\n\n`methods/dance-grpo`, [arXiv:2505.07818](https://arxiv.org/abs/2505.07818), for"
+    )
+    mechanism, _, published = said.partition(
+        "The published run, FLUX.1-dev at 720 x 720, LoRA of rank 128; in force with"
+    )
+    assert "l = max(-A r, -A clip(r, 1 - low, 1 + high))" in mechanism
+    assert "| `rollout.window` | random_subset (size 0.6) | DanceGRPO, scripts/finetune" in mechanism
+    assert "| `rollout.window` | size 6 | DanceGRPO, scripts/finetune" in published
+    assert "| `update.lr` | 0.0003 | DanceGRPO, scripts/finetune" in published
+    assert "update.lr" not in mechanism
+    assert "Deviations:\n\n- Steps outside the subset are deterministic;" in published
+    with pytest.raises(UnknownNameError, match="no method 'dance'; did you mean dance-grpo"):
+        method_section("dance")
+
+
+def test_methods_on_the_command_line() -> None:
+    listed = CliRunner().invoke(app, ["methods"], env={"COLUMNS": "200"})
+    assert listed.exit_code == 0
+    assert (
+        listed.output.index("Advantages: what a") < listed.output.index("methods/bnpo") < listed.output.index("Ratios:")
+    )
+    one = CliRunner().invoke(app, ["methods", "ngrpo"], env={"COLUMNS": "200"})
+    assert one.exit_code == 0
+    assert "A = (r - mean r') / (std r' + eps)" in one.output
+    assert "train_scripts/train_qwen2.5-math-7b_ngrpo.sh" in one.output
+    none = CliRunner().invoke(app, ["methods", "nothing-like-it"])
+    assert none.exit_code == 2
+    assert "no method 'nothing-like-it'" in none.output
 
 
 def test_included_name_loads() -> None:
@@ -62,9 +116,9 @@ def test_methods_of_other_packages_come_last(tmp_path: Path, monkeypatch: pytest
     *first, theirs = method_index()
     assert first == own
     assert (theirs.include, theirs.name) == (str(path), "theirs")
-    assert theirs.composition == (
-        "2 groups of 4; advantage group; cispo (low None, high 4) by segment; decision_mean; 1 update a rollout"
-    )
+    assert theirs.composition == "advantage group; cispo (low None, high 4) by segment; decision_mean"
+    assert theirs.kind == OTHERS  # it says none
+    assert list(by_kind([theirs, *first]))[-1] == OTHERS
     assert theirs.sources == (("objective.surrogate", "cispo (low None, high 4)", "eq. 3"),)
     assert "- None of note." in methods_page([theirs])
 

@@ -67,7 +67,7 @@ def test_a_clip_changes_what_counts_and_not_what_is_logged() -> None:
     said = score(SAMPLES, [reward])
     found = shaped(said, [reward], 0)
     assert column(found.scores, 0) == [0.0, 0.5, 1.0, None]
-    credit = credit_of(found.scores, 4, AdvantageConfig(scale="none"))
+    credit = credit_of(found.scores, 4, AdvantageConfig.model_validate({"scale": "none"}))
     # totals 0, 1, 2 of mean 1
     assert credit.advantage_B.tolist() == [-1.0, 0.0, 1.0, 0.0]
     metrics = reward_metrics(said, credit)
@@ -88,7 +88,7 @@ def test_a_missing_reward_is_no_zero_in_the_advantage() -> None:
     first, second = giving("a", [1.0, 3.0, 2.0, 2.0]), giving("b", [10.0, 30.0, None, 20.0])
     scores = score(SAMPLES, [first, second])
     # 11, 33, 2 + 20, 22 of mean 22
-    credit = credit_of(scores, 4, AdvantageConfig(scale="none"))
+    credit = credit_of(scores, 4, AdvantageConfig.model_validate({"scale": "none"}))
     assert credit.advantage_B.tolist() == [-11.0, 11.0, 0.0, 0.0]
     ensemble = AdvantageConfig.model_validate(
         {"scale": "none", "combine": {"name": "mean_minus_variance", "factor": 0}}

@@ -289,15 +289,22 @@ def rewards(name: Annotated[str | None, typer.Argument(help="a reward, whose pag
 
 
 @app.command()
-def methods() -> None:
-    """Lists the published methods that come as YAML."""
+def methods(name: Annotated[str | None, typer.Argument(help="a method, whose section is shown")] = None) -> None:
+    """Lists the published methods that come as YAML by kind, or shows the values and sources of one."""
     with _plain_errors():
-        from mmgrpo.docgen.methods import method_index
+        from mmgrpo.docgen.methods import by_kind, method_index, method_section
 
-        table = Table("include", "method", "paper", "what it is made of", box=None, header_style="bold")
-        for row in method_index():
-            table.add_row(row.include, row.title, row.paper, row.composition)
-        console.print(table)
+        if name is not None:
+            console.print(page(method_section(name)))
+            return
+        rows = method_index()
+        for heading, members in by_kind(rows).items():
+            table = Table(title=heading, title_justify="left", title_style="bold", box=None, show_header=False)
+            table.add_column(no_wrap=True, min_width=max(len(row.include) for row in rows))
+            for row in members:
+                table.add_row(row.include, row.title, row.paper, row.composition)
+            console.print(table, "")
+        console.print("mmgrpo methods NAME shows a method's formulas, values, sources and published scale.")
 
 
 @dataclass(frozen=True, slots=True)

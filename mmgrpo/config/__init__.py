@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from mmgrpo.config.rewards import Closed, GateConfig, RewardConfig, gate_order
-from mmgrpo.config.sections import Named, Section
+from mmgrpo.config.sections import Named, Section, unknown_keys
 from mmgrpo.config.watchdog import AlarmKind, WatchdogConfig
 
 __all__ = [
     "AlarmKind",
     "Closed",
     "GateConfig",
+    "MethodKind",
     "Named",
     "RewardConfig",
     "RunConfig",
@@ -71,26 +72,22 @@ class RolloutConfig(Section):
     )
 
 
-class SpreadNumbers(TypedDict, total=False):
-    """How a standard deviation is taken; a number that is not set is the function's own."""
-
-    eps: float
-    correction: int
-
-
 class AdvantageConfig(Section):
     """Rewards into advantages: see mmgrpo.maths.advantages."""
 
-    scale: Literal["group", "batch", "none", "leave_one_out", "gdpo"] = Field(
-        default="group",
-        description="gdpo normalises each reward in its group before the weighted sum; the others combine first",
+    scale: Named = Field(
+        default_factory=lambda: Named(name="group"),
+        description="rewards of a group into advantages; gdpo normalises each reward in its group before the weighted "
+        "sum, the others combine first",
     )
     combine: Named = Field(
         default_factory=lambda: Named(name="sum"), description="how several rewards become one; gdpo has its own way"
     )
-    eps: float | None = Field(default=None, ge=0, description="added to the standard deviation; null: 1e-4")
+    eps: float | None = Field(
+        default=None, ge=0, description="of scale, where it divides by a standard deviation: added to it; null: its own"
+    )
     correction: Literal[0, 1] | None = Field(
-        default=None, description="1: sample standard deviation; 0: population; null: 1, and 0 for gdpo"
+        default=None, description="of scale likewise; 1: sample standard deviation; 0: population; null: its own"
     )
     clamp: float | None = Field(default=None, gt=0, description="advantages are held within plus and minus this")
     equal_groups: Literal["zero", "drop"] = Field(
@@ -108,23 +105,23 @@ class AdvantageConfig(Section):
 
     @model_validator(mode="after")
     def _used(self) -> AdvantageConfig:
-        if self.scale in ("none", "leave_one_out") and self.numbers:
-            raise ValueError(f"scale: {self.scale} divides by no standard deviation; leave out eps and correction")
+        spread = [name for name in ("eps", "correction") if getattr(self, name) is not None]
+        if spread and self.scale.name in ("none", "leave_one_out"):
+            raise ValueError(f"scale: {self.scale.name} divides by no standard deviation; leave out eps and correction")
+        if twice := [name for name in spread if name in self.scale.numbers]:
+            raise ValueError(f"{' and '.join(twice)} beside scale and within it: say it once")
         if (self.kl_beta > 0) != (self.divergence is not None):
             raise ValueError("kl_beta and divergence go together: name a divergence, for example k1, and a weight")
-        if self.scale == "gdpo" and self.combine.name != "sum":
+        if self.scale.name == "gdpo" and self.combine.name != "sum":
             raise ValueError(f"scale: gdpo combines the rewards in its own way; leave out combine: {self.combine.name}")
         return self
 
     @property
-    def numbers(self) -> SpreadNumbers:
-        """What was set of eps and correction."""
-        given = SpreadNumbers()
-        if self.eps is not None:
-            given["eps"] = self.eps
-        if self.correction is not None:
-            given["correction"] = self.correction
-        return given
+    def scaling(self) -> Named:
+        """The scale with all its numbers, eps and correction among them where they were set."""
+        spread = {"eps": self.eps, "correction": self.correction}
+        given = {name: value for name, value in spread.items() if value is not None}
+        return self.scale.model_copy(update=given) if given else self.scale
 
 
 Level = Literal["decision", "segment", "sequence", "trajectory"]
@@ -261,16 +258,40 @@ class RuntimeConfig(Section):
     threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; null leaves its default")
 
 
+MethodKind = Literal[
+    "advantages",
+    "credit",
+    "surrogates",
+    "ratios",
+    "groups",
+    "selection",
+    "sampling",
+    "rounds",
+    "memory",
+    "views",
+    "reading",
+    "environments",
+]
+
+
 class MethodConfig(Section):
-    """Where a published method's values come from."""
+    """A published method: what it is, and where its values come from."""
 
     name: str
     title: str
     paper: str
+    kind: MethodKind | None = Field(default=None, description="what it changes: see docs/methods.md; null: not said")
+    applies_to: Literal["tokens", "denoising", "both"] = "both"
+    published_on: str | None = Field(
+        default=None, description="model of the run that the values under published are of"
+    )
     sources: dict[str, str] = Field(default_factory=dict, description="config key -> section, table or file it is from")
     deviations: tuple[str, ...] = ()
     trl: dict[str, Any] = Field(
         default_factory=dict, description="options of TRL's GRPOConfig with the same loss; trainer, if not GRPO's"
+    )
+    renamed: str | None = Field(
+        default=None, description="what the name stood for before, told to whoever includes the file"
     )
 
 
@@ -283,6 +304,11 @@ class RunConfig(Section):
     output: str = Field(default="runs", description="folder of the run folders")
     steps: int = Field(default=100, ge=0, description="rollouts, each with its updates; 0: warm-up and evaluation")
     method: MethodConfig | None = None
+    published: dict[str, Any] = Field(
+        default_factory=dict,
+        description="of a method's file: the scale of its published run, not in force by itself; true, in a file that "
+        "includes it or as an override: in force where the method lies, under what the file itself says",
+    )
     policy: Named | None = Field(
         default=None, description="a registered adapter with its settings; not needed for a live policy"
     )
@@ -311,6 +337,15 @@ class RunConfig(Section):
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
 
+    @field_validator("published", mode="before")
+    @classmethod
+    def _values(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError(
+                "true and false are for files that include a method; there is none here, so write the values out"
+            )
+        return value
+
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
         if self.update.minibatches > self.rollout.prompts_per_step:
@@ -323,5 +358,7 @@ class RunConfig(Section):
         labels = [reward.known_as for reward in self.rewards]
         if len(set(labels)) < len(labels):
             raise ValueError(f"rewards are logged by name, and {labels} repeat: give each a label")
+        if unknown := list(unknown_keys(RunConfig, self.published)):
+            raise ValueError(f"published: no key of the configuration is {', '.join(unknown)}")
         gate_order(labels, {reward.known_as: reward.gate.reward for reward in self.rewards if reward.gate is not None})
         return self

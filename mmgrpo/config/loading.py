@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,15 +12,21 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from mmgrpo.config import RunConfig
+from mmgrpo.config.binding import bound
 from mmgrpo.config.registry import suggestion
 from mmgrpo.errors import ConfigError, UnknownNameError
+from mmgrpo.maths.advantages import SCALES
 from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parsed_yaml
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
+logger = logging.getLogger(__name__)
 
 MAX_INCLUDED = 20
 """How deep files may include each other."""
+
+NAMED = ("policy", "window", "scale", "combine", "surrogate", "bound", "aggregate", "examples")
+"""Keys whose value may be a bare name, to which an override of a number is added."""
 
 MAX_NAMED = 8
 """Wrong keys that one message explains."""
@@ -34,7 +41,8 @@ def load_config(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
 
     ``include:`` names files laid under this one, in order, later ones over earlier ones; then the file itself; then
     the overrides, ``a.b=c`` strings (values are YAML) or a mapping of dotted keys. Mappings merge, everything else is
-    replaced; a key ``a.b=null`` clears it.
+    replaced; a key ``a.b=null`` clears it. ``published: true`` in a file or ``published=true`` as an override puts in
+    force what the included methods have under ``published:``, each where its file lies.
 
     Args:
         path: a file or a shipped name, with or without ``.yaml``.
@@ -46,8 +54,12 @@ def load_config(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
     Raises:
         ConfigError: a file is missing or malformed, or a value is not allowed; the message names the key.
     """
-    merged = read_layers(find_config(path))
-    for key, value in _parsed(overrides).items():
+    given = _parsed(overrides)
+    published = given.pop("published", None)
+    if published is not None and not isinstance(published, bool):
+        raise ConfigError(f"an override of published is published=true or published=false, got {published!r:.80}")
+    merged = read_layers(find_config(path), published=published)
+    for key, value in given.items():
         _set(merged, key.split("."), value)
     return validated(merged)
 
@@ -55,9 +67,11 @@ def load_config(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
 def validated(values: Mapping[str, Any]) -> RunConfig:
     """A ``RunConfig`` from plain values. Raises ConfigError that explains every wrong key."""
     try:
-        return RunConfig.model_validate(values)
+        config = RunConfig.model_validate(values)
     except ValidationError as error:
         raise ConfigError(explain_validation(error, RunConfig)) from None
+    bound("advantage.scale", SCALES, config.advantage.scaling)  # said before anything is drawn
+    return config
 
 
 def dump_config(config: RunConfig) -> str:
@@ -99,25 +113,74 @@ def shipped(folder: str = "") -> list[str]:
     return sorted(path.relative_to(CONFIGS).with_suffix("").as_posix() for path in found)
 
 
-def read_layers(path: Path) -> dict[str, Any]:
-    """A file with its includes laid under it."""
-    return _layers(path.resolve(), (), {})
+def read_layers(path: Path, *, published: bool | None = None) -> dict[str, Any]:
+    """A file with its includes laid under it.
+
+    Args:
+        path: the file.
+        published: whether the values under ``published:`` are put in force; None: as the files ask for.
+
+    Returns:
+        Its values, and under ``published`` still those of the uppermost method.
+
+    Raises:
+        ConfigError: a file is missing or malformed, or published values are asked for and there are none.
+    """
+    merged = _layers(path.resolve(), (), {}, published)
+    if published:
+        _require_published(merged, "published=true")
+    return merged
 
 
-def _layers(path: Path, above: tuple[Path, ...], known: dict[Path, dict[str, Any]]) -> dict[str, Any]:
+_Known = dict[tuple[Path, bool | None], dict[str, Any]]
+
+
+def _layers(path: Path, above: tuple[Path, ...], known: _Known, published: bool | None) -> dict[str, Any]:
     """The same, by way of the files that include it; each file is read once, however often it is included."""
     if path in above:
         raise ConfigError(f"{path} includes itself, by way of {' -> '.join(str(p) for p in above)}")
     if len(above) > MAX_INCLUDED:
         raise ConfigError(f"{above[0]} includes files more than {MAX_INCLUDED} deep; write them together")
-    if path not in known:
+    if (path, published) not in known:
         values = _read(path)
+        asks = values.pop("published") if isinstance(values.get("published"), bool) else None
+        inner = asks if published is None else published  # the outermost file that says so decides
         merged: dict[str, Any] = {}
         for name in _includes(values, path):
             below = find_config(name, path.parent).resolve()
-            merged = merge(merged, _layers(below, (*above, path), known))
-        known[path] = merge(merged, values)
-    return known[path]
+            merged = _over(merged, _layers(below, (*above, path), known, inner))
+        if asks:
+            _require_published(merged, f"{path}: published: true")
+        merged = _over(merged, values)
+        if above:
+            _tell_renamed(values)
+        known[path, published] = merge(merged, values["published"]) if inner and _publishes(values) else merged
+    return known[path, published]
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merged; what a lower method publishes goes with it where another takes its place."""
+    names = [method.get("name") for values in (below, above) if isinstance(method := values.get("method"), Mapping)]
+    replaced = len(names) == 2 and None not in names and names[0] != names[1]
+    return merge({key: value for key, value in below.items() if not (replaced and key == "published")}, above)
+
+
+def _publishes(values: Mapping[str, Any]) -> bool:
+    return isinstance(values.get("published"), Mapping)
+
+
+def _require_published(merged: Mapping[str, Any], asked: str) -> None:
+    if not merged.get("published"):
+        raise ConfigError(
+            f"{asked} asks for the published values of a method, but what is included has none; leave it out, or "
+            "include a method that has them (mmgrpo methods NAME shows them)"
+        )
+
+
+def _tell_renamed(values: Mapping[str, Any]) -> None:
+    method = values.get("method")
+    if isinstance(method, Mapping) and isinstance(method.get("renamed"), str):
+        logger.warning("%s", " ".join(method["renamed"].split()))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -214,7 +277,7 @@ def _parsed(overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
 def _set(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
     for part in path[:-1]:
         inner = values.get(part)
-        if isinstance(inner, str) and part in ("policy", "window", "surrogate", "aggregate", "examples"):
+        if isinstance(inner, str) and part in NAMED:
             inner = {"name": inner}
         if isinstance(inner, list) and path[path.index(part) + 1].isdigit():
             raise UnknownNameError(f"cannot override inside the list {part!r}; give the whole list: {part}=[...]")

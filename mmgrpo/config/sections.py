@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import typing
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -29,3 +31,16 @@ class Named(BaseModel):
     def numbers(self) -> dict[str, Any]:
         """Everything but the name."""
         return dict(self.model_extra or {})
+
+
+def unknown_keys(model: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted keys of a partial configuration that the model does not have; values are not looked at."""
+    for key, value in values.items():
+        field = model.model_fields.get(key)
+        if field is None:
+            yield f"{prefix}{key}"
+            continue
+        kinds = (field.annotation, *typing.get_args(field.annotation))
+        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
+        if inner is not None and isinstance(value, Mapping):
+            yield from unknown_keys(inner, value, f"{prefix}{key}.")

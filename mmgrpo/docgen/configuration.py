@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from mmgrpo.config import Named, RunConfig
 from mmgrpo.config.registry import POLICIES, settings_type
+from mmgrpo.maths.advantages import SCALES
 from mmgrpo.maths.aggregates import AGGREGATES
 from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
@@ -38,13 +39,15 @@ Generated from the typed models by `python -m mmgrpo.docgen.configuration > docs
 A configuration is YAML. `include:` names files that are laid under it, in order, each a path (beside the file, or from
 the working directory) or a shipped name such as `methods/flow-grpo`; overrides `a.b=c` are laid over it. Mappings merge
 key by key, except that of two mappings with different `name` the upper one replaces the lower; everything else is
-replaced, and `a.b=null` clears a key. An unknown key is an error that names the nearest one.
+replaced, and `a.b=null` clears a key. An unknown key is an error that names the nearest one. `published: true`, or
+`published=true`, puts the published scale of the included methods in force ([methods](methods.md)).
 
 "Named" is a name with its numbers beside it, `{name: clipped, low: 0.2, high: 0.2}`, or the bare name where it takes
 none; the names are listed [below](#names). The value that a run used stands in `config.yaml` of its folder."""
 
 FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "rewards[].schedule": WEIGHT_SCHEDULES,
+    "advantage.scale": SCALES,
     "advantage.combine": COMBINATIONS,
     "rollout.window": WINDOWS,
     "objective.surrogate": SURROGATES,

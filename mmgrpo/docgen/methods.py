@@ -13,9 +13,12 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.config import AdvantageConfig, MethodConfig, Named, ObjectiveConfig, RolloutConfig, RunConfig, UpdateConfig
+from mmgrpo.config import MethodConfig, MethodKind
 from mmgrpo.config.loading import find_config, read_layers, shipped, validated
-from mmgrpo.errors import ConfigError
+from mmgrpo.config.registry import suggestion
+from mmgrpo.docgen.composition import composition, formulas
+from mmgrpo.errors import ConfigError, UnknownNameError
+from mmgrpo.explain.method import POLICIES, at, has, shown_value
 from mmgrpo.system.targets import import_attribute
 
 PREAMBLE = """# Methods
@@ -30,6 +33,41 @@ include: [models/sd3.5-medium, methods/flow-grpo]
 prompts: {source: prompts.txt}
 rewards: [{name: jpeg_size}]
 ```
+
+A method's file sets what makes it that method and leaves the scale to the run: no batch, no learning rate, no number of
+steps. Those of the published run stand under `published:` in the same file. `mmgrpo explain` says which of them a run
+has otherwise, and `published: true` in the file that includes the method, or `published=true` on the command line, puts
+them in force where the method lies: over the model, under what the file itself says, and under overrides.
+`mmgrpo methods NAME` shows a method's section of this page.
+
+## Writing one
+
+A file of your own is included by its path, and one of a package's by an entry point of the group `mmgrpo.methods`.
+
+```yaml
+method:
+  name: my-method
+  title: My method
+  paper: "2601.00001"                 # on arXiv
+  kind: surrogates                    # a heading below
+  applies_to: both                    # tokens, denoising or both
+  published_on: Qwen2.5-7B, all weights
+  sources:                            # of every key, here and under published, where its value was read
+    objective.surrogate: eq. 3
+    rollout.group_size: app. B
+    update.lr: app. B
+  deviations: [What differs from the paper, and why.]
+objective:
+  surrogate: {name: clipped, low: 0.2, high: 0.3}
+published:
+  rollout: {group_size: 16}
+  update: {lr: 1.0e-6}
+```
+
+What belongs above `published:` is what the paper compares with its baseline at equal cost: functions, bounds, the
+divergence and its weight, sampler, window, shared noise. What follows from the model, the data or the number of GPUs
+stands below.
+`tests/configs` holds every shipped file to it: each key has a source, the file lies over every model, and trains.
 """
 
 
@@ -58,6 +96,25 @@ TRL_OPTIONS = (
 """What TRL's options are called here."""
 
 
+KINDS: Mapping[MethodKind, str] = {
+    "advantages": "Advantages: what a sample is worth beside its group",
+    "credit": "Credit: what each decision is worth",
+    "surrogates": "Surrogates: the loss of a decision, and how decisions are averaged",
+    "ratios": "Ratios: over what, and in what norm",
+    "groups": "Groups: losses of a whole group",
+    "selection": "Selection: which samples and decisions count, and how much",
+    "sampling": "Sampling: how samples are drawn, and where they branch",
+    "rounds": "Rounds: what is drawn next",
+    "memory": "Memory: what a run knows of its prompts and samples",
+    "views": "Views: other weights, and other prompts",
+    "reading": "Reading: samples that are scored, not drawn",
+    "environments": "Environments: turns, and what answers them",
+}
+"""Kinds of methods by what they change, with their headings."""
+
+OTHERS = "Others"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodRow:
     """One method of the index.
@@ -67,20 +124,32 @@ class MethodRow:
         name: its name.
         title: its name as its authors write it.
         paper: arXiv number.
+        kind: heading of what it changes.
+        applies_to: the policies that it is for, in words.
+        published_on: model of the published run; empty if that is not said.
         composition: what it is made of, in one line.
+        formulas: of its advantage, its loss and its ratio.
         sources: dotted configuration key, its value, and where the value comes from.
+        published: the same of the published run's scale.
         deviations: where it differs from what was published.
         trl: options of TRL with the same loss, in one line; empty if it has none.
+        renamed: what its name stood for before; empty if nothing.
     """
 
     include: str
     name: str
     title: str
     paper: str
+    kind: str
+    applies_to: str
+    published_on: str
     composition: str
+    formulas: tuple[str, ...]
     sources: tuple[tuple[str, str, str], ...]
+    published: tuple[tuple[str, str, str], ...]
     deviations: tuple[str, ...]
     trl: str
+    renamed: str
 
 
 def method_index() -> list[MethodRow]:
@@ -95,22 +164,47 @@ def method_index() -> list[MethodRow]:
     return [*_own(), *(_row(_path(point.value)) for point in entry_points(group="mmgrpo.methods"))]
 
 
+def by_kind(rows: Iterable[MethodRow]) -> dict[str, list[MethodRow]]:
+    """The methods under the heading of what they change; those that say no kind come last."""
+    found: dict[str, list[MethodRow]] = {heading: [] for heading in (*KINDS.values(), OTHERS)}
+    for row in rows:
+        found[row.kind].append(row)
+    return {heading: members for heading, members in found.items() if members}
+
+
 def methods_page(rows: Iterable[MethodRow]) -> str:
-    """The index as a page of Markdown: a table, then each value with its source."""
+    """The index as a page of Markdown: a table for each kind, then each value with its source."""
     rows = list(rows)
-    table = ["| include | method | paper | what it is made of |", "| --- | --- | --- | --- |"]
-    table += [f"| `{row.include}` | {row.title} | {_link(row.paper)} | {row.composition} |" for row in rows]
-    return "\n".join([PREAMBLE, *table, *_from_trl(rows), *(line for row in rows for line in _section(row))]) + "\n"
+    lines = [PREAMBLE, "## The methods there are"]
+    for heading, members in by_kind(rows).items():
+        lines += [
+            "",
+            f"### {heading}",
+            "",
+            "| include | method | paper | what it is made of |",
+            "| --- | --- | --- | --- |",
+        ]
+        lines += [f"| `{row.include}` | {row.title} | {_link(row.paper)} | {row.composition} |" for row in members]
+    return "\n".join([*lines, *_from_trl(rows), *(line for row in rows for line in _section(row))]) + "\n"
 
 
-def at(values: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key; a ConfigError if there is none."""
-    found: Any = values
-    for part in key.split("."):
-        if not isinstance(found, Mapping) or part not in found:
-            raise ConfigError(f"the configuration has no key {key!r}")
-        found = found[part]
-    return found
+def method_section(name: str) -> str:
+    """One method's section of the page.
+
+    Args:
+        name: of the method, or what a configuration includes.
+
+    Returns:
+        Markdown.
+
+    Raises:
+        UnknownNameError: there is none; the nearest are named.
+    """
+    rows = method_index()
+    found = next((row for row in rows if name in (row.name, row.include)), None)
+    if found is None:
+        raise UnknownNameError(f"no method {name!r}{suggestion(name, [row.name for row in rows])}")
+    return "\n".join(_section(found)).strip() + "\n"
 
 
 def _own() -> list[MethodRow]:
@@ -135,85 +229,32 @@ def _row(include: str) -> MethodRow:
         name=method.name,
         title=method.title,
         paper=method.paper,
-        composition="; ".join(_composition(values.get("policy") or {}, config)),
-        sources=tuple(_sources(values, method)),
-        deviations=method.deviations,
+        kind=OTHERS if method.kind is None else KINDS[method.kind],
+        applies_to=POLICIES[method.applies_to],
+        published_on=method.published_on or "",
+        composition="; ".join(composition(values.get("policy") or {}, config)),
+        formulas=tuple(formulas(config)),
+        sources=tuple(_sources({key: value for key, value in values.items() if key != "published"}, method)),
+        published=tuple(_sources(config.published, method)),
+        deviations=_known(method, values),
         trl=", ".join(f"{key}={value!r}" for key, value in method.trl.items()),
+        renamed=" ".join((method.renamed or "").split()),
     )
+
+
+def _known(method: MethodConfig, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """The deviations, once every source is that of a key which is set."""
+    published = values.get("published") or {}
+    for key in method.sources:
+        if not has(published, key):
+            at(values, key)
+    return method.deviations
 
 
 def _sources(values: Mapping[str, Any], method: MethodConfig) -> Iterator[tuple[str, str, str]]:
     for key, source in method.sources.items():
-        yield key, _shown(at(values, key)), source
-
-
-def _composition(policy: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
-    yield from _sampling(policy)
-    yield from _rollout(config.rollout)
-    yield _advantage(config.advantage)
-    yield from _objective(config.objective)
-    yield _updates(config.update)
-
-
-def _sampling(policy: Mapping[str, Any]) -> Iterator[str]:
-    if "sampler" in policy:
-        steps = policy.get("call", {}).get("num_inference_steps")
-        strength = f" {policy['strength']:g}" if "strength" in policy else ""
-        yield f"{policy['sampler']}{strength}" + (f" in {steps} steps" if steps else "")
-    if policy.get("density", "gaussian") != "gaussian":
-        yield f"density {policy['density']}"
-
-
-def _rollout(rollout: RolloutConfig) -> Iterator[str]:
-    if rollout.window is not None:
-        yield f"window {_function(rollout.window)}"
-    if rollout.share_noise:
-        yield "shared noise"
-    yield f"{rollout.prompts_per_step} groups of {rollout.group_size}"
-
-
-def _advantage(advantage: AdvantageConfig) -> str:
-    line = f"advantage {advantage.scale}" + (f" within {advantage.clamp:g}" if advantage.clamp else "")
-    if advantage.kl_beta:
-        line += f" of the reward less {advantage.kl_beta:g} {advantage.divergence} KL"
-    return line if advantage.equal_groups == "zero" else f"{line}, equal groups dropped"
-
-
-def _objective(objective: ObjectiveConfig) -> Iterator[str]:
-    level = "" if objective.ratio_level == "decision" else f" by {objective.ratio_level}"
-    normalised = " of the normalised ratio" if objective.normalise_ratio else ""
-    bounded = "" if objective.bound is None else f" of {_function(objective.bound)} log-ratios"
-    yield f"{_function(objective.surrogate)}{normalised}{bounded}{level}"
-    yield from (_function(selection) for selection in objective.selections)
-    if objective.step_weight is not None:
-        yield f"weight {objective.step_weight}"
-    if objective.kl_beta:
-        times = "" if objective.kl_ratio_level is None else f" times the {objective.kl_ratio_level} ratio"
-        yield f"{objective.kl_beta:g} {objective.divergence} KL{times}"
-    if objective.entropy_bonus:
-        yield f"entropy bonus {objective.entropy_bonus:g}"
-    if objective.aggregate.name != "sample_mean":
-        yield _function(objective.aggregate)
-    if objective.truncated != "keep":
-        yield f"truncated samples: {objective.truncated}"
-
-
-def _updates(update: UpdateConfig) -> str:
-    count = update.epochs * update.minibatches
-    return f"{count} update{'s' if count > 1 else ''} a rollout"
-
-
-def _function(named: Named) -> str:
-    return _shown({"name": named.name, **named.numbers})
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Mapping):
-        numbers = ", ".join(f"{key} {_shown(inner)}" for key, inner in value.items() if key != "name")
-        return f"{value['name']} ({numbers})" if "name" in value and numbers else value.get("name", numbers)
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
+        if has(values, key):
+            yield key, shown_value(at(values, key)), source
 
 
 def _from_trl(rows: Iterable[MethodRow]) -> Iterator[str]:
@@ -225,9 +266,17 @@ def _from_trl(rows: Iterable[MethodRow]) -> Iterator[str]:
 
 
 def _section(row: MethodRow) -> Iterator[str]:
-    yield from ("", f"## {row.title}", "", f"`{row.include}`, {_link(row.paper)}.", "")
+    yield from ("", f"## {row.title}", "", f"`{row.include}`, {_link(row.paper)}, {row.applies_to}.")
+    if row.renamed:
+        yield from ("", f"{row.renamed}.")
+    yield from ("", "```text", *row.formulas, "```", "")
     yield from ("| key | value | source |", "| --- | --- | --- |")
     yield from (f"| `{key}` | {value} | {source} |" for key, value, source in row.sources)
+    if row.published:
+        where = f", {row.published_on}" if row.published_on else ""
+        yield from ("", f"The published run{where}; in force with `published: true`:", "")
+        yield from ("| key | value | source |", "| --- | --- | --- |")
+        yield from (f"| `{key}` | {value} | {source} |" for key, value, source in row.published)
     if row.deviations:
         yield from ("", "Deviations:", "", *(f"- {deviation}" for deviation in row.deviations))
 

@@ -19,8 +19,9 @@ from mmgrpo.config.loading import explain_validation
 from mmgrpo.config.registry import is_scheduled, settings_type
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.forwards import Count, forwards_per_sample
+from mmgrpo.explain.method import method_rows
 from mmgrpo.maths import objectives
-from mmgrpo.maths.advantages import ADVANTAGES, clamp_advantage, gdpo_advantage
+from mmgrpo.maths.advantages import SCALES, clamp_advantage
 from mmgrpo.maths.aggregates import AGGREGATES
 from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
@@ -49,6 +50,7 @@ def explanation(config: RunConfig) -> str:
     as written.
     """
     build_objective(config.objective)
+    bound("advantage.scale", SCALES, config.advantage.scaling)
     bound("advantage.combine", COMBINATIONS, config.advantage.combine)
     for reward in config.rewards:
         if reward.schedule is not None:
@@ -90,10 +92,7 @@ def _what(config: RunConfig) -> Iterator[tuple[str, str]]:
     if config.prompts is not None:
         held_out = f"; evaluation: {config.evaluation.prompts.source}" if config.evaluation else ""
         yield "prompts", f"{config.prompts.source}{held_out}"
-    method = config.method
-    yield "method", "none named" if method is None else f"{method.title} ({method.paper})"
-    for deviation in method.deviations if method else ():
-        yield "deviation", deviation
+    yield from method_rows(config)
 
 
 def _policy(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
@@ -196,8 +195,8 @@ def _terms(reward: RewardConfig) -> Iterator[str]:
 
 
 def _advantage_line(config: AdvantageConfig) -> str:
-    function = gdpo_advantage if config.scale == "gdpo" else ADVANTAGES[config.scale]
-    line = f"{config.scale}: {formula_of(function)}{_numbers(with_defaults(function, config.numbers))}"
+    scaling, function = config.scaling, SCALES[config.scale.name]
+    line = f"{scaling.name}: {formula_of(function)}{_numbers(with_defaults(function, scaling.numbers))}"
     if config.clamp is not None:
         line += f". {_summary(clamp_advantage)}, limit = {config.clamp:g}"
     return line if config.equal_groups == "zero" else f"{line}. Groups without an advantage count nowhere"

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 from statistics import fmean
-from typing import final
+from typing import Any, final
 
 from mmgrpo.config import Named, RunConfig
 from mmgrpo.config.binding import bound, build_objective, window_at
 from mmgrpo.maths.objectives import Objective
-from mmgrpo.maths.windows import WINDOWS
+from mmgrpo.maths.windows import WINDOWS, subset_size
 from mmgrpo.policy import Scheduled
 from mmgrpo.values import REFERENCE
 
@@ -81,7 +81,7 @@ def forwards_per_sample(config: RunConfig, num_steps: int | None) -> Forwards:
     """
     objective, update, rollout = build_objective(config.objective), config.update, config.rollout
     saved = 1 - 1 / rollout.group_size if rollout.share_noise else 0.0
-    one_pass = _trained_steps(rollout.window) + Count(0, -saved)
+    one_pass = _trained_steps(rollout.window, num_steps) + Count(0, -saved)
     first = _mean_first(config, num_steps)
     passes = float(update.epochs)
     values = 0.0
@@ -114,11 +114,19 @@ class _Schedule(Scheduled):
         return self._num_decisions
 
 
-def _trained_steps(window: Named | None) -> Count:
+def _trained_steps(window: Named | None, num_steps: int | None) -> Count:
     if window is None or window.name == "all":
         return Count(1, -1)  # every step but the last, which is never stochastic
     bound("rollout.window", WINDOWS, window, given=("num_decisions", "step", "seed"))
-    return Count(0, window.numbers["size"])
+    numbers: dict[str, Any] = window.numbers
+    size, low, high = numbers["size"], numbers.get("low", 0), numbers.get("high")
+    if size >= 1:
+        return Count(0, size)
+    if high is None:
+        if num_steps is None:
+            return Count(size, -size * (1 + low))
+        high = num_steps - 1
+    return Count(0, subset_size(size, high - low))
 
 
 def _mean_first(config: RunConfig, num_steps: int | None) -> float | None:

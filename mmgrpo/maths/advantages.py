@@ -189,3 +189,6 @@ ADVANTAGES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     }
 )
 """Advantages of a single reward by the name that a method's configuration uses; called with (reward_PG, valid_PG)."""
+
+SCALES: Mapping[str, Callable[..., Tensor]] = MappingProxyType({**ADVANTAGES, "gdpo": gdpo_advantage})
+"""All that ``advantage.scale`` may name; ``gdpo`` is called with (reward_RPG, weight_R, valid_RPG, penalty_PG)."""

@@ -60,11 +60,21 @@ def random_subset(
     Raises: ConfigError if there are fewer than ``size``, or it is neither a share nor whole.
     Source: Flow-Factory's ``num_sde_steps``; DanceGRPO's random fraction of timesteps, arXiv:2505.07818.
     """
-    whole = max(1, int(size * ((num_decisions if high is None else high) - low))) if 0 < size < 1 else int(size)
-    if size >= 1 and whole != size:
-        raise ConfigError(f"the size of a subset is a whole number of decisions, or a share below 1, got {size}")
+    whole = subset_size(size, (num_decisions if high is None else high) - low)
     end = _checked_end(num_decisions, size=whole, low=low, high=high)
     return tuple(sorted(random.Random(derive_seed(seed)).sample(range(low, end), whole)))
+
+
+def subset_size(size: float, num_decisions: int) -> int:
+    """How many of so many decisions ``random_subset`` draws.
+
+    Raises: ConfigError if the size is neither a share nor whole.
+    """
+    if 0 < size < 1:
+        return max(1, int(size * num_decisions))
+    if size != int(size):
+        raise ConfigError(f"the size of a subset is a whole number of decisions, or a share below 1, got {size}")
+    return int(size)
 
 
 def progressive_window(

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from mmgrpo.config import AdvantageConfig
-from mmgrpo.maths.advantages import ADVANTAGES, clamp_advantage, gdpo_advantage
+from mmgrpo.config.binding import bound
+from mmgrpo.maths.advantages import SCALES, clamp_advantage
 from mmgrpo.maths.combinations import COMBINATIONS, weighted_sum
 from mmgrpo.maths.groups import Groups, grouped
 from mmgrpo.policy import Policy
@@ -73,7 +74,7 @@ def combined(scores: Scores, group_B: Tensor, config: AdvantageConfig, penalty_B
     """
     groups = grouped(group_B)
     reward_RPG, valid_RPG = _by_group(scores, groups)
-    plain = config.scale == "gdpo" or config.combine.name == "normalised_sum"
+    plain = config.scale.name == "gdpo" or config.combine.name == "normalised_sum"
     combine = weighted_sum if plain else partial(COMBINATIONS[config.combine.name], **config.combine.numbers)
     total_B = groups.rows(combine(reward_RPG, scores.weight_R.double(), valid_RPG))
     return total_B if penalty_B is None else total_B - penalty_B
@@ -116,13 +117,14 @@ def form_credit(
     if divergence_B is not None:
         penalty_B = config.kl_beta * divergence_B.double().where(scored_B, 0.0)
     penalty_PG = groups.matrix(penalty_B).where(groups.present_PG, 0.0)
-    if config.scale == "gdpo":
+    scale = bound("advantage.scale", SCALES, config.scaling)
+    if config.scale.name == "gdpo":
         part_RPG = valid_RPG & (weight_R != 0)[:, None, None]
-        advantage_PG = gdpo_advantage(reward_RPG, weight_R, part_RPG, penalty_PG, **config.numbers)
+        advantage_PG = scale(reward_RPG, weight_R, part_RPG, penalty_PG)
     else:
         combine = COMBINATIONS[config.combine.name]
         reward_PG = combine(reward_RPG, weight_R, valid_RPG, **config.combine.numbers) - penalty_PG
-        advantage_PG = ADVANTAGES[config.scale](reward_PG, valid_PG, **config.numbers)
+        advantage_PG = scale(reward_PG, valid_PG)
     if config.clamp is not None:
         advantage_PG = clamp_advantage(advantage_PG, limit=config.clamp)
     dead_P = ((advantage_PG == 0) | ~groups.present_PG).all(1)

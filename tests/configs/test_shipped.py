@@ -6,22 +6,23 @@ import inspect
 import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, final, get_args
 
 import pytest
 import yaml
 from torch import nn
 
-from mmgrpo.config import RunConfig
-from mmgrpo.config.binding import build_objective
+from mmgrpo.config import MethodKind, RunConfig
+from mmgrpo.config.binding import build_objective, window_at
 from mmgrpo.config.loading import CONFIGS, dump_config, load_config, read_layers, shipped
-from mmgrpo.docgen.methods import at
 from mmgrpo.errors import ConfigError
+from mmgrpo.explain.method import at, has
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.adapted import adapter_targets
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.weights import DiffusersFiles, Weights
+from mmgrpo.policy import Scheduled
 from mmgrpo.run.watchdog import watched
 from mmgrpo.train.build import build_plan, build_rewards
 from tests.tiny.pipelines import PIPELINES
@@ -45,12 +46,18 @@ DRAWING = [name for name in METHODS if "sampler" in written(name).get("policy", 
 
 
 def settings_in(name: str) -> list[tuple[str, Any]]:
-    """The keys and values of a file, but for ``include``, ``method`` and the list of rewards."""
+    """The keys and values of a file, but for ``include``, ``method``, ``published`` and the list of rewards."""
     return [
         (key, value)
         for key, value in leaves(written(name))
-        if key.split(".")[0] not in ("include", "method", "rewards")
+        if key.split(".")[0] not in ("include", "method", "published", "rewards")
     ]
+
+
+def found_at(values: Mapping[str, Any], key: str) -> Any:
+    """The value at a key, a function without numbers as its bare name."""
+    value = at(values, key)
+    return value["name"] if isinstance(value, Mapping) and set(value) == {"name"} else value
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -65,10 +72,10 @@ def covered(key: str, sources: Mapping[str, str]) -> bool:
     return any(key == source or key.startswith(f"{source}.") for source in sources)
 
 
-def over(model: str, method: str, folder: Path) -> RunConfig:
+def over(model: str, method: str, folder: Path, *, published: bool = False) -> RunConfig:
     path = folder / "run.yaml"
     path.write_text(yaml.safe_dump({"include": [model, method]}))
-    return load_config(path)
+    return load_config(path, {"published": published})
 
 
 def settings_of(config: RunConfig) -> DenoisingSettings:
@@ -79,6 +86,7 @@ def settings_of(config: RunConfig) -> DenoisingSettings:
 def test_everything_asked_for_ships() -> None:
     drawing = {"dance-grpo", "flow-grpo", "flow-grpo-fast", "grpo-guard", "mix-grpo"}
     any_kind = {"grpo", "dr-grpo", "dapo", "gspo", "cispo", "sapo", "gmpo", "gpg", "luspo", "bnpo", "vespo", "rloo"}
+    any_kind |= {"token-mean-grpo", "nsr", "ngrpo", "pass-k-training", "f-grpo", "mapo"}
     assert drawing | any_kind <= {name.removeprefix("methods/") for name in METHODS}
     assert set(MODELS) == set(shipped("models"))
 
@@ -97,10 +105,24 @@ def test_every_method_lies_over_every_model(model: str, method: str, tmp_path: P
     config = over(model, method, tmp_path)
     resolved = yaml.safe_load(dump_config(config))
     expected = dict(settings_in(model)) | dict(settings_in(method))
-    assert {key: at(resolved, key) for key in expected} == expected
+    assert {key: found_at(resolved, key) for key in expected} == expected
     settings = settings_of(config)
     assert settings.rollout_batch == settings.update_batch
     build_objective(config.objective)
+    steps = settings.call["num_inference_steps"]  # the model's own
+    assert all(window_at(config, Steps(steps - 1), step) for step in range(60))
+
+
+@final
+class Steps(Scheduled):
+    """So many decisions, which is all that a window asks of a policy."""
+
+    def __init__(self, num_decisions: int) -> None:
+        self._num_decisions = num_decisions
+
+    @property
+    def num_decisions(self) -> int:
+        return self._num_decisions
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in DRAWING])
@@ -109,19 +131,30 @@ def test_every_method_of_any_kind_lies_over_every_language_model(model: str, met
     config = over(model, method, tmp_path)
     resolved = yaml.safe_load(dump_config(config))
     expected = dict(settings_in(model)) | dict(settings_in(method))
-    assert {key: at(resolved, key) for key in expected} == expected
+    assert {key: found_at(resolved, key) for key in expected} == expected
     build_objective(config.objective)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_key_of_a_method_has_a_source(name: str) -> None:
     values = read_layers(CONFIGS / f"{name}.yaml")
-    method = values.pop("method")
-    unsourced = [key for key, _ in leaves(values) if not covered(key, method["sources"])]
+    method, published = values.pop("method"), values.pop("published", {})
+    unsourced = [key for part in (values, published) for key, _ in leaves(part) if not covered(key, method["sources"])]
     assert unsourced == []
-    for key in method["sources"]:
-        at(values, key)
+    assert [key for key in method["sources"] if not (has(values, key) or has(published, key))] == []
     assert method["name"] == name.removeprefix("methods/")
+    assert method["kind"] in get_args(MethodKind)
+    assert (method["applies_to"] == "denoising") == ("sampler" in values.get("policy", {}))
+
+
+OPEN = ("steps", "policy.call", "policy.model", "rollout.prompts_per_step", "rollout.group_size", "update")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_leaves_the_scale_open(name: str) -> None:
+    set_by_it = [key for key, _ in settings_in(name) if any(key == one or key.startswith(f"{one}.") for one in OPEN)]
+    # one update a rollout is what a loss without a ratio needs
+    assert set_by_it == (["update.epochs", "update.minibatches"] if name == "methods/gpg" else [])
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -133,7 +166,7 @@ def test_a_method_sets_its_objective(name: str) -> None:
 
 
 def windows(name: str, folder: Path, steps: range) -> list[tuple[int, ...] | None]:
-    config = over("models/sd3.5-medium", name, folder)
+    config = over("models/sd3.5-medium", name, folder, published=True)
     call = {"num_inference_steps": settings_of(config).call["num_inference_steps"]}
     policy = DenoisingPolicy(PIPELINES["sd3"].build(), {"call": call})
     return [build_plan(config, policy, step).stochastic for step in steps]
@@ -205,12 +238,14 @@ def test_second_attention_of_sd35_is_left_alone() -> None:
 def test_recipe_keeps_what_it_includes_and_accounts_for_what_it_changes(name: str) -> None:
     model, method, *task = written(name)["include"]
     resolved = yaml.safe_load(dump_config(load_config(name)))
-    expected = {key: value for layer in (model, method, *task, name) for key, value in settings_in(layer)}
-    assert {key: at(resolved, key) for key in expected if key != "evaluation.rewards"} == {
+    published = list(leaves(written(method).get("published", {}))) if written(name).get("published") else []
+    layers = [settings_in(model), settings_in(method), published, *map(settings_in, task), settings_in(name)]
+    expected = {key: value for layer in layers for key, value in layer}
+    assert {key: found_at(resolved, key) for key in expected if key != "evaluation.rewards"} == {
         key: value for key, value in expected.items() if key != "evaluation.rewards"
     }
-    published = written(method)["method"]["sources"]
-    changed = [key for key, _ in settings_in(name) if covered(key, published)]
+    sourced = written(method)["method"]["sources"]
+    changed = [key for key, _ in settings_in(name) if covered(key, sourced)]
     accounted = written(name).get("method", {"sources": {}})["sources"]
     assert [key for key in changed if not covered(key, accounted)] == []
     assert (model in DRAWING_MODELS) == (len(task) == 1)

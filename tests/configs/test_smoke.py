@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.train.build import build_rewards
 from mmgrpo.train.trainer import Trainer
+from mmgrpo.types import Sample
 from tests.configs.tiny_scorers import TinyScorers
 from tests.tiny.pipelines import PIPELINES
 
@@ -72,6 +73,7 @@ def write(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
 def test_method_trains(name: str, write: Callable[[dict[str, Any]], Path], tmp_path: Path) -> None:
     values = {
         "include": ["models/sd3.5-medium", f"methods/{name}"],
+        "published": True,
         "prompts": {"source": str(tmp_path / "prompts.txt")},
         "rewards": [{"name": "brightness"}],
     }
@@ -98,6 +100,16 @@ def test_method_trains(name: str, write: Callable[[dict[str, Any]], Path], tmp_p
 
 
 ANY_KIND = [name for name in shipped("methods") if "policy" not in read_layers(CONFIGS / f"{name}.yaml")]
+JUDGED: dict[str, dict[str, Any]] = {
+    "methods/f-grpo": {},
+    "methods/pass-k-training": {"rollout.group_size": 4, "advantage.scale.k": 2},
+}
+"""Those whose groups teach where some members are right and some are wrong, as those of pictures alone need not be."""
+
+
+def by_turns(samples: Sequence[Sample]) -> list[float]:
+    """Every other member is right."""
+    return [float(sample.member % 2) for sample in samples]
 
 
 @pytest.mark.parametrize("name", ANY_KIND)
@@ -110,15 +122,16 @@ def test_method_of_any_kind_trains_a_denoising_policy(
         "rewards": [{"name": "brightness"}],
     }
     small = {"policy.call.guidance_scale": 1.0, "policy.call.num_inference_steps": 4, "update.minibatches": 2}
-    config = load_config(write(values), SHRUNK | small | {"output": str(tmp_path)})
-    metrics = trained(config, "sd3", build_rewards(config.rewards))
+    config = load_config(write(values), SHRUNK | small | JUDGED.get(name, {}) | {"output": str(tmp_path)})
+    rewards = build_rewards(config.rewards) if name not in JUDGED else {"brightness": by_turns}
+    metrics = trained(config, "sd3", rewards)
     assert [(line["step"], line["update"]) for line in metrics] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     for line in metrics:
         assert line["policy/on_policy_gap"] < 1e-5
         assert line["policy/weighed_frac"] == 1.0
         assert line["optimizer/grad_norm"] > 0
         assert ("reward/kl/mean" in line) == (name == "methods/rloo")
-        assert ("policy/kl_mean" in line) == (name == "methods/grpo")
+        assert ("policy/kl_mean" in line) == (name in ("methods/grpo", "methods/mapo"))
     assert metrics[0]["policy/ratio_mean"] == pytest.approx(1.0, abs=1e-6)
     assert metrics[1]["policy/ratio_std"] > 0
 

@@ -1,19 +1,25 @@
-"""Every recipe of a vision-language model trains on rows of its own form, with a tiny model of its own class."""
+"""Every recipe of a vision-language model trains on rows of its own form, with a tiny model of its own class.
+
+And every method of rewards that say right or wrong trains a tiny language model.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mmgrpo.config.loading import load_config
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.train.build import build_rewards
 from mmgrpo.train.trainer import Trainer
-from tests.policies.tiny_language import picture
+from mmgrpo.types import Sample
+from tests.policies.tiny_language import picture, policy_of, prompts_of
 from tests.tiny.language_models import make
 
 SHRUNK: dict[str, Any] = {
@@ -39,6 +45,52 @@ RECIPES = {
     "refcoco": "recipes/qwen3-vl-refcoco",
     "gui": "recipes/qwen2.5-vl-gui",
 }
+
+
+VERDICTS: dict[str, dict[str, Any]] = {
+    "bnpo": {},
+    "f-grpo": {},
+    "mapo": {},
+    "ngrpo": {},
+    "nsr": {},
+    "pass-k-training": {"advantage.scale.k": 2},
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_method_of_right_and_wrong_trains(name: str, tmp_path: Path) -> None:
+    small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 4, "update.minibatches": 2}
+    changes = {**small, "update.lr": 1e-3, "output": str(tmp_path), **VERDICTS[name]}
+    config = load_config(f"methods/{name}", changes)
+
+    def right(samples: Sequence[Sample]) -> list[float]:
+        return [float(sample.member < 1 + sample.group % 2) for sample in samples]  # one of four, two of four
+
+    policy = policy_of("llama", max_new_tokens=5)
+    before = [parameter.detach().clone() for parameter in policy.trainable]
+    folder = Trainer(policy, {"right": right}, prompts_of("llama"), config).train()
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["update"]) for line in lines] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    for line in lines:
+        assert line["policy/on_policy_gap"] < 1e-5
+        assert line["optimizer/grad_norm"] > 0
+        assert line["groups/zero_std_frac"] == 0.0
+        assert line["reward/mean"] == pytest.approx(3 / 8)
+        assert line["policy/weighed_frac"] == 1.0
+        assert ("policy/kl_mean" in line) == (name == "mapo")
+    assert any(not torch.equal(now, then) for now, then in zip(policy.trainable, before, strict=True))
+
+
+@pytest.mark.parametrize("name", ["ngrpo", "nsr"])
+def test_groups_that_are_all_wrong_teach(name: str, tmp_path: Path) -> None:
+    small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
+    config = load_config(f"methods/{name}", small)
+    wrong = {"right": lambda samples: [0.0 for _ in samples]}
+    folder = Trainer(policy_of("llama", max_new_tokens=5), wrong, prompts_of("llama"), config).train()
+    (line,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert line["groups/zero_std_frac"] == 0.0
+    assert line["policy/weighed_frac"] == 1.0
+    assert line["optimizer/grad_norm"] > 0
 
 
 @pytest.mark.parametrize("data", RECIPES)

@@ -115,7 +115,7 @@ def test_a_range_outside_the_schedule_is_refused(call):
         lambda: random_window(10, size=5, low=2, high=6, seed=0),
         lambda: random_subset(3, size=4, seed=0),
         lambda: random_subset(3, size=0, seed=0),
-        lambda: random_subset(3, size=-0.5, seed=0),
+        lambda: random_subset(3, size=-1, seed=0),
         lambda: progressive_window(3, step=0, size=4, interval=1),
     ],
 )

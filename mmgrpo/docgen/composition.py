@@ -1,0 +1,77 @@
+"""What a method is made of, in one line and in formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mmgrpo.config import AdvantageConfig, Named, ObjectiveConfig, RolloutConfig, RunConfig
+from mmgrpo.explain.explanation import formula_of
+from mmgrpo.explain.method import shown_value
+from mmgrpo.maths.advantages import SCALES
+from mmgrpo.maths.ratios import RATIO_LEVELS
+from mmgrpo.maths.surrogates import SURROGATES
+
+
+def composition(policy: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
+    """What a method's file, and the policy's settings in it, are made of, part by part; nothing of its scale."""
+    yield from _sampling(policy)
+    yield from _rollout(config.rollout)
+    yield _advantage(config.advantage)
+    yield from _objective(config.objective)
+
+
+def formulas(config: RunConfig) -> Iterator[str]:
+    """Of the advantage, the loss of a decision and, where it is not each decision's own, the ratio."""
+    yield formula_of(SCALES[config.advantage.scale.name])
+    yield formula_of(SURROGATES[config.objective.surrogate.name])
+    if config.objective.ratio_level != "decision":
+        yield formula_of(RATIO_LEVELS[config.objective.ratio_level])
+
+
+def _sampling(policy: Mapping[str, Any]) -> Iterator[str]:
+    if "sampler" in policy:
+        yield f"{policy['sampler']} {policy['strength']:g}" if "strength" in policy else policy["sampler"]
+    if policy.get("density", "gaussian") != "gaussian":
+        yield f"density {policy['density']}"
+
+
+def _rollout(rollout: RolloutConfig) -> Iterator[str]:
+    if rollout.window is not None:
+        yield f"window {_function(rollout.window)}"
+    if rollout.share_noise:
+        yield "shared noise"
+
+
+def _advantage(advantage: AdvantageConfig) -> str:
+    line = f"advantage {_function(advantage.scale)}"
+    if advantage.combine.name != "sum":
+        line += f" of {_function(advantage.combine)}"
+    if advantage.clamp:
+        line += f" within {advantage.clamp:g}"
+    if advantage.kl_beta:
+        line += f" of the reward less {advantage.kl_beta:g} {advantage.divergence} KL"
+    return line if advantage.equal_groups == "zero" else f"{line}, equal groups dropped"
+
+
+def _objective(objective: ObjectiveConfig) -> Iterator[str]:
+    level = "" if objective.ratio_level == "decision" else f" by {objective.ratio_level}"
+    normalised = " of the normalised ratio" if objective.normalise_ratio else ""
+    bounded = "" if objective.bound is None else f" of {_function(objective.bound)} log-ratios"
+    yield f"{_function(objective.surrogate)}{normalised}{bounded}{level}"
+    yield from (_function(selection) for selection in objective.selections)
+    if objective.step_weight is not None:
+        yield f"weight {objective.step_weight}"
+    if objective.kl_beta:
+        times = "" if objective.kl_ratio_level is None else f" times the {objective.kl_ratio_level} ratio"
+        yield f"{objective.kl_beta:g} {objective.divergence} KL{times}"
+    if objective.entropy_bonus:
+        yield f"entropy bonus {objective.entropy_bonus:g}"
+    if objective.aggregate.name != "sample_mean":
+        yield _function(objective.aggregate)
+    if objective.truncated != "keep":
+        yield f"truncated samples: {objective.truncated}"
+
+
+def _function(named: Named) -> str:
+    return shown_value({"name": named.name, **named.numbers})

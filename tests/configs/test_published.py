@@ -1,0 +1,232 @@
+"""What a method publishes of its run's scale: not in force by itself, put in force where the method lies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mmgrpo.config import RunConfig
+from mmgrpo.config.loading import CONFIGS, dump_config, load_config, read_layers, shipped, validated
+from mmgrpo.errors import ConfigError
+from mmgrpo.explain.explanation import explanation
+from mmgrpo.run.resuming import changed
+
+Write = Callable[[str, dict[str, Any]], Path]
+
+METHOD = {
+    "method": {"name": "ours", "title": "Ours", "paper": "2601.00001", "published_on": "a large model"},
+    "objective": {"kl_beta": 0.0},
+    "rollout": {"window": {"name": "random_subset", "size": 0.5}},
+    "published": {
+        "steps": 7,
+        "rollout": {"prompts_per_step": 48, "window": {"size": 6}},
+        "update": {"lr": 0.5, "minibatches": 3},
+    },
+}
+MODEL = {"update": {"lr": 0.25, "weight_decay": 0.125}}
+
+RESOLVED = {
+    "one-gpu/flux-dance-grpo": "06b9b387bb26b479",
+    "one-gpu/flux-mix-grpo": "4b6a104e01d8fdef",
+    "one-gpu/sd3.5-flow-grpo-fast": "b7e7218d5facc3a4",
+    "one-gpu/sd3.5-flow-grpo-geneval": "25822ee5d599bc68",
+    "one-gpu/sd3.5-flow-grpo-ocr": "25822ee5d599bc68",
+    "one-gpu/sd3.5-flow-grpo-pick-score": "245892a18956daa5",
+    "quickstart/arithmetic-text": "5507d1812615496f",
+    "quickstart/digits-image": "622c002cac229c65",
+    "quickstart/digits-vlm": "0fc1be5edd7d73c9",
+    "recipes/flux-dance-grpo": "3ee47d4799d833b3",
+    "recipes/flux-mix-grpo": "b790bcf795fc26ae",
+    "recipes/qwen2.5-vl-clevr-count": "e209b80d847d1376",
+    "recipes/qwen2.5-vl-geometry3k": "3a7b6454e94dfd09",
+    "recipes/qwen2.5-vl-gui": "f3fbd8f39a85fdbd",
+    "recipes/qwen3-vl-refcoco": "9e0f69f6e3f026bf",
+    "recipes/sd3.5-flow-grpo-fast": "b1df27f1e4d722fa",
+    "recipes/sd3.5-flow-grpo-geneval": "e070f2ce9f8144ca",
+    "recipes/sd3.5-flow-grpo-ocr": "e070f2ce9f8144ca",
+    "recipes/sd3.5-flow-grpo-pick-score": "b2a07fed85753677",
+    "recipes/wan-flow-grpo": "bf7baf23d2b4f19c",
+}
+"""SHA-256 of what ``resolved`` gives, taken at a70d5d6, when methods set their scale whether asked for it or not."""
+
+SECTIONS = {
+    "rollout": ("prompts_per_step", "group_size", "share_noise", "window"),
+    "advantage": ("scale", "combine", "eps", "correction", "clamp", "equal_groups"),
+    "objective": ("surrogate", "ratio_level", "bound", "aggregate", "step_weight", "divergence", "kl_beta"),
+    "update": ("epochs", "minibatches", "lr", "betas", "weight_decay", "max_grad_norm", "ema"),
+}
+
+
+def resolved(name: str) -> str:
+    """What a shipped run does of what methods set, but for the model's name."""
+    values = load_config(name).model_dump(mode="json")
+    found = {"steps": values["steps"], "policy": values["policy"]}
+    found |= {f"{section}.{key}": values[section][key] for section, keys in SECTIONS.items() for key in keys}
+    found["objective.recentre"] = values["objective"]["normalise_ratio"]  # as it was called then
+    found["policy"].pop("model")
+    return json.dumps(found, sort_keys=True)
+
+
+@pytest.mark.parametrize("name", [name for folder in ("one-gpu", "quickstart", "recipes") for name in shipped(folder)])
+def test_shipped_runs_are_what_they_were_before_methods_left_the_scale_open(name: str) -> None:
+    assert hashlib.sha256(resolved(name).encode()).hexdigest()[:16] == RESOLVED[name], resolved(name)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def written(name: str, values: dict[str, Any]) -> Path:
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(values))
+        return path
+
+    written("model", MODEL)
+    written("ours", METHOD)
+    return written
+
+
+def scale(config: RunConfig) -> tuple[int, int, float, int, float]:
+    rollout, update = config.rollout, config.update
+    return config.steps, rollout.prompts_per_step, update.lr, update.minibatches, update.weight_decay
+
+
+def test_a_method_leaves_the_scale_to_the_run(write: Write) -> None:
+    config = load_config(write("run", {"include": ["model", "ours"]}))
+    assert scale(config) == (100, 8, 0.25, 1, 0.125)  # the model's lr and decay, else the defaults
+    assert config.rollout.window is not None
+    assert config.rollout.window.numbers == {"size": 0.5}
+    assert config.published == METHOD["published"]
+
+
+def test_a_file_puts_it_in_force_between_the_model_and_itself(write: Write) -> None:
+    values = {"include": ["model", "ours"], "published": True, "update": {"minibatches": 4}}
+    path = write("run", values)
+    config = load_config(path)
+    assert scale(config) == (7, 48, 0.5, 4, 0.125)
+    assert config.rollout.window is not None
+    assert (config.rollout.window.name, config.rollout.window.numbers) == ("random_subset", {"size": 6})
+    assert scale(load_config(path, ["update.lr=0.75", "steps=2"])) == (2, 48, 0.75, 4, 0.125)
+
+
+def test_an_override_puts_it_in_force_under_the_file(write: Write) -> None:
+    path = write("run", {"include": ["model", "ours"], "update": {"minibatches": 4}})
+    assert scale(load_config(path, ["published=true"])) == (7, 48, 0.5, 4, 0.125)
+    assert scale(load_config(path, {"published": True})) == (7, 48, 0.5, 4, 0.125)
+    assert scale(load_config(path)) == (100, 8, 0.25, 4, 0.125)
+
+
+def test_who_includes_a_run_decides_over_it(write: Write) -> None:
+    write("run", {"include": ["model", "ours"], "published": True, "update": {"minibatches": 4}})
+    above = write("above", {"include": ["run"], "steps": 3})
+    assert scale(load_config(above)) == (3, 48, 0.5, 4, 0.125)
+    assert scale(load_config(above, ["published=false"])) == (3, 8, 0.25, 4, 0.125)
+    off = write("off", {"include": ["run"], "published": False})
+    assert scale(load_config(off)) == (100, 8, 0.25, 4, 0.125)
+
+
+def test_what_another_method_publishes_goes_with_it(write: Write) -> None:
+    write("theirs", {"method": {**METHOD["method"], "name": "theirs"}, "published": {"update": {"lr": 0.0625}}})
+    config = load_config(write("run", {"include": ["ours", "theirs"]}))
+    assert config.published == {"update": {"lr": 0.0625}}
+    task = write("task", {"include": ["ours"], "method": {"sources": {"rewards": "own"}}})  # names no other method
+    assert load_config(task).published == METHOD["published"]
+
+
+def test_the_resolved_file_reads_back_to_the_same(write: Write, tmp_path: Path) -> None:
+    for asked in (True, False):
+        config = load_config(write("run", {"include": ["model", "ours"], "published": asked}))
+        (tmp_path / "config.yaml").write_text(dump_config(config))
+        assert load_config(tmp_path / "config.yaml") == config
+
+
+def test_what_is_published_is_no_change_to_a_run_that_goes_on(write: Write) -> None:
+    before = load_config(write("run", {"include": ["model", "ours"]}))
+    assert list(changed(before, before.model_copy(update={"published": {}}))) == []
+
+
+@pytest.mark.parametrize("values", [{"include": ["model"], "published": True}, {"published": True}])
+def test_asking_for_what_is_not_there_is_an_error(values: dict[str, Any], write: Write) -> None:
+    with pytest.raises(ConfigError, match="published: true asks for the published values of a method, but"):
+        load_config(write("run", values))
+    with pytest.raises(ConfigError, match="published=true asks for the published values of a method, but"):
+        load_config(write("run", {"include": ["model"]}), ["published=true"])
+
+
+@pytest.mark.parametrize(
+    ("published", "said"),
+    [
+        (
+            {"update": {"learning_rate": 1.0}, "model": "x"},
+            "no key of the configuration is update.learning_rate, model",
+        ),
+        (3, "published: Input should be a valid dictionary"),
+    ],
+)
+def test_published_values_are_those_of_keys_that_exist(published: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        validated({"published": published})
+
+
+def test_a_live_configuration_has_nothing_to_put_in_force(write: Write) -> None:
+    with pytest.raises(ConfigError, match="true and false are for files that include a method"):
+        validated({"published": True})
+    with pytest.raises(ConfigError, match="published=true or published=false, got 3"):
+        load_config(write("run", {"include": ["ours"]}), ["published=3"])
+
+
+@pytest.mark.parametrize("name", shipped("methods"))
+def test_every_published_scale_can_be_put_in_force(name: str, write: Write) -> None:
+    published = read_layers(CONFIGS / f"{name}.yaml").get("published", {})
+    model = "models/sd3.5-medium" if "policy" in published else "models/qwen2.5-vl-3b"
+    config = load_config(write("run", {"include": [model, name], "published": bool(published)}))
+    assert "published run" not in rows(config) or "is in force" in rows(config)
+    explanation(config)
+
+
+def rows(config: RunConfig) -> str:
+    return " ".join(explanation(config).split())
+
+
+def test_explanation_says_what_the_published_run_had_otherwise(write: Write) -> None:
+    values = {"include": ["models/flux.1-dev", "methods/dance-grpo"], "update": {"lr": 0.25}}
+    path = write("run", values)
+    expected = """
+        published the published run (FLUX.1-dev at 720 x 720, LoRA of rank 128) had steps = 301 (here 100),
+        policy.call.num_inference_steps = 12 (here 6), rollout.prompts_per_step = 16 (here 8), rollout.group_size = 12
+        (here 8), rollout.window.size = 6 (here 0.6), update.minibatches = 2 (here 1), update.lr = 0.0003 (here 0.25);
+        published=true on the command line, or published: true in the file that includes the method, puts in force
+        what the file itself leaves open
+        """
+    assert " ".join(expected.split()) in rows(load_config(path))
+    assert "LoRA of rank 128) had update.lr = 0.0003 (here 0.25); " in rows(load_config(path, ["published=true"]))
+    said = rows(load_config(path, ["published=true", "update.lr=3e-4"]))
+    assert "every value of the published run (FLUX.1-dev at 720 x 720, LoRA of rank 128) is in force" in said
+
+
+def test_explanation_says_what_the_method_sets_with_the_values_of_the_run(write: Write) -> None:
+    path = write("run", {"include": ["models/flux.1-dev", "methods/dance-grpo"], "policy": {"strength": 0.5}})
+    expected = """
+        method DanceGRPO (2505.07818), for denoising policies it sets policy.sampler = dance_sde, policy.strength =
+        0.5, policy.density = gaussian, policy.reduction = mean, rollout.share_noise = true, rollout.window =
+        random_subset (size 0.6), advantage.scale = group, advantage.eps = 1e-08, advantage.correction = 1,
+        advantage.clamp = 5, objective.surrogate = clipped (low 0.0001, high 0.0001), objective.aggregate = sample_mean,
+        objective.kl_beta = 0
+        """
+    assert " ".join(expected.split()) in rows(load_config(path))
+
+
+def test_who_includes_a_name_of_another_meaning_is_told(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    said = "methods/bnpo was TRL's loss of that name, a mean over tokens, which is methods/token-mean-grpo now"
+    with caplog.at_level(logging.WARNING):
+        config = load_config(write("run", {"include": ["models/qwen2.5-vl-3b", "methods/bnpo"]}))
+    assert [record.message.startswith(said) for record in caplog.records] == [True]
+    assert said in rows(config)
+    caplog.clear()
+    load_config(write("run", {"include": ["models/qwen2.5-vl-3b", "methods/token-mean-grpo"]}))
+    assert caplog.records == []
