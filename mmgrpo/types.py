@@ -31,6 +31,7 @@ class Prompt:
         messages: the prompt as chat messages, where the model wants turns instead of one text.
         negative: the negative prompt of classifier-free guidance; None leaves the pipeline's default.
         columns: further columns of the data row, handed to every reward unchanged.
+        source: label of the source it comes from, where there are several.
     """
 
     text: str
@@ -39,6 +40,7 @@ class Prompt:
     messages: Sequence[Mapping[str, Any]] | None = None
     negative: str | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
+    source: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):

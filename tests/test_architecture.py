@@ -18,6 +18,7 @@ ROOMS = (
     ("scores",),
     ("types",),
     ("system",),
+    ("memory",),
     ("maths",),
     ("policy", "reward"),
     ("config",),
@@ -49,7 +50,7 @@ CONTRACTS += ("system.lazy", "system.extras", "system.hub", "system.targets", "s
 MAX_LINES = 400
 MAX_ABSTRACT_METHODS = 6
 
-EXTENSIBLE = {"mmgrpo.config.sections.Section", "mmgrpo.config.sections.Named"}
+EXTENSIBLE = {"mmgrpo.config.sections.Section", "mmgrpo.config.sections.Named", "mmgrpo.config.prompts.ReadingConfig"}
 """Data, not behaviour: a section of the configuration adds its keys. Exceptions are the other hierarchy there is."""
 
 

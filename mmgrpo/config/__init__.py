@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from mmgrpo.config.prompts import PromptsConfig, ReadingConfig, SourceConfig
 from mmgrpo.config.rewards import Closed, GateConfig, RewardConfig, gate_order
 from mmgrpo.config.sections import Named, Section, unknown_keys
 from mmgrpo.config.watchdog import AlarmKind, WatchdogConfig
@@ -16,27 +17,15 @@ __all__ = [
     "GateConfig",
     "MethodKind",
     "Named",
+    "PromptsConfig",
+    "ReadingConfig",
     "RewardConfig",
     "RunConfig",
     "Section",
+    "SourceConfig",
     "WatchdogConfig",
     "gate_order",
 ]
-
-
-class PromptsConfig(Section):
-    """Where prompts come from."""
-
-    source: str = Field(
-        description=".txt, .jsonl, .json, .parquet, a datasets folder or hub id, or python:module:function"
-    )
-    split: str | None = Field(default=None, description="of a folder or dataset; needed where there are several")
-    text_column: str = Field(default="prompt", description="column that holds the prompt, as text or chat messages")
-    limit: int | None = Field(default=None, ge=1, description="keep the first so many")
-    allow_fetch: bool = Field(
-        default=False, description="images of rows may be URLs, fetched whenever they are looked at; false: refused"
-    )
-    shuffle: bool = Field(default=True, description="a new permutation every epoch; false: in the order of the source")
 
 
 class WarmupConfig(Section):
@@ -211,7 +200,7 @@ class UpdateConfig(Section):
 class EvaluationConfig(Section):
     """Held-out prompts with fixed seeds, drawn without noise and judged by rewards that are not trained on."""
 
-    prompts: PromptsConfig = Field(description="as the section prompts; shuffle has no effect")
+    prompts: PromptsConfig = Field(description="as the section prompts, of one source; shuffle has no effect")
     rewards: tuple[RewardConfig, ...] = Field(default=(), description="empty: the training rewards")
     every: int = Field(
         default=10, ge=1, description="steps between evaluations; the first and the last are always evaluated"
@@ -222,6 +211,8 @@ class EvaluationConfig(Section):
 
     @model_validator(mode="after")
     def _plain(self) -> EvaluationConfig:
+        if self.prompts.source is None or self.prompts.sampler is not None:
+            raise ValueError("an evaluation takes all prompts of one source; leave out prompts.sources and sampler")
         for reward in self.rewards:
             unused = [name for name in ("clip", "gate", "schedule") if getattr(reward, name) is not None]
             if unused:

@@ -1,18 +1,18 @@
-"""Reads prompts from what people already have, and deals them out as a pure function of the step."""
+"""Reads prompts from what people already have."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from mmgrpo.config import PromptsConfig
+from mmgrpo.config import PromptsConfig, ReadingConfig
 from mmgrpo.data.prompt_media import StoredImage, holds_media, missing, refuse_fetch, refuse_fetches, stored_items
 from mmgrpo.data.rows import MEDIA_COLUMNS, form_of, prompt_of_row
-from mmgrpo.errors import DataError
+from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.hub import why_not
 from mmgrpo.system.targets import is_own, own_attribute
 from mmgrpo.types import Prompt
@@ -81,7 +81,7 @@ def load_prompts(
 
 
 def load_prompts_of(config: PromptsConfig, *, key: str = "prompts", note: str | None = None) -> list[Prompt]:
-    """The prompts that a section of the configuration names.
+    """The prompts that a section of the configuration names; of several sources each knows its own.
 
     Args:
         config: the section.
@@ -89,36 +89,54 @@ def load_prompts_of(config: PromptsConfig, *, key: str = "prompts", note: str | 
         note: what the configuration says of itself, which a person is shown where the source is missing.
 
     Returns:
-        The prompts.
+        The prompts, source by source.
 
     Raises:
         DataError: as ``load_prompts``; of a source that is not there it says what to set and what to put there.
+        ConfigError: the section names none.
     """
+    if config.source is None and not config.sources:
+        raise ConfigError(f"{key} names no source: set {key}.source to a file or dataset")
+    if config.source is not None:
+        return _load(config, config.source, f"{key}.source", note)
+    return [
+        replace(prompt, source=part.known_as)
+        for number, part in enumerate(config.sources)
+        for prompt in _load(part, part.source, f"{key}.sources[{number}].source", note)
+    ]
+
+
+def _load(config: ReadingConfig, source: str, key: str, note: str | None) -> list[Prompt]:
     try:
-        return load_prompts(config.source, **reading_of(config))
+        return load_prompts(source, **reading_of(config))
     except DataError as error:
-        if is_own(config.source) or Path(config.source).expanduser().exists():
+        if is_own(source) or Path(source).expanduser().exists():
             raise
-        raise DataError(f"{key}.source: {error}; {_wanted(config, key, note)}") from error
+        raise DataError(f"{key}: {error}; {_wanted(config, key, note)}") from error
 
 
-def reading_of(config: PromptsConfig) -> dict[str, Any]:
+def reading_of(config: ReadingConfig) -> dict[str, Any]:
     """How a section has its source read, as ``load_prompts`` takes it."""
-    return config.model_dump(exclude={"source", "shuffle"})
+    return config.model_dump(include=set(ReadingConfig.model_fields))
 
 
 def require_source(config: PromptsConfig, *, key: str, note: str | None) -> None:
-    """Looks whether the file that a section names is there, before anything is loaded. Raises DataError if not."""
-    path = Path(config.source).expanduser()
-    if not is_own(config.source) and _is_place(config.source) and not path.exists():
-        raise DataError(f"{key}.source: {missing(path)}; {_wanted(config, key, note)}")
+    """Looks whether the files that a section names are there, before anything is loaded. Raises DataError if not."""
+    parts = [(config, config.source, f"{key}.source")]
+    parts += [(part, part.source, f"{key}.sources[{number}].source") for number, part in enumerate(config.sources)]
+    for part, source, where in parts:
+        if source is None or is_own(source) or not _is_place(source):
+            continue
+        path = Path(source).expanduser()
+        if not path.exists():
+            raise DataError(f"{where}: {missing(path)}; {_wanted(part, where, note)}")
 
 
-def _wanted(config: PromptsConfig, key: str, note: str | None) -> str:
+def _wanted(config: ReadingConfig, key: str, note: str | None) -> str:
     """What a source may be, how to name another, and what the configuration says that it wants."""
     rows = f"rows with the column '{config.text_column}' as .jsonl, .json or .parquet"
     said = f"; note: {' '.join(note.split())}" if note else ""
-    return f"put a prompt a line there as .txt, or {rows} (docs/data.md), or set {key}.source=FILE_OR_DATASET{said}"
+    return f"put a prompt a line there as .txt, or {rows} (docs/data.md), or set {key}=FILE_OR_DATASET{said}"
 
 
 def _is_place(source: str) -> bool:

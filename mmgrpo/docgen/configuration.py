@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from mmgrpo.config import Named, RunConfig
 from mmgrpo.config.registry import POLICIES, settings_type
+from mmgrpo.data.samplers import SAMPLERS as PROMPT_SAMPLERS
 from mmgrpo.maths.advantages import SCALES
 from mmgrpo.maths.aggregates import AGGREGATES
 from mmgrpo.maths.combinations import COMBINATIONS
@@ -46,6 +47,7 @@ replaced, and `a.b=null` clears a key. An unknown key is an error that names the
 none; the names are listed [below](#names). The value that a run used stands in `config.yaml` of its folder."""
 
 FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
+    "prompts.sampler": PROMPT_SAMPLERS,
     "rewards[].schedule": WEIGHT_SCHEDULES,
     "advantage.scale": SCALES,
     "advantage.combine": COMBINATIONS,
@@ -195,7 +197,9 @@ def _numbers(function: Callable[..., Any]) -> str:
 
 
 def _plain(value: Any) -> str:
-    return "null" if value is None else f"{value:g}"
+    if isinstance(value, str):
+        return value
+    return str(value_text(value)).strip("`") if value is None or isinstance(value, bool) else f"{value:g}"
 
 
 def _summary(function: Callable[..., Any]) -> str:

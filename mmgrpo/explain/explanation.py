@@ -5,10 +5,8 @@ Every formula is the line of the docstring of the function that computes it, so 
 
 from __future__ import annotations
 
-import inspect
-import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -18,6 +16,10 @@ from mmgrpo.config.binding import bound, build_objective, named_in
 from mmgrpo.config.loading import explain_validation
 from mmgrpo.config.registry import is_scheduled, settings_type
 from mmgrpo.errors import ConfigError
+from mmgrpo.explain.course import prompt_rows
+from mmgrpo.explain.formulas import formula_of, with_defaults
+from mmgrpo.explain.formulas import numbers_text as _numbers
+from mmgrpo.explain.formulas import summary as _summary
 from mmgrpo.explain.forwards import Count, forwards_per_sample
 from mmgrpo.explain.method import method_rows
 from mmgrpo.maths import objectives
@@ -40,7 +42,6 @@ TRUNCATED = {
     "zero": "samples cut off by their length limit: decisions left out, counted as zeros in means over samples",
     "drop": "samples cut off by their length limit: left out, counted nowhere",
 }
-FORMULA = re.compile(r"(?:log )?\w+ = ")
 
 
 def explanation(config: RunConfig) -> str:
@@ -67,31 +68,13 @@ def explanation(config: RunConfig) -> str:
     return "\n\n".join("\n".join(_row(label, text) for label, text in part) for part in parts) + "\n"
 
 
-def formula_of(function: Callable[..., Any] | str) -> str:
-    """The formula in a docstring: its first line of the form ``name = ...``, else the first sentence after the summary.
-
-    Args:
-        function: a documented function, or the docstring itself.
-
-    Returns:
-        One line, without the full stop.
-    """
-    text = function if isinstance(function, str) else inspect.getdoc(function) or function.__name__
-    lines = [line.strip() for line in text.splitlines()]
-    found = next((line for line in lines if FORMULA.match(line)), None)
-    if found is None:
-        body = [paragraph for paragraph in text.split("\n\n")[1:] if not paragraph.startswith("Shapes:")]
-        found = " ".join(body[0].split()) if body else lines[0]
-    return re.sub(r"\s+", " ", found.split(". ")[0]).rstrip(".")
-
-
 def _what(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield "run", f"{config.name}, seed {config.seed}"
     if config.note:
         yield "note", " ".join(config.note.split())
     if config.prompts is not None:
         held_out = f"; evaluation: {config.evaluation.prompts.source}" if config.evaluation else ""
-        yield "prompts", f"{config.prompts.source}{held_out}"
+        yield from prompt_rows(config.prompts, held_out)
     yield from method_rows(config)
 
 
@@ -362,25 +345,6 @@ def _settings(policy: Named) -> Any:
         return kind(**policy.numbers)
     except ValidationError as error:
         raise ConfigError(f"policy ({policy.name}): {explain_validation(error, kind)}") from None
-
-
-def _summary(function: Any) -> str:
-    """The first line of the docstring, without its afterthought."""
-    line = (inspect.getdoc(function) or function.__name__).splitlines()[0]
-    return line.split("; ")[0].rstrip(".").replace("``", "")
-
-
-def with_defaults(function: Callable[..., Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers a function will use: those given, and the defaults of its other keyword-only parameters."""
-    keyword_only = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    return {p.name: numbers.get(p.name, p.default) for p in keyword_only}
-
-
-def _numbers(numbers: Mapping[str, Any]) -> str:
-    return "".join(
-        f", {name} = {value:g}" if isinstance(value, float) else f", {name} = {value}"
-        for name, value in numbers.items()
-    )
 
 
 def _many(number: int, noun: str, plural: str = "s") -> str:

@@ -9,6 +9,7 @@ from typing import Any, final
 
 from mmgrpo.config import RunConfig
 from mmgrpo.errors import CheckpointError, ConfigError, MmgrpoError
+from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy
 from mmgrpo.report import write_report
 from mmgrpo.run.checkpoint import Place, clear_unfinished, drop_old, load_checkpoint, save_checkpoint, set_aside
@@ -39,10 +40,10 @@ class Trained:
     average: Average | None
     warmup: Warmup | None
 
-    def save(self, folder: Path, place: Place, keep: int | None) -> None:
+    def save(self, folder: Path, place: Place, keep: int | None, memory: Memory) -> None:
         """Writes a checkpoint of weights that are those of the place. Raises NonFiniteError for infinite ones."""
         self.optimizer.require_finite_weights()
-        state = self.optimizer.state_dict()
+        state = self.optimizer.state_dict() | {"memory": memory.state_dict()}
         average = self.average if place.step else None  # before the first step it is the weights themselves
         if average:
             state["average"] = average.state_dict()
@@ -51,15 +52,16 @@ class Trained:
         averaged = average.applied() if average else None
         save_checkpoint(folder, place, self.policy, state, keep=keep, averaged=averaged)
 
-    def restore(self, checkpoint: Path, *, updates_per_step: int | None) -> Place:
+    def restore(self, checkpoint: Path, *, updates_per_step: int | None, memory: Memory) -> tuple[Place, Memory]:
         """Becomes what a checkpoint holds.
 
         Args:
             checkpoint: of the same run.
             updates_per_step: how many updates a step has from here on; None: as many as before.
+            memory: the empty one, which a checkpoint without any leaves as it is.
 
         Returns:
-            Where the run is.
+            Where the run is, and what it remembers.
 
         Raises:
             CheckpointError: it is of another policy or cannot be read.
@@ -74,7 +76,7 @@ class Trained:
                 self.warmup.load_state_dict(state["warmup"])
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"{checkpoint} is of a run of another kind: {error}") from error
-        return place
+        return place, memory.restored(state.get("memory"))
 
 
 @final
@@ -85,9 +87,12 @@ class Session:
         resumption: how it goes on; None for a new run.
         start: where it began this time.
         evaluated: the steps that were evaluated.
+        memory: what the run remembers of its whole steps; whoever trains puts another in its place with each.
     """
 
-    def __init__(self, trained: Trained, config: RunConfig, job: Job, resumption: Resumption | None) -> None:
+    def __init__(
+        self, trained: Trained, config: RunConfig, job: Job, resumption: Resumption | None, memory: Memory | None = None
+    ) -> None:
         """Restores the checkpoint of a run that goes on; writes nothing yet.
 
         Args:
@@ -95,6 +100,7 @@ class Session:
             config: the run's, from here on.
             job: the processes; the main one writes.
             resumption: how the run goes on; None for a new one.
+            memory: with which a new run begins.
         """
         self._trained = trained
         self._config = config
@@ -104,12 +110,16 @@ class Session:
         self.resumption = resumption
         self.start = START
         self.evaluated: set[int] = set()
+        self.memory = memory or Memory()
         if resumption is not None and resumption.checkpoint is not None:
             update = config.update
             regrouped = any(change.key in ("update.epochs", "update.minibatches") for change in resumption.changes)
-            self.start = self._saved = trained.restore(
-                resumption.checkpoint, updates_per_step=update.epochs * update.minibatches if regrouped else None
+            self.start, self.memory = trained.restore(
+                resumption.checkpoint,
+                updates_per_step=update.epochs * update.minibatches if regrouped else None,
+                memory=self.memory,
             )
+            self._saved = self.start
             if self.start.step or self._warmed(self.start):
                 self.evaluated = job.from_main(lambda: evaluated_steps(resumption.folder, self.start))
 
@@ -206,7 +216,7 @@ class Session:
 
     def _write(self, place: Place) -> None:
         self.folder.sync()
-        self._trained.save(self.folder.path, place, self._config.checkpoint.keep)
+        self._trained.save(self.folder.path, place, self._config.checkpoint.keep, self.memory)
 
     def _tidy(self) -> None:
         """Ends what a process that was killed had begun to delete."""

@@ -15,7 +15,7 @@ from accelerate.utils import set_seed
 from mmgrpo.config import RunConfig
 from mmgrpo.config.binding import bound, build_objective
 from mmgrpo.data.prompts import load_prompts_of
-from mmgrpo.data.stream import PromptStream
+from mmgrpo.data.stream import StepPrompts, stream_of
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.maths.planners import PLANNERS, Setting
@@ -44,9 +44,11 @@ from mmgrpo.train.evaluation import evaluate, try_out
 from mmgrpo.train.gather import Experience, gather
 from mmgrpo.train.judge import judge
 from mmgrpo.train.learn import Update, learn
+from mmgrpo.train.memory import facts_of_step, remember
 from mmgrpo.train.metrics import step_metrics, update_metrics
 from mmgrpo.train.optimizer import GuardedOptimizer
 from mmgrpo.train.sessions import Session, Trained
+from mmgrpo.train.sources import source_metrics
 from mmgrpo.train.warmup import Warmup
 from mmgrpo.types import Prompt, Sample, Scores
 
@@ -96,12 +98,7 @@ class Trainer:
         self.policy = policy = policy_of(policy, self.config, device)
         cache_mb = self.config.reward_cache_mb
         self.scorer = Scorer(self.rewards, max_failure_frac=self.config.max_reward_failure_frac, cache_mb=cache_mb)
-        self.stream = PromptStream(
-            asked,
-            num_per_step=self.config.rollout.prompts_per_step,
-            seed=self.config.seed,
-            shuffle=self.config.prompts is None or self.config.prompts.shuffle,
-        )
+        self.stream = stream_of(asked, self.config)
         self.job.share(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
         self.objective = build_objective(self.config.objective)
         bound("advantage.combine", COMBINATIONS, self.config.advantage.combine)
@@ -153,7 +150,7 @@ class Trainer:
         self._explanation = explanation(self.config)
         set_seed(self.config.seed)
         trained = Trained(policy, self.optimizer, self.average, self.warmup)
-        self.session = Session(trained, self.config, self.job, resumption)
+        self.session = Session(trained, self.config, self.job, resumption, self.stream.memory)
         self.step = self.session.start.step
         self._whole_step: int | None = self.step
         if self.warmup:
@@ -223,7 +220,8 @@ class Trainer:
     def _train_step(self, progress: Progress) -> None:
         """One step of GRPO: gather, judge, credit, learn."""
         clock = time.perf_counter()
-        experience = self._gathered(progress)
+        prompts = self.stream.at_step(self.step, self.session.memory)
+        experience = self._gathered(prompts, progress)
         drawn = time.perf_counter()
         progress.doing("reward")
         self._stopping.give_up()
@@ -231,26 +229,34 @@ class Trainer:
         truncated = self.config.objective.truncated
         batch = estimate(self.policy, experience, verdict, self.config.advantage, truncated=truncated, job=self.job)
         metrics = step_metrics(experience, verdict, batch, self.config.advantage, self.job)
+        metrics |= source_metrics(verdict.scores, verdict.group_N, prompts.prompt)
+        facts = facts_of_step(verdict.group_N, batch.credit.total_B, batch.credit.scored_B, prompts.key, step=self.step)
         metrics |= {"time/rollout_s": drawn - clock, "time/reward_s": time.perf_counter() - drawn}
         self._stopping.give_up()
         self.step += 1
         self._keep(experience.samples, verdict.scores, batch.credit)
         self._learn(batch, metrics, progress)
+        self.session.memory = remember(self.session.memory, facts, self.stream.learners)
         self._whole_step = self.step
         every = self.config.checkpoint.every
         if (every and self.step % every == 0) or self.step == self.config.steps:
             self._save()
         self._evaluate(progress)
 
-    def _gathered(self, progress: Progress) -> Experience:
+    def _gathered(self, prompts: StepPrompts, progress: Progress) -> Experience:
         """What the planner asks for at this step, drawn and handed to the rewards."""
         rollout, step = self.config.rollout, self.step
-        setting = Setting(step=step, num_prompts=rollout.prompts_per_step, group_size=rollout.group_size)
+        setting = Setting(
+            step=step,
+            num_prompts=rollout.prompts_per_step,
+            group_size=rollout.group_size,
+            memory=self.session.memory,
+        )
         num_drawn = rollout.prompts_per_step // self.job.size * rollout.group_size
         return gather(
             self.policy,
             self.planner,
-            partial(self.stream.at, step),
+            prompts.prompt,
             self.scorer,
             setting=setting,
             plan=build_plan(self.config, self.policy, step),

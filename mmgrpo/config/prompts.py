@@ -1,0 +1,63 @@
+"""Where prompts come from, and which of them a step takes."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from mmgrpo.config.sections import Named, Section
+
+
+class ReadingConfig(Section):
+    """How a source is read."""
+
+    split: str | None = Field(default=None, description="of a folder or dataset; needed where there are several")
+    text_column: str = Field(default="prompt", description="column that holds the prompt, as text or chat messages")
+    limit: int | None = Field(default=None, ge=1, description="keep the first so many")
+    allow_fetch: bool = Field(
+        default=False, description="images of rows may be URLs, fetched whenever they are looked at; false: refused"
+    )
+
+
+class SourceConfig(ReadingConfig):
+    """One of several sources: its share of every step is its weight over all weights.
+
+    Where that is no whole number of prompts it is the number below or above, drawn by (seed, step), and on average the
+    share. Each source keeps an order of its own. Metrics of one source carry its label: ``reward/NAME/mean@LABEL``.
+    """
+
+    source: str = Field(description="as prompts.source")
+    weight: float = Field(default=1.0, gt=0)
+    label: str | None = Field(default=None, description="in the metrics; the source if not given")
+
+    @property
+    def known_as(self) -> str:
+        """What it is called in the metrics."""
+        return self.label or self.source
+
+
+class PromptsConfig(ReadingConfig):
+    """Where prompts come from: one source, or several by weight; of live prompts only how a step's are chosen."""
+
+    source: str | None = Field(
+        default=None,
+        description=".txt, .jsonl, .json, .parquet, a datasets folder or hub id, or python:module:function",
+    )
+    sources: tuple[SourceConfig, ...] = Field(default=(), description="several sources in place of one")
+    shuffle: bool = Field(default=True, description="a new permutation every epoch; false: in the order of the source")
+    sampler: Named | None = Field(
+        default=None, description="which prompts a step takes, by what is remembered of them; null: as shuffle says"
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> PromptsConfig:
+        if self.source is not None and self.sources:
+            raise ValueError("name one source, or several under sources, not both")
+        own = sorted(set(ReadingConfig.model_fields) & self.model_fields_set)
+        if self.sources and own:
+            raise ValueError(f"each of several sources is read in its own way: move {', '.join(own)} under sources")
+        labels = [part.known_as for part in self.sources]
+        if len(set(labels)) < len(labels):
+            raise ValueError(f"sources are told apart by label, and {labels} repeat: give each a label")
+        if self.sampler is not None and not self.shuffle:
+            raise ValueError("shuffle: false is the sampler in_order; leave out one of shuffle and sampler")
+        return self

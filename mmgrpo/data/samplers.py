@@ -1,0 +1,285 @@
+"""Which prompts a step takes: pure functions of the memory, the step and the seed.
+
+To add a sampler: a function of its numbers that returns a ``PromptSampler``, and a line in ``SAMPLERS``.
+
+Axes: N prompts of a source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import ValidationError
+
+from mmgrpo.config import Named
+from mmgrpo.config.binding import bound
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.maths.columns import COLUMNS, column_of
+from mmgrpo.maths.prompt_weights import FORMULAS, adapted_probability, kept_probability, opened_share
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.memory import Column, Memory, Outcomes
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mmgrpo.types import Prompt
+
+DRAW = 1  # keeps a sampler's random numbers apart from the permutations
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The prompts of a source.
+
+    Attributes:
+        keys: of each.
+        prompts: in the order of the source.
+    """
+
+    keys: tuple[str, ...]
+    prompts: Sequence[Prompt]
+
+    def column(self, name: str) -> Tensor:
+        """(N,) float64 numbers that the rows hold in a column. Raises DataError where one has none."""
+        numbers = [prompt.columns.get(name) for prompt in self.prompts]
+        for row, number in enumerate(numbers):
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                raise DataError(f"prompts, row {row}: column '{name}' must be a number to sort by, got {number!r:.60}")
+        return torch.tensor(numbers, dtype=torch.float64)
+
+
+class Draw(Protocol):
+    """Chooses a step's prompts."""
+
+    def __call__(self, memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
+        """Places in the pool, ``num`` of them, the same for the same arguments; steps count from 0."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSampler:
+    """A way to choose prompts.
+
+    Attributes:
+        draw: chooses those of a step.
+        columns: of the memory, that it reads.
+        learn: what it makes of a step in its own state.
+    """
+
+    draw: Draw
+    columns: tuple[Column, ...] = ()
+    learn: Callable[[Memory, Outcomes], Memory] | None = None
+
+
+def shuffled() -> PromptSampler:
+    """A new permutation every epoch, each prompt at least once in it."""
+    return PromptSampler(_next_of_permutation)
+
+
+def in_order() -> PromptSampler:
+    """The prompts as they stand in the source, round and round."""
+    return PromptSampler(lambda memory, step, pool, num, seed: [(step * num + i) % len(pool.keys) for i in range(num)])
+
+
+def weighted(*, formula: str = "variance", floor: float = 0.01, unseen: float = 0.5) -> PromptSampler:
+    """Drawn without replacement, with probability by the success rate so far; see the formulas.
+
+    w = max(formula(p), floor), p = all rewards of the prompt / their number, held in [0, 1]; ``unseen`` before any
+
+    Source: MMR1, arXiv:2509.21268; SPO, arXiv:2509.13232.
+    """
+    if formula not in FORMULAS:
+        raise ConfigError(f"prompts.sampler: weighted has no formula {formula!r}; known are {', '.join(FORMULAS)}")
+
+    def draw(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
+        num_N = memory.read("num_samples", pool.keys)
+        rate_N = (memory.read("reward_sum", pool.keys) / num_N.clamp(min=1)).clamp(0, 1).where(num_N > 0, unseen)
+        weight_N = FORMULAS[formula](rate_N).clamp(min=floor)
+        uniform_N = _uniform(derive_seed(seed, DRAW, step), len(pool.keys))
+        return _first(weight_N.log() - (-uniform_N.log()).log(), num)
+
+    return PromptSampler(draw, (COLUMNS["num_samples"], COLUMNS["reward_sum"]))
+
+
+def skip_settled(
+    *,
+    right: float = 0.98,
+    wrong: float = 0.11,
+    start: float = 0.5,
+    floor: float = 0.01,
+    target: float = 0.25,
+    pace: float = 0.01,
+    low: float = 0.05,
+    high: float = 0.95,
+) -> PromptSampler:
+    """Skips prompts whose last visits were all right, or all wrong, the more likely the longer that lasted.
+
+    keep = max(p ** z, floor), z = visits in a row with mean reward >= right (or <= wrong); p of each kind starts at
+    ``start`` and moves by ``pace``: down while a third of ``target`` of a step's prompts are right (two thirds: wrong)
+
+    Whether a prompt is skipped is drawn once an epoch; of the others those that waited longest come first.
+
+    Source: GRESO, arXiv:2506.02177, and its code. Deviation: an epoch is as many steps as it takes without skipping.
+    """
+
+    def draw(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
+        probability = {"easy": start, "hard": start, **memory.state("skip_settled")}
+        easy_N = kept_probability(probability["easy"], memory.read("right_streak", pool.keys), floor=floor)
+        hard_N = kept_probability(probability["hard"], memory.read("wrong_streak", pool.keys), floor=floor)
+        epoch = step // -(-len(pool.keys) // num)
+        kept_N = _uniform(derive_seed(seed, DRAW, epoch), len(pool.keys)) < easy_N * hard_N
+        return _longest_waiting(memory, step, pool, num, seed, kept_N)
+
+    def learn(memory: Memory, outcomes: Outcomes) -> Memory:
+        if not bool(outcomes.scored_K.any()):
+            return memory
+        rate = outcomes.rate_K[outcomes.scored_K]
+        share = {"easy": float((rate >= right).double().mean()), "hard": float((rate <= wrong).double().mean())}
+        aim = {"easy": target / 3, "hard": target * 2 / 3}
+        before = {"easy": start, "hard": start, **memory.state("skip_settled")}
+        after = {
+            kind: adapted_probability(before[kind], share[kind], target=aim[kind], pace=pace, low=low, high=high)
+            for kind in aim
+        }
+        return memory.with_state("skip_settled", after)
+
+    streaks = column_of("right_streak", {"right": right}), column_of("wrong_streak", {"wrong": wrong})
+    return PromptSampler(draw, (*streaks, COLUMNS["last_step"]), learn)
+
+
+def drop_solved(*, times: int = 1, right: float = 0.98) -> PromptSampler:
+    """Leaves out prompts whose last ``times`` visits were all right; if that is all of them, they all come back.
+
+    Of the others those that waited longest come first.
+
+    Source: SRPO, arXiv:2504.14286, history resampling. Deviation: from the next step on, not from the next epoch.
+    """
+
+    def draw(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
+        return _longest_waiting(memory, step, pool, num, seed, memory.read("right_streak", pool.keys) < times)
+
+    return PromptSampler(draw, (column_of("right_streak", {"right": right}), COLUMNS["last_step"]))
+
+
+def curriculum(*, by: str, steps: int, start: float = 0.2, descending: bool = False) -> PromptSampler:
+    """Easy prompts first: draws from the ``start`` share of lowest ``by``, which grows to all of them over ``steps``.
+
+    share = start + (1 - start) min(step / steps, 1)
+
+    ``by`` is a column of numbers in the data, or of the memory; ``descending`` where a high number is easy. Of what is
+    open those that waited longest come first, so that what opens is looked at soon.
+    """
+    if not 0 < start <= 1 or steps < 1:
+        raise ConfigError(f"prompts.sampler: curriculum needs 0 < start <= 1 and steps >= 1, got {start} and {steps}")
+
+    def draw(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
+        in_data = by not in COLUMNS or any(by in prompt.columns for prompt in pool.prompts)
+        level_N = pool.column(by) if in_data else memory.read(by, pool.keys).double()
+        num_open = max(round(opened_share(step, start=start, steps=steps) * len(pool.keys)), min(num, len(pool.keys)))
+        open_N = torch.zeros(len(pool.keys), dtype=torch.bool)
+        open_N[level_N.argsort(descending=descending, stable=True)[:num_open]] = True
+        return _longest_waiting(memory, step, pool, num, seed, open_N, others=False)
+
+    return PromptSampler(draw, (COLUMNS["last_step"], *([COLUMNS[by]] if by in COLUMNS else [])))
+
+
+def mixed(*, share: float, first: PromptSampler, second: PromptSampler) -> PromptSampler:
+    """A share of each step by one sampler, the rest by another.
+
+    ``share`` of a step's prompts by ``first``, the rest by ``second``, no prompt twice while it offers others.
+
+    Source: MMR1, arXiv:2509.21268: part by variance, the rest uniform.
+    """
+    if not 0 <= share <= 1:
+        raise ConfigError(f"prompts.sampler: mixed needs 0 <= share <= 1, got {share}")
+
+    def draw(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
+        num_first = int(share * num + 0.5)
+        chosen = first.draw(memory, step, pool, num_first, seed) if num_first else []
+        offered = second.draw(memory, step, pool, num, seed)
+        ordered = sorted(offered, key=lambda index: index in chosen)
+        return [*chosen, *ordered[: num - num_first]]
+
+    learners = [one.learn for one in (first, second) if one.learn is not None]
+    return PromptSampler(draw, (*first.columns, *second.columns), partial(_learn_all, learners) if learners else None)
+
+
+SAMPLERS: Mapping[str, Callable[..., PromptSampler]] = MappingProxyType(
+    {
+        "shuffled": shuffled,
+        "in_order": in_order,
+        "weighted": weighted,
+        "skip_settled": skip_settled,
+        "drop_solved": drop_solved,
+        "curriculum": curriculum,
+        "mixed": mixed,
+    }
+)
+"""Ways to choose prompts by the name that ``prompts.sampler`` uses."""
+
+
+def build_sampler(named: Named, where: str = "prompts.sampler") -> PromptSampler:
+    """The sampler that a configuration names; ``first`` and ``second`` of ``mixed`` are samplers themselves.
+
+    Raises ConfigError for an unknown name or wrong numbers.
+    """
+    parts = {
+        name: _part(named.numbers[name], f"{where}.{name}") for name in ("first", "second") if name in named.numbers
+    }
+    return bound(where, SAMPLERS, named.model_copy(update=parts) if parts else named)()
+
+
+def _part(given: Any, where: str) -> PromptSampler:
+    try:
+        return build_sampler(Named.model_validate(given), where)
+    except ValidationError:
+        raise ConfigError(f"{where} must be the name of a sampler or a mapping with one, got {given!r:.80}") from None
+
+
+def _learn_all(learners: Sequence[Callable[[Memory, Outcomes], Memory]], memory: Memory, outcomes: Outcomes) -> Memory:
+    for learn in learners:
+        memory = learn(memory, outcomes)
+    return memory
+
+
+def _next_of_permutation(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
+    """An epoch is ceil(N / num) steps over a permutation of its own; its last step is filled up from the start."""
+    N = len(pool.keys)
+    epoch, step_in_epoch = divmod(step, -(-N // num))
+    order = permutation(derive_seed(seed, epoch), N)
+    return [order[(step_in_epoch * num + i) % N] for i in range(num)]
+
+
+def _longest_waiting(
+    memory: Memory, step: int, pool: Pool, num: int, seed: int, wanted_N: Tensor, *, others: bool = True
+) -> list[int]:
+    """The wanted prompts that were drawn longest ago, in the epoch's own order where equally long; then the others."""
+    N = len(pool.keys)
+    order = permutation(derive_seed(seed, step // -(-N // num)), N)
+    last_N, wanted = memory.read("last_step", pool.keys).tolist(), wanted_N.tolist()
+    ranked = sorted(order, key=lambda index: (not wanted[index], last_N[index]))
+    ranked = ranked if others else ranked[: sum(wanted)]
+    return [ranked[i % len(ranked)] for i in range(num)]
+
+
+def _first(score_N: Tensor, num: int) -> list[int]:
+    """The places of the highest scores, highest first; round and round where there are fewer."""
+    ranked = score_N.argsort(descending=True, stable=True)[:num].tolist()
+    return [ranked[i % len(ranked)] for i in range(num)]
+
+
+def _uniform(seed: int, size: int) -> Tensor:
+    """(N,) float64 in (0, 1)."""
+    drawn_N = torch.rand(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return drawn_N.clamp(min=torch.finfo(torch.float64).tiny)
+
+
+@lru_cache(maxsize=8)
+def permutation(seed: int, size: int) -> tuple[int, ...]:
+    """The numbers below ``size`` in an order that follows from the seed."""
+    return tuple(torch.randperm(size, generator=torch.Generator().manual_seed(seed)).tolist())

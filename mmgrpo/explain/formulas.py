@@ -1,0 +1,48 @@
+"""Formulas as people read them: the lines of the docstrings of the functions that compute them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+FORMULA = re.compile(r"(?:log )?\w+ = ")
+
+
+def formula_of(function: Callable[..., Any] | str) -> str:
+    """The formula in a docstring: its first line of the form ``name = ...``, else the first sentence after the summary.
+
+    Args:
+        function: a documented function, or the docstring itself.
+
+    Returns:
+        One line, without the full stop.
+    """
+    text = function if isinstance(function, str) else inspect.getdoc(function) or function.__name__
+    lines = [line.strip() for line in text.splitlines()]
+    found = next((line for line in lines if FORMULA.match(line)), None)
+    if found is None:
+        body = [paragraph for paragraph in text.split("\n\n")[1:] if not paragraph.startswith("Shapes:")]
+        found = " ".join(body[0].split()) if body else lines[0]
+    return re.sub(r"\s+", " ", found.split(". ")[0]).rstrip(".")
+
+
+def with_defaults(function: Callable[..., Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers a function will use: those given, and the defaults of its other keyword-only parameters."""
+    keyword_only = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    return {p.name: numbers.get(p.name, p.default) for p in keyword_only}
+
+
+def numbers_text(numbers: Mapping[str, Any]) -> str:
+    """Numbers as they stand behind a formula."""
+    return "".join(
+        f", {name} = {value:g}" if isinstance(value, float) else f", {name} = {value}"
+        for name, value in numbers.items()
+    )
+
+
+def summary(function: Any) -> str:
+    """The first line of the docstring, without its afterthought."""
+    line = (inspect.getdoc(function) or function.__name__).splitlines()[0]
+    return line.split("; ")[0].rstrip(".").replace("``", "")

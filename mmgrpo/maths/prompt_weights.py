@@ -1,0 +1,106 @@
+"""Numbers behind the choice of prompts: how much one is worth, when one is skipped, who gets how many of a step.
+
+Axes: N prompts of a source, S sources.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def variance(rate_N: Tensor) -> Tensor:
+    """The variance of a reward of 0 or 1: prompts solved half of the time teach most.
+
+    w = p (1 - p)
+
+    Shapes: (N,) -> (N,).   Units: success rate in [0, 1] -> weight.   Source: MMR1, arXiv:2509.21268, VPS.
+    """
+    return rate_N * (1 - rate_N)
+
+
+def deviation(rate_N: Tensor) -> Tensor:
+    """The spread of a reward of 0 or 1.
+
+    w = sqrt(p (1 - p))
+
+    Shapes: (N,) -> (N,).   Units: success rate in [0, 1] -> weight.   Source: SPO, arXiv:2509.13232.
+    """
+    return variance(rate_N).sqrt()
+
+
+def failure(rate_N: Tensor) -> Tensor:
+    """How often the prompt fails.
+
+    w = 1 - p
+
+    Shapes: (N,) -> (N,).   Units: success rate in [0, 1] -> weight.
+    """
+    return 1 - rate_N
+
+
+FORMULAS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {"variance": variance, "deviation": deviation, "failure": failure}
+)
+"""What a prompt is worth by its success rate, by the name that ``prompts.sampler: {name: weighted}`` uses."""
+
+
+def kept_probability(p: float, streak_N: Tensor, *, floor: float) -> Tensor:
+    """How likely a prompt is drawn after so many visits in a row that taught nothing.
+
+    keep = max(p ** z, floor), z = the streak; it is skipped with 1 - keep
+
+    Shapes: (N,) -> (N,).   Source: GRESO, arXiv:2506.02177, and its code, with floor 0.01.
+    """
+    return (p ** streak_N.double()).clamp(min=floor)
+
+
+def adapted_probability(p: float, share: float, *, target: float, pace: float, low: float, high: float) -> float:
+    """The probability of the next step: less is kept where too many prompts still teach nothing.
+
+    p' = p - pace where share >= target, else p + pace, held within [low, high]
+
+    Units: ``share`` and ``target`` are shares of the step's prompts.   Source: GRESO, arXiv:2506.02177, and its code.
+    """
+    return min(max(p - pace if share >= target else p + pace, low), high)
+
+
+def apportioned(weight_S: Sequence[float], num: int, *, seed: int) -> list[int]:
+    """How many of ``num`` each source gets: its exact share where that is whole, else the number below or above it.
+
+    quota_i = num w_i / sum w; n_i = floor(C_i + u) - floor(C_(i-1) + u), C_i = quota_1 + ... + quota_i, u uniform
+
+    Each n_i is within 1 of its quota, they add up to ``num``, and over seeds each is its quota on average.
+
+    Units: weights of any scale -> counts.   Raises: ConfigError if a weight is negative or all are 0.
+    Source: systematic sampling; of largest remainders that a fixed choice would always give to the same source.
+    """
+    if min(weight_S) < 0 or not sum(weight_S) > 0:
+        raise ConfigError(f"weights of sources must be at least 0 and not all 0, got {list(weight_S)}")
+    u = random.Random(derive_seed(seed)).random()
+    ends, so_far = [0], 0.0
+    for weight in weight_S:
+        so_far += weight
+        quota = round(num * so_far / sum(weight_S), 9)  # a whole share must not fall below its number by rounding
+        ends.append(num if quota >= num else math.floor(quota + u))
+    return [end - begin for begin, end in pairwise(ends)]
+
+
+def opened_share(step: int, *, start: float, steps: int) -> float:
+    """The share of prompts, easy ones first, that a curriculum draws from.
+
+    share = start + (1 - start) min(step / steps, 1)
+
+    Units: steps, counted from 0 -> share in [0, 1].
+    """
+    return start + (1 - start) * min(step / steps, 1.0)

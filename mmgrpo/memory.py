@@ -1,0 +1,266 @@
+"""What a run remembers from step to step, the same on every process and part of every checkpoint.
+
+A ``Memory`` is a value: nothing in it changes, each function gives a new one. It holds numbers per prompt, in columns
+that whoever needs them declares; rows that may be trained on again; and the small states of controllers and samplers.
+A prompt is known by its key, which follows from its row of data (``mmgrpo.data.keys``), never by its place in a step.
+
+Axes: K keys, B rows of the job, T decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from mmgrpo.errors import CheckpointError, ConfigError, ShapeError
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """What became of a step's prompts.
+
+    Attributes:
+        keys: K prompts, each once, in the order in which the job drew them.
+        num_K: int64, how many samples of each had a reward.
+        reward_sum_K: float64, over these.
+        reward_square_sum_K: float64, over these.
+        step: counted from 0.
+    """
+
+    keys: tuple[str, ...]
+    num_K: Tensor
+    reward_sum_K: Tensor
+    reward_square_sum_K: Tensor
+    step: int
+
+    @property
+    def scored_K(self) -> Tensor:
+        """(K,) bool, whether any sample of the prompt had a reward."""
+        return self.num_K > 0
+
+    @property
+    def rate_K(self) -> Tensor:
+        """(K,) mean reward of each prompt: its success rate where rewards are 0 and 1; 0 where none was scored."""
+        return self.reward_sum_K / self.num_K.clamp(min=1)
+
+
+Rule: TypeAlias = "Callable[[Tensor, Outcomes], Tensor]"
+"""The column's numbers of the step's prompts, before and after it: (K,) -> (K,)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A number per prompt.
+
+    Attributes:
+        name: what it is asked for by.
+        dtype: ``float64`` or ``int64``.
+        default: the number of a prompt that was never seen.
+        rule: what a step makes of it; None: only who declared it writes it.
+        numbers: of the rule, for telling two declarations of one name apart.
+    """
+
+    name: str
+    dtype: Literal["float64", "int64"] = "float64"
+    default: float = 0.0
+    rule: Rule | None = field(default=None, compare=False, repr=False)
+    numbers: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayRow:
+    """A row of an earlier step, with what it takes to read it again.
+
+    Attributes:
+        key: of its prompt.
+        text: what was written, if the policy writes.
+        tokens: (T,) int64 token ids, if the policy speaks in tokens.
+        array: what was drawn, if the policy draws: a latent, or a picture as uint8 (H, W, C).
+        finished: False where it was cut off by its length limit.
+        old_logprob_T: float32, under the weights that drew it; None where not known.
+        reward: what it earned.
+        advantage: what that was worth in its group.
+        step: at which it was drawn, counted from 0.
+    """
+
+    key: str
+    text: str | None = None
+    tokens: Tensor | None = None
+    array: Tensor | None = None
+    finished: bool = True
+    old_logprob_T: Tensor | None = None
+    reward: float
+    advantage: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """All that is remembered. The empty one remembers nothing and changes nothing.
+
+    Attributes:
+        columns: declared columns, by name.
+        place_of: the place of each prompt that was ever seen, by key.
+        numbers: per column, (K,) in the order of the places.
+        replay: rows that may be read again, oldest first, by key.
+        states: of controllers and samplers, each a few scalars by name.
+    """
+
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    place_of: Mapping[str, int] = field(default_factory=dict)
+    numbers: Mapping[str, Tensor] = field(default_factory=dict)
+    replay: Mapping[str, tuple[ReplayRow, ...]] = field(default_factory=dict)
+    states: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def declared(self, columns: Iterable[Column]) -> Memory:
+        """The same memory with further columns.
+
+        Args:
+            columns: who needs the same number may declare it again.
+
+        Returns:
+            The memory; prompts seen before have the columns' defaults.
+
+        Raises:
+            ConfigError: two declarations of one name differ.
+        """
+        known, numbers = dict(self.columns), dict(self.numbers)
+        for column in columns:
+            if known.setdefault(column.name, column) != column:
+                raise ConfigError(
+                    f"the column '{column.name}' of the memory is declared twice, as {known[column.name]} and as "
+                    f"{column}; give both uses the same numbers"
+                )
+            numbers.setdefault(column.name, _defaults(column, len(self.place_of)))
+        return replace(self, columns=known, numbers=numbers)
+
+    def read(self, name: str, keys: Sequence[str]) -> Tensor:
+        """(K,) numbers of a declared column for some prompts, each its default where the prompt was never seen."""
+        column, numbers = self._column(name), self.numbers[name]
+        found = _defaults(column, len(keys))
+        if not self.place_of:
+            return found
+        places = torch.tensor([self.place_of.get(key, -1) for key in keys])
+        return numbers[places.clamp(min=0)].where(places >= 0, found)
+
+    def write(self, name: str, keys: Sequence[str], number_K: Tensor) -> Memory:
+        """The memory with other numbers of some prompts, each named once, in a declared column."""
+        column = self._column(name)
+        if number_K.shape != (len(keys),) or len(set(keys)) < len(keys):
+            raise ShapeError(
+                f"{name}: a number per prompt, each named once, got {tuple(number_K.shape)} of {len(keys)}"
+            )
+        memory = self._knowing(keys)
+        numbers = memory.numbers[name].clone()
+        numbers[[memory.place_of[key] for key in keys]] = number_K.to(_dtype(column))
+        return replace(memory, numbers={**memory.numbers, name: numbers})
+
+    def state(self, name: str) -> Mapping[str, float]:
+        """The scalars under a name; empty where there are none yet."""
+        return self.states.get(name, {})
+
+    def with_state(self, name: str, state: Mapping[str, float]) -> Memory:
+        """The memory with these scalars under a name."""
+        return replace(self, states={**self.states, name: dict(state)})
+
+    def with_replay(self, rows: Sequence[ReplayRow], *, per_prompt: int, total: int) -> Memory:
+        """The memory with further rows to read again; the oldest of a prompt go first, then the oldest of all.
+
+        Args:
+            rows: in the job's order.
+            per_prompt: how many to hold of a prompt.
+            total: how many to hold in all.
+
+        Returns:
+            The memory.
+        """
+        if not rows:
+            return self
+        replay = {key: list(held) for key, held in self.replay.items()}
+        for row in rows:
+            replay[row.key] = [*replay.get(row.key, []), row][-per_prompt:]
+        surplus = sum(map(len, replay.values())) - total
+        by_age = sorted(
+            (row.step, order, place, key)
+            for order, (key, held) in enumerate(replay.items())
+            for place, row in enumerate(held)
+        )
+        for _, _, _, key in by_age[: max(surplus, 0)]:
+            replay[key] = replay[key][1:]
+        return replace(self, replay={key: tuple(held) for key, held in replay.items() if held})
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it in what ``torch.load(weights_only=True)`` reads."""
+        return {
+            "keys": list(self.place_of),
+            "numbers": dict(self.numbers),
+            "replay": [_as_plain(row) for held in self.replay.values() for row in held],
+            "states": {name: dict(state) for name, state in self.states.items()},
+        }
+
+    def restored(self, state: Mapping[str, Any] | None) -> Memory:
+        """What a ``state_dict`` held, in the columns that this memory declares; what nobody declares now is dropped.
+
+        Args:
+            state: None, of a checkpoint from before there was a memory: this memory itself.
+
+        Returns:
+            The memory.
+
+        Raises:
+            CheckpointError: a column had another dtype.
+        """
+        if state is None:
+            return self
+        numbers = {}
+        for name, column in self.columns.items():
+            held = state["numbers"].get(name)
+            held = _defaults(column, len(state["keys"])) if held is None else held.cpu()
+            if held.dtype != _dtype(column) or held.shape != (len(state["keys"]),):
+                raise CheckpointError(f"the checkpoint's column '{name}' is {held.dtype}, it is now {column.dtype}")
+            numbers[name] = held
+        replay: dict[str, tuple[ReplayRow, ...]] = {}
+        for plain in state["replay"]:
+            row = ReplayRow(
+                **{name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in plain.items()}
+            )
+            replay[row.key] = (*replay.get(row.key, ()), row)
+        place_of = {key: place for place, key in enumerate(state["keys"])}
+        return replace(self, place_of=place_of, numbers=numbers, replay=replay, states=dict(state["states"]))
+
+    def _column(self, name: str) -> Column:
+        if name not in self.columns:
+            raise ConfigError(f"nobody declared the column '{name}' of the memory; declared are {list(self.columns)}")
+        return self.columns[name]
+
+    def _knowing(self, keys: Sequence[str]) -> Memory:
+        """The memory with a place for each of the prompts."""
+        new = [key for key in dict.fromkeys(keys) if key not in self.place_of]
+        if not new:
+            return self
+        place_of = {**self.place_of, **{key: len(self.place_of) + number for number, key in enumerate(new)}}
+        numbers = {
+            name: torch.cat([self.numbers[name], _defaults(column, len(new))]) for name, column in self.columns.items()
+        }
+        return replace(self, place_of=place_of, numbers=numbers)
+
+
+def _dtype(column: Column) -> torch.dtype:
+    return torch.float64 if column.dtype == "float64" else torch.int64
+
+
+def _defaults(column: Column, size: int) -> Tensor:
+    return torch.full((size,), column.default, dtype=_dtype(column))
+
+
+def _as_plain(row: ReplayRow) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in ReplayRow.__slots__}
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.cpu() if isinstance(value, Tensor) else value

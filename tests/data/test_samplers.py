@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from mmgrpo.config import Named, PromptsConfig
+from mmgrpo.data.keys import prompt_keys
+from mmgrpo.data.samplers import Pool, build_sampler
+from mmgrpo.data.stream import PromptStream
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.maths.prompt_weights import adapted_probability, apportioned, kept_probability, opened_share, variance
+from mmgrpo.memory import Memory
+from mmgrpo.train.memory import Facts, remember
+from mmgrpo.types import Prompt
+
+
+def pool(size: int, **columns: Sequence[Any]) -> Pool:
+    rows = [{name: values[i] for name, values in columns.items()} for i in range(size)]
+    prompts = [Prompt(str(i), columns=row) for i, row in enumerate(rows)]
+    return Pool(tuple(str(i) for i in range(size)), prompts)
+
+
+def sampler(name: str, **numbers: Any):
+    return build_sampler(Named.model_validate({"name": name, **numbers}))
+
+
+def after(memory: Memory, step: int, rates: dict[str, float], learners: Sequence[Any] = ()) -> Memory:
+    """The memory after a step at which each prompt had 100 samples of that success rate."""
+    keys = [key for key in rates for _ in range(100)]
+    reward_B = torch.cat([(torch.arange(100) < round(rate * 100)).float() for rate in rates.values()])
+    return remember(memory, Facts(keys=keys, reward_B=reward_B, valid_B=reward_B >= 0, step=step), learners)
+
+
+class TestNumbers:
+    def test_weights(self) -> None:
+        assert variance(torch.tensor([0.25, 0.5])).tolist() == [0.1875, 0.25]
+
+    def test_greso(self) -> None:
+        kept = kept_probability(0.5, torch.tensor([0, 1, 2, 3, 20]), floor=0.01)
+        assert (1 - kept).tolist() == [0, 0.5, 0.75, 0.875, 0.99]
+        numbers = {"target": 0.25 / 3, "pace": 0.01, "low": 0.05, "high": 0.95}
+        assert adapted_probability(0.5, 0.25 / 3, **numbers) == 0.49
+        assert adapted_probability(0.5, 0.08, **numbers) == 0.51
+        assert adapted_probability(0.05, 1.0, **numbers) == 0.05
+        assert adapted_probability(0.95, 0.0, **numbers) == 0.95
+
+    def test_opened(self) -> None:
+        assert [opened_share(step, start=0.2, steps=100) for step in (0, 50, 100, 300)] == pytest.approx(
+            [0.2, 0.6, 1.0, 1.0], abs=1e-15
+        )
+
+    def test_shares_that_are_whole_are_exact(self) -> None:
+        assert {tuple(apportioned([3, 1], 8, seed=seed)) for seed in range(200)} == {(6, 2)}
+        assert {tuple(apportioned([0.1, 0.2, 0.7], 10, seed=seed)) for seed in range(200)} == {(1, 2, 7)}
+
+    def test_other_shares_are_right_on_average(self) -> None:
+        drawn = [tuple(apportioned([0.9, 0.1], 2, seed=seed)) for seed in range(4000)]
+        assert set(drawn) == {(2, 0), (1, 1)}  # quotas 1.8 and 0.2
+        assert drawn.count((1, 1)) / 4000 == pytest.approx(0.2, abs=0.02)
+        thirds = [apportioned([1, 1, 1], 8, seed=seed) for seed in range(3000)]
+        assert {(sum(one), min(one), max(one)) for one in thirds} == {(8, 2, 3)}
+        assert torch.tensor(thirds).double().mean(0).tolist() == pytest.approx([8 / 3] * 3, abs=0.03)
+
+
+class TestSamplers:
+    def test_weighted_draws_by_weight_and_never_twice(self) -> None:
+        weighted = sampler("weighted", floor=0.0001)
+        memory = after(Memory().declared(weighted.columns), 0, {"0": 1.0, "1": 0.25, "2": 0.5, "3": 0.5})
+        counts: Counter[int] = Counter()
+        for step in range(3000):
+            drawn = weighted.draw(memory, step, pool(4), 2, 7)
+            assert len(set(drawn)) == 2
+            counts[drawn[0]] += 1
+        assert weighted.draw(memory, 5, pool(4), 2, 7) == weighted.draw(memory, 5, pool(4), 2, 7)
+        # first draws go by the weights 0.0001, 0.1875, 0.25, 0.25 of 0.6876
+        shares = [counts[i] / 3000 for i in range(4)]
+        assert shares == pytest.approx([0, 0.2727, 0.3636, 0.3636], abs=0.03)
+
+    def test_skip_settled_learns_its_probabilities(self) -> None:
+        settled = sampler("skip_settled")
+        memory = Memory().declared(settled.columns)
+        learners = [settled.learn]
+        # of four prompts one right (a quarter >= 8.3 %) and none wrong (0 < 16.7 %)
+        memory = after(memory, 0, {"0": 1.0, "1": 0.5, "2": 0.5, "3": 0.5}, learners)
+        assert memory.state("skip_settled") == {"easy": 0.49, "hard": 0.51}
+        memory = after(memory, 1, {"0": 1.0, "1": 0.1, "2": 0.5, "3": 0.5}, learners)
+        assert memory.state("skip_settled") == pytest.approx({"easy": 0.48, "hard": 0.50})
+        assert memory.read("right_streak", ["0", "1"]).tolist() == [2, 0]
+        assert memory.read("wrong_streak", ["0", "1"]).tolist() == [0, 1]
+
+    def test_skip_settled_skips_by_the_streak(self) -> None:
+        settled = sampler("skip_settled")
+        memory = Memory().declared(settled.columns)
+        for step in range(3):
+            memory = after(memory, step, {"0": 1.0, "1": 0.5, "2": 0.5, "3": 0.5})
+        num_drawn = Counter(i for epoch in range(2000) for i in settled.draw(memory, 2 * epoch, pool(4), 2, 3))
+        # "0" is kept with 0.5 ** 3; where it is, it is one of 4 that waited equally long, and two are drawn
+        assert num_drawn[0] / 2000 == pytest.approx(0.125 / 2, abs=0.02)
+        assert num_drawn[1] / 2000 == pytest.approx((2 - 0.125 / 2) / 3, abs=0.03)
+
+    def test_drop_solved(self) -> None:
+        drop = sampler("drop_solved", times=2)
+        memory = Memory().declared(drop.columns)
+        for step in range(2):
+            memory = after(memory, step, {"0": 1.0, "1": 0.5, "2": 1.0 if step else 0.5})
+        assert sorted(drop.draw(memory, 2, pool(4), 3, 0)) == [1, 2, 3]
+        assert drop.draw(memory, 2, pool(4), 3, 0)[0] == 3  # it was never drawn
+        for step in range(2):
+            memory = after(memory, step, {str(i): 1.0 for i in range(4)})
+        assert sorted(drop.draw(memory, 4, pool(4), 4, 0)) == [0, 1, 2, 3]
+
+    def test_curriculum_opens(self) -> None:
+        rising = sampler("curriculum", by="level", steps=8, start=0.25)
+        memory = Memory().declared(rising.columns)
+        levels = pool(8, level=[7, 6, 5, 4, 3, 2, 1, 0])
+        assert sorted(rising.draw(memory, 0, levels, 2, 0)) == [6, 7]
+        memory = after(memory, 0, {"6": 1.0, "7": 1.0})
+        # at step 4 the share is 0.625: 5 of 8 are open, and the three that were never drawn come first
+        assert sorted(rising.draw(memory, 4, levels, 3, 0)) == [3, 4, 5]
+        assert set(rising.draw(memory, 99, levels, 8, 0)) == set(range(8))
+        falling = sampler("curriculum", by="level", steps=8, start=0.25, descending=True)
+        assert sorted(falling.draw(memory, 0, levels, 2, 0)) == [0, 1]
+        with pytest.raises(DataError, match="column 'level' must be a number"):
+            rising.draw(memory, 0, pool(2), 1, 0)
+
+    def test_mixed(self) -> None:
+        half = sampler("mixed", share=0.5, first={"name": "weighted", "floor": 1e-9}, second="shuffled")
+        memory = after(Memory().declared(half.columns), 0, {str(i): float(i in (2, 5)) / 2 for i in range(8)})
+        for step in range(20):
+            drawn = half.draw(memory, step, pool(8), 4, 0)
+            assert set(drawn[:2]) == {2, 5}
+            assert len(set(drawn)) == 4
+
+    def test_wrong_names_and_numbers(self) -> None:
+        with pytest.raises(ConfigError, match="did you mean weighted"):
+            sampler("weigthed")
+        with pytest.raises(ConfigError, match="takes no 'floors'; did you mean floor"):
+            sampler("weighted", floors=1)
+        with pytest.raises(ConfigError, match="curriculum needs by, steps"):
+            sampler("curriculum")
+        with pytest.raises(ConfigError, match=r"prompts.sampler.first: unknown name 'x'"):
+            sampler("mixed", share=0.5, first="x", second="shuffled")
+
+
+class TestKeys:
+    def test_by_id_or_by_content(self) -> None:
+        rows = [Prompt("a", columns={"id": i}) for i in (7, 8)]
+        assert prompt_keys(rows) == ("7", "8")
+        one, same, other = prompt_keys([Prompt("a", columns={"x": 1}), Prompt("a", columns={"x": 1}), Prompt("a")])
+        assert same == f"{one}.1"
+        assert other != one
+        assert prompt_keys([Prompt("a"), Prompt("b", columns={"id": 1})])[0] == other  # not every row has an id
+
+    def test_order_of_rows_does_not_matter(self) -> None:
+        rows = [Prompt("a", columns={"x": [1, {"y": 2.5}]}), Prompt("b", images=["folder/one.png"])]
+        assert prompt_keys(rows[::-1]) == prompt_keys(rows)[::-1]
+        assert prompt_keys([Prompt("b", images=["moved/one.png"])])[0] == prompt_keys(rows)[1]
+
+
+class TestStream:
+    def test_shuffled_is_the_stream_as_it_was(self) -> None:
+        prompts = [Prompt(str(i)) for i in range(11)]
+        plain = PromptStream(prompts, num_per_step=4, seed=3)
+        named = PromptStream(prompts, num_per_step=4, seed=3, sampler=sampler("shuffled"))
+        one = PromptStream(
+            [Prompt(str(i), source="all") for i in range(11)], num_per_step=4, seed=3, weights={"all": 2.0}
+        )
+        for step in range(12):
+            drawn = [index for index, _ in plain.take(step)]
+            assert [index for index, _ in named.take(step)] == drawn
+            assert [index for index, _ in one.take(step)] == drawn
+        assert [[index for index, _ in plain.take(step)] for step in range(2)] == [[2, 10, 5, 3], [1, 6, 0, 8]]
+
+    def test_shares_of_sources(self) -> None:
+        prompts = [Prompt(str(i), source="abc"[i % 3]) for i in range(30)]
+        both = [prompt for prompt in prompts if prompt.source != "c"]
+        stream = PromptStream(both, num_per_step=8, seed=0, weights={"a": 3, "b": 1})
+        seen: Counter[str] = Counter()
+        for step in range(10):
+            taken = stream.take(step)
+            assert Counter(prompt.source for _, prompt in taken) == {"a": 6, "b": 2}
+            assert all(both[index] is prompt for index, prompt in taken)
+            seen.update(prompt.text for _, prompt in taken)
+        assert {text: num for text, num in seen.items() if int(text) % 3} == dict.fromkeys(
+            [str(i) for i in range(1, 30, 3)], 2
+        )  # ten prompts of b, two a step: each twice in ten steps
+
+    def test_shares_that_are_not_whole_walk_every_source_evenly(self) -> None:
+        prompts = [Prompt(str(i), source="ab"[i % 2]) for i in range(12)]
+        stream = PromptStream(prompts, num_per_step=3, seed=5, weights={"a": 1, "b": 1})
+        taken = [stream.take(step) for step in range(40)]
+        assert {len(one) for one in taken} == {3}
+        counts = Counter(index for one in taken for index, _ in one)
+        for part in (0, 1):
+            of_part = [counts[i] for i in range(part, 12, 2)]
+            assert max(of_part) - min(of_part) <= 1
+        fresh = PromptStream(prompts, num_per_step=3, seed=5, weights={"a": 1, "b": 1})
+        assert fresh.take(39) == taken[39]
+
+    def test_prompts_of_no_source(self) -> None:
+        with pytest.raises(DataError, match="no prompts of the source 'b'"):
+            PromptStream([Prompt("x", source="a")], num_per_step=1, seed=0, weights={"a": 1, "b": 1})
+        with pytest.raises(DataError, match="prompts of None belong to none of the sources a"):
+            PromptStream([Prompt("x", source="a"), Prompt("y")], num_per_step=1, seed=0, weights={"a": 1})
+
+
+class TestConfig:
+    def test_one_way(self) -> None:
+        for wrong, said in (
+            ({"source": "a.txt", "sources": [{"source": "b.txt"}]}, "name one source"),
+            ({"sources": [{"source": "b.txt"}, {"source": "b.txt"}]}, "repeat"),
+            ({"sources": [{"source": "b.txt"}], "limit": 3}, "move limit under sources"),
+            ({"source": "a.txt", "shuffle": False, "sampler": "weighted"}, "in_order"),
+        ):
+            with pytest.raises(ValueError, match=said):
+                PromptsConfig.model_validate(wrong)
