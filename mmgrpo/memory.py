@@ -226,9 +226,8 @@ class Memory:
             numbers[name] = held
         replay: dict[str, tuple[ReplayRow, ...]] = {}
         for plain in state["replay"]:
-            row = ReplayRow(
-                **{name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in plain.items()}
-            )
+            on_cpu: dict[str, Any] = {name: _on_cpu(value) for name, value in plain.items()}
+            row = ReplayRow(**on_cpu)
             replay[row.key] = (*replay.get(row.key, ()), row)
         place_of = {key: place for place, key in enumerate(state["keys"])}
         return replace(self, place_of=place_of, numbers=numbers, replay=replay, states=dict(state["states"]))
@@ -263,4 +262,4 @@ def _as_plain(row: ReplayRow) -> dict[str, Any]:
 
 
 def _on_cpu(value: Any) -> Any:
-    return value.cpu() if isinstance(value, Tensor) else value
+    return value.cpu() if isinstance(value, torch.Tensor) else value

@@ -66,6 +66,15 @@ def on_images(output: Path) -> Trainer:
     return finished(Trainer(policy, {"brightness": brightness}, digit_prompts(), values))
 
 
+def on_images_remembered(output: Path) -> Trainer:
+    """A sampler whose choice at the second step goes by the rewards of all processes at the first."""
+    rollout = {"prompts_per_step": 2, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 3}}
+    settled = {"sampler": {"name": "skip_settled", "right": 100, "wrong": 100, "start": 0.1}}
+    values = base(output, rollout=rollout, prompts=settled, advantage={"scale": "batch"})
+    policy = make_policy(rollout_batch=1, update_batch=1)
+    return finished(Trainer(policy, {"brightness": brightness}, digit_prompts()[:3], values))
+
+
 def on_pictures_and_words(output: Path) -> Trainer:
     return trained(output, settings={"rollout_batch": 1, "update_tokens": 1}, update=base(output)["update"])
 
@@ -94,6 +103,7 @@ def warmed_on_images(output: Path) -> Trainer:
 
 SCENARIOS: dict[str, Callable[[Path], Trainer]] = {
     "images": on_images,
+    "images remembered": on_images_remembered,
     "pictures and words": on_pictures_and_words,
     "a rank without rows": a_rank_without_rows,
     "warm-up on texts": warmed_on_texts,
