@@ -32,6 +32,7 @@ class Prompt:
         negative: the negative prompt of classifier-free guidance; None leaves the pipeline's default.
         columns: further columns of the data row, handed to every reward unchanged.
         source: label of the source it comes from, where there are several.
+        prefix: the beginning of the answer, for policies that write: given, never drawn, never trained.
     """
 
     text: str
@@ -41,6 +42,7 @@ class Prompt:
     negative: str | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
     source: str | None = None
+    prefix: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
@@ -87,7 +89,7 @@ class Sample:
         prompt: what was asked.
         group: integer identity of the prompt within the step; members of one group share it.
         member: position within the group, 0 <= member < group size.
-        text: generated text, if the policy writes.
+        text: generated text, if the policy writes, what it was given of the answer included.
         image: generated image, if the policy draws.
         video: generated video as a list of frames.
         array: what was generated where it is neither of these: sound (channels, values), an embedding; float32, CPU.
@@ -95,6 +97,7 @@ class Sample:
         finished: False where the generation was cut off by its length limit.
         logprob: mean log-probability of its decisions under the policy that drew it, in nats; None where not known.
         certainty: mean over its tokens of KL(uniform || policy), in nats; None where not known.
+        num_forced: how many of its first tokens were given, not drawn.
     """
 
     prompt: Prompt
@@ -108,6 +111,26 @@ class Sample:
     finished: bool = True
     logprob: float | None = None
     certainty: float | None = None
+    num_forced: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Continuation:
+    """The beginning of an answer that a policy goes on from, in tokens.
+
+    Attributes:
+        token_ids: the row's first tokens; a beginning that the prompt gives is among them.
+        old_logprob_T: of tokens that were drawn, which are trained like those that follow; None: given, never trained.
+        num_forced: how many of the first were given all the same.
+    """
+
+    token_ids: Sequence[int]
+    old_logprob_T: Tensor | None = None
+    num_forced: int = 0
+
+    def __post_init__(self) -> None:
+        if self.old_logprob_T is not None and self.old_logprob_T.shape != (len(self.token_ids),):
+            raise ShapeError(f"old_logprob_T must hold a number for each of the {len(self.token_ids)} tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +148,7 @@ class Plan:
             one identity are one group, each shown to some of its members.
         members: which members of its group are drawn from each prompt, by number, which keys their random numbers;
             None: 0 to group_size - 1 of each.
+        continues: what each prompt's rows go on from, for policies that write; None, in whole or in part: from nothing.
         settings: the policy's own settings of drawing, for this rollout alone; its rows are scored under them.
         on_samples: takes samples as soon as they are drawn, in any order, each once, as the very objects that the
             rollout will hold: rewards on threads judge them while the rest is drawn. A policy may leave it alone.
@@ -135,6 +159,7 @@ class Plan:
     values: tuple[Value, ...] = ()
     prompt_ids: tuple[int, ...] | None = None
     members: tuple[tuple[int, ...], ...] | None = None
+    continues: tuple[Continuation | None, ...] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     on_samples: Callable[[Sequence[Sample]], None] | None = field(default=None, compare=False, repr=False)
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from mmgrpo.policies.language.decoding import Completion, Tape
+from mmgrpo.policies.language.completion import Completion
+from mmgrpo.policies.language.decoding import Tape
 from mmgrpo.policies.language.encoding import Encoded
 from mmgrpo.policies.language.plain import FILLS, Plain
 from mmgrpo.policies.language.sampling import Sampling
@@ -84,7 +85,7 @@ class Trial:
         generator = torch.Generator().manual_seed(0)
         lengths = LENGTHS * len(prompts)
         drawn = [odds_V.multinomial(length, generator=generator) for length in lengths]
-        completions = [Completion(token_T, torch.zeros(len(token_T)), None, True) for token_T in drawn]
+        completions = [Completion.taken(token_T, sampling, logprob_T=None) for token_T in drawn]
         trace = Trace(prompts, [row // len(LENGTHS) for row in range(len(lengths))], completions)
         return replace(self, trace=trace, sampling=sampling)
 
@@ -128,7 +129,7 @@ def said(way: Way, trial: Trial, *, alone: bool = False) -> Said:
     gradients = [torch.zeros(0)] * len(trial.parameters)
     for batch in [[row] for row in trial.rows] if alone else way.batches(trial.trace, trial.rows):
         with torch.enable_grad(), trial.checkpointing():
-            logprob_M, _ = logprobs(way, trial.trace, batch, sampling=trial.sampling, head_bytes=trial.head_bytes)
+            logprob_M, _ = logprobs(way, trial.trace, batch, head_bytes=trial.head_bytes)
             lengths = [len(trial.trace.completions[row].token_T) for row in batch]
             values |= zip(batch, logprob_M.detach().cpu().split(lengths), strict=True)
             weights = torch.cat([weight_MT[row][:length] for row, length in zip(batch, lengths, strict=True)])
@@ -151,12 +152,11 @@ def written(way: Way, trial: Trial) -> Tensor:
     prompts, completions = trial.trace.prompts, trial.trace.completions
     given_NT = pad_sequence([c.token_T for c in completions], batch_first=True)
     found: dict[int, Tensor] = {}
-    for batch in way.decode_batches(prompts, len(LENGTHS), len(completions)):
+    for batch in way.decode_batches(prompts, trial.trace.prompt_of_B, len(completions)):
         owners = sorted({trial.trace.prompt_of_B[row] for row in batch})
         tape = Tape(
             trial.sampling,
-            rows=len(batch),
-            length=given_NT.shape[1],
+            limit_N=torch.full((len(batch),), given_NT.shape[1]),
             device=trial.end_ids.device,
             given_NT=given_NT[batch],
         )

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from mmgrpo.errors import PolicyError
-from mmgrpo.policies.language.agreement import Tolerance, Trial, first_exact
+import torch
+from transformers import PreTrainedModel
+
+from mmgrpo.errors import ConfigError, PolicyError
+from mmgrpo.policies.language.agreement import Tolerance, Trial, first_exact, told
 from mmgrpo.policies.language.encoding import Encoded
 from mmgrpo.policies.language.plain import Plain
+from mmgrpo.policies.language.settings import LanguageSettings
+from mmgrpo.policies.language.transformer import Transformer
 from mmgrpo.policies.language.ways import Cached
 
 logger = logging.getLogger(__name__)
@@ -76,6 +82,61 @@ class Choice:
         if reasons and (not self._seen or str(found.way) != str(self.way)):
             logger.warning("%s on rows of %s: %s is taken (%s)", model, rows, found.way, reasons)
         self.way = found.way
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """The ways there are through a model, none of them tried yet.
+
+    Attributes:
+        shared: prompts once per group in updates, too, where the cache allows it.
+        whole: each row whole in updates.
+        plain: as the model is called.
+        against: what speaks against ways that are not here.
+    """
+
+    shared: Sequence[Cached]
+    whole: Sequence[Cached]
+    plain: Plain
+    against: Sequence[str]
+
+
+def candidates_of(model: PreTrainedModel, settings: LanguageSettings, autocast: torch.dtype | None) -> Candidates:
+    """The ways through a model that its make and the settings allow.
+
+    Raises: PolicyError for a model that does not write, ConfigError for settings that its cache does not allow.
+    """
+    if not model.can_generate():
+        raise PolicyError(
+            f"{type(model).__name__} does not write: it has no generate; use a model with a language head"
+        )
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    against: list[str] = []
+    transformer = None
+    try:
+        transformer = Transformer(model, autocast=autocast)
+        vocabulary = transformer.vocabulary
+    except Exception as error:
+        against = [f"cached: {told(error)}"]
+    if settings.compile and (transformer is None or not transformer.compiles):
+        raise ConfigError(
+            f"policy.compile needs a cache of full attention in every layer, which {type(model).__name__} has not"
+        )
+    limits = {"vocabulary": vocabulary, "max_tokens": settings.update_tokens}
+    whole: list[Cached] = []
+    if transformer is not None:
+        whole = [Cached(transformer=transformer, shared=False, compiled=settings.compile, **limits)]
+    shared = [replace(way, shared=True) for way in whole] if _may_share(settings, transformer) else []
+    return Candidates(shared, whole, Plain(model=model, autocast=autocast, **limits), against)
+
+
+def _may_share(settings: LanguageSettings, transformer: Transformer | None) -> bool:
+    wanted = settings.share_prefix
+    can = transformer is not None and transformer.shares_prefix and not settings.gradient_checkpointing
+    if wanted and not can:
+        why = "gradient checkpointing drops the cache" if settings.gradient_checkpointing else "its cache cannot"
+        raise ConfigError(f"policy.share_prefix is true, but {why}; leave it unset")
+    return can if wanted is None else wanted
 
 
 def _kind(prompt: Encoded) -> Kind:

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from mmgrpo.policies.language.completion import Completion
 from mmgrpo.policies.language.prefix import Prefix, growing, static
-from mmgrpo.policies.language.sampling import Sampling, Support, drawn
+from mmgrpo.policies.language.sampling import Sampling, Support, certainties, drawn, entropies
 from mmgrpo.policies.language.transformer import Transformer
 
 COMPACT_BELOW = 0.75  # share of rows still writing at which the others are dropped from the batch
-NEVER = -1e30  # logits below it are the model's own way to say that a token is not written
 LOOK_EVERY_ON_GPU = 8  # steps between looks at what has finished; each waits for the device
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Completion:
-    """What one row wrote.
-
-    Attributes:
-        token_T: token ids, the end token included.
-        logprob_T: log-probability of each under the distribution it was drawn from, float32.
-        support: the tokens that could be drawn, where sampling truncates.
-        finished: whether it ended by an end token.
-        certainty: mean over its tokens of KL(uniform || policy), the whole vocabulary under the temperature; nats.
-    """
-
-    token_T: Tensor
-    logprob_T: Tensor
-    support: Support | None
-    finished: bool
-    certainty: float | None = None
+NUMBERS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
+    {"certainty": lambda plain_nV, _: certainties(plain_nV), "entropy": lambda _, logits_nV: entropies(logits_nV)}
+)
+"""What may be kept of a token as it is drawn: of logits under the temperature alone, and of those drawn from."""
 
 
 class Tape:
@@ -40,35 +27,38 @@ class Tape:
 
     Attributes:
         length: the most tokens a row may write, T.
+        limit_N: the most that each may write.
     """
 
     def __init__(
         self,
         sampling: Sampling,
         *,
-        rows: int,
-        length: int,
+        limit_N: Tensor,
         device: torch.device,
         uniform_NT: Tensor | None = None,
         given_NT: Tensor | None = None,
+        numbers: tuple[str, ...] = (),
     ) -> None:
         """An empty tape.
 
         Args:
             sampling: the distribution drawn from.
-            rows: N.
-            length: T.
+            limit_N: the most tokens that each row may write.
             device: where the logits are.
             uniform_NT: the random number of each decision, in [0, 1); None takes the likeliest token.
             given_NT: tokens that are written whatever the logits say; None draws them.
+            numbers: what to keep of each token, by the names in ``NUMBERS``.
         """
+        rows, length = len(limit_N), int(limit_N.max())
         self.length = length
+        self.limit_N = limit_N.to(device)
         self._sampling = sampling
         self._uniform_NT = None if uniform_NT is None else uniform_NT.to(device)
         self._given_NT = None if given_NT is None else given_NT.to(device)
         self._token_NT = torch.zeros(rows, length, dtype=torch.long, device=device)
         self._logprob_NT = torch.zeros(rows, length, device=device)
-        self._certainty_NT = torch.zeros(rows, length, device=device)
+        self._numbers = {name: torch.zeros(rows, length, device=device) for name in numbers}
         self._supports: list[list[Support]] = [[] for _ in range(rows)]
 
     def write(self, t: int, row_n: Tensor, logits_nV: Tensor) -> Tensor:
@@ -76,7 +66,7 @@ class Tape:
 
         Shapes: row numbers (n,), raw logits (n, V) float32 -> tokens (n,).
         """
-        self._certainty_NT[row_n, t] = _certainty(logits_nV / self._sampling.temperature)
+        plain_nV = logits_nV / self._sampling.temperature if self._numbers else logits_nV
         logits_nV = self._sampling.tempered(logits_nV)
         if self._sampling.truncates and self._uniform_NT is not None:
             keep_nV = self._sampling.support(logits_nV)
@@ -91,15 +81,31 @@ class Tape:
             token_n = logits_nV.argmax(-1)
         self._token_NT[row_n, t] = token_n
         self._logprob_NT[row_n, t] = logits_nV.gather(-1, token_n[:, None])[:, 0] - logits_nV.logsumexp(-1)
+        for name, number_NT in self._numbers.items():
+            number_NT[row_n, t] = NUMBERS[name](plain_nV, logits_nV)
         return token_n
 
     def completions(self, end_ids: Tensor) -> list[Completion]:
         """What each row wrote up to its first end token, on the CPU."""
         ends_NT = torch.isin(self._token_NT, end_ids).cpu()
-        written = zip(
-            self._token_NT.cpu(), self._logprob_NT.cpu(), self._certainty_NT.cpu(), ends_NT, self._supports, strict=True
-        )
-        return [_cut(*row) for row in written]
+        token_NT, logprob_NT, limits = self._token_NT.cpu(), self._logprob_NT.cpu(), self.limit_N.tolist()
+        numbers = {name: number_NT.cpu() for name, number_NT in self._numbers.items()}
+        found = []
+        for n, supports in enumerate(self._supports):
+            ends = ends_NT[n, : limits[n]].nonzero()[:, 0]
+            length = int(ends[0]) + 1 if len(ends) else limits[n]
+            found.append(
+                Completion(
+                    token_T=token_NT[n, :length].clone(),
+                    logprob_T=logprob_NT[n, :length].clone(),
+                    decided_T=torch.ones(length, dtype=torch.bool),
+                    sampling=self._sampling,
+                    support=Support.chained(supports[:length]) if supports else None,
+                    finished=len(ends) > 0,
+                    numbers={name: number_NT[n, :length].clone() for name, number_NT in numbers.items()},
+                )
+            )
+        return found
 
 
 @torch.no_grad()
@@ -119,7 +125,7 @@ def complete(transformer: Transformer, prefix: Prefix, tape: Tape, *, end_ids: T
     look_every = LOOK_EVERY_ON_GPU if device.type == "cuda" else 1
     for t in range(tape.length):
         token_n = tape.write(t, row_n, transformer.logits(prefix.hidden_ND))
-        ended_n = ended_n | torch.isin(token_n, end_ids)
+        ended_n = ended_n | torch.isin(token_n, end_ids) | (tape.limit_N[row_n] <= t + 1)
         if t + 1 == tape.length:
             break
         if (t + 1) % look_every == 0:
@@ -134,23 +140,3 @@ def complete(transformer: Transformer, prefix: Prefix, tape: Tape, *, end_ids: T
                     ended_n[writing],
                 )
         prefix, _ = transformer.extend(prefix, token_n[:, None])
-
-
-def _certainty(logits_nV: Tensor) -> Tensor:
-    """KL(uniform || policy) over the tokens that the model can write at all."""
-    there_nV = logits_nV > NEVER
-    count_n = there_nV.sum(-1)
-    return logits_nV.logsumexp(-1) - logits_nV.where(there_nV, 0.0).sum(-1) / count_n - count_n.log()
-
-
-def _cut(token_T: Tensor, logprob_T: Tensor, certainty_T: Tensor, end_T: Tensor, supports: list[Support]) -> Completion:
-    """A row up to its first end token."""
-    ends = end_T.nonzero()[:, 0]
-    length = int(ends[0]) + 1 if len(ends) else len(token_T)
-    return Completion(
-        token_T=token_T[:length].clone(),
-        logprob_T=logprob_T[:length].clone(),
-        support=Support.chained(supports[:length]) if supports else None,
-        finished=len(ends) > 0,
-        certainty=float(certainty_T[:length].mean()),
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,6 +48,17 @@ class Encoded:
         """Prompts of one kind may run in one batch; without media their lengths may differ."""
         shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in sorted(self.media.items()))
         return (self.length, tuple(self.per_token), *shapes) if shapes else tuple(self.per_token)
+
+    def followed_by(self, token_T: Tensor, fill: int) -> Encoded:
+        """The prompt with tokens behind it, of which its per-token tensors say ``fill`` (-1: as of the last)."""
+        if len(token_T) == 0:
+            return self
+        longer = {}
+        for name, tensor_1P in self.per_token.items():
+            last_11 = tensor_1P[:, -1:]
+            more_1T = (last_11 if fill < 0 else torch.full_like(last_11, fill)).expand(-1, len(token_T))
+            longer[name] = torch.cat([tensor_1P, more_1T], dim=1)
+        return replace(self, ids_P=torch.cat([self.ids_P, token_T.to(self.ids_P)]), per_token=longer)
 
     @property
     def num_bytes(self) -> int:
@@ -103,7 +114,7 @@ class Encoder:
         return encoded
 
     def target(self, text: str) -> Tensor:
-        """Token ids of a completion that a warm-up teaches, without an end token."""
+        """Token ids of an answer, or of its beginning, without an end token."""
         return torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
 
     def end_id(self, end_ids: Sequence[int]) -> int:
@@ -130,13 +141,17 @@ class Encoder:
         per_token = {name: tensor for name, tensor in tensors.items() if tensor.shape == ids.shape}
         media = {name: tensor for name, tensor in tensors.items() if name not in per_token}
         encoded = Encoded(prompt, ids[0], per_token, media)
-        if self._context is not None and encoded.length + self.settings.max_new_tokens > self._context:
-            raise DataError(
-                f"the prompt {prompt.text!r:.60} takes {encoded.length} tokens, which with max_new_tokens="
-                f"{self.settings.max_new_tokens} is more than the model's context of {self._context}; shorten it, show "
-                "smaller pictures (policy.processor: {max_pixels: ...}) or lower policy.max_new_tokens"
-            )
+        self.require_room(encoded, self.settings.max_new_tokens)
         return encoded
+
+    def require_room(self, encoded: Encoded, length: int) -> None:
+        """Raises DataError if an answer of this many tokens has no place behind the prompt in the model's context."""
+        if self._context is not None and encoded.length + length > self._context:
+            raise DataError(
+                f"the prompt {encoded.prompt.text!r:.60} takes {encoded.length} tokens, which with max_new_tokens="
+                f"{length} is more than the model's context of {self._context}; shorten it, show smaller pictures "
+                "(policy.processor: {max_pixels: ...}) or lower policy.max_new_tokens"
+            )
 
     def _tensors(self, prompt: Prompt) -> dict[str, Tensor]:
         images = [opened(image) for image in prompt.images]

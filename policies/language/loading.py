@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -88,6 +89,16 @@ def media_ids(model: PreTrainedModel, processor: Any, tokenizer: Any) -> list[in
         if any(word in token.lower() for word in MEDIA_WORDS):
             found.add(tokenizer.convert_tokens_to_ids(token))
     return sorted(value for value in found if isinstance(value, int) and value >= 0)
+
+
+def suppressed_ids(
+    model: PreTrainedModel, processor: Any, tokenizer: Any, more: Iterable[int], *, end_ids: Sequence[int]
+) -> torch.Tensor:
+    """Tokens that are never written: those of pictures, videos and sounds, and ``more``; on the model's device."""
+    found = {*media_ids(model, processor, tokenizer), *more} - set(end_ids)
+    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    kept = sorted(value for value in found if value < vocabulary)
+    return torch.tensor(kept, dtype=torch.long, device=model.device)
 
 
 def language_parameters(model: PreTrainedModel) -> set[nn.Parameter]:

@@ -51,14 +51,12 @@ class Plain(Way):
     def __str__(self) -> str:
         return "the plain way" if self.together else "the plain way, row by row"
 
-    def decode_batches(self, prompts: Sequence[Encoded], members: int, size: int) -> list[list[int]]:
+    def decode_batches(self, prompts: Sequence[Encoded], owner_N: Sequence[int], size: int) -> list[list[int]]:
         """The rows of one prompt together, at most ``size``."""
-        starts = [p * members for p in range(len(prompts))]
-        return [
-            list(range(first, min(first + size, start + members)))
-            for start in starts
-            for first in range(start, start + members, size)
-        ]
+        groups: dict[int, list[int]] = {}
+        for row, owner in enumerate(owner_N):
+            groups.setdefault(owner, []).append(row)
+        return [rows[first : first + size] for rows in groups.values() for first in range(0, len(rows), size)]
 
     @torch.no_grad()
     def write(self, prompts: Sequence[Encoded], owner_N: Sequence[int], tape: Tape, end_ids: Tensor) -> None:
@@ -67,7 +65,7 @@ class Plain(Way):
             prompt = prompts[owner_N[rows[0]]]
             inputs = self._prompt_inputs(prompt, len(rows))
             writer = _Writer(tape, torch.tensor(rows, device=self.model.device))
-            config = self._generation(end_ids.tolist(), tape.length)
+            config = self._generation(end_ids.tolist(), int(tape.limit_N[rows].max()))
             with _generating_by(self.model, config), self._arithmetic():
                 generate: Any = self.model.generate
                 generate(**inputs, generation_config=config, logits_processor=LogitsProcessorList([writer]))

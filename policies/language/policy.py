@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,23 +17,23 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policies.language.agreement import TOLERANCES, Trial, told
-from mmgrpo.policies.language.choosing import Choice
-from mmgrpo.policies.language.decoding import Completion, Tape
+from mmgrpo.policies.language.agreement import TOLERANCES, Trial
+from mmgrpo.policies.language.choosing import Choice, candidates_of
+from mmgrpo.policies.language.completion import Completion
+from mmgrpo.policies.language.drawing import Drawing, Start, begun_by, write
 from mmgrpo.policies.language.encoding import Encoded, Encoder
 from mmgrpo.policies.language.loading import (
     end_ids,
     language_linears,
     language_parameters,
     load_model,
-    media_ids,
+    suppressed_ids,
 )
 from mmgrpo.policies.language.plain import Plain
 from mmgrpo.policies.language.sampling import Sampling
-from mmgrpo.policies.language.scoring import logprobs
+from mmgrpo.policies.language.scoring import logprobs, supported
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.language.trace import Trace, assembled, sample_of
-from mmgrpo.policies.language.transformer import Transformer
 from mmgrpo.policies.language.values import views_of
 from mmgrpo.policies.language.ways import Cached, Way
 from mmgrpo.policies.weights import PeftFiles, Weights
@@ -82,13 +82,8 @@ class LanguagePolicy(Policy, Supervised):
         self._encoder = Encoder(processor, settings, context=context if context and context > 0 else None)
         self._tokenizer = self._encoder.tokenizer
         self._end_ids = torch.tensor(end_ids(model, self._tokenizer), device=model.device)
-        self._sampling = Sampling(
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            min_p=settings.min_p,
-            suppressed=self._suppressed(model, processor),
-        )
+        never = suppressed_ids(model, processor, self._tokenizer, settings.suppress, end_ids=self._end_ids.tolist())
+        self._sampling = Sampling.of(settings, never)
         self._segment_end = None if settings.segment_end is None else re.compile(settings.segment_end)
         self._weights = Weights({"model": model}, settings.lora, language_linears(model), PeftFiles())
         if settings.lora is None and settings.freeze_vision:
@@ -100,7 +95,7 @@ class LanguagePolicy(Policy, Supervised):
             enable({"use_reentrant": False})
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
         self._tolerance = TOLERANCES[dtype]
-        self._choice, self._teaching = self._choices(model)
+        self._choice, self._teaching = self._choices()
         self._frozen: dict[int, Way] = {}
         self._refers = False
         self._verified = False
@@ -165,31 +160,38 @@ class LanguagePolicy(Policy, Supervised):
                 "tokens have no windows, shared noise or means: leave out window, share_noise and normalise_ratio"
             )
         ids = plan.prompt_ids or tuple(range(len(prompts)))
-        encoded = [self._encoder(prompt) for prompt in prompts]
-        self._choice.see(encoded)
-        drawn = 1 if plan.deterministic else group_size
-        carried = group_size // drawn  # rows of the rollout that carry one completion
-        keys = [(p, ids[p], member) for p in range(len(prompts)) for member in range(drawn)]
-        identities = [(prompts[p], ids[p], member) for p in range(len(prompts)) for member in range(group_size)]
+        drawing = self._drawing(plan)
+        encoded = self._encoded(prompts, drawing.length)
+        starts = [Start(one, begun) for one, begun in zip(encoded, self._begun(encoded, plan, drawing), strict=True)]
+        asked = [(ids[p], id(one)) for p, one in enumerate(encoded)]  # entries of one prompt read it once
+        alike = [key if start.begun is None else p for p, (key, start) in enumerate(zip(asked, starts, strict=True))]
+        rows = [(p, m) for p, of in enumerate(plan.members_of(len(prompts), group_size)) for m in of]
+        carried = [[row] for row in range(len(rows))]  # the rows that carry a completion
+        if drawing.greedy:
+            carried = [[row for row, (q, _) in enumerate(rows) if q == p] for p in range(len(prompts))]
+        first = [rows[carriers[0]] for carriers in carried]
+        owners, seeds = [alike.index(alike[p]) for p, _ in first], [derive_seed(seed, ids[p], m) for p, m in first]
         written: dict[int, Completion] = {}
         samples: dict[int, Sample] = {}
-        for batch in self.way.decode_batches(encoded, drawn, self.settings.rollout_batch):
-            rows = [row * carried + n for row in batch for n in range(carried)]
-            completions = self._complete(encoded, keys, batch, seed, plan)
-            written |= zip(rows, (one for one in completions for _ in range(carried)), strict=True)
-            samples |= {row: sample_of(*identities[row], written[row], self._tokenizer) for row in rows}
-            plan.hand_over([samples[row] for row in rows])
-        everything = range(len(identities))
-        trace = Trace(encoded, [row // group_size for row in everything], [written[row] for row in everything])
+        for batch in write(self._now(self.way), starts, owners, seeds, drawing):
+            new = {row: completion for number, completion in batch.items() for row in carried[number]}
+            written |= new
+            samples |= {
+                row: sample_of(prompts[rows[row][0]], ids[rows[row][0]], rows[row][1], one, self._tokenizer)
+                for row, one in new.items()
+            }
+            plan.hand_over([samples[row] for row in new])
+        everything = range(len(rows))
+        trace = Trace(encoded, [asked.index(asked[p]) for p, _ in rows], [written[row] for row in everything])
         rollout = assembled(
             trace,
             [samples[row] for row in everything],
             self._tokenizer,
             segment_end=self._segment_end,
-            trained=not plan.deterministic,
+            trained=not drawing.greedy,
         )
         self._verify(rollout)
-        return self._rescored(rollout) if self.settings.rescore and not plan.deterministic else rollout
+        return self._rescored(rollout) if self.settings.rescore and not drawing.greedy else rollout
 
     def evaluate(
         self,
@@ -207,7 +209,7 @@ class LanguagePolicy(Policy, Supervised):
         kept = [row for row in chosen if bool(rollout.mask_BT[row].any())]
         trace: Trace = rollout.trace
         way = self._choice.see([trace.prompts[owner] for owner in sorted({trace.prompt_of_B[row] for row in kept})])
-        for batch in way.batches(trace, kept):
+        for batch in (batch for part in trace.by_sampling(kept) for batch in way.batches(trace, part)):
             mask_NT = rollout.mask_BT[batch]
             width = int(mask_NT.any(0).nonzero().max()) + 1
             other = {view: self._of_view(view, trace, batch, mask_NT[:, :width]) for view in views}
@@ -239,12 +241,12 @@ class LanguagePolicy(Policy, Supervised):
         encoded = [self._encoder(example.prompt) for example in examples]
         end = torch.tensor([self._encoder.end_id(self._end_ids.tolist())])
         tokens = [torch.cat([self._encoder.target(example.text or ""), end]) for example in examples]
-        completions = [Completion(token_T, torch.zeros(len(token_T)), None, True) for token_T in tokens]
+        completions = [Completion.taken(token_T, WHOLE, logprob_T=None) for token_T in tokens]
         trace = Trace(encoded, range(len(encoded)), completions)
         way = self._teaching.see(encoded)
         with self._checkpointing():
             sums = [
-                logprobs(way, trace, batch, sampling=WHOLE, head_bytes=self.settings.head_bytes)[0].sum()
+                logprobs(way, trace, batch, head_bytes=self.settings.head_bytes)[0].sum()
                 for batch in way.batches(trace, range(len(encoded)))
             ]
         num_tokens = sum(len(token_T) for token_T in tokens)
@@ -254,29 +256,51 @@ class LanguagePolicy(Policy, Supervised):
     def _rescored(self, rollout: Rollout) -> Rollout:
         """The rollout with the log-probabilities that an update's forward finds."""
         found_BT = torch.zeros(rollout.shape)
-        for part in self.evaluate(rollout):
+        found = {value: torch.zeros(rollout.shape) for value in rollout.values}
+        for part in self.evaluate(rollout, values=tuple(found)):
             assert part.rows is not None
-            found_BT[part.rows[:, None], torch.tensor(part.columns)[None]] = part.logprob_BT.cpu()
-        return replace(rollout, old_logprob_BT=found_BT, num_forwards=2 * rollout.num_forwards)
+            index = part.rows[:, None], torch.tensor(part.columns)[None]
+            found_BT[index] = part.logprob_BT.cpu()
+            for value, matrix_BT in found.items():
+                matrix_BT[index] = part.values[value].cpu()
+        return replace(rollout, old_logprob_BT=found_BT, values=found, num_forwards=2 * rollout.num_forwards)
 
-    def _complete(
-        self,
-        encoded: Sequence[Encoded],
-        keys: Sequence[tuple[int, int, int]],
-        batch: Sequence[int],
-        seed: int,
-        plan: Plan,
-    ) -> list[Completion]:
-        prompts = sorted({keys[row][0] for row in batch})
-        T = self.settings.max_new_tokens
-        uniform_NT = None
-        if not plan.deterministic:
-            seeds = [derive_seed(seed, *keys[row][1:]) for row in batch]
-            uniform_NT = torch.stack([torch.rand(T, generator=torch.Generator().manual_seed(s)) for s in seeds])
-        tape = Tape(self._sampling, rows=len(batch), length=T, device=self.model.device, uniform_NT=uniform_NT)
-        owners = [prompts.index(keys[row][0]) for row in batch]
-        self._now(self.way).write([encoded[p] for p in prompts], owners, tape, self._end_ids)
-        return tape.completions(self._end_ids)
+    def _drawing(self, plan: Plan) -> Drawing:
+        settings = self.settings.overridden(plan.settings)
+        known = ("entropy",) if ENTROPY in plan.values and not plan.deterministic else ()
+        return Drawing(
+            sampling=Sampling.of(settings, self._sampling.suppressed) if plan.settings else self._sampling,
+            length=settings.max_new_tokens,
+            greedy=plan.deterministic,
+            numbers=("certainty", *known),
+            batch=settings.rollout_batch,
+            end_ids=self._end_ids,
+        )
+
+    def _encoded(self, prompts: Sequence[Prompt], length: int) -> list[Encoded]:
+        encoded = [self._encoder(prompt) for prompt in prompts]
+        for one in encoded:
+            self._encoder.require_room(one, length)
+        self._choice.see(encoded)
+        return encoded
+
+    def _begun(self, encoded: Sequence[Encoded], plan: Plan, drawing: Drawing) -> list[Completion | None]:
+        """What each prompt's rows go on from: what the plan continues, else the beginning that the prompt gives."""
+        continues = plan.continues or (None,) * len(encoded)
+        if len(continues) != len(encoded):
+            raise DataError(f"Plan.continues is for {len(continues)} prompts, got {len(encoded)}")
+        begun = [
+            begun_by(self._encoder, one, continuation, drawing)
+            for one, continuation in zip(encoded, continues, strict=True)
+        ]
+        there = [p for p, one in enumerate(begun) if one is not None]
+        if there and isinstance(self.way, Plain) and self.way.translates:
+            raise PolicyError(f"{type(self.model).__name__} reads and writes apart: its answers cannot be begun for it")
+        trace = Trace([encoded[p] for p in there], range(len(there)), [one for one in begun if one is not None])
+        known = supported(self._now(self.way), trace, head_bytes=self.settings.head_bytes).completions
+        for p, completion in zip(there, known, strict=True):
+            begun[p] = completion
+        return begun
 
     def _scored(
         self, trace: Trace, rows: Sequence[int], mask_NT: Tensor, *, entropy: bool
@@ -287,7 +311,6 @@ class LanguagePolicy(Policy, Supervised):
                 self._now(self.way),
                 trace,
                 rows,
-                sampling=self._sampling,
                 head_bytes=self.settings.head_bytes,
                 mask_NT=mask_NT,
                 entropy=entropy,
@@ -320,57 +343,25 @@ class LanguagePolicy(Policy, Supervised):
             for layer in layers:
                 layer.training = False
 
-    def _choices(self, model: PreTrainedModel) -> tuple[Choice, Choice]:
+    def _choices(self) -> tuple[Choice, Choice]:
         """Between the ways that rollouts and updates may go, and those of the warm-up."""
-        if not model.can_generate():
-            raise PolicyError(
-                f"{type(model).__name__} does not write: it has no generate; use a model with a language head"
-            )
-        settings = self.settings
-        vocabulary = model.config.get_text_config(decoder=True).vocab_size
-        against: list[str] = []
-        transformer = None
-        try:
-            transformer = Transformer(model, autocast=self._autocast)
-            vocabulary = transformer.vocabulary
-        except Exception as error:
-            against = [f"cached: {told(error)}"]
+        found = candidates_of(self.model, self.settings, self._autocast)
+        if not found.whole:
             self._sampling = self._never(self._tokenizer.pad_token_id)
-        if settings.compile and (transformer is None or not transformer.compiles):
-            raise ConfigError(
-                f"policy.compile needs a cache of full attention in every layer, which {type(model).__name__} has not"
-            )
-        limits = {"vocabulary": vocabulary, "max_tokens": settings.update_tokens}
-        plain = Plain(model=model, autocast=self._autocast, **limits)
-        whole: list[Cached] = []
-        if transformer is not None:
-            whole = [Cached(transformer=transformer, shared=False, compiled=settings.compile, **limits)]
-        shared = [replace(way, shared=True) for way in whole] if self._may_share(transformer) else []
         trial = Trial(
             trace=Trace([], [], []),
             sampling=self._sampling,
             parameters=self.trainable,
-            head_bytes=settings.head_bytes,
+            head_bytes=self.settings.head_bytes,
             end_ids=self._end_ids,
             special=self._tokenizer.all_special_ids,
             checkpointing=self._checkpointing,
         )
-        make: Callable[..., Choice] = lambda ways: Choice(ways, plain, trial, self._tolerance, against=against)  # noqa: E731
-        return make([*shared, *whole]), make(whole)
-
-    def _may_share(self, transformer: Transformer | None) -> bool:
-        wanted, settings = self.settings.share_prefix, self.settings
-        can = transformer is not None and transformer.shares_prefix and not settings.gradient_checkpointing
-        if wanted and not can:
-            why = "gradient checkpointing drops the cache" if settings.gradient_checkpointing else "its cache cannot"
-            raise ConfigError(f"policy.share_prefix is true, but {why}; leave it unset")
-        return can if wanted is None else wanted
-
-    def _suppressed(self, model: PreTrainedModel, processor: Any) -> Tensor:
-        found = {*media_ids(model, processor, self._tokenizer), *self.settings.suppress} - set(self._end_ids.tolist())
-        vocabulary = model.config.get_text_config(decoder=True).vocab_size
-        kept = sorted(value for value in found if value < vocabulary)
-        return torch.tensor(kept, dtype=torch.long, device=model.device)
+        every, teaching = (
+            Choice(ways, found.plain, trial, self._tolerance, against=found.against)
+            for ways in ([*found.shared, *found.whole], found.whole)
+        )
+        return every, teaching
 
     def _never(self, pad_id: int | None) -> Sampling:
         """The sampling without the padding token: a model that reads its own masks off its tokens would skip it."""
@@ -385,11 +376,13 @@ class LanguagePolicy(Policy, Supervised):
         if self._verified or not bool(rollout.mask_BT.any()):
             return
         trace: Trace = rollout.trace
-        row = min(range(len(trace.completions)), key=lambda r: float(trace.completions[r].logprob_T.sum()))
+        rows = rollout.mask_BT.any(1).nonzero().flatten().tolist()
+        row = min(rows, key=lambda r: float(trace.completions[r].logprob_T.sum()))
+        completion = trace.completions[row]
         limits = {"vocabulary": self.way.vocabulary, "max_tokens": self.settings.update_tokens}
         plain = Plain(model=self.model, autocast=self._autocast, fill=self.way.fill, together=False, **limits)
-        true_T, _ = logprobs(plain, trace, [row], sampling=self._sampling, head_bytes=self.settings.head_bytes)
-        gap = float((true_T.cpu() - trace.completions[row].logprob_T).abs().mean())
+        true_T, _ = logprobs(plain, trace, [row], head_bytes=self.settings.head_bytes)
+        gap = float((true_T.cpu() - completion.logprob_T)[completion.decided_T].abs().mean())
         most = max(self._tolerance.value, self._tolerance.most_value)
         if not gap <= most:
             raise PolicyError(

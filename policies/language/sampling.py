@@ -10,7 +10,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from mmgrpo.policies.language.settings import LanguageSettings
+
 MIN_CHUNK = 16
+NEVER = -1e30  # logits below it are the model's own way to say that a token is not written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,17 @@ class Sampling:
     top_p: float | None
     min_p: float | None
     suppressed: Tensor
+
+    @classmethod
+    def of(cls, settings: LanguageSettings, suppressed: Tensor) -> Sampling:
+        """As the settings say, without these tokens."""
+        named = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        return cls(**named, suppressed=suppressed)
+
+    @property
+    def key(self) -> tuple[float | None, ...]:
+        """Equal for the same distribution; what is suppressed counts by the tensor it is kept in."""
+        return (self.temperature, self.top_k, self.top_p, self.min_p, id(self.suppressed))
 
     @property
     def truncates(self) -> bool:
@@ -72,6 +86,25 @@ def drawn(logits_NV: Tensor, uniform_N: Tensor) -> Tensor:
     return torch.searchsorted(cumulative_NV, target_N1, right=True)[:, 0].clamp(max=logits_NV.shape[-1] - 1)
 
 
+def entropies(logits_MV: Tensor) -> Tensor:
+    """Entropy of each distribution in nats, H = log sum exp l - sum p l; tokens at minus infinity have no part in it.
+
+    Shapes: (M, V) -> (M,).
+    """
+    finite_MV = logits_MV.masked_fill(logits_MV == -torch.inf, 0.0)
+    return logits_MV.logsumexp(-1) - (logits_MV.softmax(-1) * finite_MV).sum(-1)
+
+
+def certainties(logits_MV: Tensor) -> Tensor:
+    """KL(uniform || policy) = log sum exp l - mean l - log V, over the tokens that the model can write at all.
+
+    Shapes: (M, V) -> (M,).
+    """
+    there_MV = logits_MV > NEVER
+    count_M = there_MV.sum(-1)
+    return logits_MV.logsumexp(-1) - logits_MV.where(there_MV, 0.0).sum(-1) / count_M - count_M.log()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Support:
     """The tokens that could be drawn at each of M decisions, as lists of ids.
@@ -107,6 +140,11 @@ class Support:
         found = keep_MV.nonzero().cpu()
         counts = keep_MV.sum(-1).tolist()
         return [cls(ids, (len(ids),)) for ids in found[:, 1].int().split(counts)]
+
+    @classmethod
+    def alone(cls, token_T: Tensor) -> Support:
+        """Of tokens that were not drawn: each is the only one there is."""
+        return cls(token_T.int(), (1,) * len(token_T))
 
     @classmethod
     def chained(cls, parts: Sequence[Support]) -> Support:
@@ -145,10 +183,7 @@ def token_logprobs(
             keep_mV = support.part(start, start + len(token_m)).mask(logits_mV.shape[-1], logits_mV.device)
             logits_mV = logits_mV.masked_fill(~keep_mV, -torch.inf)
         logprob_m = -cross_entropy(logits_mV, token_m, reduction="none")
-        if not entropy:
-            return logprob_m, None
-        finite_mV = logits_mV.masked_fill(logits_mV == -torch.inf, 0.0)
-        return logprob_m, logits_mV.logsumexp(-1) - (logits_mV.softmax(-1) * finite_mV).sum(-1)
+        return logprob_m, entropies(logits_mV) if entropy else None
 
     chunk = max(chunk, MIN_CHUNK)
     if len(token_M) <= chunk:
@@ -160,5 +195,29 @@ def token_logprobs(
             parts.append(checkpoint(scored, hidden_MD[rows], token_M[rows], start, use_reentrant=False))
         else:
             parts.append(scored(hidden_MD[rows], token_M[rows], start))
-    logprobs, entropies = zip(*parts, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies) if entropy else None
+    logprobs, found = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(found) if entropy else None
+
+
+@torch.no_grad()
+def supports(
+    hidden_MD: Tensor, token_M: Tensor, logits_of: Callable[[Tensor], Tensor], sampling: Sampling, *, chunk: int
+) -> Support:
+    """What could be drawn at each of M decisions that another drew; the token that it took is always in it.
+
+    Args:
+        hidden_MD: hidden states.
+        token_M: the tokens taken.
+        logits_of: (m, D) -> (m, V) float32.
+        sampling: a distribution that truncates.
+        chunk: rows of logits at a time.
+
+    Returns:
+        The M supports, one after the other.
+    """
+    found: list[Support] = []
+    chunk = max(chunk, MIN_CHUNK)
+    for hidden_mD, token_m in zip(hidden_MD.split(chunk), token_M.split(chunk), strict=True):
+        keep_mV = sampling.support(sampling.tempered(logits_of(hidden_mD)))
+        found += Support.of(keep_mV.scatter(-1, token_m[:, None], value=True))
+    return Support.chained(found)

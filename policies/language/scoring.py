@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmgrpo.policies.language.sampling import Sampling, Support, token_logprobs
+from mmgrpo.policies.language.completion import Completion
+from mmgrpo.policies.language.sampling import Support, supports, token_logprobs
 from mmgrpo.policies.language.trace import Trace
 from mmgrpo.policies.language.ways import Way
 
@@ -18,18 +20,16 @@ def logprobs(
     trace: Trace,
     rows: Sequence[int],
     *,
-    sampling: Sampling,
     head_bytes: int,
     mask_NT: Tensor | None = None,
     entropy: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probability of every token of some rows, one after the other.
+    """Log-probability of every token of some rows, one after the other, under the distribution that they are of.
 
     Args:
         way: how the rows go through the model.
         trace: what was written.
-        rows: N of its rows, that may run together.
-        sampling: the distribution that was drawn from.
+        rows: N of its rows, that may run together, all of one distribution.
         head_bytes: float32 logits held at a time.
         mask_NT: the tokens wanted; None wants all.
         entropy: whether the entropies are wanted too.
@@ -38,6 +38,7 @@ def logprobs(
         logprob_M, and entropy_M in nats or None; float32.
     """
     completions = [trace.completions[row] for row in rows]
+    sampling = completions[0].sampling
     lengths_N = torch.tensor([len(completion.token_T) for completion in completions])
     exists_NT = torch.arange(int(lengths_N.max()))[None] < lengths_N[:, None]
     if mask_NT is not None:
@@ -60,3 +61,22 @@ def logprobs(
         support=support,
         entropy=entropy,
     )
+
+
+@torch.no_grad()
+def supported(way: Way, trace: Trace, *, head_bytes: int) -> Trace:
+    """The trace with what could be drawn at each token known, where sampling truncates and nobody kept it.
+
+    It is what the weights of now allow; a token that was taken is always in it.
+    """
+    completions: list[Completion] = list(trace.completions)
+    rows = [row for row, one in enumerate(completions) if one.sampling.truncates and one.support is None]
+    for batch in (batch for part in trace.by_sampling(rows) for batch in way.batches(trace, part)):
+        tokens = [completions[row].token_T for row in batch]
+        states_NTD = way.states(trace, batch, tokens)
+        chunk = head_bytes // (4 * way.vocabulary)
+        for row, states_TD, token_T in zip(batch, states_NTD, tokens, strict=True):
+            taken_T = token_T.to(states_TD.device)
+            found = supports(states_TD[: len(token_T)], taken_T, way.logits, completions[row].sampling, chunk=chunk)
+            completions[row] = replace(completions[row], support=found)
+    return replace(trace, completions=completions)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mmgrpo.errors import ConfigError
 from mmgrpo.policies.lora import LoraSettings
+
+OF_A_ROLLOUT = ("temperature", "top_k", "top_p", "min_p", "max_new_tokens")
+"""What a plan may set otherwise for one rollout."""
 
 
 class LanguageSettings(BaseModel):
@@ -92,6 +97,21 @@ class LanguageSettings(BaseModel):
         default=256 * 1024**2, ge=1, description="float32 logits held at a time; longer batches go through in chunks"
     )
     memo_bytes: int = Field(default=1024**3, ge=0, description="memory for processed prompts, oldest dropped first")
+
+    def overridden(self, changed: Mapping[str, Any]) -> LanguageSettings:
+        """These settings with some of drawing changed. Raises ConfigError for others, and for values out of range."""
+        if not changed:
+            return self
+        if unknown := [name for name in changed if name not in OF_A_ROLLOUT]:
+            raise ConfigError(
+                f"a rollout of tokens has no setting {', '.join(map(repr, unknown))} of its own; it takes "
+                f"{', '.join(OF_A_ROLLOUT)}"
+            )
+        try:
+            return LanguageSettings.model_validate({**self.model_dump(), **changed})
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            raise ConfigError(f"settings of a rollout: {problem['loc'][-1]}: {problem['msg']}") from error
 
     def described(self) -> list[tuple[str, str]]:
         """What ``mmgrpo explain`` says of these settings: labels and texts."""

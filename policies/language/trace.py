@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from re import Pattern
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmgrpo.policies.language.decoding import Completion
+from mmgrpo.maths.forest import prefix_states
+from mmgrpo.policies.language.completion import Completion
 from mmgrpo.policies.language.encoding import Encoded
 from mmgrpo.types import Prompt, Rollout, Sample
+from mmgrpo.values import ENTROPY
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +24,7 @@ class Trace:
     """Prompts and completions.
 
     Attributes:
-        prompts: one per group.
+        prompts: what the rows continue.
         prompt_of_B: which of them each row continues.
         completions: one per row.
     """
@@ -51,9 +54,31 @@ class Trace:
                 widest, longest, num_prompts, last = width, length, count, prompt
         return found
 
+    def by_sampling(self, rows: Sequence[int]) -> list[list[int]]:
+        """The rows of one distribution together; only those may be scored in one batch."""
+        found: dict[tuple[float | None, ...], list[int]] = {}
+        for row in rows:
+            found.setdefault(self.completions[row].sampling.key, []).append(row)
+        return list(found.values())
+
+    def rows(self, chosen: Sequence[int]) -> Trace:
+        """Some rows, in that order."""
+        return Trace(self.prompts, [self.prompt_of_B[row] for row in chosen], [self.completions[row] for row in chosen])
+
+    @classmethod
+    def joined(cls, traces: Sequence[Trace]) -> Trace:
+        """The rows of several, one after the other."""
+        starts = list(accumulate((len(trace.prompts) for trace in traces), initial=0))
+        return cls(
+            [prompt for trace in traces for prompt in trace.prompts],
+            [start + owner for start, trace in zip(starts, traces, strict=False) for owner in trace.prompt_of_B],
+            [completion for trace in traces for completion in trace.completions],
+        )
+
 
 def sample_of(prompt: Prompt, group: int, member: int, completion: Completion, tokenizer: Any) -> Sample:
     """What the rewards will see of a completion."""
+    certainty_T = completion.numbers.get("certainty")
     return Sample(
         prompt=prompt,
         group=group,
@@ -61,8 +86,9 @@ def sample_of(prompt: Prompt, group: int, member: int, completion: Completion, t
         text=tokenizer.decode(completion.token_T, skip_special_tokens=True),
         tokens=completion.token_T.tolist(),
         finished=completion.finished,
-        logprob=float(completion.logprob_T.mean()),
-        certainty=completion.certainty,
+        logprob=completion.mean(completion.logprob_T),
+        certainty=None if certainty_T is None else completion.mean(certainty_T),
+        num_forced=completion.num_forced,
     )
 
 
@@ -87,21 +113,30 @@ def assembled(
         B rows, padded to the longest completion.
     """
     completions = trace.completions
+    knows_entropy = all("entropy" in completion.numbers for completion in completions)
     lengths_B = torch.tensor([len(completion.token_T) for completion in completions])
-    B, T = len(completions), int(lengths_B.max())
+    T = int(lengths_B.max())
     exists_BT = torch.arange(T)[None] < lengths_B[:, None]
-    state_BT = B + torch.arange(B * T).reshape(B, T)
-    state_BT[:, 0] = torch.tensor(trace.prompt_of_B)
+    decided_BT = pad_sequence([completion.decided_T for completion in completions], batch_first=True)
     return Rollout(
         samples=samples,
         prompt_index_B=torch.tensor([sample.group for sample in samples]),
         old_logprob_BT=pad_sequence([completion.logprob_T for completion in completions], batch_first=True),
-        mask_BT=exists_BT & trained,
-        state_BT=state_BT,
+        mask_BT=decided_BT & trained,
+        state_BT=prefix_states(
+            pad_sequence([completion.token_T for completion in completions], batch_first=True),
+            exists_BT,
+            torch.tensor(trace.prompt_of_B),
+        ),
         segment_BT=_segments(completions, tokenizer, segment_end, T),
         trace=trace,
-        num_forwards=B,
+        values={ENTROPY: _padded("entropy", completions)} if trained and knows_entropy else {},
+        num_forwards=len(completions),
     )
+
+
+def _padded(name: str, completions: Sequence[Completion]) -> Tensor:
+    return pad_sequence([completion.numbers[name] for completion in completions], batch_first=True)
 
 
 def _segments(completions: Sequence[Completion], tokenizer: Any, end: Pattern[str] | None, T: int) -> Tensor:

@@ -29,8 +29,8 @@ class Way(ABC):
     fill: int
 
     @abstractmethod
-    def decode_batches(self, prompts: Sequence[Encoded], members: int, size: int) -> list[list[int]]:
-        """Rows, prompt-major, that are written together; at most about ``size``."""
+    def decode_batches(self, prompts: Sequence[Encoded], owner_N: Sequence[int], size: int) -> list[list[int]]:
+        """Which of N rows are written together, of which row n completes ``prompts[owner_N[n]]``; at most ``size``."""
 
     @abstractmethod
     def write(self, prompts: Sequence[Encoded], owner_N: Sequence[int], tape: Tape, end_ids: Tensor) -> None:
@@ -51,6 +51,14 @@ class Way(ABC):
     @abstractmethod
     def through(self, model: PreTrainedModel) -> Way:
         """The same way through another model of the same kind."""
+
+
+def rows_of(prompts: Sequence[Encoded], owner_N: Sequence[int]) -> list[list[int]]:
+    """The rows of each prompt that has any, shorter prompts first."""
+    found: dict[int, list[int]] = {}
+    for row, owner in enumerate(owner_N):
+        found.setdefault(owner, []).append(row)
+    return [found[owner] for owner in sorted(found, key=lambda p: (prompts[p].length, p))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,14 +84,20 @@ class Cached(Way):
     def __str__(self) -> str:
         return "prompts once per group" if self.shared else "prompts once per row"
 
-    def decode_batches(self, prompts: Sequence[Encoded], members: int, size: int) -> list[list[int]]:
+    def decode_batches(self, prompts: Sequence[Encoded], owner_N: Sequence[int], size: int) -> list[list[int]]:
         """Prompts of like length together, whole groups where they fit."""
-        order = sorted(range(len(prompts)), key=lambda p: prompts[p].length)
-        rows = [p * members + member for p in order for member in range(members)]
-        size = size - size % members if size > members else size
-        if not self.transformer.shares_prefix:
-            size = min(size, members)  # one prompt at a time: such caches cannot be joined
-        return [rows[start : start + size] for start in range(0, len(rows), size)]
+        groups = rows_of(prompts, owner_N)
+        if not self.transformer.shares_prefix:  # one prompt at a time: such caches cannot be joined
+            return [rows[start : start + size] for rows in groups for start in range(0, len(rows), size)]
+        if max(map(len, groups)) > size:
+            order = [row for rows in groups for row in rows]
+            return [order[start : start + size] for start in range(0, len(order), size)]
+        found: list[list[int]] = []
+        for rows in groups:
+            if not found or len(found[-1]) + len(rows) > size:
+                found.append([])
+            found[-1] += rows
+        return found
 
     @torch.no_grad()
     def write(self, prompts: Sequence[Encoded], owner_N: Sequence[int], tape: Tape, end_ids: Tensor) -> None:

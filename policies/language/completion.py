@@ -1,0 +1,113 @@
+"""What a row of text holds: tokens that were decided, and tokens that were given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mmgrpo.policies.language.sampling import Sampling, Support
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Completion:
+    """The tokens of one row after its prompt.
+
+    Attributes:
+        token_T: token ids, the end token included.
+        logprob_T: log-probability of each under the distribution it was drawn from, float32; 0 where it was given.
+        decided_T: bool, False where a token was given: it is no decision, and never trained.
+        sampling: the distribution that the decisions are of.
+        support: the tokens that could be drawn, where sampling truncates.
+        finished: whether it ended by an end token.
+        numbers: what else was kept of each token, by name, float32; 0 where it was given.
+        turn_T: which turn of an exchange each token belongs to; None: there is one.
+    """
+
+    token_T: Tensor
+    logprob_T: Tensor
+    decided_T: Tensor
+    sampling: Sampling
+    support: Support | None = None
+    finished: bool = True
+    numbers: Mapping[str, Tensor] = field(default_factory=dict)
+    turn_T: Tensor | None = None
+
+    @classmethod
+    def given(cls, token_T: Tensor, sampling: Sampling, *, finished: bool = True) -> Completion:
+        """Tokens of which none was decided."""
+        return cls(
+            token_T=token_T,
+            logprob_T=torch.zeros(len(token_T)),
+            decided_T=torch.zeros(len(token_T), dtype=torch.bool),
+            sampling=sampling,
+            support=Support.alone(token_T) if sampling.truncates else None,
+            finished=finished,
+        )
+
+    @classmethod
+    def taken(
+        cls,
+        token_T: Tensor,
+        sampling: Sampling,
+        *,
+        logprob_T: Tensor | None,
+        num_forced: int = 0,
+        finished: bool = True,
+    ) -> Completion:
+        """Tokens that were decided elsewhere, but for the first ones; what could be drawn in their place is not known.
+
+        Args:
+            token_T: the tokens.
+            sampling: the distribution that they are to be scored under.
+            logprob_T: their log-probabilities; None where not known yet.
+            num_forced: how many of the first were given.
+            finished: whether they ended by an end token.
+
+        Returns:
+            The row.
+        """
+        decided_T = torch.arange(len(token_T)) >= num_forced
+        known_T = torch.zeros(len(token_T)) if logprob_T is None else logprob_T.float()
+        return cls(
+            token_T=token_T,
+            logprob_T=known_T.where(decided_T, 0.0),
+            decided_T=decided_T,
+            sampling=sampling,
+            finished=finished,
+        )
+
+    @property
+    def num_forced(self) -> int:
+        """How many tokens stand before the first decision."""
+        return int((~self.decided_T).int().cumprod(0).sum())
+
+    def mean(self, number_T: Tensor) -> float | None:
+        """A number's mean over what was decided; None if nothing was."""
+        return float(number_T[self.decided_T].mean()) if bool(self.decided_T.any()) else None
+
+    @classmethod
+    def chained(cls, parts: Sequence[Completion]) -> Completion:
+        """The tokens of several, in order; whether they are finished is what the last one says."""
+        last = parts[-1]
+        parts = [part for part in parts if len(part.token_T)] or [last]
+        if len(parts) == 1 and parts[0] is last:
+            return last
+        names = {name for part in parts for name in part.numbers}
+        supports = [part.support for part in parts if part.support is not None]
+        turns = [part.turn_T for part in parts if part.turn_T is not None]
+        return cls(
+            token_T=torch.cat([part.token_T for part in parts]),
+            logprob_T=torch.cat([part.logprob_T for part in parts]),
+            decided_T=torch.cat([part.decided_T for part in parts]),
+            sampling=last.sampling,
+            support=Support.chained(supports) if len(supports) == len(parts) else None,
+            finished=last.finished,
+            numbers={
+                name: torch.cat([part.numbers.get(name, torch.zeros(len(part.token_T))) for part in parts])
+                for name in sorted(names)
+            },
+            turn_T=torch.cat(turns) if len(turns) == len(parts) else None,
+        )

@@ -1,0 +1,135 @@
+"""Writes rows: many from one beginning, each by random numbers of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import DataError
+from mmgrpo.policies.language.completion import Completion
+from mmgrpo.policies.language.decoding import Tape
+from mmgrpo.policies.language.encoding import Encoded, Encoder
+from mmgrpo.policies.language.sampling import Sampling
+from mmgrpo.policies.language.ways import Way
+from mmgrpo.types import Continuation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """What rows go on from.
+
+    Attributes:
+        prompt: what was asked.
+        begun: the answer so far; None if nothing is there.
+    """
+
+    prompt: Encoded
+    begun: Completion | None = None
+
+    @property
+    def num_begun(self) -> int:
+        """Tokens of the answer so far."""
+        return 0 if self.begun is None else len(self.begun.token_T)
+
+    def read(self, fill: int) -> Encoded:
+        """Prompt and answer so far as one."""
+        return self.prompt if self.begun is None else self.prompt.followed_by(self.begun.token_T, fill)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Drawing:
+    """How rows are written.
+
+    Attributes:
+        sampling: the distribution drawn from.
+        length: the most tokens of an answer, its beginning included.
+        greedy: whether the likeliest token is taken.
+        numbers: what is kept of each token beside its log-probability.
+        batch: rows written together.
+        end_ids: tokens that end an answer.
+    """
+
+    sampling: Sampling
+    length: int
+    greedy: bool
+    numbers: tuple[str, ...]
+    batch: int
+    end_ids: Tensor
+
+
+def begun_by(
+    encoder: Encoder, prompt: Encoded, continuation: Continuation | None, drawing: Drawing
+) -> Completion | None:
+    """What a continuation, or else the prompt, gives of the answer; None if nothing.
+
+    Raises: DataError for a continuation that has ended.
+    """
+    if continuation is None:
+        token_T = encoder.target(prompt.prompt.prefix or "")
+        return Completion.given(token_T, drawing.sampling) if len(token_T) else None
+    token_T = torch.as_tensor(list(continuation.token_ids), dtype=torch.long)
+    if bool(torch.isin(token_T, drawing.end_ids.cpu()).any()):
+        raise DataError(f"what is to be continued of {prompt.prompt.text!r:.60} holds an end token; cut it before that")
+    if len(token_T) == 0:
+        return None
+    if continuation.old_logprob_T is None:
+        return Completion.given(token_T, drawing.sampling)
+    return Completion.taken(
+        token_T, drawing.sampling, logprob_T=continuation.old_logprob_T, num_forced=continuation.num_forced
+    )
+
+
+def write(
+    way: Way, starts: Sequence[Start], owner_N: Sequence[int], seed_N: Sequence[int], drawing: Drawing
+) -> Iterator[dict[int, Completion]]:
+    """Writes N rows, batch by batch.
+
+    Decision t of a row takes the t-th random number of its seed, wherever it goes on from.
+
+    Args:
+        way: how rows go through the model.
+        starts: what there is to go on from.
+        owner_N: which of them each row goes on from.
+        seed_N: of each row's random numbers.
+        drawing: how to write.
+
+    Yields:
+        Of a batch, by row: its whole answer, what it went on from included.
+
+    Raises:
+        DataError: a beginning leaves no room.
+    """
+    for start in starts:
+        if start.num_begun >= drawing.length:
+            raise DataError(
+                f"the answer to {start.prompt.prompt.text!r:.60} begins with {start.num_begun} given tokens, which "
+                f"leaves nothing of max_new_tokens={drawing.length} to write; raise it"
+            )
+    texts = [start.read(way.fill) for start in starts]
+    for batch in way.decode_batches(texts, owner_N, drawing.batch):
+        owners = sorted({owner_N[n] for n in batch})
+        begun = [starts[owner_N[n]].num_begun for n in batch]
+        limit_n = torch.tensor([drawing.length - count for count in begun])
+        uniform_nT = None
+        if not drawing.greedy:
+            uniform_nT = torch.zeros(len(batch), int(limit_n.max()))
+            for place, (row, count) in enumerate(zip(batch, begun, strict=True)):
+                own_T = torch.rand(drawing.length, generator=torch.Generator().manual_seed(seed_N[row]))
+                uniform_nT[place, : drawing.length - count] = own_T[count:]
+        tape = Tape(
+            drawing.sampling,
+            limit_N=limit_n,
+            device=drawing.end_ids.device,
+            uniform_NT=uniform_nT,
+            numbers=drawing.numbers,
+        )
+        way.write([texts[p] for p in owners], [owners.index(owner_N[n]) for n in batch], tape, drawing.end_ids)
+        written = zip(batch, tape.completions(drawing.end_ids), strict=True)
+        yield {row: _whole(starts[owner_N[row]].begun, completion) for row, completion in written}
+
+
+def _whole(begun: Completion | None, completion: Completion) -> Completion:
+    return completion if begun is None else Completion.chained([begun, completion])
