@@ -97,7 +97,7 @@ def write(
         drawing: how to write.
 
     Yields:
-        Of a batch, by row: its whole answer, what it went on from included.
+        dict[int, Completion]: of a batch, by row: its whole answer, what it went on from included.
 
     Raises:
         DataError: a beginning leaves no room.
