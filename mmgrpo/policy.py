@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, SupervisedLoss
+    from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
     from mmgrpo.values import Value
 
 
@@ -109,3 +109,36 @@ class Choosing(ABC):
     @abstractmethod
     def choices(self) -> tuple[str, ...]:
         """What it decided, a sentence each, for people."""
+
+
+class Reading(ABC):
+    """A policy that makes decisions of samples it did not draw: answers of others, replayed rows, final pictures."""
+
+    @abstractmethod
+    def read(self, given: Sequence[Given], *, seed: int, plan: Plan | None = None) -> Rollout:
+        """The rows that the samples make, to be scored and trained on as drawn ones are.
+
+        Args:
+            given: B samples; each one's prompt is what the policy is shown, its group and member key the noise.
+            seed: of whatever noise reading takes, keyed as in a rollout.
+            plan: as of a rollout; whose members and prompts are those of the samples.
+
+        Returns:
+            A row of each sample, in their order; ``old_logprob_BT`` as given, or the policy's own of now.
+        """
+
+
+class Keeping(ABC):
+    """A policy that keeps weights under names beside those it trains: moving references, averages, snapshots."""
+
+    @abstractmethod
+    def keep(self, name: str, *, decay: float = 0.0) -> None:
+        """Keeps the weights of now under a name: kept = decay * kept + (1 - decay) * now.
+
+        A name that is new begins as the weights of now, whatever the decay; ``reference`` is there from the beginning,
+        as the policy before its first update.
+        """
+
+    @abstractmethod
+    def using(self, name: str) -> AbstractContextManager[None]:
+        """Within the context the policy has the kept weights, frozen; ``reference`` is there from the beginning."""

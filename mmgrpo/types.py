@@ -214,6 +214,24 @@ class Origin(IntEnum):
     GIVEN = 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """A sample to be read as a row of decisions.
+
+    Attributes:
+        sample: what was generated, by whomever; its prompt is what the policy is shown.
+        num_forced: how many decisions at its beginning are given to the policy and not trained on.
+        old_logprob_T: log-probability of each decision under the policy that drew it; None: that of the policy at the
+            weights of now, without grad.
+        origin: where the sample comes from.
+    """
+
+    sample: Sample
+    num_forced: int = 0
+    old_logprob_T: Tensor | None = None
+    origin: Origin = Origin.GIVEN
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """B samples, the T decisions that made each, and what the learner needs to know of them.
