@@ -18,7 +18,8 @@ class Reward(Protocol):
     What a reward may say of itself, by attributes that are True: ``concurrent``, it may run on a thread beside the
     rollout and other rewards, asked about some whole groups at a time; ``deterministic``, the score of a sample depends
     on that sample alone (its prompt with its columns, and what was generated), not on its siblings, its place or the
-    moment, so that what is known is not asked for again.
+    moment, so that what is known is not asked for again. And by ``needs_values``, names of ``Sample.values``, what the
+    policy has to say of each sample's decisions.
     """
 
     def __call__(self, samples: Sequence[Sample], /) -> Sequence[float | Score | None]: ...

@@ -96,7 +96,8 @@ class Sample:
         tokens: generated token ids, if the policy speaks in tokens.
         finished: False where the generation was cut off by its length limit.
         logprob: mean log-probability of its decisions under the policy that drew it, in nats; None where not known.
-        certainty: mean over its tokens of KL(uniform || policy), in nats; None where not known.
+        values: what was asked for of its decisions beside that, as means over them, by name (``Plan.sample_values``):
+            ``certainty``, KL(uniform || policy), and ``entropy``, both in nats.
         num_forced: how many of its first tokens were given, not drawn.
     """
 
@@ -110,8 +111,13 @@ class Sample:
     tokens: Sequence[int] | None = None
     finished: bool = True
     logprob: float | None = None
-    certainty: float | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
     num_forced: int = 0
+
+    @property
+    def certainty(self) -> float:
+        """Nothing any more: raises AttributeError, which says where it is."""
+        raise AttributeError('sample.certainty is sample.values["certainty"], there if Plan.sample_values names it')
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,6 +150,7 @@ class Plan:
             the first stochastic decision.
         values: what will be asked of the rollout's decisions, so that what it takes is stored; values of the view
             ``old`` take the Gaussian means.
+        sample_values: what each sample is to say of its decisions, by name: see ``Sample.values``.
         prompt_ids: the prompts' integer identities within the whole job's step; None numbers them from 0. Prompts of
             one identity are one group, each shown to some of its members.
         members: which members of its group are drawn from each prompt, by number, which keys their random numbers;
@@ -157,6 +164,7 @@ class Plan:
     stochastic: tuple[int, ...] | None = None
     share_noise: bool = False
     values: tuple[Value, ...] = ()
+    sample_values: tuple[str, ...] = ()
     prompt_ids: tuple[int, ...] | None = None
     members: tuple[tuple[int, ...], ...] | None = None
     continues: tuple[Continuation | None, ...] | None = None

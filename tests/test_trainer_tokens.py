@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.rewards.groups.likelihoods import SelfCertainty
 from mmgrpo.train.trainer import Trainer
 from mmgrpo.types import Sample
 from tests.policies.tiny_language import policy_of, prompts_of
@@ -39,6 +40,12 @@ def run(
     trainer = Trainer(policy, {"reward": reward}, prompts_of("llama"), values)
     trainer.train()
     return trainer, [json.loads(line) for line in (trainer.folder.path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_what_a_reward_needs_of_the_decisions_is_asked_of_the_policy(tmp_path: Path) -> None:
+    _, lines = run(tmp_path, SelfCertainty())
+    assert lines[0]["reward/reward/mean"] > 0  # of a policy that knows something
+    assert lines[0]["groups/zero_std_frac"] == 0
 
 
 def weights(trainer: Trainer) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ShapeError
-from mmgrpo.lazy import torch
+from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor

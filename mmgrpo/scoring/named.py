@@ -43,6 +43,7 @@ class NamedReward:
         timeout_s: seconds a call may take; None: any time.
         concurrent: whether it may run beside rollout and other rewards, on a thread; None: as the function declares.
         deterministic: whether known results are kept; None: as the function declares. See ``Reward``.
+        needs_values: names of ``Sample.values`` that it reads; None: as the function declares.
     """
 
     name: str
@@ -54,6 +55,7 @@ class NamedReward:
     timeout_s: float | None = None
     concurrent: bool | None = None
     deterministic: bool | None = None
+    needs_values: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -66,7 +68,9 @@ class NamedReward:
             raise ConfigError(f"timeout_s of reward '{self.name}' must be above 0, got {self.timeout_s}")
         for trait in ("concurrent", "deterministic"):
             if getattr(self, trait) is None:
-                object.__setattr__(self, trait, _declared(self.function, trait))
+                object.__setattr__(self, trait, _declared(self.function, trait, default=False) is True)
+        if self.needs_values is None:
+            object.__setattr__(self, "needs_values", tuple(_declared(self.function, "needs_values", default=())))
         object.__setattr__(self, "function", as_reward(self.function))
 
     def weight_at(self, step: int) -> float:
@@ -87,10 +91,10 @@ def named_rewards(rewards: Any) -> list[NamedReward]:
     return named
 
 
-def _declared(function: Any, trait: str) -> bool:
+def _declared(function: Any, trait: str, *, default: Any) -> Any:
     while isinstance(function, partial):
         function = function.func
-    return getattr(function, trait, False) is True
+    return getattr(function, trait, default)
 
 
 def _own_name(function: Any) -> str:

@@ -31,6 +31,7 @@ class Scorer:
 
     Attributes:
         names: the rewards', in their order.
+        needs_values: names of ``Sample.values`` that they read, for ``Plan.sample_values``.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Scorer:
         self.names = tuple(reward.name for reward in rewards)
         if not rewards or len(set(self.names)) != len(self.names):
             raise ConfigError(f"rewards must be one or more, each with its own name, got {list(self.names)}")
+        self.needs_values = tuple(sorted({name for reward in rewards for name in reward.needs_values or ()}))
         self._weight_R = torch.tensor([reward.weight for reward in rewards], dtype=torch.float32)
         self._judges = [Judge(reward, max_failure_frac, int(cache_mb * 2**20)) for reward in rewards]
 

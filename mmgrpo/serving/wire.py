@@ -72,6 +72,7 @@ class WirePrompt(BaseModel):
     text: str
     columns: dict[str, Finite] = Field(default_factory=dict)
     negative: str | None = None
+    prefix: str | None = None
     messages: list[dict[str, Finite]] | None = None
     images: list[Picture] = Field(default_factory=list)
     videos: list[Video] = Field(default_factory=list)
@@ -91,7 +92,8 @@ class WireSample(BaseModel):
     tokens: list[int] | None = None
     finished: bool = True
     logprob: float | None = None
-    certainty: float | None = None
+    values: dict[str, float] = Field(default_factory=dict)
+    num_forced: int = 0
 
 
 class ScoreRequest(BaseModel):
@@ -218,6 +220,7 @@ def _packed_prompt(prompt: Prompt, columns: Sequence[str] | None, tensors: dict[
         "text": prompt.text,
         "columns": dict(known),
         "negative": prompt.negative,
+        "prefix": prompt.prefix,
         "messages": None if prompt.messages is None else [dict(message) for message in prompt.messages],
         "images": [_packed_picture(opened(image), tensors) for image in prompt.images],
         "videos": [_packed_video([opened(frame) for frame in video], tensors) for video in prompt.videos],
@@ -237,7 +240,8 @@ def _packed_sample(sample: Sample, prompt: int, tensors: dict[str, Any] | None) 
         "tokens": None if sample.tokens is None else [int(token) for token in sample.tokens],
         "finished": sample.finished,
         "logprob": sample.logprob,
-        "certainty": sample.certainty,
+        "values": dict(sample.values),
+        "num_forced": sample.num_forced,
     }
 
 
@@ -312,6 +316,7 @@ class _Reader:
             messages=prompt.messages,
             negative=prompt.negative,
             columns=prompt.columns,
+            prefix=prompt.prefix,
         )
 
     def sample(self, sample: WireSample, prompt: Prompt) -> Sample:
@@ -325,7 +330,8 @@ class _Reader:
             tokens=sample.tokens,
             finished=sample.finished,
             logprob=sample.logprob,
-            certainty=sample.certainty,
+            values=sample.values,
+            num_forced=sample.num_forced,
         )
 
     def _picture(self, picture: Picture) -> Image.Image:

@@ -76,10 +76,11 @@ def build_plan(config: RunConfig, policy: Policy, step: int) -> Plan:
     Raises:
         ConfigError: the window lies outside the schedule, or the policy has no fixed number of decisions.
     """
+    objective = build_objective(config.objective)
     return Plan(
         stochastic=window_at(config, policy, step),
         share_noise=config.rollout.share_noise,
-        values=tuple(sorted(build_objective(config.objective).values, key=str)),
+        values=tuple(sorted(objective.values | objective.first_values, key=str)),
     )
 
 

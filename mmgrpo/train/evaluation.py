@@ -78,7 +78,12 @@ def evaluate(
     mine = list(enumerate(prompts))[job.rank :: job.size]
     samples: list[Sample] = []
     if mine:
-        plan = Plan(stochastic=(), prompt_ids=tuple(index for index, _ in mine), on_samples=on_samples)
+        plan = Plan(
+            stochastic=(),
+            sample_values=judges.needs_values,
+            prompt_ids=tuple(index for index, _ in mine),
+            on_samples=on_samples,
+        )
         rollout = policy.rollout(
             [prompt for _, prompt in mine],
             group_size=config.samples_per_prompt,
@@ -104,7 +109,8 @@ def try_out(policy: Policy, prompt: Prompt, scorers: Sequence[Scorer]) -> None:
     Raises:
         RewardError: a reward cannot answer.
     """
-    plan = Plan(stochastic=(), prompt_ids=(0,))
+    needed = tuple(sorted({name for scorer in scorers for name in scorer.needs_values}))
+    plan = Plan(stochastic=(), sample_values=needed, prompt_ids=(0,))
     samples = policy.rollout([prompt], group_size=2, seed=derive_seed(0), plan=plan).samples
     for scorer in scorers:
         scorer.try_out(samples)

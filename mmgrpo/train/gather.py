@@ -132,7 +132,15 @@ def gather(
             on_samples(samples)
             scoring.add(samples)
 
-        one = _draw(policy, requests, mine, prompt_of, contexts or {}, replace(plan, on_samples=taken), seed)
+        one = _draw(
+            policy,
+            requests,
+            mine,
+            prompt_of,
+            contexts or {},
+            replace(plan, sample_values=scorer.needs_values, on_samples=taken),
+            seed,
+        )
         part = ScoredRound(scoring, one.samples)
         if not planner.looks_back:
             drawn.append(replace(one, scored=part))

@@ -20,6 +20,7 @@ from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policies.language.agreement import TOLERANCES, Trial
 from mmgrpo.policies.language.choosing import Choice, candidates_of
 from mmgrpo.policies.language.completion import Completion
+from mmgrpo.policies.language.decoding import NUMBERS
 from mmgrpo.policies.language.drawing import Drawing, Start, begun_by, write
 from mmgrpo.policies.language.encoding import Encoded, Encoder
 from mmgrpo.policies.language.loading import (
@@ -177,8 +178,8 @@ class LanguagePolicy(Policy, Supervised):
             new = {row: completion for number, completion in batch.items() for row in carried[number]}
             written |= new
             samples |= {
-                row: sample_of(prompts[rows[row][0]], ids[rows[row][0]], rows[row][1], one, self._tokenizer)
-                for row, one in new.items()
+                row: sample_of(prompts[p], ids[p], member, new[row], self._tokenizer, plan.sample_values)
+                for row, (p, member) in ((row, rows[row]) for row in new)
             }
             plan.hand_over([samples[row] for row in new])
         everything = range(len(rows))
@@ -189,6 +190,7 @@ class LanguagePolicy(Policy, Supervised):
             self._tokenizer,
             segment_end=self._segment_end,
             trained=not drawing.greedy,
+            keeps_entropy=ENTROPY in plan.values and not drawing.greedy,
         )
         self._verify(rollout)
         return self._rescored(rollout) if self.settings.rescore and not drawing.greedy else rollout
@@ -209,7 +211,7 @@ class LanguagePolicy(Policy, Supervised):
         kept = [row for row in chosen if bool(rollout.mask_BT[row].any())]
         trace: Trace = rollout.trace
         way = self._choice.see([trace.prompts[owner] for owner in sorted({trace.prompt_of_B[row] for row in kept})])
-        for batch in (batch for part in trace.by_sampling(kept) for batch in way.batches(trace, part)):
+        for batch in way.batches(trace, kept):
             mask_NT = rollout.mask_BT[batch]
             width = int(mask_NT.any(0).nonzero().max()) + 1
             other = {view: self._of_view(view, trace, batch, mask_NT[:, :width]) for view in views}
@@ -267,12 +269,14 @@ class LanguagePolicy(Policy, Supervised):
 
     def _drawing(self, plan: Plan) -> Drawing:
         settings = self.settings.overridden(plan.settings)
-        known = ("entropy",) if ENTROPY in plan.values and not plan.deterministic else ()
+        if unknown := [name for name in plan.sample_values if name not in NUMBERS]:
+            raise ConfigError(f"tokens have no sample value {', '.join(unknown)}: known are {', '.join(NUMBERS)}")
+        kept = {*plan.sample_values, *(["entropy"] if ENTROPY in plan.values else [])}
         return Drawing(
             sampling=Sampling.of(settings, self._sampling.suppressed) if plan.settings else self._sampling,
             length=settings.max_new_tokens,
             greedy=plan.deterministic,
-            numbers=("certainty", *known),
+            numbers=tuple(sorted(kept)),
             batch=settings.rollout_batch,
             end_ids=self._end_ids,
         )

@@ -41,11 +41,6 @@ class Sampling:
         return cls(**named, suppressed=suppressed)
 
     @property
-    def key(self) -> tuple[float | None, ...]:
-        """Equal for the same distribution; what is suppressed counts by the tensor it is kept in."""
-        return (self.temperature, self.top_k, self.top_p, self.min_p, id(self.suppressed))
-
-    @property
     def truncates(self) -> bool:
         """Whether the support depends on the logits."""
         return self.top_k is not None or self.top_p is not None or self.min_p is not None

@@ -71,7 +71,7 @@ def supported(way: Way, trace: Trace, *, head_bytes: int) -> Trace:
     """
     completions: list[Completion] = list(trace.completions)
     rows = [row for row, one in enumerate(completions) if one.sampling.truncates and one.support is None]
-    for batch in (batch for part in trace.by_sampling(rows) for batch in way.batches(trace, part)):
+    for batch in way.batches(trace, rows):
         tokens = [completions[row].token_T for row in batch]
         states_NTD = way.states(trace, batch, tokens)
         chunk = head_bytes // (4 * way.vocabulary)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from re import Pattern
 from typing import Any
 
@@ -54,31 +53,11 @@ class Trace:
                 widest, longest, num_prompts, last = width, length, count, prompt
         return found
 
-    def by_sampling(self, rows: Sequence[int]) -> list[list[int]]:
-        """The rows of one distribution together; only those may be scored in one batch."""
-        found: dict[tuple[float | None, ...], list[int]] = {}
-        for row in rows:
-            found.setdefault(self.completions[row].sampling.key, []).append(row)
-        return list(found.values())
 
-    def rows(self, chosen: Sequence[int]) -> Trace:
-        """Some rows, in that order."""
-        return Trace(self.prompts, [self.prompt_of_B[row] for row in chosen], [self.completions[row] for row in chosen])
-
-    @classmethod
-    def joined(cls, traces: Sequence[Trace]) -> Trace:
-        """The rows of several, one after the other."""
-        starts = list(accumulate((len(trace.prompts) for trace in traces), initial=0))
-        return cls(
-            [prompt for trace in traces for prompt in trace.prompts],
-            [start + owner for start, trace in zip(starts, traces, strict=False) for owner in trace.prompt_of_B],
-            [completion for trace in traces for completion in trace.completions],
-        )
-
-
-def sample_of(prompt: Prompt, group: int, member: int, completion: Completion, tokenizer: Any) -> Sample:
-    """What the rewards will see of a completion."""
-    certainty_T = completion.numbers.get("certainty")
+def sample_of(
+    prompt: Prompt, group: int, member: int, completion: Completion, tokenizer: Any, names: Sequence[str]
+) -> Sample:
+    """What the rewards will see of a completion, with the means of what they ask for of its decisions."""
     return Sample(
         prompt=prompt,
         group=group,
@@ -87,7 +66,7 @@ def sample_of(prompt: Prompt, group: int, member: int, completion: Completion, t
         tokens=completion.token_T.tolist(),
         finished=completion.finished,
         logprob=completion.mean(completion.logprob_T),
-        certainty=None if certainty_T is None else completion.mean(certainty_T),
+        values={name: mean for name in names if (mean := completion.mean(completion.numbers[name])) is not None},
         num_forced=completion.num_forced,
     )
 
@@ -99,6 +78,7 @@ def assembled(
     *,
     segment_end: Pattern[str] | None,
     trained: bool,
+    keeps_entropy: bool,
 ) -> Rollout:
     """The rollout of a trace.
 
@@ -108,12 +88,12 @@ def assembled(
         tokenizer: turns ids into text.
         segment_end: what ends a segment.
         trained: whether the decisions were drawn at random, and so can be trained on.
+        keeps_entropy: whether the entropies that were kept of the tokens are the rollout's values.
 
     Returns:
         B rows, padded to the longest completion.
     """
     completions = trace.completions
-    knows_entropy = all("entropy" in completion.numbers for completion in completions)
     lengths_B = torch.tensor([len(completion.token_T) for completion in completions])
     T = int(lengths_B.max())
     exists_BT = torch.arange(T)[None] < lengths_B[:, None]
@@ -130,7 +110,7 @@ def assembled(
         ),
         segment_BT=_segments(completions, tokenizer, segment_end, T),
         trace=trace,
-        values={ENTROPY: _padded("entropy", completions)} if trained and knows_entropy else {},
+        values={ENTROPY: _padded("entropy", completions)} if keeps_entropy else {},
         num_forwards=len(completions),
     )
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.reward import Reward
-from mmgrpo.rewards.groups.grouping import asked, is_score, within_groups
+from mmgrpo.rewards.groups.grouping import asked, is_score, needed, within_groups
 from mmgrpo.rewards.parsing.extraction import MAX_TEXT_CHARS, one_of
 from mmgrpo.types import Sample, Score
 
@@ -66,6 +66,7 @@ class DiversityAdjusted:
     ) -> None:
         if size < 1 or not (strength >= 0 and math.isfinite(strength)):
             raise ConfigError(f"DiversityAdjusted needs size >= 1 and strength >= 0, got {size} and {strength}")
+        self.needs_values = needed(of)
         self._of = of
         self._rule: Rule = one_of("DiversityAdjusted.rule", rule, Rule)
         self._strength = strength

@@ -47,6 +47,11 @@ class Said:
         ]
 
 
+def needed(*rewards: Reward | None) -> tuple[str, ...]:
+    """The names of ``Sample.values`` that rewards held by another read: its own ``needs_values``."""
+    return tuple(sorted({name for reward in rewards for name in getattr(reward, "needs_values", ())}))
+
+
 def asked(reward: Reward, samples: Sequence[Sample]) -> Said:
     """Asks another reward. Raises RewardError for the wrong number of values."""
     said = list(reward(samples))

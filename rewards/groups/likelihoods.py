@@ -8,7 +8,7 @@ from typing import final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
-from mmgrpo.rewards.groups.grouping import asked, is_score, within_groups
+from mmgrpo.rewards.groups.grouping import asked, is_score, needed, within_groups
 from mmgrpo.types import Sample, Score
 
 
@@ -32,6 +32,7 @@ class Unlikeliness:
     def __init__(self, of: Reward, strength: float = 0.25) -> None:
         if not 0 <= strength <= 1:
             raise ConfigError(f"Unlikeliness.strength must lie in [0, 1], got {strength}")
+        self.needs_values = needed(of)
         self._of = of
         self._strength = strength
 
@@ -55,8 +56,8 @@ class SelfCertainty:
     """Reward: how certain the policy was of its own tokens, whatever they say.
 
     Mean over the sample's tokens of KL(uniform || policy) = -log V - mean over the vocabulary of log p: 0 for a policy
-    that knows nothing, without an upper bound. It is what ``Sample.certainty`` holds; None where the policy that drew
-    the sample does not fill it.
+    that knows nothing, without an upper bound. It is ``Sample.values["certainty"]``, which this reward asks for; None
+    where the policy that drew the sample does not give it.
 
     Range: 0 and more.   Units: nats per token.
     Source: Zhao et al. 2025 (Intuitor), arXiv:2505.19590, self-certainty; its code leaves out the constant log V, which
@@ -65,8 +66,10 @@ class SelfCertainty:
     held-out accuracy and ``repetition``. Its scale depends on the vocabulary: normalise by group.
     """
 
+    needs_values = ("certainty",)
+
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        return [sample.certainty for sample in samples]
+        return [sample.values.get("certainty") for sample in samples]
 
 
 @final
@@ -96,6 +99,7 @@ class LikelihoodConsistency:
                 f"LikelihoodConsistency needs strength >= 0, margin >= 0 and ceiling in (0, 1], "
                 f"got {strength}, {margin} and {ceiling}"
             )
+        self.needs_values = needed(of, likelihood)
         self._of = of
         self._likelihood = likelihood
         self._strength = strength

@@ -22,7 +22,7 @@ from mmgrpo.rewards.groups.duels import (
     nothing_said,
     verdict,
 )
-from mmgrpo.rewards.groups.grouping import groups, is_score
+from mmgrpo.rewards.groups.grouping import groups, is_score, needed
 from mmgrpo.types import Prompt, Sample, Score
 
 Seeding = Literal["anchor", "random"]
@@ -61,6 +61,7 @@ class PairwiseWinRate:
         temperature: float = 0.0,
         workers: int = 1,
     ) -> None:
+        self.needs_values = needed(of)
         self._duels = Duels(judge, of, swap, temperature, workers)
         self._soft = soft
 
@@ -110,6 +111,7 @@ class Tournament:
             raise ConfigError(
                 f"Tournament.seeding must be anchor or random and placing points or matches, got {seeding}, {placing}"
             )
+        self.needs_values = needed(of)
         self._duels = Duels(judge, of, swap, temperature, workers)
         self._seeding: Seeding = seeding
         self._placing: Placing = placing

@@ -7,7 +7,7 @@ from typing import Literal, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
-from mmgrpo.rewards.groups.grouping import asked, is_score, within_groups
+from mmgrpo.rewards.groups.grouping import asked, is_score, needed, within_groups
 from mmgrpo.rewards.parsing.extraction import one_of
 from mmgrpo.types import Sample, Score
 
@@ -41,6 +41,7 @@ class NoisyVerifier:
                 f"NoisyVerifier needs false_positive and false_negative at least 0 and together below 1, got "
                 f"{false_positive} and {false_negative}; a verifier beyond that is worse than a coin"
             )
+        self.needs_values = needed(of)
         self._of = of
         self._false_positive = false_positive
         self._false_negative = false_negative
@@ -78,6 +79,7 @@ class Conciseness:
     ) -> None:
         if not 0 <= strength <= 1:
             raise ConfigError(f"Conciseness.strength must lie in [0, 1], got {strength}")
+        self.needs_values = needed(of)
         self._of = of
         self._strength = strength
         self._right_from = right_from

@@ -83,23 +83,6 @@ def test_settings_of_a_rollout_are_those_it_is_scored_under(settings: dict[str, 
     assert [sample.tokens for sample in rollout_of(same).samples] == [sample.tokens for sample in other.samples]
 
 
-def test_rows_of_several_settings_are_scored_together() -> None:
-    policy = policy_of("llama")
-    parts = [rollout_of(policy), rollout_of(policy, settings={"temperature": 6.0, "max_new_tokens": 7})]
-    width = max(one.shape[1] for one in parts)
-    assert [one.shape[1] for one in parts] == [width, width]
-    whole = replace(
-        parts[0],
-        samples=[*parts[0].samples, *parts[1].samples],
-        trace=type(parts[0].trace).joined([one.trace for one in parts]),
-        **{
-            name: torch.cat([getattr(one, name) for one in parts])
-            for name in ("prompt_index_B", "old_logprob_BT", "mask_BT", "state_BT", "segment_BT")
-        },
-    )
-    assert on_policy_gap(policy, whole) < 1e-6
-
-
 def test_the_length_of_a_rollout_is_its_own() -> None:
     assert rollout_of(policy_of("llama"), settings={"max_new_tokens": 2}).shape[1] == 2
     with pytest.raises(DataError, match="more than the model's context"):

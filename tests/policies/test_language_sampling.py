@@ -197,9 +197,23 @@ def test_a_sample_carries_its_mean_log_probability() -> None:
 
 def test_certainty_is_the_divergence_of_the_uniform_distribution() -> None:
     policy = policy_of("llama")
-    rollout = rollout_of(policy, "llama")
+    names = ("certainty", "entropy")
+    rollout = policy.rollout(prompts_of("llama"), group_size=3, seed=SEED, plan=Plan(sample_values=names))
     sample = rollout.samples[0]
     logits_TV = said_plainly(policy, rollout, 0) / TEMPERATURE
     uniform_V = torch.full((logits_TV.shape[-1],), 1 / logits_TV.shape[-1])
     kl_T = (uniform_V * (uniform_V.log() - logits_TV.log_softmax(-1))).sum(-1)
-    assert sample.certainty == pytest.approx(float(kl_T.mean()), rel=1e-4)
+    entropy_T = -(logits_TV.softmax(-1) * logits_TV.log_softmax(-1)).sum(-1)
+    assert set(sample.values) == {"certainty", "entropy"}
+    assert sample.values["certainty"] == pytest.approx(float(kl_T.mean()), rel=1e-4)
+    assert sample.values["entropy"] == pytest.approx(float(entropy_T.mean()), rel=1e-4)
+
+
+def test_values_of_samples_are_there_where_they_are_asked_for() -> None:
+    policy = policy_of("llama")
+    sample = rollout_of(policy, "llama").samples[0]
+    assert sample.values == {}
+    with pytest.raises(AttributeError, match=r'sample\.values\["certainty"\], there if Plan\.sample_values names it'):
+        _ = sample.certainty
+    with pytest.raises(ConfigError, match="tokens have no sample value value: known are certainty, entropy"):
+        policy.rollout(prompts_of("llama"), group_size=1, seed=SEED, plan=Plan(sample_values=("value",)))

@@ -9,6 +9,8 @@ import torch
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.groups.likelihoods import LikelihoodConsistency, SelfCertainty, Unlikeliness, mean_ranks
+from mmgrpo.rewards.groups.pairs import PairwiseWinRate
+from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.grouped import column_chance, column_score, members
 
@@ -39,8 +41,19 @@ def test_self_certainty_is_what_the_policy_says():
     by_definition = float((uniform_V * (uniform_V.log() - logprob_TV)).sum(1).mean())
     as_documented = float((-math.log(3) - logprob_TV.mean(1)).mean())
     assert as_documented == pytest.approx(by_definition)
-    samples = members("a", "b", certainty=[as_documented, None])
+    samples = members("a", "b", values=[{"certainty": as_documented}, {}])
     assert SelfCertainty()(samples) == [as_documented, None]
+
+
+def test_a_reward_says_what_it_needs_of_the_decisions_also_for_those_it_holds():
+    named = [
+        NamedReward("sure", Unlikeliness(SelfCertainty())),
+        NamedReward("right", column_score),
+        NamedReward("won", PairwiseWinRate(of=SelfCertainty())),
+    ]
+    assert [one.needs_values for one in named] == [("certainty",), (), ("certainty",)]
+    assert Scorer(named).needs_values == ("certainty",)
+    assert Scorer(named[1:2]).needs_values == ()
 
 
 def rated(*ratings: tuple[float | None, float | None], group: int = 0) -> list[Sample]:
@@ -74,7 +87,7 @@ def test_consistency_leaves_out_what_either_leaves_out():
 
 def test_samples_say_nothing_of_likelihoods_by_themselves():
     sample = Sample(Prompt("q"), 0, 0)
-    assert (sample.logprob, sample.certainty) == (None, None)
+    assert (sample.logprob, dict(sample.values)) == (None, {})
     assert replace(sample, logprob=-1.0).logprob == -1.0
 
 

@@ -32,7 +32,7 @@ def samples_of(draw: st.DrawFn, scores: st.SearchStrategy[float | None] = GAPS) 
             columns = {"score": draw(scores), "chance": draw(st.floats(0, 1))}
             tokens = [1] * draw(st.integers(0, 9))
             sample = Sample(Prompt("q", columns=columns), group, member, text=draw(TEXTS), tokens=tokens)
-            found.append(replace(sample, logprob=-draw(st.floats(0, 5)), certainty=draw(st.floats(0, 5))))
+            found.append(replace(sample, logprob=-draw(st.floats(0, 5)), values={"certainty": draw(st.floats(0, 5))}))
     return found
 
 

@@ -54,7 +54,7 @@ def drawn(seed: int) -> list[Sample]:
             tokens = [1] * draw.randint(1, 20)
             logprob, certainty = -draw.random(), draw.random()
             sample = Sample(Prompt("q", columns=columns), group, member, text=text, tokens=tokens)
-            samples.append(replace(sample, logprob=logprob, certainty=certainty))
+            samples.append(replace(sample, logprob=logprob, values={"certainty": certainty}))
     return samples
 
 

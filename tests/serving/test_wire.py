@@ -41,9 +41,20 @@ def test_everything_arrives(form: Form):
         messages=[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "which ?"}]}],
         negative="blur",
         columns=columns,
+        prefix="it is",
     )
     samples = [
-        Sample(prompt, 3, 0, text="a\n\u2028b", tokens=(5, 0, 123456), finished=False, logprob=-0.1, certainty=1 / 3),
+        Sample(
+            prompt,
+            3,
+            0,
+            text="a\n\u2028b",
+            tokens=(5, 0, 123456),
+            finished=False,
+            logprob=-0.1,
+            values={"certainty": 1 / 3},
+            num_forced=2,
+        ),
         Sample(prompt, 3, 1, image=noise("RGB")),
         Sample(Prompt("other"), 4, 0, video=[noise("L", seed=i) for i in range(3)]),
     ]
@@ -52,10 +63,15 @@ def test_everything_arrives(form: Form):
     assert [(s.group, s.member, s.text, s.finished) for s in found] == [
         (3, 0, "a\n\u2028b", False), (3, 1, None, True), (4, 0, None, True),
     ]  # fmt: skip
-    assert (found[0].tokens, found[0].logprob, found[0].certainty) == ([5, 0, 123456], -0.1, 1 / 3)
+    assert (found[0].tokens, found[0].logprob, found[0].values, found[0].num_forced) == (
+        [5, 0, 123456],
+        -0.1,
+        {"certainty": 1 / 3},
+        2,
+    )
     assert found[0].prompt is found[1].prompt
     read = found[0].prompt
-    assert (read.text, read.negative, read.columns) == ("which ?", "blur", columns)
+    assert (read.text, read.negative, read.columns, read.prefix) == ("which ?", "blur", columns, "it is")
     assert read.messages == prompt.messages
     assert same(read.images[0], prompt.images[0])
     assert [same(a, b) for a, b in zip(read.videos[0], prompt.videos[0], strict=True)] == [True, True]
