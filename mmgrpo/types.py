@@ -93,6 +93,7 @@ class Sample:
         image: generated image, if the policy draws.
         video: generated video as a list of frames.
         array: what was generated where it is neither of these: sound (channels, values), an embedding; float32, CPU.
+        latent: the final state that a denoiser made it of, (1, ...) on the CPU, if the plan keeps it.
         tokens: generated token ids, if the policy speaks in tokens.
         finished: False where the generation was cut off by its length limit.
         logprob: mean log-probability of its decisions under the policy that drew it, in nats; None where not known.
@@ -108,6 +109,7 @@ class Sample:
     image: Image.Image | None = None
     video: Sequence[Image.Image] | None = None
     array: Tensor | None = None
+    latent: Tensor | None = None
     tokens: Sequence[int] | None = None
     finished: bool = True
     logprob: float | None = None
@@ -157,6 +159,7 @@ class Plan:
             None: 0 to group_size - 1 of each.
         continues: what each prompt's rows go on from, for policies that write; None, in whole or in part: from nothing.
         settings: the policy's own settings of drawing, for this rollout alone; its rows are scored under them.
+        keep_latents: whether samples keep the state that their picture is decoded from, to be read at other levels.
         on_samples: takes samples as soon as they are drawn, in any order, each once, as the very objects that the
             rollout will hold: rewards on threads judge them while the rest is drawn. A policy may leave it alone.
     """
@@ -169,6 +172,7 @@ class Plan:
     members: tuple[tuple[int, ...], ...] | None = None
     continues: tuple[Continuation | None, ...] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    keep_latents: bool = False
     on_samples: Callable[[Sequence[Sample]], None] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,14 +16,16 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import CheckpointError, ConfigError
+from mmgrpo.policies.kept import ADAPTER, Adapters, Copies, require_name
 from mmgrpo.policies.lora import LoraSettings
+from mmgrpo.values import REFERENCE
 
-ADAPTER = "default"
 CONFIG_FILE, PEFT_FILE, DIFFUSERS_FILE = (
     "adapter_config.json",
     "adapter_model.safetensors",
     "pytorch_lora_weights.safetensors",
 )
+KEPT = "kept"
 PEFT_PREFIX = "base_model.model."
 
 
@@ -37,22 +38,21 @@ class AdapterFiles(Protocol):
 
     merge: str
 
-    def save(self, modules: Mapping[str, nn.Module], lora: LoraSettings, directory: Path) -> None:
-        """Writes the adapters of the modules into an existing directory."""
+    def save(self, modules: Mapping[str, nn.Module], lora: LoraSettings, directory: Path, adapter: str) -> None:
+        """Writes a set of adapters of the modules into an existing directory."""
         ...
 
-    def load(self, modules: Mapping[str, nn.Module], directory: Path) -> None:
-        """Restores them. Raises CheckpointError for files that are missing or of other adapters."""
+    def load(self, modules: Mapping[str, nn.Module], directory: Path, adapter: str) -> None:
+        """Restores it. Raises CheckpointError for files that are missing or of other adapters."""
         ...
 
 
 class Weights:
-    """The trained modules of a policy, frozen but for what is trained.
+    """The trained modules of a policy, frozen but for what is trained, and the weights that are kept beside them.
 
     Attributes:
         modules: the modules by component name.
         lora: the adapters' settings, if adapters are trained.
-        reference: frozen copies, made at the first use; empty with LoRA, whose reference is the adapter switched off.
     """
 
     def __init__(
@@ -73,7 +73,6 @@ class Weights:
         self.modules = dict(modules)
         self.lora = lora if lora is None or lora.targets else lora.model_copy(update={"targets": targets})
         self._files = files
-        self.reference: dict[str, nn.Module] = {}
         for name, module in self.modules.items():
             _require_bare(name, module, files.merge)
             module.eval()  # no dropout: the rollout and the update must see the same policy
@@ -82,54 +81,66 @@ class Weights:
                 _inject(name, module, self.lora)
             else:
                 module.float().requires_grad_(True)
+        self._kept = Copies(self.modules) if self.lora is None else Adapters(self.modules)
 
     @property
     def trainable(self) -> list[nn.Parameter]:
         """Float32 master weights, in a fixed order."""
         return [p for module in self.modules.values() for p in module.parameters() if p.requires_grad]
 
-    @contextmanager
-    def adapters_off(self) -> Iterator[None]:
-        """Within it the adapters add nothing."""
-        layers = [m for module in self.modules.values() for m in module.modules() if isinstance(m, BaseTunerLayer)]
-        for layer in layers:
-            layer.enable_adapters(enabled=False)
-        try:
-            yield
-        finally:
-            for layer in layers:
-                layer.enable_adapters(enabled=True)
-            for parameter in self._adapter_parameters():
-                parameter.requires_grad_(True)
+    @property
+    def kept(self) -> Collection[str]:
+        """The names that ``using`` takes."""
+        return {REFERENCE, *self._kept.names}
 
-    def frozen_copies(self) -> Mapping[str, nn.Module]:
-        """The reference of a full fine-tune: copies of the weights as they were at the first call."""
-        if not self.reference:
-            self.reference = {name: _frozen(module) for name, module in self.modules.items()}
-        return self.reference
+    def keep(self, name: str, *, decay: float = 0.0) -> None:
+        """Keeps the weights of now under a name. Raises ConfigError for a name or a decay that cannot be."""
+        require_name(name, decay)
+        self._kept.keep(name, decay=decay)
+
+    def using(self, name: str) -> AbstractContextManager[Mapping[str, nn.Module]]:
+        """Within it the modules have the kept weights, or those it gives stand in for them.
+
+        The reference that was never kept is the adapters switched off, or full weights as they were when first asked
+        for. Raises ConfigError for a name under which nothing is kept.
+        """
+        return self._kept.using(name)
 
     def save(self, directory: Path) -> None:
-        """Adapters in the form of ``files``; full weights as ``save_pretrained`` folders, the reference beside."""
-        if self.lora is not None:
-            self._files.save(self.modules, self.lora, directory)
-            return
-        for folder, modules in ((directory, self.modules), (directory / "reference", self.reference)):
-            for name, module in modules.items():
-                _save_module(module, folder / name)
+        """Adapters in the form of ``files``, full weights as ``save_pretrained`` folders; what is kept in folders."""
+        if isinstance(self._kept, Copies):
+            self._save_modules(self.modules, directory)
+            for name in self._kept.names:
+                self._save_modules(self._kept.of(name), directory / KEPT / name)
+        elif self.lora is not None:
+            self._files.save(self.modules, self.lora, directory, ADAPTER)
+            for name in self._kept.names:
+                (directory / KEPT / name).mkdir(parents=True, exist_ok=True)
+                self._files.save(self.modules, self.lora, directory / KEPT / name, self._kept.key(name))
 
     def load(self, directory: Path) -> None:
         """Restores what ``save`` wrote. Raises CheckpointError if files are missing or are of another model."""
-        if self.lora is not None:
-            self._files.load(self.modules, directory)
+        folders = {path.name: path for path in sorted((directory / KEPT).glob("*")) if path.is_dir()}
+        if isinstance(self._kept, Copies):
+            self._load_modules(self.modules, directory)
+            if (directory / REFERENCE).is_dir():  # where checkpoints had it before there were other kept weights
+                folders.setdefault(REFERENCE, directory / REFERENCE)
+            for name, folder in folders.items():
+                self._load_modules(self._kept.of(name), folder)
             return
-        for name, module in self.modules.items():
-            _load_module(module, directory / name)
-        if (directory / "reference").is_dir():
-            for name, module in self.frozen_copies().items():
-                _load_module(module, directory / "reference" / name)
+        self._files.load(self.modules, directory, ADAPTER)
+        for name, folder in folders.items():
+            if name not in self._kept.names:
+                self._kept.add(name)
+            self._files.load(self.modules, folder, self._kept.key(name))
 
-    def _adapter_parameters(self) -> list[nn.Parameter]:
-        return [p for module in self.modules.values() for name, p in module.named_parameters() if ".lora_" in name]
+    def _save_modules(self, modules: Mapping[str, nn.Module], directory: Path) -> None:
+        for name, module in modules.items():
+            _save_module(module, directory / name)
+
+    def _load_modules(self, modules: Mapping[str, nn.Module], directory: Path) -> None:
+        for name, module in modules.items():
+            _load_module(module, directory / name)
 
 
 def _require_bare(name: str, module: nn.Module, merge: str) -> None:
@@ -173,21 +184,17 @@ def _targets(targets: str | Sequence[str] | None) -> str | list[str] | None:
     return list(targets) if isinstance(targets, Sequence) and not isinstance(targets, str) else targets
 
 
-def _frozen(module: nn.Module) -> nn.Module:
-    return copy.deepcopy(module).requires_grad_(False).eval()
-
-
 class DiffusersFiles:
     """One LoRA file for all components, as ``pipe.load_lora_weights`` reads it."""
 
     merge = "pipe.fuse_lora(); pipe.unload_lora_weights()"
 
-    def save(self, modules: Mapping[str, nn.Module], lora: LoraSettings, directory: Path) -> None:
+    def save(self, modules: Mapping[str, nn.Module], lora: LoraSettings, directory: Path, adapter: str) -> None:
         """Writes the file, the adapters' settings in its header."""
         tensors: dict[str, torch.Tensor] = {}
         metadata: dict[str, Any] = {}
         for name, module in modules.items():
-            tensors |= {f"{name}.{key}": value for key, value in _adapter_state(module).items()}
+            tensors |= {f"{name}.{key}": value for key, value in _adapter_state(module, adapter).items()}
             metadata |= {
                 f"{name}.r": lora.rank,
                 f"{name}.lora_alpha": lora.alpha,
@@ -197,13 +204,13 @@ class DiffusersFiles:
         header = {"format": "pt", "lora_adapter_metadata": json.dumps(metadata)}
         save_file(tensors, directory / DIFFUSERS_FILE, header)
 
-    def load(self, modules: Mapping[str, nn.Module], directory: Path) -> None:
+    def load(self, modules: Mapping[str, nn.Module], directory: Path, adapter: str) -> None:
         """Restores the adapters of every component."""
         path = _existing(directory / DIFFUSERS_FILE)
         tensors = load_file(path)
         for name, module in modules.items():
             own = {key[len(name) + 1 :]: value for key, value in tensors.items() if key.startswith(f"{name}.")}
-            _set_adapter_state(module, own, path)
+            _set_adapter_state(module, own, path, adapter)
 
 
 class PeftFiles:
@@ -211,29 +218,30 @@ class PeftFiles:
 
     merge = "model = model.merge_and_unload()"
 
-    def save(self, modules: Mapping[str, nn.Module], lora: LoraSettings, directory: Path) -> None:
+    def save(self, modules: Mapping[str, nn.Module], lora: LoraSettings, directory: Path, adapter: str) -> None:
         """Writes weights and settings."""
         (module,) = modules.values()
-        tensors = {f"{PEFT_PREFIX}{key}": value for key, value in _adapter_state(module).items()}
+        tensors = {f"{PEFT_PREFIX}{key}": value for key, value in _adapter_state(module, adapter).items()}
         save_file(tensors, directory / PEFT_FILE, {"format": "pt"})
         _lora_config(lora).save_pretrained(str(directory))
 
-    def load(self, modules: Mapping[str, nn.Module], directory: Path) -> None:
+    def load(self, modules: Mapping[str, nn.Module], directory: Path, adapter: str) -> None:
         """Restores the adapters."""
         (module,) = modules.values()
         path = _existing(directory / PEFT_FILE)
-        _set_adapter_state(module, {k.removeprefix(PEFT_PREFIX): v for k, v in load_file(path).items()}, path)
+        own = {key.removeprefix(PEFT_PREFIX): value for key, value in load_file(path).items()}
+        _set_adapter_state(module, own, path, adapter)
 
 
-def _adapter_state(module: nn.Module) -> dict[str, torch.Tensor]:
-    state = get_peft_model_state_dict(module, adapter_name=ADAPTER)
+def _adapter_state(module: nn.Module, adapter: str) -> dict[str, torch.Tensor]:
+    state = get_peft_model_state_dict(module, adapter_name=adapter)
     return {key: value.detach().cpu().contiguous() for key, value in state.items()}
 
 
-def _set_adapter_state(module: nn.Module, tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    expected = get_peft_model_state_dict(module, adapter_name=ADAPTER)
+def _set_adapter_state(module: nn.Module, tensors: Mapping[str, torch.Tensor], path: Path, adapter: str) -> None:
+    expected = get_peft_model_state_dict(module, adapter_name=adapter)
     _require_same({k: v.shape for k, v in expected.items()}, {k: v.shape for k, v in tensors.items()}, path)
-    set_peft_model_state_dict(module, dict(tensors), adapter_name=ADAPTER)
+    set_peft_model_state_dict(module, dict(tensors), adapter_name=adapter)
 
 
 def _existing(path: Path) -> Path:

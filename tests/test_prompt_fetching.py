@@ -24,7 +24,7 @@ from mmgrpo.data.prompt_media import MAX_BYTES
 from mmgrpo.data.prompts import load_prompts, load_prompts_of
 from mmgrpo.errors import DataError
 from mmgrpo.policies.denoising.calls import CallForm
-from mmgrpo.policies.denoising.trace import Row
+from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.types import Prompt
 from tests.policies.tiny_language import policy_of
 from tests.running import running

@@ -12,7 +12,7 @@ from PIL import Image
 
 from mmgrpo.data.media import local_file, opened
 from mmgrpo.errors import ConfigError, DataError, ReplayError
-from mmgrpo.policies.denoising.trace import Row
+from mmgrpo.policies.denoising.rows import Row
 
 IMAGE_ARGUMENTS = ("image", "images", "input_images")
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, DataError, ReplayError
+from mmgrpo.policies.denoising.drawing import Drawing
 from mmgrpo.policies.denoising.record import Drawn, Recorder, is_stochastic
-from mmgrpo.policies.denoising.trace import Row, Trace
+from mmgrpo.policies.denoising.rows import Row
+from mmgrpo.policies.denoising.trace import Trace
 from mmgrpo.types import Noise, Plan, Prompt, Rollout, Sample
 
 
@@ -28,14 +31,16 @@ class Chunk:
     """Rows that have run."""
 
     rows: Sequence[Row]
+    drawing: Drawing
     recorder: Recorder
     samples: Sequence[Sample]
     num_forwards: int
 
     @property
-    def shape(self) -> tuple[torch.Size, ...]:
-        """Shapes of a row's states."""
-        return tuple(torch.Size((1, *drawn.next_state.shape[1:])) for drawn in self.recorder.drawn)
+    def kind(self) -> tuple[str, tuple[torch.Size, ...]]:
+        """How its rows were drawn, and the shapes of a row's states."""
+        shapes = tuple(torch.Size((1, *drawn.next_state.shape[1:])) for drawn in self.recorder.drawn)
+        return self.drawing.kind, shapes
 
     @property
     def stochastic(self) -> list[int]:
@@ -45,46 +50,36 @@ class Chunk:
 
 
 def make_groups(prompts: Sequence[Prompt], group_size: int, seed: int, plan: Plan) -> list[list[Row]]:
-    """The rows of a rollout, group by group.
+    """The rows of a rollout, prompt by prompt.
 
     Args:
-        prompts: P prompts.
-        group_size: rows per prompt.
+        prompts: P prompts; those of one id are one group.
+        group_size: rows per prompt, where the plan names no members.
         seed: the step's seed.
-        plan: the prompts' identities, and whether a group shares its noise.
+        plan: the prompts' identities and members, and whether a group shares its noise.
 
     Returns:
-        P groups of ``group_size`` rows.
+        The rows of each prompt.
 
     Raises:
-        DataError: no prompts, an empty group, or ids that do not match the prompts.
+        DataError: no prompts, an empty group, ids that do not match the prompts, or a member drawn twice.
     """
     if not prompts or group_size < 1:
         raise DataError(f"a rollout needs prompts and group_size >= 1, got {len(prompts)} prompts, {group_size}")
     ids = plan.prompt_ids if plan.prompt_ids is not None else tuple(range(len(prompts)))
     if len(ids) != len(prompts):
         raise DataError(f"{len(prompts)} prompts need as many prompt_ids, got {len(ids)}")
-    if len(set(ids)) < len(ids):
-        raise DataError(f"prompt_ids name each prompt of a step once, for they key its noise; got {ids}")
+    members_of = plan.members_of(len(prompts), group_size)
+    drawn = Counter((group, member) for group, members in zip(ids, members_of, strict=True) for member in members)
+    if twice := [key for key, count in drawn.items() if count > 1]:
+        raise DataError(f"a member's number keys its noise, so a group draws it once; twice are (id, member): {twice}")
     return [
         [
-            Row(prompt=prompt, seed=seed, group=group, member=member, share_noise=plan.share_noise)
-            for member in range(group_size)
+            Row(prompt=prompt, seed=seed, group=group, member=member, share_noise=plan.share_noise, entry=entry)
+            for member in members
         ]
-        for group, prompt in zip(ids, prompts, strict=True)
+        for entry, (group, prompt, members) in enumerate(zip(ids, prompts, members_of, strict=True))
     ]
-
-
-def chunked(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
-    """Consecutive rows in runs of at most ``size``; rows that are shown images or videos run alone."""
-    chunk: list[Row] = []
-    for row in rows:
-        if chunk and (len(chunk) == size or row.has_media or chunk[-1].has_media):
-            yield chunk
-            chunk = []
-        chunk.append(row)
-    if chunk:
-        yield chunk
 
 
 def state_batches(rollout: Rollout, rows: Sequence[int], column: int, size: int) -> Iterator[list[int]]:
@@ -141,7 +136,11 @@ def assemble(chunks: Sequence[Chunk], plan: Plan, segments: Sequence[int] | None
         mask_BT=mask_BT,
         state_BT=_states(rows, T, plan),
         segment_BT=_segments(T, segments).expand(len(rows), T),
-        trace=Trace(rows=tuple(rows), transitions=tuple(t for chunk in chunks for t in chunk.recorder.transitions())),
+        trace=Trace(
+            rows=tuple(rows),
+            drawings=tuple(chunk.drawing for chunk in chunks for _ in chunk.rows),
+            transitions=tuple(t for chunk in chunks for t in chunk.recorder.transitions()),
+        ),
         noise=noise,
         num_forwards=sum(chunk.num_forwards for chunk in chunks),
     )
@@ -172,8 +171,8 @@ def _states(rows: Sequence[Row], num_steps: int, plan: Plan) -> Tensor:
     state_BT = torch.arange(len(rows) * num_steps).reshape(len(rows), num_steps)
     if plan.share_noise:
         shared = first_stochastic(plan) + 1
-        head_of = {row.group: index for index, row in reversed(list(enumerate(rows)))}
-        heads = torch.tensor([head_of[row.group] for row in rows])
+        head_of = {(row.group, row.entry): index for index, row in reversed(list(enumerate(rows)))}
+        heads = torch.tensor([head_of[row.group, row.entry] for row in rows])
         state_BT[:, :shared] = state_BT[heads, :shared]
     return state_BT
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ReplayError
-from mmgrpo.policies.denoising.trace import Row, Trace
+from mmgrpo.policies.denoising.rows import Row
+from mmgrpo.policies.denoising.trace import Trace
 from mmgrpo.types import Rollout
 
 BATCH_ROUNDING = 10.0  # times the tolerance: kernels of another batch size round otherwise
@@ -29,7 +30,7 @@ class Replay(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Exactness:
-    """Chooses ghost or full replay, once per shape and decision, and compares rows alone with rows in batches.
+    """Chooses ghost or full replay, once per kind of row and decision, and compares rows alone with rows in batches.
 
     Attributes:
         name: of the pipeline, for messages.
@@ -50,20 +51,20 @@ class Exactness:
         """Whether nothing has been measured yet."""
         return not self._needs_full
 
-    def knows(self, shape: Any, columns: Sequence[int]) -> bool:
-        """Whether all has been measured of these decisions of rows of this shape."""
-        return all((shape, column) in self._needs_full for column in columns)
+    def knows(self, kind: Any, columns: Sequence[int]) -> bool:
+        """Whether all has been measured of these decisions of rows of this kind."""
+        return all((kind, column) in self._needs_full for column in columns)
 
-    def needs_full(self, shape: Any, columns: Sequence[int]) -> bool:
+    def needs_full(self, kind: Any, columns: Sequence[int]) -> bool:
         """Whether replay has to run the denoiser in the iterations that it passes through."""
-        return any(self._needs_full[shape, column] for column in columns)
+        return any(self._needs_full[kind, column] for column in columns)
 
-    def measure(self, rollout: Rollout, shape: Any, columns: Sequence[int], *, alone: bool) -> str:
+    def measure(self, rollout: Rollout, kind: Any, columns: Sequence[int], *, alone: bool) -> str:
         """Measures what is not known of a rollout that one run of the pipeline made.
 
         Args:
             rollout: the rows of one run.
-            shape: what they are known by.
+            kind: what they are known by.
             columns: its stochastic decisions.
             alone: whether rows run by themselves, in rollouts and in updates.
 
@@ -75,7 +76,7 @@ class Exactness:
         """
         rows = list(range(len(rollout.samples)))
         for column in columns:
-            if (shape, column) in self._needs_full:
+            if (kind, column) in self._needs_full:
                 continue
             ghost = self._gap(rollout, rows, column, run_ghosts=False)
             full = ghost if ghost <= self.tolerance else self._gap(rollout, rows, column, run_ghosts=True)
@@ -87,15 +88,15 @@ class Exactness:
                     f"{full:.1e} (full), more than {self.tolerance:.0e}: its steps depend on more than their latents. "
                     "Switch off caches, guidance momentum and dropout"
                 )
-            self._needs_full[shape, column] = ghost > self.tolerance
-        if alone or shape in self._compared:
+            self._needs_full[kind, column] = ghost > self.tolerance
+        if alone or kind in self._compared:
             return ""
         ends = sorted({columns[0], columns[-1]}) if columns else []
-        gap = max((self._batch_gap(rollout, shape, column) for column in ends), default=0.0)
+        gap = max((self._batch_gap(rollout, kind, column) for column in ends), default=0.0)
         allowed = BATCH_ROUNDING * self.tolerance * self.unit(rollout.trace.transitions[0][-1].next_state.numel())
         if gap > allowed:
             return f"alone and beside another prompt its log-probability differs by {gap:.1e}, more than {allowed:.0e}"
-        self._compared.add(shape)
+        self._compared.add(kind)
         return ""
 
     @torch.no_grad()
@@ -112,11 +113,11 @@ class Exactness:
         return _largest(found_N - rollout.old_logprob_BT[list(rows), column])
 
     @torch.no_grad()
-    def _batch_gap(self, rollout: Rollout, shape: Any, column: int) -> float:
+    def _batch_gap(self, rollout: Rollout, kind: Any, column: int) -> float:
         """What the batch does to a row: drawn among the rollout's rows, and scored beside another prompt."""
         chosen = _unlike(rollout.trace.rows)
         pair = _pair(rollout.trace, chosen)
-        run_ghosts = self._needs_full[shape, column]
+        run_ghosts = self._needs_full[kind, column]
         try:
             alone_2 = torch.cat(
                 [self.replay(pair, [row], column, states=[row], run_ghosts=run_ghosts) for row in (0, 1)]
@@ -148,4 +149,9 @@ def _pair(trace: Trace, chosen: tuple[int, int]) -> Trace:
     if chosen[0] == chosen[1]:
         text = f"{first.prompt.text} {first.prompt.text}".strip() or "a picture"
         other = replace(first, prompt=replace(first.prompt, text=text))
-    return replace(trace, rows=(first, other), transitions=tuple(trace.transitions[row] for row in chosen))
+    return replace(
+        trace,
+        rows=(first, other),
+        drawings=tuple(trace.drawings[row] for row in chosen),
+        transitions=tuple(trace.transitions[row] for row in chosen),
+    )

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from mmgrpo.errors import PolicyError
 from mmgrpo.policies.denoising.calls import RowsError
-from mmgrpo.policies.denoising.trace import Row
+from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.types import Sample
 
 MEDIA = ("images", "frames", "videos", "audios")  # fields looked at first, in this order
 COLOURS = (1, 3, 4)  # channels, last, of an array that is a picture
 
 
-def samples_of(rows: Sequence[Row], media: Sequence[Any]) -> list[Sample]:
-    """What the rewards will see: of each row a picture, a video or an array."""
+def samples_of(rows: Sequence[Row], media: Sequence[Any], latents: Sequence[Tensor] | None = None) -> list[Sample]:
+    """What the rewards will see: of each row a picture, a video or an array; with the final states, where kept."""
     return [
         Sample(
             row.prompt,
@@ -29,8 +29,9 @@ def samples_of(rows: Sequence[Row], media: Sequence[Any]) -> list[Sample]:
             image=item if isinstance(item, Image.Image) else None,
             video=item if isinstance(item, list) else None,
             array=item if isinstance(item, Tensor) else None,
+            latent=latent,
         )
-        for row, item in zip(rows, media, strict=True)
+        for row, item, latent in zip(rows, media, latents or [None] * len(rows), strict=True)
     ]
 
 

@@ -11,9 +11,10 @@ from torch import Tensor
 from mmgrpo.errors import ReplayError
 from mmgrpo.maths.divergences import Moments
 from mmgrpo.policies.denoising.calls import RewoundError, RowsError
+from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.policies.denoising.sampling import Decision, Sampling, at_rows
 from mmgrpo.policies.denoising.session import StepCall
-from mmgrpo.policies.denoising.trace import Row, Transition
+from mmgrpo.policies.denoising.trace import Transition
 from mmgrpo.types import Plan
 from mmgrpo.values import OLD
 
@@ -89,7 +90,8 @@ class Recorder:
         self._last[call.stream] = drawn
         own = drawn.next_state
         if call.iteration == self.branch_at and self.branch is not None:
-            own = own[:: len(self.branch[0])]  # the run goes on with each group's first member, to its stop
+            owner = owner_of(self.branch).tolist()
+            own = own[[owner.index(group) for group in range(len(self.branch))]]  # the run goes on with first members
         return own.clone()
 
     def _draw(self, call: StepCall) -> Drawn:
@@ -97,10 +99,9 @@ class Recorder:
         decision = self.sampling.decide(call, stochastic=chosen)
         rows, moments = self.rows, decision.moments
         if call.iteration == self.branch_at and self.branch is not None:
-            rows = [row for members in self.branch for row in members]
-            moments = at_rows(moments, torch.arange(len(rows)) // len(self.branch[0]), len(self.rows))
-            keep = decision.keep
-            keep = None if keep is None else keep[torch.arange(len(rows)) // len(self.branch[0])]
+            rows, owner = [row for members in self.branch for row in members], owner_of(self.branch)
+            moments = at_rows(moments, owner, len(self.rows))
+            keep = None if decision.keep is None else decision.keep[owner]
             decision = replace(decision, moments=moments, keep=keep)
         next_state = moments.mean
         if is_stochastic(moments):
@@ -134,6 +135,10 @@ class Recorder:
         ]
         return self.sampling.reduced(densities, len(self.rows))
 
+    def latents(self) -> list[Tensor]:
+        """The final state of each row."""
+        return split_rows(self._last[0].next_state, len(self.rows))
+
     def transitions(self) -> list[tuple[Transition, ...]]:
         """The record, row by row."""
         return [
@@ -153,6 +158,16 @@ class Recorder:
             keep=None if drawn.keep is None else drawn.keep[row],
             mean=drawn.decision.moments.mean[row] if keeps_mean else None,
         )
+
+
+def split_rows(state: Tensor, num_rows: int) -> list[Tensor]:
+    """The part of a state that is each row's, leading dimension and all, on the CPU; a row alone has every entry."""
+    return [part.cpu() for part in (state.split(1) if num_rows > 1 else [state])]
+
+
+def owner_of(groups: Sequence[Sequence[Row]]) -> Tensor:
+    """(B,) which of the groups each row is of, rows group by group."""
+    return torch.repeat_interleave(torch.tensor([len(members) for members in groups]))
 
 
 def _is_cast(state: Tensor, found: Tensor) -> bool:

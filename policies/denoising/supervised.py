@@ -21,6 +21,7 @@ from torch.nn.functional import mse_loss
 from mmgrpo.errors import DataError, PolicyError
 from mmgrpo.policies.denoising.layout import Layout, read_layout
 from mmgrpo.policies.denoising.proxies import call_argument
+from mmgrpo.policies.denoising.rows import Row, shows_media
 from mmgrpo.policies.denoising.schedules import (
     DISCRETE,
     FLOW,
@@ -31,8 +32,8 @@ from mmgrpo.policies.denoising.schedules import (
     family_of,
     schedule_index,
 )
-from mmgrpo.policies.denoising.session import Session, Stage, StepCall, Stop
-from mmgrpo.policies.denoising.trace import Row, shows_media
+from mmgrpo.policies.denoising.session import Session, StepCall, Stop
+from mmgrpo.policies.denoising.stage import Stage
 from mmgrpo.types import Example
 
 TIMESTEP_NAMES = ("timestep", "timesteps", "t")

@@ -9,12 +9,13 @@ from torch import Tensor
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
 from mmgrpo.policies.denoising.replay import Replayer
-from mmgrpo.values import OLD, REFERENCE, Value
+from mmgrpo.values import OLD, Value
 
 
-def require_known(values: Collection[Value]) -> None:
-    """Raises ConfigError for a value that denoising steps do not have."""
-    known = {OLD: [*GAUSSIAN_DIVERGENCES], REFERENCE: ["logprob", *GAUSSIAN_DIVERGENCES, *LOGPROB_DIVERGENCES]}
+def require_known(values: Collection[Value], kept: Collection[str]) -> None:
+    """Raises ConfigError for a value that drawn denoising steps do not have, or of a view that is not kept."""
+    known = {OLD: [*GAUSSIAN_DIVERGENCES]}
+    known |= {name: ["logprob", *GAUSSIAN_DIVERGENCES, *LOGPROB_DIVERGENCES] for name in kept}
     for value in values:
         if value.view is None or value.name not in known.get(value.view, ()):
             have = "; ".join(f"of {view}: {', '.join(sorted(names))}" for view, names in known.items())

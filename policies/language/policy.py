@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,14 @@ from mmgrpo.policies.language.trace import Trace, assembled, sample_of
 from mmgrpo.policies.language.values import views_of
 from mmgrpo.policies.language.ways import Cached, Way
 from mmgrpo.policies.weights import PeftFiles, Weights
-from mmgrpo.policy import Policy, Supervised
+from mmgrpo.policy import Keeping, Policy, Supervised
 from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, Sample, SupervisedLoss
-from mmgrpo.values import ENTROPY, OLD, Value
+from mmgrpo.values import ENTROPY, OLD, REFERENCE, Value
 
 WHOLE = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.empty(0, dtype=torch.long))
 
 
-class LanguagePolicy(Policy, Supervised):
+class LanguagePolicy(Policy, Supervised, Keeping):
     """A causal language model, a vision-language model or an encoder-decoder, whose tokens are decisions.
 
     A prompt, with its pictures, goes through the model once per group in the rollout and once in the update; its
@@ -97,8 +97,8 @@ class LanguagePolicy(Policy, Supervised):
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
         self._tolerance = TOLERANCES[dtype]
         self._choice, self._teaching = self._choices()
-        self._frozen: dict[int, Way] = {}
-        self._refers = False
+        self._copies: Mapping[str, nn.Module] = {}
+        self._frozen: dict[int, tuple[Way, Way]] = {}  # by copy: a way, and the same through the copy
         self._verified = False
 
     @classmethod
@@ -136,19 +136,23 @@ class LanguagePolicy(Policy, Supervised):
         """Restores what ``save`` wrote."""
         self._weights.load(directory)
 
+    def keep(self, name: str, *, decay: float = 0.0) -> None:
+        """Kept adapters are further frozen adapters, kept full weights a further frozen copy of the model."""
+        self._weights.keep(name, decay=decay)
+
     @contextmanager
-    def reference(self) -> Iterator[None]:
-        """Adapters off; for a full fine-tune, a copy of the weights as they were when first asked for."""
-        if self._weights.lora is not None:
-            with self._weights.adapters_off():
-                yield
-            return
-        self._weights.frozen_copies()
-        before, self._refers = self._refers, True
+    def using(self, name: str) -> Iterator[None]:
+        """The reference that was never kept is the adapters off, or full weights as they were when first asked for."""
+        before, weights = self._copies, self._weights.using(name)
         try:
-            yield
+            with weights as self._copies:
+                yield
         finally:
-            self._refers = before
+            self._copies = before
+
+    def reference(self) -> AbstractContextManager[None]:
+        """``using("reference")``."""
+        return self.using(REFERENCE)
 
     def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
         """Writes ``group_size`` completions per prompt; a decision is one token.
@@ -206,7 +210,7 @@ class LanguagePolicy(Policy, Supervised):
 
         Of values there are the entropy, and of another view its log-probability and divergences k1, k2 and k3.
         """
-        views = views_of(values)
+        views = views_of(values, self._weights.kept)
         chosen = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
         kept = [row for row in chosen if bool(rollout.mask_BT[row].any())]
         trace: Trace = rollout.trace
@@ -232,8 +236,7 @@ class LanguagePolicy(Policy, Supervised):
 
     @torch.no_grad()
     def _of_view(self, view: str, trace: Trace, rows: Sequence[int], mask_NT: Tensor) -> Tensor:
-        del view  # the reference is the only one there is
-        with self.reference():
+        with self.using(view):
             return self._scored(trace, rows, mask_NT, entropy=False)[0]
 
     def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
@@ -326,13 +329,11 @@ class LanguagePolicy(Policy, Supervised):
         return logprob_NT, torch.zeros_like(logprob_NT).masked_scatter(index, entropy_M)
 
     def _now(self, way: Way) -> Way:
-        """A way through the model, or through the frozen copy where the reference is asked."""
-        if not self._refers:
-            return way
-        if id(way) not in self._frozen:
-            frozen: Any = self._weights.frozen_copies()["model"]
-            self._frozen = {id(way): way.through(frozen)}
-        return self._frozen[id(way)]
+        """A way through the model, or through the frozen copy of it that stands in."""
+        copied: Any = self._copies.get("model")
+        if copied is not None and self._frozen.get(id(copied), (None, None))[0] is not way:
+            self._frozen[id(copied)] = (way, way.through(copied))
+        return way if copied is None else self._frozen[id(copied)][1]
 
     @contextmanager
     def _checkpointing(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from PIL import Image
 from mmgrpo.errors import MmgrpoError
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.calls import form_of
-from mmgrpo.policies.denoising.trace import Row
+from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.types import Prompt, Rollout
 from tests.breadth import assembly
 from tests.policies import contract

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
-from mmgrpo.policies.denoising.trace import Row
+from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.types import Plan, Prompt, Sample
 from mmgrpo.values import DRIFT, from_reference
 from tests.policies.contract import sample_difference, values
@@ -295,7 +295,7 @@ def test_prompts_and_their_ids_are_checked() -> None:
         policy.rollout([], group_size=1, seed=SEED)
     with pytest.raises(DataError, match="need as many prompt_ids"):
         policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED, plan=Plan(prompt_ids=(1,)))
-    with pytest.raises(DataError, match="name each prompt of a step once"):
+    with pytest.raises(DataError, match="a group draws it once"):
         policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED, plan=Plan(prompt_ids=(1, 1)))
 
 

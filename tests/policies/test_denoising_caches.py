@@ -20,7 +20,7 @@ from diffusers import (
     TaylorSeerCacheConfig,
 )
 
-from mmgrpo.policies.denoising.trace import Row
+from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.types import Plan, Prompt
 from tests.policies.contract import gradients, move, relative_difference, sample_difference, values
 from tests.policies.tiny_policies import pipeline_of, policy_of, prompts_of, settings_of

@@ -15,7 +15,7 @@ from PIL import Image
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.policies.denoising.calls import CallForm
-from mmgrpo.policies.denoising.trace import Row
+from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.types import Plan, Prompt
 from mmgrpo.values import from_reference
 from tests.policies.contract import sample_difference, values

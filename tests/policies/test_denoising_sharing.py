@@ -14,7 +14,8 @@ from mmgrpo.policies.denoising.memo import Memo
 from mmgrpo.policies.denoising.proxies import Shapes
 from mmgrpo.policies.denoising.record import Recorder
 from mmgrpo.policies.denoising.sampling import Sampling
-from mmgrpo.policies.denoising.session import Session, Stage
+from mmgrpo.policies.denoising.session import Session
+from mmgrpo.policies.denoising.stage import Stage
 from mmgrpo.types import Plan, Prompt
 from mmgrpo.values import DRIFT
 from tests.policies.contract import gradients, move, relative_difference, values

@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 from mmgrpo.errors import PolicyError
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.layout import read_layout
-from mmgrpo.policies.denoising.trace import Row
+from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.types import Example, Prompt
 from tests.policies.tiny_policies import pipeline_of, policy_of
 from tests.tiny.pipelines import PIPELINES

@@ -1,0 +1,43 @@
+"""How many rows share a run of the pipeline."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from mmgrpo.policies.denoising.rows import Row
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Batches:
+    """The sizes of runs; rows that are found to depend on their batch run alone from then on.
+
+    Attributes:
+        rollout: rows in rollouts.
+        update: states in updates.
+        alone: whether rows were found to depend on their batch.
+    """
+
+    rollout: int
+    update: int
+    alone: bool = False
+
+    def run_alone(self, why: str) -> None:
+        """Every row has a run of the pipeline to itself from here on."""
+        logger.warning("%s. From here on every row runs alone, in rollouts and in updates", why)
+        self.rollout, self.update, self.alone = 1, 1, True
+
+
+def chunked(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+    """Consecutive rows in runs of at most ``size``; rows that are shown images or videos run alone."""
+    chunk: list[Row] = []
+    for row in rows:
+        if chunk and (len(chunk) == size or row.has_media or chunk[-1].has_media):
+            yield chunk
+            chunk = []
+        chunk.append(row)
+    if chunk:
+        yield chunk

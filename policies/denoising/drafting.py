@@ -1,0 +1,178 @@
+"""Rows drawn: run after run of the pipeline, what a group shares once, and the first of each kind examined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from mmgrpo.errors import MmgrpoError, PolicyError
+from mmgrpo.policies.denoising.batches import Batches, chunked
+from mmgrpo.policies.denoising.calls import RewoundError, RowsError
+from mmgrpo.policies.denoising.chunks import Chunk, Stem, assemble, first_stochastic
+from mmgrpo.policies.denoising.drawing import Drawing
+from mmgrpo.policies.denoising.exactness import WRONG_CALL, Exactness
+from mmgrpo.policies.denoising.outputs import media_of, samples_of
+from mmgrpo.policies.denoising.record import Recorder, owner_of, split_rows
+from mmgrpo.policies.denoising.rows import Row
+from mmgrpo.policies.denoising.session import Session
+from mmgrpo.policies.denoising.stage import Stage, require_denoisers
+from mmgrpo.policies.denoising.trace import Trace
+from mmgrpo.types import Plan, Rollout, Sample
+
+Groups = Sequence[Sequence[Row]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafter:
+    """Draws the rows of rollouts.
+
+    Attributes:
+        stage: the pipeline.
+        batches: how many rows share a run.
+        exactness: what is measured of the first rows of a kind.
+        segments: lengths of the segments of a rollout, in steps.
+        evaluation_call: laid over the call where samples are drawn without noise.
+    """
+
+    stage: Stage
+    batches: Batches
+    exactness: Exactness
+    segments: tuple[int, ...] | None
+    evaluation_call: Mapping[str, Any]
+
+    def stochastic(self, groups: Groups, plan: Plan, drawing: Drawing) -> Rollout:
+        """The rows with their decisions on record."""
+        chunks = self._drawn(groups, plan, drawing)
+        rollout = assemble(chunks, plan, self.segments)
+        needs_full = any(self.exactness.needs_full(chunk.kind, chunk.stochastic) for chunk in chunks)
+        trace = replace(rollout.trace, run_ghosts=needs_full)
+        return replace(rollout, trace=trace, num_alone=len(rollout.samples) if self.batches.alone else 0)
+
+    def deterministic(self, rows: Sequence[Row], plan: Plan, drawing: Drawing) -> Rollout:
+        """The stock pipeline with its stock sampler; nothing is recorded."""
+        self._settle_batches(rows, drawing)
+        samples: list[Sample] = []
+        call = {**drawing.call, **self.evaluation_call, **drawing.changed_call}
+        num_forwards, T = 0, 1
+        for chunk in chunked(rows, drawing.batch(self.batches.rollout)):
+            session = Session(on_step=None)
+            output = self._run(session, chunk, call)
+            latents = None
+            if plan.keep_latents and session.last_state is not None:
+                latents = split_rows(session.last_state, len(chunk))
+            drawn = samples_of(chunk, media_of(output, len(chunk)), latents)
+            plan.hand_over(drawn)
+            samples += drawn
+            num_forwards, T = num_forwards + session.num_forwards, session.iteration + 1
+        B = len(rows)
+        return Rollout(
+            samples=samples,
+            prompt_index_B=torch.tensor([row.group for row in rows]),
+            old_logprob_BT=torch.zeros(B, T),
+            mask_BT=torch.zeros(B, T, dtype=torch.bool),
+            state_BT=torch.arange(B * T).reshape(B, T),
+            segment_BT=torch.arange(T).expand(B, T),
+            trace=Trace(rows=tuple(rows), drawings=(drawing,) * B, transitions=()),
+            num_forwards=num_forwards,
+        )
+
+    def _drawn(self, groups: Groups, plan: Plan, drawing: Drawing) -> list[Chunk]:
+        """All rows, run after run; the first of each kind is examined before its samples are handed over."""
+        chunks: list[Chunk] = []
+        try:
+            return self._drawn_as_called(groups, plan, drawing, chunks)
+        except RewoundError:
+            self.stage.asks_twice = True
+            return self._drawn(groups, plan, drawing)
+        except RowsError as error:
+            if chunks or self.stage.form.single:
+                raise
+            self._run_singly(f"{type(self.stage.pipeline).__name__} does not take rows as lists: {error}")
+            return self._drawn_as_called(groups, plan, drawing, chunks)
+
+    def _drawn_as_called(self, groups: Groups, plan: Plan, drawing: Drawing, chunks: list[Chunk]) -> list[Chunk]:
+        """All rows, put into ``chunks`` one by one."""
+        for stem in self._stems(groups, plan, drawing):
+            chunk = self._record(stem, plan, drawing)
+            if reason := self._batch_dependence(chunk, plan):
+                said = f"a row of {type(self.stage.pipeline).__name__} depends on its batch: {reason}"
+                if chunks:
+                    raise PolicyError(f"{said}; set policy.rollout_batch and policy.update_batch to 1")
+                self.batches.run_alone(said)
+                return self._drawn_as_called(groups, plan, drawing, chunks)
+            plan.hand_over(chunk.samples)
+            chunks.append(chunk)
+        return chunks
+
+    def _run_singly(self, why: str) -> None:
+        """Every row runs alone, its prompt a string and its generator no list."""
+        self.batches.run_alone(why)
+        self.stage.form = replace(self.stage.form, single=True)
+
+    def _run(self, session: Session, rows: Sequence[Row], call: Mapping[str, Any]) -> Any:
+        """What the pipeline gives for rows. Raises RowsError where the first call of it fails, however it does."""
+        arguments = self.stage.form.arguments(rows, call)
+        try:
+            return self.stage.run(session, arguments, seed=rows[0].seed)
+        except (MmgrpoError, torch.OutOfMemoryError):
+            raise
+        except WRONG_CALL as error:
+            if not self.exactness.is_new:
+                raise
+            given = ", ".join(sorted(arguments))
+            raise RowsError(f"called with {given} it fails with {type(error).__name__}: {error}") from error
+
+    def _batch_dependence(self, chunk: Chunk, plan: Plan) -> str:
+        """Why the rows of a run, if they are the first of their kind, have to run alone; empty where they need not."""
+        if self.exactness.knows(chunk.kind, chunk.stochastic):
+            return ""
+        sizes = [chunk.drawing.batch(size) for size in (self.batches.rollout, self.batches.update)]
+        alone = max(sizes) == 1 or chunk.rows[0].has_media
+        rollout = assemble([chunk], plan, self.segments)
+        return self.exactness.measure(rollout, chunk.kind, chunk.stochastic, alone=alone)
+
+    def _stems(self, groups: Groups, plan: Plan, drawing: Drawing) -> Iterator[Stem]:
+        """Runs of rows to record; where groups share their noise, with the shared prefix already drawn."""
+        size = drawing.batch(self.batches.rollout)
+        if not plan.share_noise:
+            yield from (Stem(chunk) for chunk in chunked((row for members in groups for row in members), size))
+            return
+        left = list(groups)
+        first = first_stochastic(plan)
+        for heads in list(chunked((members[0] for members in groups), size)):
+            branch, left = left[: len(heads)], left[len(heads) :]
+            recorder = Recorder(
+                heads, plan, drawing.sampling, branch=branch, branch_at=first, check=self.exactness.is_new
+            )
+            session = Session(on_step=recorder, stop_before=first + 1)
+            self.stage.run(session, self.stage.form.arguments(heads, drawing.call), seed=heads[0].seed)
+            spent, offset, owner = session.num_forwards, 0, owner_of(branch)
+            for chunk in chunked((row for members in branch for row in members), size):
+                index = torch.arange(offset, offset + len(chunk))
+                known = tuple(d.rows(index if d.iteration == first else owner[index]) for d in recorder.drawn)
+                yield Stem(chunk, known, spent)
+                spent, offset = 0, offset + len(chunk)
+
+    def _record(self, stem: Stem, plan: Plan, drawing: Drawing) -> Chunk:
+        check = self.exactness.is_new and not stem.known  # what was predicted of a known step is a ghost's
+        recorder = Recorder(stem.rows, plan, drawing.sampling, known=stem.known, check=check)
+        last_known = stem.known[-1].iteration if stem.known else -1
+        session = Session(on_step=recorder, ghost=lambda iteration: iteration <= last_known)
+        output = self._run(session, stem.rows, drawing.call)
+        require_denoisers(self.stage, session)
+        latents = recorder.latents() if plan.keep_latents else None
+        samples = samples_of(stem.rows, media_of(output, len(stem.rows)), latents)
+        return Chunk(stem.rows, drawing, recorder, samples, session.num_forwards + stem.num_forwards)
+
+    def _settle_batches(self, rows: Sequence[Row], drawing: Drawing) -> None:
+        """Finds out before the first samples without noise whether rows may share a run; they have no densities."""
+        if not self.exactness.is_new or self.batches.rollout == 1 or len(rows) == 1:
+            return
+        unlike = list({row.prompt.text: [row] for row in rows}.values())[:2]
+        try:
+            self._drawn(unlike, Plan(), drawing)
+        except MmgrpoError:  # what cannot be trained may still be sampled
+            return

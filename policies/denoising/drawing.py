@@ -1,0 +1,84 @@
+"""How rows are drawn and scored, and what a plan may change of it for one rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.transitions import SAMPLERS
+from mmgrpo.policies.denoising.calls import CallForm
+from mmgrpo.policies.denoising.rows import shows_media
+from mmgrpo.policies.denoising.sampling import NATIVE, Sampling
+
+OVERRIDES = ("call", "sampler", "strength")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Drawing:
+    """How rows are drawn; rows are scored as they were.
+
+    Attributes:
+        sampling: from the network's output to a Gaussian.
+        call: arguments of the pipeline's call.
+        changes: what of these is a plan's, by name.
+    """
+
+    sampling: Sampling
+    call: Mapping[str, Any]
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """Tells drawings of one policy apart, in words."""
+        return repr(sorted((name, repr(value)) for name, value in self.changes.items()))
+
+    @property
+    def changed_call(self) -> Mapping[str, Any]:
+        """The plan's arguments alone."""
+        return self.changes.get("call", {})
+
+    def batch(self, most: int) -> int:
+        """How many rows share a run, of at most so many: one, where a plan shows the pipeline something."""
+        return 1 if shows_media(self.changed_call) else most
+
+
+def with_settings(drawing: Drawing, settings: Mapping[str, Any], form: CallForm, scheduler: Any) -> Drawing:
+    """The drawing with a plan's settings laid over it.
+
+    Args:
+        drawing: the policy's own.
+        settings: of a plan: ``strength``, ``sampler``, and ``call``, whose arguments are laid over the policy's.
+        form: what the pipeline's call takes.
+        scheduler: which the sampler has to fit.
+
+    Returns:
+        The policy's own where there are none.
+
+    Raises:
+        ConfigError: a name or a value that is none, or an argument that the call does not take.
+    """
+    if not settings:
+        return drawing
+    if unknown := sorted(set(settings) - set(OVERRIDES)):
+        raise ConfigError(f"Plan.settings of a denoising rollout are {', '.join(OVERRIDES)}; got {', '.join(unknown)}")
+    sampler, strength = settings.get("sampler", drawing.sampling.sampler), settings.get("strength")
+    if sampler not in (*SAMPLERS, NATIVE):
+        raise ConfigError(f"Plan.settings: no sampler {sampler!r}; known are {', '.join((*SAMPLERS, NATIVE))}")
+    if strength is not None and not (isinstance(strength, (int, float)) and strength >= 0):
+        raise ConfigError(f"Plan.settings: strength must be a number of at least 0, got {strength!r}")
+    strength = drawing.sampling.strength if strength is None else float(strength)
+    sampling = replace(drawing.sampling, sampler=sampler, strength=strength)
+    sampling.check_scheduler(scheduler)
+    call = checked_call(settings.get("call", {}), form)
+    return Drawing(sampling=sampling, call={**drawing.call, **call}, changes=dict(settings))
+
+
+def checked_call(call: Any, form: CallForm) -> Mapping[str, Any]:
+    """A plan's arguments for the pipeline. Raises ConfigError for one that its call does not take."""
+    if not isinstance(call, Mapping):
+        raise ConfigError(f"Plan.settings: call must hold arguments of the pipeline by name, got {call!r}")
+    if unknown := sorted(name for name in call if not form.takes(name)):
+        raise ConfigError(f"Plan.settings: the pipeline's call takes no {' and no '.join(unknown)}")
+    return call

@@ -1,0 +1,67 @@
+"""Who a row of a run is: everything random about it is a function of its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.types import Prompt
+
+INITIAL_NOISE = -1  # keys the pipeline's own generator, apart from every decision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The identity of a sample: everything random about it is a function of this.
+
+    Attributes:
+        prompt: what is drawn.
+        seed: the step's seed.
+        group: the prompt's id in the whole job.
+        member: position in the group.
+        share_noise: whether the initial noise is the group's instead of the member's.
+        entry: which of the rollout's prompts it is shown; rows of one group and entry may share states.
+    """
+
+    prompt: Prompt
+    seed: int
+    group: int
+    member: int
+    share_noise: bool
+    entry: int = 0
+
+    @property
+    def has_media(self) -> bool:
+        """Whether the prompt shows the pipeline something; most pipelines then take one row at a time."""
+        return len(self.prompt.images) > 0 or len(self.prompt.videos) > 0
+
+    def generator(self) -> torch.Generator:
+        """A fresh generator for what the pipeline itself draws (initial noise, encoder samples)."""
+        member = 0 if self.share_noise else self.member
+        return torch.Generator().manual_seed(derive_seed(self.seed, self.group, member, INITIAL_NOISE))
+
+    def noise(self, shape: Sequence[int], *, iteration: int, ordinal: int) -> Tensor:
+        """Standard normal noise of one decision, float32, on the CPU so that every device draws the same."""
+        seed = derive_seed(self.seed, self.group, self.member, iteration, ordinal)
+        return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed))
+
+
+def shows_media(call: Mapping[str, Any]) -> bool:
+    """Whether the pipeline is shown an image, a mask or a video with every prompt.
+
+    Rows then run alone: pipelines encode such an argument once for the whole batch, with the first row's generator.
+    """
+    return any(_is_media(value) for value in call.values())
+
+
+def _is_media(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_is_media(item) for item in value)
+    return isinstance(value, (Image.Image, Tensor, np.ndarray))

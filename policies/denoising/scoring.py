@@ -1,0 +1,101 @@
+"""The log-probability of stored decisions, and what else is asked of them, now and under other views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import PolicyError
+from mmgrpo.policies.denoising.batches import Batches
+from mmgrpo.policies.denoising.chunks import state_batches
+from mmgrpo.policies.denoising.replay import Replayer
+from mmgrpo.policies.denoising.session import Session
+from mmgrpo.policies.denoising.stage import Stage
+from mmgrpo.policies.denoising.trace import Trace
+from mmgrpo.policies.denoising.values import value_N
+from mmgrpo.types import Evaluation, Rollout
+from mmgrpo.values import OLD, Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scorer:
+    """Scores the decisions of drawn rows again.
+
+    Attributes:
+        stage: the pipeline.
+        batches: how many states share a run.
+        using: the weights of a view, within the context.
+    """
+
+    stage: Stage
+    batches: Batches
+    using: Callable[[str], AbstractContextManager[None]]
+
+    def evaluate(self, rollout: Rollout, chosen: Sequence[int], values: Collection[Value]) -> Iterator[Evaluation]:
+        """One slice per decision and batch of distinct states."""
+        for column in range(rollout.shape[1]):
+            kept = [row for row in chosen if bool(rollout.mask_BT[row, column])]
+            for batch in state_batches(rollout, kept, column, self.batches.update):
+                yield self._score(rollout, batch, column, values)
+
+    def _score(self, rollout: Rollout, rows: list[int], column: int, values: Collection[Value]) -> Evaluation:
+        states = rollout.state_BT[rows, column].tolist()
+        others, num_forwards = {}, 0
+        for view in sorted({value.view for value in values if value.view not in (None, OLD)}):
+            with torch.no_grad(), self.using(view):
+                others[view], spent = self.replay(rollout.trace, rows, column, states=states)
+            num_forwards += spent
+        now, spent = self.replay(rollout.trace, rows, column, states=states)
+        logprob_N = now.logprob_N()
+        require_grad(logprob_N, f"step {column}", self.stage)
+        return Evaluation(
+            columns=(column,),
+            logprob_BT=logprob_N[:, None],
+            values={value: value_N(value, now, others.get(value.view), logprob_N)[:, None] for value in values},
+            rows=torch.tensor(rows),
+            num_forwards=num_forwards + spent,
+        )
+
+    def replay(self, trace: Trace, rows: Sequence[int], column: int, *, states: Sequence[int]) -> tuple[Replayer, int]:
+        """One run of the pipeline that is real at ``column`` alone; with its forwards.
+
+        ``states`` says which of the rows were taken in one state: the pipeline runs each state once.
+        """
+        head_of: dict[int, int] = {}
+        for row, state in zip(rows, states, strict=True):
+            head_of.setdefault(state, row)
+        order = {state: position for position, state in enumerate(head_of)}
+        heads = list(head_of.values())
+        device = trace.transitions[heads[0]][0].next_state.device
+        drawing = trace.drawings[heads[0]]
+        replayer = Replayer(
+            states=[trace.transitions[row] for row in heads],
+            rows=[trace.transitions[row] for row in rows],
+            state_of_N=torch.tensor([order[state] for state in states], device=device),
+            iteration=column,
+            sampling=drawing.sampling,
+        )
+        session = Session(on_step=replayer, ghost=lambda iteration: iteration != column, run_ghosts=trace.run_ghosts)
+        arguments = self.stage.form.arguments([trace.rows[row] for row in heads], drawing.call)
+        self.stage.run(session, arguments, seed=trace.rows[heads[0]].seed, grad=torch.is_grad_enabled())
+        return replayer, session.num_forwards
+
+    def logprobs(
+        self, trace: Trace, rows: Sequence[int], column: int, *, states: Sequence[int], run_ghosts: bool
+    ) -> Tensor:
+        """``exactness.Replay``."""
+        replayer, _ = self.replay(replace(trace, run_ghosts=run_ghosts), rows, column, states=states)
+        return replayer.logprob_N().cpu()
+
+
+def require_grad(logprob_N: Tensor, what: str, stage: Stage) -> None:
+    """Raises PolicyError where grad is enabled and a log-probability has none."""
+    if torch.is_grad_enabled() and not logprob_N.requires_grad:
+        raise PolicyError(
+            f"{what} of {type(stage.pipeline).__name__} is computed without grad: its loop calls the denoiser within "
+            "torch.no_grad or on detached weights; only the decorator of __call__ is taken off"
+        )

@@ -1,0 +1,166 @@
+"""Plans: which members of a group are drawn, from which prompts, and with settings of the rollout's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.types import Plan, Prompt, Rollout
+from tests.policies.contract import gradients, move, relative_difference, sample_difference, values
+from tests.policies.tiny_policies import final_latent, policy_of, prompts_of
+
+SEED = 3
+NAMES = ["sd15", "sd3", "wan"]
+
+
+def noise_of(rollout: Rollout, row: int) -> torch.Tensor:
+    return rollout.trace.rows[row].noise((5,), iteration=1, ordinal=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("share_noise", [False, True])
+def test_members_by_number_are_those_of_the_whole_group(name: str, share_noise: bool) -> None:
+    policy, prompts = policy_of(name), prompts_of(name)[:1]
+    window = (1, 2) if share_noise else None
+    whole = policy.rollout(prompts, group_size=6, seed=SEED, plan=Plan(stochastic=window, share_noise=share_noise))
+    plan = Plan(members=((2, 5),), stochastic=window, share_noise=share_noise)
+    some = policy.rollout(prompts, group_size=6, seed=SEED, plan=plan)
+    assert [sample.member for sample in some.samples] == [2, 5]
+    assert some.shape == (2, 4)
+    for row, member in enumerate((2, 5)):
+        assert torch.equal(noise_of(some, row), noise_of(whole, member))
+        scale = float(final_latent(whole, member).abs().max())
+        gap = float((final_latent(some, row) - final_latent(whole, member)).abs().max())
+        assert gap <= 1e-6 * max(scale, 1.0)
+        assert sample_difference([some.samples[row]], [whole.samples[member]]) <= 1
+        rounding = 1e-4 if name == "sd15" else 1e-5
+        torch.testing.assert_close(some.old_logprob_BT[row], whole.old_logprob_BT[member], rtol=rounding, atol=rounding)
+
+
+@pytest.mark.parametrize("batch", [2, 8])
+def test_ragged_groups_share_their_own_states(batch: int) -> None:
+    policy, prompts = policy_of("sd3", batch=batch), prompts_of("sd3")
+    members, ids = ((4,), (0, 1, 2)), (7, 9)
+    plan = Plan(members=members, prompt_ids=ids, stochastic=(1, 2), share_noise=True)
+    rollout = policy.rollout(prompts, group_size=3, seed=SEED, plan=plan)
+    assert rollout.prompt_index_B.tolist() == [7, 9, 9, 9]
+    assert [sample.member for sample in rollout.samples] == [4, 0, 1, 2]
+    # Rows head their groups at 0 and 1; 4 steps a row; states up to decision 1 are the group's.
+    assert rollout.state_BT.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [4, 5, 10, 11], [4, 5, 14, 15]]
+    # Steps 0 and 1 run for the 2 groups, steps 2 and 3 for the 4 rows.
+    assert rollout.num_forwards == 2 * 2 + 4 * 2
+    torch.testing.assert_close(values(policy, rollout), rollout.old_logprob_BT, rtol=1e-6, atol=1e-6)
+    apart = []
+    for p in (0, 1):
+        own = replace(plan, members=members[p : p + 1], prompt_ids=ids[p : p + 1])
+        apart.append(policy.rollout(prompts[p : p + 1], group_size=1, seed=SEED, plan=own))
+    for row, (p, r) in enumerate([(0, 0), (1, 0), (1, 1), (1, 2)]):
+        torch.testing.assert_close(rollout.old_logprob_BT[row], apart[p].old_logprob_BT[r], rtol=1e-5, atol=1e-5)
+
+
+def test_two_prompts_of_one_id_are_one_group_on_one_noise() -> None:
+    policy = policy_of("sd3")
+    prompts = [Prompt("a red fox"), Prompt("a red fox in the snow"), Prompt("two dogs")]
+    plan = Plan(members=((0, 2), (1,), (0,)), prompt_ids=(5, 5, 6), stochastic=(1, 2), share_noise=True)
+    rollout = policy.rollout(prompts, group_size=4, seed=SEED, plan=plan)
+    assert rollout.prompt_index_B.tolist() == [5, 5, 5, 6]
+    assert [sample.prompt.text for sample in rollout.samples] == [prompts[p].text for p in (0, 0, 1, 2)]
+    assert [sample.member for sample in rollout.samples] == [0, 2, 1, 0]
+    # The second prompt starts from the group's noise, and its state is its own: what the network sees differs.
+    noises = [row.generator().initial_seed() for row in rollout.trace.rows]
+    assert noises[0] == noises[1] == noises[2] != noises[3]
+    assert rollout.state_BT[:, 0].tolist() == [0, 0, 8, 12]
+    torch.testing.assert_close(values(policy, rollout), rollout.old_logprob_BT, rtol=1e-6, atol=1e-6)
+
+
+def test_a_member_is_drawn_once() -> None:
+    policy = policy_of("sd3")
+    with pytest.raises(DataError, match=r"a group draws it once; twice are \(id, member\): \[\(5, 1\)\]"):
+        policy.rollout(prompts_of("sd3"), group_size=2, seed=0, plan=Plan(prompt_ids=(5, 5), members=((0, 1), (1, 2))))
+    with pytest.raises(DataError, match=r"members is for 1 prompts"):
+        policy.rollout(prompts_of("sd3"), group_size=2, seed=0, plan=Plan(members=((0, 1),)))
+
+
+@pytest.mark.parametrize("name", ["sd15", "sd3", "flux", "wan"])
+def test_settings_of_a_rollout_are_those_it_is_scored_with(name: str) -> None:
+    policy = policy_of(name)
+    own = policy.rollout(prompts_of(name), group_size=2, seed=SEED)
+    plan = Plan(settings={"strength": 0.3, "call": {"num_inference_steps": 3}})
+    rollout = policy.rollout(prompts_of(name), group_size=2, seed=SEED, plan=plan)
+    assert (own.shape, rollout.shape) == ((4, 4), (4, 3))
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+    assert own.noise is not None
+    assert rollout.noise is not None
+    weaker = policy.rollout(prompts_of(name), group_size=2, seed=SEED, plan=Plan(settings={"strength": 0.35}))
+    assert weaker.noise is not None
+    if name != "sd15":  # of flow_sde's steps the std is proportional to the strength: 0.35 is half of 0.7
+        torch.testing.assert_close(weaker.noise.std_BT, 0.5 * own.noise.std_BT)
+    move(policy.trainable)
+    fresh = policy_of(name, strength=0.3, call={"num_inference_steps": 3})
+    move(fresh.trainable)
+    expected = fresh.rollout(prompts_of(name), group_size=2, seed=SEED)
+    found = policy.rollout(prompts_of(name), group_size=2, seed=SEED, plan=plan)
+    assert torch.equal(found.old_logprob_BT, expected.old_logprob_BT)
+    assert relative_difference(gradients(policy, found), gradients(fresh, expected)) == 0
+    again = policy.rollout(prompts_of(name), group_size=2, seed=SEED, plan=Plan())
+    assert again.shape == (4, 4)  # nothing of it stays behind
+
+
+def test_settings_reach_samples_without_noise() -> None:
+    policy = policy_of("sd3", evaluation_call={"num_inference_steps": 5})
+    plan = Plan(stochastic=(), settings={"call": {"num_inference_steps": 2, "height": 32}})
+    rollout = policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED, plan=plan)
+    assert rollout.shape[1] == 2
+    assert [np.asarray(sample.image).shape for sample in rollout.samples] == [(32, 16, 3)] * 2
+
+
+def test_a_sampler_of_the_rollouts_own() -> None:
+    policy = policy_of("sd3")
+    rollout = policy.rollout(
+        prompts_of("sd3"), group_size=2, seed=SEED, plan=Plan(settings={"sampler": "cps", "strength": 0.8})
+    )
+    fresh = policy_of("sd3", **{"sampler": "cps", "strength": 0.8}).rollout(prompts_of("sd3"), group_size=2, seed=SEED)
+    assert torch.equal(rollout.old_logprob_BT, fresh.old_logprob_BT)
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": 1.0}, "are call, sampler, strength; got temperature"),
+        ({"strength": -1}, "strength must be a number of at least 0, got -1"),
+        ({"sampler": "euler"}, "no sampler 'euler'; known are"),
+        ({"call": 3}, "call must hold arguments of the pipeline by name"),
+        ({"call": {"steps": 3}}, "the pipeline's call takes no steps"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        policy_of("sd3").rollout(prompts_of("sd3"), group_size=1, seed=0, plan=Plan(settings=settings))
+
+
+@pytest.mark.parametrize("name", ["sd15", "sd3", "flux", "wan"])
+@pytest.mark.parametrize("stochastic", [None, (), (1,)])
+def test_latents_are_kept_where_the_plan_asks(name: str, stochastic: tuple[int, ...] | None) -> None:
+    policy = policy_of(name)
+    plain = policy.rollout(prompts_of(name), group_size=2, seed=SEED, plan=Plan(stochastic=stochastic))
+    assert all(sample.latent is None for sample in plain.samples)
+    plan = Plan(stochastic=stochastic, keep_latents=True)
+    rollout = policy.rollout(prompts_of(name), group_size=2, seed=SEED, plan=plan)
+    latents = [sample.latent for sample in rollout.samples if sample.latent is not None]
+    assert [len(latent) for latent in latents] == [1] * 4
+    assert not torch.equal(latents[0], latents[1])
+    if stochastic != ():
+        assert all(torch.equal(latent, final_latent(rollout, row)) for row, latent in enumerate(latents))
+    shown = policy.pipeline.vae.decode  # what is decoded is what was kept, in the pipeline's own way
+    if name == "sd3":
+        config = policy.pipeline.vae.config
+        with torch.no_grad():
+            pixels = shown(latents[1] / config.scaling_factor + config.shift_factor).sample
+        image = policy.pipeline.image_processor.postprocess(pixels)[0]
+        assert np.abs(np.asarray(image, dtype=float) - np.asarray(rollout.samples[1].image, dtype=float)).max() <= 1

@@ -1,0 +1,196 @@
+"""Weights kept under names: exact copies, averages that move as they should, nothing left behind, on disk and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.policy import Keeping, Policy
+from mmgrpo.types import Rollout
+from mmgrpo.values import Value
+from tests.policies import tiny_language, tiny_policies
+from tests.policies.contract import gradients, move, values
+
+SEED = 3
+LORA = {"lora": {"rank": 2, "alpha": 2.0}}
+DORA = {"lora": {"rank": 2, "alpha": 2.0, "dora": True}}
+FULL: dict[str, Any] = {"lora": None}
+
+MAKERS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
+    "sd3": (lambda **s: tiny_policies.policy_of("sd3", **s), lambda: tiny_policies.prompts_of("sd3")),
+    "sd15": (lambda **s: tiny_policies.policy_of("sd15", **s), lambda: tiny_policies.prompts_of("sd15")),
+    "llama": (lambda **s: tiny_language.policy_of("llama", **s), lambda: tiny_language.prompts_of("llama")),
+}
+CASES = [(name, settings) for name in MAKERS for settings in (LORA, FULL)] + [("sd3", DORA), ("llama", DORA)]
+IDS = [f"{name}-{'full' if s['lora'] is None else 'dora' if 'dora' in s['lora'] else 'lora'}" for name, s in CASES]
+every = pytest.mark.parametrize(("name", "settings"), CASES, ids=IDS)
+
+
+def made(name: str, settings: dict[str, Any]) -> tuple[Any, Rollout]:
+    make, prompts = MAKERS[name]
+    policy = make(**settings)
+    return policy, policy.rollout(prompts(), group_size=2, seed=SEED)
+
+
+def of_view(policy: Policy, rollout: Rollout, name: str) -> torch.Tensor:
+    """(B, T) of the value, 0 where the mask is False."""
+    value = Value(*name.split("@"))
+    found_BT = torch.zeros(rollout.shape)
+    with torch.no_grad():
+        for part in policy.evaluate(rollout, values=[value]):
+            assert part.rows is not None
+            found_BT[part.rows[:, None], torch.tensor(list(part.columns))[None]] = part.values[value].float().cpu()
+    return found_BT * rollout.mask_BT
+
+
+def divergences(name: str) -> list[str]:
+    return ["k1", "k2", "k3"] if name == "llama" else ["k1", "k2", "k3", "gaussian", "gaussian_no_dt", "velocity_mse"]
+
+
+@every
+def test_what_was_just_kept_is_the_policy_of_now(name: str, settings: dict[str, Any]) -> None:
+    policy, rollout = made(name, settings)
+    assert issubclass(type(policy), Keeping)
+    first_BT = values(policy, rollout)
+    move(policy.trainable)
+    now_BT = values(policy, rollout)
+    with policy.reference():  # a full fine-tune's is made here, of the moved weights; the adapters' is the model's own
+        reference_BT = values(policy, rollout)
+    assert torch.equal(reference_BT, now_BT if settings["lora"] is None else first_BT)
+    for kept in ("reference", "snapshot"):
+        policy.keep(kept)
+        assert all(not of_view(policy, rollout, f"{what}@{kept}").any() for what in divergences(name))
+        assert torch.equal(of_view(policy, rollout, f"logprob@{kept}"), now_BT)
+    move(policy.trainable, seed=6)
+    policy.keep("snapshot")
+    assert torch.equal(of_view(policy, rollout, "logprob@reference"), now_BT)
+    assert torch.equal(of_view(policy, rollout, "logprob@snapshot"), values(policy, rollout))
+    assert of_view(policy, rollout, "k3@reference").any()
+
+
+@every
+def test_using_leaves_nothing_behind(name: str, settings: dict[str, Any]) -> None:
+    policy, rollout = made(name, settings)
+    move(policy.trainable)
+    policy.keep("one")
+    one_BT = values(policy, rollout)
+    move(policy.trainable, seed=6)
+    before, now_BT = [id(p) for p in policy.trainable], values(policy, rollout)
+    everything = (tiny_language if name == "llama" else tiny_policies).parameters_of(policy)
+    flags = [p.requires_grad for p in everything]
+    for parameter in policy.trainable:
+        parameter.grad = torch.full_like(parameter, 2.0)
+    for view in ("one", "reference"):
+        with policy.using(view):
+            assert torch.equal(values(policy, rollout), one_BT) == (view == "one")
+            with policy.using("one"):  # within another
+                assert torch.equal(values(policy, rollout), one_BT)
+    with pytest.raises(RuntimeError, match="halfway"), policy.using("one"):
+        raise RuntimeError("halfway")
+    assert [id(p) for p in policy.trainable] == before
+    assert all(bool((p.grad == 2.0).all()) for p in policy.trainable)
+    assert [p.requires_grad for p in everything] == flags
+    assert torch.equal(values(policy, rollout), now_BT)
+    fresh, _ = made(name, settings)
+    for mine, other in zip(policy.trainable, fresh.trainable, strict=True):
+        other.data.copy_(mine.data)
+    for found, expected in zip(gradients(policy, rollout), gradients(fresh, rollout), strict=True):
+        assert torch.equal(found, expected)
+
+
+@every
+def test_an_average_moves_by_its_decay(name: str, settings: dict[str, Any]) -> None:
+    """A weight at 0 that jumps to 1, averaged at 0.9: 0.1, 0.19, 0.271."""
+    policy, _ = made(name, settings)
+    with torch.no_grad():
+        for parameter in policy.trainable:
+            parameter.zero_()
+        policy.keep("average", decay=0.9)  # new: as the weights of now
+        for parameter in policy.trainable:
+            parameter.fill_(1.0)
+    for expected in (0.1, 0.19, 0.271):
+        policy.keep("average", decay=0.9)
+        for kept in kept_parameters(policy, "average"):
+            torch.testing.assert_close(kept, torch.full_like(kept, expected), rtol=1e-6, atol=0)
+    policy.keep("average")
+    assert all(bool((kept == 1.0).all()) for kept in kept_parameters(policy, "average"))
+
+
+def kept_parameters(policy: Any, name: str) -> list[torch.Tensor]:
+    weights = policy._weights
+    if weights.lora is None:
+        return [p for module in weights._kept.of(name).values() for p in module.parameters()]
+    key = weights._kept.key(name)
+    return [p for module in weights.modules.values() for path, p in module.named_parameters() if key in path]
+
+
+@pytest.mark.parametrize("settings", [LORA, DORA], ids=["lora", "dora"])
+@pytest.mark.parametrize("name", ["sd3", "llama"])
+def test_the_average_of_a_reference_without_adapters_begins_at_none(name: str, settings: dict[str, Any]) -> None:
+    policy, rollout = made(name, settings)
+    move(policy.trainable)
+    policy.keep("reference", decay=1.0)
+    torch.testing.assert_close(
+        of_view(policy, rollout, "logprob@reference"), rollout.old_logprob_BT * rollout.mask_BT, rtol=1e-5, atol=1e-5
+    )
+    policy.keep("reference", decay=0.5)
+    assert of_view(policy, rollout, "k2@reference").any()
+
+
+@every
+def test_kept_weights_are_saved_and_loaded(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    policy, rollout = made(name, settings)
+    other, _ = made(name, settings)
+    kept_BT = {}
+    for seed, view in enumerate(("reference", "ema_2", "ema")):
+        move(policy.trainable, seed=seed)
+        policy.keep(view)
+        kept_BT[view] = values(policy, rollout)
+    move(policy.trainable, seed=9)
+    policy.save(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["ema", "ema_2", "reference"]
+    other.load(tmp_path)
+    assert torch.equal(values(other, rollout), values(policy, rollout))
+    for view, expected_BT in kept_BT.items():
+        assert torch.equal(of_view(other, rollout, f"logprob@{view}"), expected_BT)
+        for mine, loaded in zip(kept_parameters(policy, view), kept_parameters(other, view), strict=True):
+            assert torch.equal(mine, loaded)
+            assert not loaded.requires_grad
+    assert len(other.trainable) == len(policy.trainable)
+
+
+@pytest.mark.parametrize("name", ["sd3", "llama"])
+def test_checkpoints_of_before_there_were_names_load(name: str, tmp_path: Path) -> None:
+    policy, rollout = made(name, FULL)
+    with policy.reference():
+        pass
+    move(policy.trainable)
+    policy.save(tmp_path)
+    (tmp_path / "kept" / "reference").rename(tmp_path / "reference")
+    (tmp_path / "kept").rmdir()
+    other, _ = made(name, FULL)
+    move(other.trainable, seed=7)
+    other.load(tmp_path)
+    with other.reference():
+        assert torch.equal(values(other, rollout), values(policy, rollout)) is False
+        torch.testing.assert_close(values(other, rollout), rollout.old_logprob_BT * rollout.mask_BT)
+
+
+@pytest.mark.parametrize("name", ["sd3", "llama"])
+def test_what_was_never_kept_is_named(name: str) -> None:
+    policy, rollout = made(name, LORA)
+    refused = pytest.raises(ConfigError, match="no weights are kept under 'teacher'; kept are reference")
+    with refused, policy.using("teacher"):
+        pass
+    with pytest.raises(ConfigError, match="no value k3@teacher"):
+        next(policy.evaluate(rollout, values=[Value("k3", "teacher")]))
+    for wrong, why in (("old", "the policy that sampled"), ("a/b", "named by letters"), ("default", "not default")):
+        with pytest.raises(ConfigError, match=why):
+            policy.keep(wrong)
+    with pytest.raises(ConfigError, match=r"decay of kept weights lies in \[0, 1\], got 1.5"):
+        policy.keep("average", decay=1.5)
