@@ -106,7 +106,7 @@ def spend_step(config: RunConfig, policy: DenoisingPolicy, step: int = 0) -> Spe
         rollout = policy.rollout(prompts, group_size=group_size, seed=step, plan=plan)
     scores = score(rollout.samples, [NamedReward("brightness", Brightness())])
     with _counted(policy) as updating:
-        num_forwards = _update(config, policy, rollout, form_credit(scores, group_size, config.advantage))
+        num_forwards = _update(config, policy, rollout, form_credit(scores, rollout.prompt_index_B, config.advantage))
     return Spending(
         sample=(drawing.without_grad + drawing.with_grad) / B,
         trained=updating.with_grad / B,

@@ -51,7 +51,7 @@ class Learner:
 
     def judge(self, rollout: Rollout) -> Credit:
         """The reward, a mean over pixels, and the advantages."""
-        return form_credit(score(rollout.samples, self._rewards), len(rollout.samples), RUN.advantage)
+        return form_credit(score(rollout.samples, self._rewards), rollout.prompt_index_B, RUN.advantage)
 
     def learn(self, rollout: Rollout, credit: Credit) -> Gradient:
         """The gradient of the clipped objective, and the optimiser's step."""
