@@ -37,11 +37,18 @@ class Groups:
     def rows(self, value_PG: Tensor) -> Tensor:
         """The inverse of ``matrix``: what stands in places without a row is dropped.
 
-        Shapes: (P, G) -> (B,).
+        Shapes: (..., P, G) -> (..., B).
         """
-        value_B = value_PG.new_empty(int(self.present_PG.sum()))
-        value_B[self.index_PG[self.present_PG]] = value_PG[self.present_PG]
+        value_B = value_PG.new_empty((*value_PG.shape[:-2], int(self.present_PG.sum())))
+        value_B[..., self.index_PG[self.present_PG]] = value_PG[..., self.present_PG]
         return value_B
+
+    def valid(self, valid_B: Tensor) -> Tensor:
+        """Whether there is a row in the place, and it is valid.
+
+        Shapes: bool (..., B) -> bool (..., P, G).
+        """
+        return self.matrix(valid_B) & self.present_PG.to(valid_B.device)
 
 
 def grouped(group_B: Tensor) -> Groups:

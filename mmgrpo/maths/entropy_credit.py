@@ -1,0 +1,62 @@
+"""Credit by how sure the policy was: estimators that read entropies at the weights that sampled.
+
+Axes: B samples, T decisions (tokens or denoising steps), P groups, G size of the largest group, N samples of the job.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.system.lazy import torch
+from mmgrpo.values import ENTROPY
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def inverse_entropy() -> Estimator:
+    """Samples that the policy was surer of than the step's others count more, for good or ill.
+
+    A_i <- A_i mean_N(H) / H_i, H_i the mean entropy over the sample's kept decisions; samples of no entropy keep A.
+
+    Units: those of the advantage.
+    Source: EDGE-GRPO, arXiv:2507.21848, and its code (ZhangXJ199/EDGE-GRPO): entropy-driven advantage. Deviation: the
+        mean is over the job's samples that have a kept decision, where its code takes one process's batch.
+    """
+    return Estimator(assign=_inverse_entropy, values=(ENTROPY,))
+
+
+def _inverse_entropy(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
+    entropy_B = feedback.mean(feedback[ENTROPY])
+    known_N = feedback.job.length_N > 0
+    mean = feedback.job.value_mean[ENTROPY].where(known_N, 0.0).sum() / known_N.sum().clamp(min=1)
+    factor_B = (mean / entropy_B.where(entropy_B > 0, 1.0)).where(entropy_B > 0, 1.0)
+    return advantage_BT * factor_B[:, None].to(advantage_BT)
+
+
+def zero_variance_entropy(*, alpha: float = 0.1, right: float = 0.5) -> Estimator:
+    """Groups of equal rewards teach by entropy: uncertain steps of right answers, sure steps of wrong ones.
+
+    Where all of a group's rewards are equal: A_t = alpha H_t if they are above ``right``, else
+    A_t = -alpha (max_k H_k - H_t), the maximum over the sample's kept decisions. Other groups keep A.
+
+    Units: alpha is advantage per nat (0.1); right is in the reward's units.
+    Source: RL-ZVP, arXiv:2509.21880, as the catalogue of ``research/`` gives it; over what the maximum runs was not to
+        be read in code.
+    """
+    return Estimator(assign=partial(_zero_variance, alpha=alpha, right=right), values=(ENTROPY,))
+
+
+def _zero_variance(feedback: Feedback, advantage_BT: Tensor, *, alpha: float, right: float) -> Tensor:
+    groups = feedback.groups
+    valid_PG, reward_PG = groups.valid(feedback.valid_B), groups.matrix(feedback.reward_B)
+    lowest_P = reward_PG.where(valid_PG, torch.inf).amin(1)
+    highest_P = reward_PG.where(valid_PG, -torch.inf).amax(1)
+    equal_B1 = groups.rows((lowest_P == highest_P)[:, None].expand_as(valid_PG) & valid_PG)[:, None]
+    right_B1 = groups.rows((lowest_P > right)[:, None].expand_as(valid_PG))[:, None]
+    entropy_BT = feedback[ENTROPY]
+    wrong_BT = entropy_BT - entropy_BT.amax(1, keepdim=True)
+    shaped_BT = alpha * entropy_BT.where(right_B1, wrong_BT).where(feedback.mask_BT, 0.0)
+    return shaped_BT.to(advantage_BT).where(equal_B1, advantage_BT)

@@ -1,0 +1,303 @@
+"""Feedback: what estimators and filters may know of the samples of a step.
+
+It holds the whole groups of this process, decision by decision, and of the rows of all processes what fits in a number
+per sample.
+
+Axes: B samples of this process, T decisions, N samples of all processes, S scopes of a sample (spans, steps, ranks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from mmgrpo.errors import ConfigError, ShapeError
+from mmgrpo.maths.groups import Groups, grouped
+from mmgrpo.system.lazy import torch
+from mmgrpo.values import Value
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Known = TypeVar("Known")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A number per sample, where it has one.
+
+    Attributes:
+        value_B: the numbers; anything where there is none.
+        valid_B: bool, whether there is one.
+    """
+
+    value_B: Tensor
+    valid_B: Tensor
+
+    def __post_init__(self) -> None:
+        _require_vector("value_B", self.value_B, self.valid_B.shape)
+        _require_bool("valid_B", self.valid_B)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoped:
+    """What a reward said of parts of its samples: spans of a text, turns, denoising steps, ranks of a list.
+
+    Attributes:
+        scope_BT: scope that each decision belongs to, a number along S; -1 for none.
+        value_BS: what the reward said of each scope; anything where it said nothing.
+        valid_BS: bool, whether it said anything.
+    """
+
+    scope_BT: Tensor
+    value_BS: Tensor
+    valid_BS: Tensor
+
+    def __post_init__(self) -> None:
+        if self.value_BS.ndim != 2 or self.valid_BS.shape != self.value_BS.shape:
+            raise ShapeError(
+                f"value_BS and valid_BS must be (B, S) alike, got {tuple(self.value_BS.shape)} and "
+                f"{tuple(self.valid_BS.shape)}"
+            )
+        _require_bool("valid_BS", self.valid_BS)
+        B, S = self.value_BS.shape
+        if self.scope_BT.ndim != 2 or len(self.scope_BT) != B or self.scope_BT.is_floating_point():
+            raise ShapeError(f"scope_BT must be ({B}, T) integers, got {_describe(self.scope_BT)}")
+        if bool(((self.scope_BT < -1) | (self.scope_BT >= S)).any()):
+            raise ShapeError(f"scope_BT must hold scopes 0 to {S - 1}, or -1 for none")
+
+    def laid(self, value_BS: Tensor) -> Tensor:
+        """The scopes' values on their decisions; 0 where a decision is in none.
+
+        Shapes: (B, S) -> (B, T).
+        """
+        return value_BS.gather(1, self.scope_BT.clamp(min=0)).where(self.scope_BT >= 0, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFeedback:
+    """What is known of the samples of all processes, a number each, in rank order.
+
+    Attributes:
+        reward_N: float64, what the rewards combine to.
+        valid_N: bool, whether any reward applied.
+        group_N: group of each sample; groups of different processes have different numbers.
+        length_N: kept decisions.
+        logprob_mean_N: mean log-probability of the kept decisions at the weights that sampled; 0 without any.
+        value_mean: means over the kept decisions of what was asked for, by name; 0 without any.
+        mine: where this process's rows stand.
+    """
+
+    reward_N: Tensor
+    valid_N: Tensor
+    group_N: Tensor
+    length_N: Tensor
+    logprob_mean_N: Tensor
+    value_mean: Mapping[Value, Tensor] = field(default_factory=dict)
+    mine: slice
+
+    def __post_init__(self) -> None:
+        for name in ("valid_N", "group_N", "length_N", "logprob_mean_N"):
+            _require_vector(name, getattr(self, name), self.reward_N.shape)
+        for value, mean_N in self.value_mean.items():
+            _require_vector(f"value_mean[{value}]", mean_N, self.reward_N.shape)
+        _require_bool("valid_N", self.valid_N)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feedback:
+    """What estimators and filters see: this process's whole groups, at the weights that sampled.
+
+    Values at decisions that ``mask_BT`` leaves out may be anything.
+
+    Attributes:
+        reward_B: float64, what the rewards combine to; anything where none applied.
+        valid_B: bool, whether any reward applied.
+        group_B: integer group of each row.
+        mask_BT: bool, the decisions that exist and are trained on.
+        segment_BT: integer chunk of each decision.
+        state_BT: integer id of the state that each decision was taken in.
+        old_logprob_BT: log-probability under the policy that sampled.
+        finished_B: bool, whether the sample came to its own end.
+        job: the samples of all processes.
+        std_BT: noise of each denoising step; None where decisions are no Gaussian steps.
+        token_BT: int64 tokens drawn; None where decisions are no tokens, or nobody asked for them.
+        values: what was asked for, by name.
+        rewards: the single rewards, by name.
+        columns: numeric columns of the data rows, by name.
+        scoped: what rewards said of parts of the samples, by the reward's name.
+        origin_B: where each row comes from, a number of ``Origin``; None: all were drawn.
+        step: of the run, from 0.
+    """
+
+    reward_B: Tensor
+    valid_B: Tensor
+    group_B: Tensor
+    mask_BT: Tensor
+    segment_BT: Tensor
+    state_BT: Tensor
+    old_logprob_BT: Tensor
+    finished_B: Tensor
+    job: JobFeedback
+    std_BT: Tensor | None = None
+    token_BT: Tensor | None = None
+    values: Mapping[Value, Tensor] = field(default_factory=dict)
+    rewards: Mapping[str, Column] = field(default_factory=dict)
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    scoped: Mapping[str, Scoped] = field(default_factory=dict)
+    origin_B: Tensor | None = None
+    step: int = 0
+
+    def __post_init__(self) -> None:
+        shape = self.mask_BT.shape
+        if len(shape) != 2:
+            raise ShapeError(f"mask_BT must be (B, T), got {tuple(shape)}")
+        for name in ("mask_BT", "valid_B", "finished_B"):
+            _require_bool(name, getattr(self, name))
+        vectors = {name: getattr(self, name) for name in ("reward_B", "valid_B", "group_B", "finished_B", "origin_B")}
+        vectors |= {f"column {name}": column_B for name, column_B in self.columns.items()}
+        vectors |= {f"reward {name}": column.value_B for name, column in self.rewards.items()}
+        for name, vector in vectors.items():
+            if vector is not None:
+                _require_vector(name, vector, shape[:1])
+        matrices = ("segment_BT", "state_BT", "old_logprob_BT", "std_BT", "token_BT")
+        named = {name: getattr(self, name) for name in matrices} | {str(v): found for v, found in self.values.items()}
+        named |= {f"scope_BT of {name}": scoped.scope_BT for name, scoped in self.scoped.items()}
+        wrong = [name for name, tensor in named.items() if tensor is not None and tensor.shape != shape]
+        if wrong:
+            raise ShapeError(f"{', '.join(wrong)} must be {tuple(shape)} like mask_BT")
+
+    def __getitem__(self, value: Value) -> Tensor:
+        """A value that was asked for, 0 where the mask is False. Raises ConfigError if it was not asked for."""
+        found_BT = self._named("value", str(value), {str(known): found for known, found in self.values.items()})
+        return found_BT.where(self.mask_BT, 0.0)
+
+    def reward(self, name: str) -> Column:
+        """A single reward. Raises ConfigError, which names the rewards there are."""
+        return self._named("reward", name, self.rewards)
+
+    def column(self, name: str) -> Tensor:
+        """A numeric column of the data rows. Raises ConfigError, which names the columns there are.
+
+        Shapes: -> (B,).
+        """
+        return self._named("numeric column", name, self.columns)
+
+    def scopes(self, name: str) -> Scoped:
+        """What a reward said of parts. Raises ConfigError, which names the rewards that said anything."""
+        return self._named("reward of parts", name, self.scoped)
+
+    @property
+    def tokens(self) -> Tensor:
+        """(B, T) tokens. Raises ConfigError where decisions are none."""
+        if self.token_BT is None:
+            raise ConfigError("this estimator reads tokens, and the decisions of this policy are none: leave it out")
+        return self.token_BT
+
+    @property
+    def groups(self) -> Groups:
+        """The groups as index sets."""
+        return grouped(self.group_B)
+
+    @property
+    def length_B(self) -> Tensor:
+        """Kept decisions of each row."""
+        return self.mask_BT.sum(1)
+
+    def mean(self, value_BT: Tensor) -> Tensor:
+        """The mean over the kept decisions of each row; 0 without any.
+
+        Shapes: (B, T) -> (B,).
+        """
+        return row_mean(value_BT, self.mask_BT)
+
+    def _named(self, kind: str, name: str, known: Mapping[str, Known]) -> Known:
+        if name not in known:
+            there = ", ".join(known) or "none"
+            raise ConfigError(f"no {kind} {name!r} is known of these samples; there are: {there}")
+        return known[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimator:
+    """One way of giving credit to decisions, its numbers bound.
+
+    Attributes:
+        assign: (feedback, advantage_BT) -> advantage_BT; what comes in is what the step before it gave.
+        values: what the feedback must carry beside the log-probability.
+        tokens: whether it must carry the tokens.
+    """
+
+    assign: Callable[[Feedback, Tensor], Tensor]
+    values: tuple[Value, ...] = ()
+    tokens: bool = False
+
+
+def row_mean(value_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """The mean over the kept decisions of each row; 0 without any.
+
+    Shapes: (B, T), bool (B, T) -> (B,).
+    """
+    return value_BT.where(mask_BT, 0.0).sum(1) / mask_BT.sum(1).clamp(min=1)
+
+
+def job_feedback(
+    reward_B: Tensor,
+    valid_B: Tensor,
+    group_B: Tensor,
+    mask_BT: Tensor,
+    old_logprob_BT: Tensor,
+    values: Mapping[Value, Tensor] | None = None,
+) -> JobFeedback:
+    """The sample-level columns of a process's rows, as if it were the only one; ``joined`` makes a job's of them.
+
+    Shapes: (B,) x 3, (B, T) x 2 -> (N,), N = B.
+    """
+    return JobFeedback(
+        reward_N=reward_B,
+        valid_N=valid_B,
+        group_N=group_B,
+        length_N=mask_BT.sum(1),
+        logprob_mean_N=row_mean(old_logprob_BT, mask_BT),
+        value_mean={value: row_mean(found_BT, mask_BT) for value, found_BT in (values or {}).items()},
+        mine=slice(0, len(reward_B)),
+    )
+
+
+def joined(parts: list[JobFeedback], rank: int) -> JobFeedback:
+    """The columns of all processes, in rank order, as the process of that rank sees them.
+
+    Groups are told apart by process: a number that two processes use stands for two groups.
+
+    Shapes: (B,) of each process -> (N,).
+    """
+    group_N, taken = [], 0
+    for part in parts:
+        numbers = part.group_N.unique(return_inverse=True)[1] if len(part.group_N) else part.group_N
+        group_N.append(numbers + taken)
+        taken += int(numbers.max()) + 1 if len(numbers) else 0
+    start = sum(len(part.reward_N) for part in parts[:rank])
+    return JobFeedback(
+        reward_N=torch.cat([part.reward_N for part in parts]),
+        valid_N=torch.cat([part.valid_N for part in parts]),
+        group_N=torch.cat(group_N),
+        length_N=torch.cat([part.length_N for part in parts]),
+        logprob_mean_N=torch.cat([part.logprob_mean_N for part in parts]),
+        value_mean={value: torch.cat([part.value_mean[value] for part in parts]) for value in parts[0].value_mean},
+        mine=slice(start, start + len(parts[rank].reward_N)),
+    )
+
+
+def _require_vector(name: str, vector: Tensor, shape: tuple[int, ...]) -> None:
+    if len(shape) != 1 or vector.shape != shape:
+        raise ShapeError(f"{name} must be a vector of shape {tuple(shape)}, got {_describe(vector)}")
+
+
+def _require_bool(name: str, tensor: Tensor) -> None:
+    if tensor.dtype != torch.bool:
+        raise ShapeError(f"{name} must be bool, got {tensor.dtype}")
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)}"
