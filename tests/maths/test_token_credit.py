@@ -1,0 +1,100 @@
+"""Credit by common tokens: values by hand, padding and row order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mmgrpo.maths.token_credit import conflict_tokens, conflicts, prefix_count, prefix_tree
+from mmgrpo.values import ENTROPY
+from tests.maths.feedback_rows import feedback_of
+
+A, B, C, D, E, X = range(6)
+
+
+def test_a_prefix_tree_gives_credit_where_it_branches():
+    # V: root 1/2, a 2/3, ab 1, ac 0, d 0, de 0: corrections a 1/6, b 1/3, c -2/3, d -1/2, e 0 (TEMPO)
+    feedback = feedback_of([1, 1, 0, 0], [0] * 4, tokens=[[A, B], [A, B], [A, C], [D, E]])
+    found_BT = prefix_tree().assign(feedback, torch.zeros(4, 2))
+    expected = torch.tensor([[1 / 6, 1 / 3], [1 / 6, 1 / 3], [1 / 6, -2 / 3], [-1 / 2, 0.0]])
+    torch.testing.assert_close(found_BT, expected)
+    torch.testing.assert_close(found_BT.sum(1), torch.tensor([0.5, 0.5, -0.5, -0.5]))
+    advantage_BT = torch.randn(4, 2)
+    torch.testing.assert_close(prefix_tree(weight=0.5).assign(feedback, advantage_BT), advantage_BT + 0.5 * expected)
+    assert torch.equal(prefix_tree(weight=0.0).assign(feedback, advantage_BT), advantage_BT)
+
+
+def test_a_member_without_a_reward_is_in_no_mean():
+    # without the third member V: root 2/3, a 1, d 0
+    feedback = feedback_of(
+        [1, 1, float("nan"), 0], [0] * 4, tokens=[[A, B], [A, B], [A, C], [D, E]], valid=[True, True, False, True]
+    )
+    found_BT = prefix_tree().assign(feedback, torch.zeros(4, 2))
+    expected = torch.tensor([[1 / 3, 0.0], [1 / 3, 0.0], [1 / 3, 0.0], [-2 / 3, 0.0]])
+    torch.testing.assert_close(found_BT, expected)
+
+
+def test_a_shared_beginning_counts_once():
+    # a is shared by 3, ab by 2; the shorter [a b] of the second row ends there; groups are apart
+    tokens = [[A, B, C], [A, B, E], [A, C, C], [A, B, C]]
+    feedback = feedback_of([1, 0, 0, 1], [0, 0, 0, 1], tokens=tokens, mask=[[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 1, 1]])
+    found_BT = prefix_count().assign(feedback, torch.full((4, 3), 6.0))
+    assert found_BT.where(feedback.mask_BT, 0.0).tolist() == [[2, 3, 6], [2, 3, 0], [2, 6, 6], [6, 6, 6]]
+
+
+def test_conflicts_double_the_better_and_spare_the_worse():
+    # [a b c], [a x c]: factors 2, 1, 2 and 0, 1, 0; two tokens in conflict each halve the whole (GTPO)
+    feedback = feedback_of([1, 0], [0, 0], tokens=[[A, B, C], [A, X, C]], values={ENTROPY: torch.full((2, 3), 0.5)})
+    advantage_BT = torch.tensor([[1.0], [-1.0]]).expand(2, 3)
+    found_BT = conflict_tokens(entropy_weight=0.0).assign(feedback, advantage_BT)
+    torch.testing.assert_close(found_BT, torch.tensor([[1.0, 0.5, 1.0], [0.0, -0.5, 0.0]]))
+    # entropies of 0.5 lower A by 0.05; above the limit nothing is taught
+    found_BT = conflict_tokens().assign(feedback, advantage_BT)
+    torch.testing.assert_close(found_BT, torch.tensor([[0.95, 0.475, 0.95], [0.0, -0.525, 0.0]]))
+    sure = replace(feedback, values={ENTROPY: torch.tensor([[0.7] * 3, [0.1] * 3])})
+    assert conflict_tokens(entropy_weight=0.0).assign(sure, advantage_BT)[0].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_conflicts_are_runs_from_either_end_counted_in_kept_tokens():
+    # lengths 3 and 2: from the start a; from the end c, then b against a
+    token_GT = torch.tensor([[A, B, C], [A, C, X]])
+    mask_GT = torch.tensor([[True, True, True], [True, True, False]])
+    sign_G = torch.tensor([1.0, -1.0])
+    assert conflicts(token_GT, mask_GT, sign_G, from_end=False).int().tolist() == [[1, 0, 0], [1, 0, 0]]
+    assert conflicts(token_GT, mask_GT, sign_G, from_end=True).int().tolist() == [[0, 0, 1], [0, 1, 0]]
+    # a later match after a break is none, and so is one that only members of one sign have
+    broken_GT = torch.tensor([[A, B, C, D], [A, X, C, E], [A, B, C, X]])
+    found_GT = conflicts(broken_GT, torch.ones(3, 4, dtype=torch.bool), torch.tensor([1.0, -1.0, 1.0]), from_end=False)
+    assert found_GT.int().tolist() == [[1, 0, 0, 0]] * 3
+
+
+def test_equal_samples_are_in_conflict_from_both_ends():
+    feedback = feedback_of([1, 0], [0, 0], tokens=[[A, B], [A, B]], values={ENTROPY: torch.zeros(2, 2)})
+    advantage_BT = torch.tensor([[1.0], [-1.0]]).expand(2, 2)
+    # 2 * 2 over two tokens in conflict
+    assert conflict_tokens().assign(feedback, advantage_BT).tolist() == [[2.0, 2.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("estimator", [prefix_tree(), prefix_count(), conflict_tokens()])
+def test_row_order_and_padding_change_nothing(estimator):
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 2, (6, 4)).tolist()
+    mask = [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1], [1, 0, 0, 0]]
+    rewards, groups = [1.0, 0.0, 0.5, 1.0, 0.0, 1.0], [0, 0, 0, 0, 1, 1]
+    entropy_BT, advantage_BT = torch.rand(6, 4), torch.randn(6, 1).expand(6, 4)
+
+    def found(order: list[int], padding: int) -> torch.Tensor:
+        feedback = feedback_of(
+            [rewards[row] for row in order],
+            [groups[row] for row in order],
+            tokens=[tokens[row] + [7] * padding for row in order],
+            mask=[mask[row] + [0] * padding for row in order],
+            values={ENTROPY: torch.nn.functional.pad(entropy_BT[order], (0, padding), value=torch.nan)},
+        )
+        given_BT = torch.nn.functional.pad(advantage_BT[order], (0, padding), value=9.0)
+        return estimator.assign(feedback, given_BT).where(feedback.mask_BT, 0.0)[:, :4]
+
+    order = [3, 5, 0, 2, 4, 1]
+    torch.testing.assert_close(found(order, 2), found(list(range(6)), 0)[order])
