@@ -1,39 +1,143 @@
-"""The forest of states that rows share: which decisions are taken in one state.
+"""The forest of states: what lies below each state that a group's samples passed through.
 
-Axes: B rows, T decisions.
+A node is a state, or the end of a sample (a leaf). A kept decision leads from its state to the state of the row's next
+kept decision, or to the row's leaf. Rows that share a state share a node; the depth of a node is the number of kept
+decisions before it. The nodes of depth 0 of a group count as one: all its samples begin at the prompt.
+
+Axes: B samples, T decisions, M nodes.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mmgrpo.errors import ShapeError
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def prefix_states(token_BT: Tensor, exists_BT: Tensor, root_B: Tensor) -> Tensor:
-    """The state that each decision is taken in: rows of one root whose tokens before it are equal share its id.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forest:
+    """The nodes of some rows, numbered.
 
-    s_t = (root, tokens 0 .. t - 1), numbered: the roots keep their own numbers at t = 0, later states count on, column
-    by column; places without a token are states of their own.
-
-    Shapes: integers (B, T), bool (B, T), integers (B,) -> integers (B, T).
-    Raises: ShapeError if the shapes differ, or a root is negative.
-    Source: own; a trie of the rows.
+    Attributes:
+        from_BT: node that each kept decision was taken in.
+        to_BT: node that it led to; both are 0 where the mask is False.
+        mask_BT: bool, the kept decisions.
+        depth_M: decisions before each node.
+        group_M: group of each node.
+        parent_M: node that it was reached from; its own number at depth 0.
     """
-    B, T = token_BT.shape
-    if exists_BT.shape != (B, T) or root_B.shape != (B,) or bool((root_B < 0).any()):
-        raise ShapeError(f"prefix_states needs (B, T), (B, T) and (B,) >= 0, got {B, T}, {tuple(exists_BT.shape)}")
-    state_BT = torch.empty_like(token_BT)
-    state_B = root_B.to(token_BT)
-    for t in range(T):
-        state_BT[:, t] = state_B
-        if t + 1 == T:
-            break
-        own_B = -1 - torch.arange(B).to(token_BT)
-        step_B2 = torch.stack([state_B, token_BT[:, t].where(exists_BT[:, t + 1], own_B)], dim=1)
-        state_B = int(state_B.max()) + 1 + step_B2.unique(dim=0, return_inverse=True)[1]
-    return state_BT
+
+    from_BT: Tensor
+    to_BT: Tensor
+    mask_BT: Tensor
+    depth_M: Tensor
+    group_M: Tensor
+    parent_M: Tensor
+
+    def below(self, value_B: Tensor, valid_B: Tensor) -> Tensor:
+        """The mean of a value over the leaves below each node, a leaf being below itself; NaN where none is valid.
+
+        Shapes: (B,), bool (B,) -> (M,).
+        """
+        rows_BT = torch.arange(len(value_B))[:, None].expand_as(self.mask_BT)
+        first_B = self._first_B()
+        has_B = first_B >= 0
+        node_K = torch.cat([first_B[has_B], self.to_BT[self.mask_BT]])
+        row_K = torch.cat([has_B.nonzero().flatten(), rows_BT[self.mask_BT]])
+        kept_K = valid_B[row_K]
+        sum_M = value_B.new_zeros(len(self.depth_M)).index_add(0, node_K[kept_K], value_B[row_K[kept_K]])
+        count_M = value_B.new_zeros(len(self.depth_M)).index_add(0, node_K[kept_K], value_B.new_ones(int(kept_K.sum())))
+        return sum_M / count_M
+
+    def laid(self, value_M: Tensor) -> Tensor:
+        """Each kept decision's value of the node that it led to; 0 elsewhere.
+
+        Shapes: (M,) -> (B, T).
+        """
+        value_BT = value_M.new_zeros(self.mask_BT.shape)
+        value_BT[self.mask_BT] = value_M[self.to_BT[self.mask_BT]]
+        return value_BT
+
+    def sharing(self) -> Tensor:
+        """How many rows took each kept decision: came from the same node to the same node; 0 where there is none.
+
+        Shapes: -> integer (B, T).
+        """
+        reached_K = self.to_BT[self.mask_BT]
+        return self.laid(torch.zeros_like(self.depth_M).index_add(0, reached_K, torch.ones_like(reached_K)))
+
+    def _first_B(self) -> Tensor:
+        """Node of depth 0 of each row; -1 for a row without a decision."""
+        first_B1 = self.mask_BT.int().argmax(1, keepdim=True)
+        return self.from_BT.gather(1, first_B1)[:, 0].where(self.mask_BT.any(1), -1)
+
+
+def forest(state_BT: Tensor, mask_BT: Tensor, group_B: Tensor) -> Forest:
+    """The nodes that rows pass through.
+
+    Shapes: integer (B, T), bool (B, T), integer (B,) -> nodes.
+    """
+    B, T = state_BT.shape
+    # a group's root, then states, then leaves: numbers of one kind never meet those of another
+    root_B = group_B.unique(return_inverse=True)[1] if B else group_B
+    num_roots = int(root_B.max()) + 1 if B else 0
+    lowest = int(state_BT.min()) if state_BT.numel() else 0
+    past = num_roots + (int(state_BT.max()) - lowest + 1 if state_BT.numel() else 0)
+    before_BT = mask_BT.long().cumsum(1) - mask_BT.long()
+    node_BT = (state_BT - lowest + num_roots).where(before_BT > 0, root_B[:, None])
+    leaf_B1 = past + torch.arange(B)[:, None]
+    following_BT = _following(mask_BT)
+    next_BT = torch.cat([node_BT, leaf_B1], dim=1).gather(1, following_BT)
+    kept = mask_BT.nonzero(as_tuple=True)
+    names_M, number_K = torch.cat([node_BT[kept], next_BT[kept]]).unique(return_inverse=True)
+    from_BT, to_BT = torch.zeros_like(state_BT), torch.zeros_like(state_BT)
+    from_BT[kept], to_BT[kept] = number_K.chunk(2) if len(number_K) else (number_K, number_K)
+    depth_M, group_M = torch.zeros_like(names_M), torch.zeros_like(names_M)
+    parent_M = torch.arange(len(names_M))
+    depth_M[to_BT[kept]] = before_BT[kept] + 1
+    group_M[from_BT[kept]] = group_B[:, None].expand(B, T)[kept]
+    group_M[to_BT[kept]] = group_B[:, None].expand(B, T)[kept]
+    parent_M[to_BT[kept]] = from_BT[kept]
+    return Forest(from_BT=from_BT, to_BT=to_BT, mask_BT=mask_BT, depth_M=depth_M, group_M=group_M, parent_M=parent_M)
+
+
+def standardised_among(value_M: Tensor, kin_M: Tensor, *, eps: float, least: float = 0.0) -> Tensor:
+    """Values centred on those of their kin and divided by their spread; 0 where fewer than two are known, or all equal.
+
+    A = (V - mean) / (std + eps), sample std, 0 where std < least. NaN marks a value that is not known.
+
+    Shapes: (M,), integer (M,) -> (M,).   Units: any -> dimensionless; eps and least in the value's units.
+    """
+    known_M = ~value_M.isnan()
+    kin_M = kin_M.unique(return_inverse=True)[1] if len(kin_M) else kin_M
+    kept_M, one_M = value_M.where(known_M, 0.0), known_M.to(value_M)
+
+    def summed(each_M: Tensor) -> Tensor:
+        return each_M.new_zeros(len(each_M)).index_add(0, kin_M, each_M)[kin_M]
+
+    count_M = summed(one_M)
+    centred_M = (kept_M - summed(kept_M) / count_M.clamp(min=1)).where(known_M, 0.0)
+    std_M = (summed(centred_M.square()) / (count_M - 1).clamp(min=1)).sqrt()
+    differs_M = known_M & (count_M > 1) & (std_M >= least) & _differs(value_M, kin_M)
+    return (centred_M / (std_M + eps).where(differs_M, 1.0)).where(differs_M, 0.0)
+
+
+def _differs(value_M: Tensor, kin_M: Tensor) -> Tensor:
+    """Whether the known values of a node's kin are not all one: equal numbers need not give a std of 0."""
+    limits = [
+        value_M.new_full((len(value_M),), -end).scatter_reduce(0, kin_M, value_M.nan_to_num(-end), how)[kin_M]
+        for end, how in ((torch.inf, "amax"), (-torch.inf, "amin"))
+    ]
+    return limits[0] > limits[1]
+
+
+def _following(mask_BT: Tensor) -> Tensor:
+    """Column of the next kept decision after each column; T where there is none."""
+    T = mask_BT.shape[1]
+    column_BT = torch.arange(T).expand_as(mask_BT).where(mask_BT, T)
+    from_here_BT = column_BT.flip(1).cummin(1).values.flip(1) if T else column_BT
+    return torch.cat([from_here_BT[:, 1:], torch.full((len(mask_BT), min(T, 1)), T)], dim=1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmgrpo.maths.forest import prefix_states
+from mmgrpo.maths.prefixes import prefix_states
 from mmgrpo.policies.language.completion import Completion
 from mmgrpo.policies.language.encoding import Encoded
 from mmgrpo.types import Prompt, Rollout, Sample

@@ -1,43 +1,136 @@
-"""Which decisions are taken in one state."""
+"""The forest of states and credit over it: values by hand, path sums, row order, masked columns."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 
-from mmgrpo.errors import ShapeError
-from mmgrpo.maths.forest import prefix_states
+from mmgrpo.maths.advantages import group_advantage
+from mmgrpo.maths.forest import forest, standardised_among
+from mmgrpo.maths.forest_credit import by_depth, shared_once, siblings, temporal_difference, trunk_and_exits
+from tests.maths.feedback_rows import feedback_of
+
+ROOT_HALF = 2**-0.5
+# a binary tree of depth 2: root 0, nodes 1 and 2, four leaves; V = 0.25 | 0.5, 0 | 1, 0, 0, 0
+STATES = [[0, 1], [0, 1], [0, 2], [0, 2]]
+REWARDS = [1.0, 0.0, 0.0, 0.0]
 
 
-def test_rows_share_the_states_of_what_they_have_in_common() -> None:
-    token_BT = torch.tensor([[5, 6, 7], [5, 6, 8], [5, 9, 7], [5, 6, 7], [5, 6, 0]])
-    exists_BT = torch.tensor([[1, 1, 1]] * 4 + [[1, 1, 0]]).bool()
-    state_BT = prefix_states(token_BT, exists_BT, torch.tensor([0, 0, 0, 2, 0]))
-    # rows 0, 1, 2, 4 begin alike; after "5" too; after "5 6" rows 0 and 1; row 4 has no third decision
-    assert state_BT[:, 0].tolist() == [0, 0, 0, 2, 0]
-    second = state_BT[:, 1].tolist()
-    assert second[0] == second[1] == second[2] == second[4]
-    assert second[3] != second[0]
-    third = state_BT[:, 2].tolist()
-    assert third[0] == third[1]
-    assert len(set(third)) == 4
-    assert len(set(second) | set(third) | {0, 2}) == 2 + 4 + 2
+def test_nodes_of_a_tree():
+    tree = forest(torch.tensor(STATES), torch.ones(4, 2, dtype=torch.bool), torch.zeros(4, dtype=torch.long))
+    assert tree.depth_M.tolist() == [0, 1, 1, 2, 2, 2, 2]
+    assert tree.parent_M.tolist() == [0, 0, 0, 1, 1, 2, 2]
+    assert tree.to_BT.tolist() == [[1, 3], [1, 4], [2, 5], [2, 6]]
+    value_M = tree.below(torch.tensor(REWARDS, dtype=torch.float64), torch.ones(4, dtype=torch.bool))
+    assert value_M.tolist() == [0.25, 0.5, 0.0, 1.0, 0.0, 0.0, 0.0]
+    assert tree.sharing().tolist() == [[2, 1], [2, 1], [2, 1], [2, 1]]
 
 
-def test_an_id_stands_for_one_column() -> None:
-    generator = torch.Generator().manual_seed(0)
-    token_BT = torch.randint(2, (16, 6), generator=generator)
-    root_B = torch.randint(3, (16,), generator=generator)
-    state_BT = prefix_states(token_BT, torch.ones(16, 6, dtype=torch.bool), root_B)
-    for t in range(6):
-        keys = [(int(root_B[b]), *token_BT[b, :t].tolist()) for b in range(16)]
-        for b in range(16):
-            for c in range(16):
-                assert (keys[b] == keys[c]) == bool(state_BT[b, t] == state_BT[c, t])
-    columns = [set(state_BT[:, t].tolist()) for t in range(6)]
-    assert sum(map(len, columns)) == len(set().union(*columns))
+def test_depths_are_standardised_apart():
+    # depth 1: 0.5, 0 -> +-0.707107; depth 2: (1 - 0.25) / 0.5 = 1.5, -0.5 x 3 (BranchGRPO)
+    found_BT = by_depth().assign(feedback_of(REWARDS, [0] * 4, states=STATES), torch.zeros(4, 2))
+    expected = [[ROOT_HALF, 1.5], [ROOT_HALF, -0.5], [-ROOT_HALF, -0.5], [-ROOT_HALF, -0.5]]
+    torch.testing.assert_close(found_BT, torch.tensor(expected))
 
 
-def test_shapes_are_checked() -> None:
-    with pytest.raises(ShapeError, match="prefix_states needs"):
-        prefix_states(torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 3).bool(), torch.tensor([0, -1]))
+def test_siblings_are_compared_with_each_other():
+    # below node 1: 1, 0 -> +-0.707107; below node 2 all equal; TreeRPO's 1, 0.5 -> +-0.707107 too
+    found_BT = siblings().assign(feedback_of(REWARDS, [0] * 4, states=STATES), torch.zeros(4, 2))
+    expected = [[ROOT_HALF, ROOT_HALF], [ROOT_HALF, -ROOT_HALF], [-ROOT_HALF, 0.0], [-ROOT_HALF, 0.0]]
+    torch.testing.assert_close(found_BT, torch.tensor(expected))
+
+
+def test_differences_sum_to_leaf_minus_root():
+    found_BT = temporal_difference().assign(feedback_of(REWARDS, [0] * 4, states=STATES), torch.zeros(4, 2))
+    torch.testing.assert_close(found_BT, torch.tensor([[0.25, 0.5], [0.25, -0.5], [-0.25, 0.0], [-0.25, 0.0]]))
+    torch.testing.assert_close(found_BT.sum(1), torch.tensor(REWARDS) - 0.25)
+
+
+def test_groups_without_branches_are_chains_from_the_prompt():
+    # own noise each: the first decision takes r - mean, the rest nothing; by depth it is the group's advantage
+    states, rewards = torch.arange(12).reshape(4, 3).tolist(), [3.0, 1.0, 0.5, 0.0]
+    feedback = feedback_of(rewards, [0, 0, 1, 1], states=states)
+    found_BT = temporal_difference().assign(feedback, torch.zeros(4, 3))
+    torch.testing.assert_close(found_BT[:, 0], torch.tensor([1.0, -1.0, 0.25, -0.25]))
+    assert not found_BT[:, 1:].any()
+    deep_BT = by_depth().assign(feedback, torch.zeros(4, 3))
+    expected_PG = group_advantage(torch.tensor(rewards).reshape(2, 2), eps=1e-8)
+    torch.testing.assert_close(deep_BT, expected_PG.reshape(4, 1).expand(4, 3))
+
+
+def test_members_without_a_reward_are_below_nothing():
+    feedback = feedback_of([1.0, math.nan, 0.0, 0.0], [0] * 4, states=STATES, valid=[True, False, True, True])
+    # V: root 1/3, nodes 1 and 0
+    found_BT = temporal_difference().assign(feedback, torch.zeros(4, 2))
+    torch.testing.assert_close(found_BT, torch.tensor([[2 / 3, 0.0], [2 / 3, 0.0], [-1 / 3, 0.0], [-1 / 3, 0.0]]))
+    assert siblings().assign(feedback, torch.zeros(4, 2))[:2, 1].tolist() == [0.0, 0.0]
+
+
+def test_earlier_right_exits_are_better():
+    # the first sample leaves the trunk at once, the others after a decision; the last two are right:
+    # r' = 0, 1, 1/2, mean 1/2, A = -1/2, 1/2, 0; what the last two share takes their mean, 1/4
+    states = [[0, 3, 9], [0, 1, 4], [0, 1, 2]]
+    mask = [[1, 1, 0], [1, 1, 1], [1, 1, 1]]
+    feedback = feedback_of([0.0, 1.0, 1.0], [0] * 3, states=states, mask=mask)
+    found_BT = trunk_and_exits().assign(feedback, torch.zeros(3, 3))
+    torch.testing.assert_close(found_BT, torch.tensor([[-0.5, -0.5, 0.0], [0.25, 0.5, 0.5], [0.25, 0.0, 0.0]]))
+
+
+def test_the_mean_on_the_trunk_leaves_the_sum_over_the_samples():
+    # all right: r' = 1, 1/2, 1/4 by how long they stay; A sums to 0 at every depth that all pass
+    states = [[0, 1, 2], [0, 1, 3], [0, 4, 5]]
+    found_BT = trunk_and_exits().assign(feedback_of([1.0, 1.0, 1.0], [0] * 3, states=states), torch.zeros(3, 3))
+    # row 2 leaves first: 1; rows 0 and 1 tie and go by member: 1/2, 1/4; mean 7/12
+    a, b, c = 0.5 - 7 / 12, 0.25 - 7 / 12, 1 - 7 / 12
+    half = (a + b) / 2
+    torch.testing.assert_close(found_BT, torch.tensor([[half, a, a], [half, b, b], [c, c, c]]))
+    torch.testing.assert_close(found_BT.sum(0), torch.zeros(3), atol=1e-6, rtol=0)
+
+
+def test_a_shared_decision_counts_once():
+    feedback = feedback_of(REWARDS, [0] * 4, states=STATES)
+    found_BT = shared_once().assign(feedback, torch.full((4, 2), 3.0))
+    assert found_BT.tolist() == [[1.5, 3.0]] * 4
+    chains = feedback_of(REWARDS, [0] * 4, states=torch.arange(8).reshape(4, 2).tolist())
+    advantage_BT = torch.randn(4, 2)
+    assert torch.equal(shared_once().assign(chains, advantage_BT), advantage_BT)
+
+
+def test_equal_values_give_exactly_nothing():
+    value_M = torch.tensor([0.1, 0.1, 0.1, 5.0, math.nan, 2.0], dtype=torch.float64)
+    assert standardised_among(value_M, torch.tensor([0, 0, 0, 1, 2, 2]), eps=0.0).tolist() == [0.0] * 6
+
+
+@pytest.mark.parametrize(
+    ("estimator", "order"),
+    [
+        (by_depth(), [3, 5, 0, 2, 4, 1]),
+        (siblings(), [3, 5, 0, 2, 4, 1]),
+        (temporal_difference(), [3, 5, 0, 2, 4, 1]),
+        (shared_once(), [3, 5, 0, 2, 4, 1]),
+        (trunk_and_exits(), [4, 0, 1, 5, 2, 3]),  # members that tie go by their order
+    ],
+)
+def test_row_order_and_columns_without_a_decision_change_nothing(estimator, order):
+    states = [*STATES, [5, 6], [5, 7]]
+    rewards, groups = [1.0, 0.0, 0.5, 0.25, 1.0, 0.0], [0, 0, 0, 0, 1, 1]
+
+    def found(order: list[int], padded: bool) -> torch.Tensor:
+        states_of = [[99, a, 98, b, 97] if padded else [a, b] for a, b in (states[row] for row in order)]
+        mask = [[0, 1, 0, 1, 0] if padded else [1, 1]] * 6
+        feedback = feedback_of(
+            [rewards[row] for row in order], [groups[row] for row in order], states=states_of, mask=mask
+        )
+        found_BT = estimator.assign(feedback, torch.ones(feedback.mask_BT.shape))
+        return found_BT[:, [1, 3]] if padded else found_BT
+
+    torch.testing.assert_close(found(order, True), found(list(range(6)), True)[order])
+    torch.testing.assert_close(found(list(range(6)), True), found(list(range(6)), False))
+
+
+def test_no_kept_decision_is_no_forest():
+    feedback = feedback_of([1.0, 0.0], [0, 0], mask=[[0, 0], [0, 0]])
+    assert not by_depth().assign(feedback, torch.zeros(2, 2)).any()
+    assert not temporal_difference().assign(feedback, torch.zeros(2, 2)).any()

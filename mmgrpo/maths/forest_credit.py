@@ -1,0 +1,129 @@
+"""Credit by what lies below: estimators over the forest of states.
+
+In each, a decision takes what belongs to the node that it led to. They replace the advantage, but where they say
+otherwise; rewards are taken as they are.
+
+Axes: B samples, T decisions, M nodes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.forest import Forest, forest, standardised_among
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def by_depth(*, eps: float = 1e-8, least: float = 1e-6) -> Estimator:
+    """A node against the others of its depth in the group.
+
+    A = (V - mean) / (std + eps), V the mean reward of the samples below, mean and sample std over the group's nodes of
+    that depth; 0 where std < least or the node is the only one.
+
+    Units: any reward scale -> dimensionless; eps and least in the reward's units.
+    Source: BranchGRPO, arXiv:2509.06040, and its code (``compute_hierarchical_advantages_by_depth``); with two depths,
+        thoughts and answers, GRPO-MA.
+    """
+    return Estimator(assign=partial(_by_depth, eps=eps, least=least))
+
+
+def _by_depth(feedback: Feedback, advantage_BT: Tensor, *, eps: float, least: float) -> Tensor:
+    tree = _forest(feedback)
+    value_M = tree.below(feedback.reward_B, feedback.valid_B)
+    kin_M = _pairs(tree.group_M, tree.depth_M)
+    return tree.laid(standardised_among(value_M, kin_M, eps=eps, least=least)).to(advantage_BT)
+
+
+def siblings(*, eps: float = 1e-8) -> Estimator:
+    """A node against those that were reached from the same state.
+
+    A = (V - mean) / (std + eps), V the mean reward of the samples below, mean and sample std over the children of the
+    node's parent; 0 for an only child.
+
+    Units: any reward scale -> dimensionless; eps in the reward's units.
+    Source: TreeRPO, arXiv:2506.05183, as the catalogue of ``research/`` gives it; its normalisation was not to be read.
+    """
+    return Estimator(assign=partial(_siblings, eps=eps))
+
+
+def _siblings(feedback: Feedback, advantage_BT: Tensor, *, eps: float) -> Tensor:
+    tree = _forest(feedback)
+    value_M = tree.below(feedback.reward_B, feedback.valid_B)
+    kin_M = tree.parent_M.where(tree.depth_M > 0, len(tree.parent_M) + torch.arange(len(tree.parent_M)))
+    return tree.laid(standardised_among(value_M, kin_M, eps=eps)).to(advantage_BT)
+
+
+def temporal_difference() -> Estimator:
+    """What a decision changed in the mean reward of the samples below.
+
+    A = V(node it led to) - V(node it was taken in). Along a sample they sum to r - mean_G r.
+
+    Units: those of the reward.
+    Source: VinePPO, arXiv:2410.01679; SPO's segment advantage, arXiv:2505.23564, where only the segments' first
+        states branch.
+    """
+    return Estimator(assign=_temporal_difference)
+
+
+def _temporal_difference(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
+    tree = _forest(feedback)
+    value_M = tree.below(feedback.reward_B, feedback.valid_B)
+    change_M = value_M - value_M[tree.parent_M]
+    return tree.laid(change_M.nan_to_num(nan=0.0)).to(advantage_BT)
+
+
+def trunk_and_exits(*, decay: float = 0.5) -> Estimator:
+    """Exits of one chain of thought against each other: the earlier the right one, the better.
+
+    r' = decay^(n - 1) for the n-th right exit (r > 0) in the order in which they leave the trunk, else 0;
+    A = r' - mean_G r'. A decision of several samples takes the mean of theirs.
+
+    Units: dimensionless.
+    Source: S-GRPO, arXiv:2505.07686, as the catalogue of ``research/`` gives it. Deviation: the mean on the trunk,
+        which leaves the sum over the samples as it is.
+    """
+    return Estimator(assign=partial(_trunk_and_exits, decay=decay))
+
+
+def _trunk_and_exits(feedback: Feedback, advantage_BT: Tensor, *, decay: float) -> Tensor:
+    tree = _forest(feedback)
+    trunk_B = (tree.sharing() > 1).sum(1)
+    right_B = feedback.valid_B & (feedback.reward_B > 0)
+    groups = feedback.groups
+    valid_PG = groups.valid(feedback.valid_B)
+    right_PG = groups.valid(right_B)
+    stay_PG = groups.matrix(trunk_B).where(right_PG, tree.mask_BT.shape[1] + 1)
+    place_PG = stay_PG.argsort(dim=1, stable=True).argsort(dim=1)
+    reward_PG = torch.full(place_PG.shape, decay, dtype=torch.float64).pow(place_PG).where(right_PG, 0.0)
+    mean_P1 = reward_PG.sum(1, keepdim=True) / valid_PG.sum(1, keepdim=True).clamp(min=1)
+    advantage_B = groups.rows((reward_PG - mean_P1).where(valid_PG, 0.0))
+    mean_M = tree.below(advantage_B, feedback.valid_B)
+    return tree.laid(mean_M.nan_to_num(nan=0.0)).to(advantage_BT)
+
+
+def shared_once() -> Estimator:
+    """A decision that several samples took counts once: its A is shared among them.
+
+    A_t <- A_t / n_t, n_t the samples that took the decision. It changes what comes in rather than replacing it.
+
+    Units: those of the advantage.   Source: BranchGRPO's code, which trains every edge of a tree once.
+    """
+    return Estimator(assign=_shared_once)
+
+
+def _shared_once(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
+    return advantage_BT / _forest(feedback).sharing().clamp(min=1).to(advantage_BT)
+
+
+def _forest(feedback: Feedback) -> Forest:
+    return forest(feedback.state_BT, feedback.mask_BT, feedback.group_B)
+
+
+def _pairs(one_M: Tensor, other_M: Tensor) -> Tensor:
+    """A number for each pair of numbers."""
+    return one_M.unique(return_inverse=True)[1] * (int(other_M.max()) + 1 if len(other_M) else 1) + other_M

@@ -1,0 +1,43 @@
+"""Which decisions are taken in one state."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmgrpo.errors import ShapeError
+from mmgrpo.maths.prefixes import prefix_states
+
+
+def test_rows_share_the_states_of_what_they_have_in_common() -> None:
+    token_BT = torch.tensor([[5, 6, 7], [5, 6, 8], [5, 9, 7], [5, 6, 7], [5, 6, 0]])
+    exists_BT = torch.tensor([[1, 1, 1]] * 4 + [[1, 1, 0]]).bool()
+    state_BT = prefix_states(token_BT, exists_BT, torch.tensor([0, 0, 0, 2, 0]))
+    # rows 0, 1, 2, 4 begin alike; after "5" too; after "5 6" rows 0 and 1; row 4 has no third decision
+    assert state_BT[:, 0].tolist() == [0, 0, 0, 2, 0]
+    second = state_BT[:, 1].tolist()
+    assert second[0] == second[1] == second[2] == second[4]
+    assert second[3] != second[0]
+    third = state_BT[:, 2].tolist()
+    assert third[0] == third[1]
+    assert len(set(third)) == 4
+    assert len(set(second) | set(third) | {0, 2}) == 2 + 4 + 2
+
+
+def test_an_id_stands_for_one_column() -> None:
+    generator = torch.Generator().manual_seed(0)
+    token_BT = torch.randint(2, (16, 6), generator=generator)
+    root_B = torch.randint(3, (16,), generator=generator)
+    state_BT = prefix_states(token_BT, torch.ones(16, 6, dtype=torch.bool), root_B)
+    for t in range(6):
+        keys = [(int(root_B[b]), *token_BT[b, :t].tolist()) for b in range(16)]
+        for b in range(16):
+            for c in range(16):
+                assert (keys[b] == keys[c]) == bool(state_BT[b, t] == state_BT[c, t])
+    columns = [set(state_BT[:, t].tolist()) for t in range(6)]
+    assert sum(map(len, columns)) == len(set().union(*columns))
+
+
+def test_shapes_are_checked() -> None:
+    with pytest.raises(ShapeError, match="prefix_states needs"):
+        prefix_states(torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 3).bool(), torch.tensor([0, -1]))
