@@ -7,8 +7,39 @@ from types import MappingProxyType
 
 from mmgrpo.maths.entropy_credit import inverse_entropy, zero_variance_entropy
 from mmgrpo.maths.feedback import Estimator as Estimator
+from mmgrpo.maths.forest_credit import by_depth, shared_once, siblings, temporal_difference, trunk_and_exits
+from mmgrpo.maths.scoped_credit import (
+    clipped_differences,
+    process_returns,
+    process_supervision,
+    ranks,
+    scoped,
+    segment_differences,
+)
+from mmgrpo.maths.token_credit import conflict_tokens, prefix_count, prefix_tree
+from mmgrpo.maths.value_credit import column_margin, gae, log_ratio
 
 ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
-    {"inverse_entropy": inverse_entropy, "zero_variance_entropy": zero_variance_entropy}
+    {
+        "inverse_entropy": inverse_entropy,
+        "zero_variance_entropy": zero_variance_entropy,
+        "prefix_tree": prefix_tree,
+        "prefix_count": prefix_count,
+        "conflict_tokens": conflict_tokens,
+        "by_depth": by_depth,
+        "siblings": siblings,
+        "temporal_difference": temporal_difference,
+        "trunk_and_exits": trunk_and_exits,
+        "shared_once": shared_once,
+        "scoped": scoped,
+        "ranks": ranks,
+        "process_supervision": process_supervision,
+        "process_returns": process_returns,
+        "clipped_differences": clipped_differences,
+        "segment_differences": segment_differences,
+        "gae": gae,
+        "log_ratio": log_ratio,
+        "column_margin": column_margin,
+    }
 )
 """Estimators by the name that a method's configuration uses; called with their numbers, applied in order."""

@@ -1,0 +1,170 @@
+"""Credit by parts: estimators that lay what a reward said of spans, turns, steps or ranks on their decisions.
+
+They add to the advantage that comes in; a reward that should speak through its parts alone has a weight of 0 among the
+rewards. A part that the reward said nothing of gets nothing, and so do decisions in no part.
+
+Axes: B samples, T decisions, S scopes of a sample, P groups, G size of the largest group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.maths.advantages import group_advantage
+from mmgrpo.maths.feedback import Estimator, Feedback, Scoped
+from mmgrpo.maths.groups import Groups
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def scoped(*, reward: str, weight: float = 1.0, eps: float = 1e-4) -> Estimator:
+    """Each part against the same part of the group's other samples.
+
+    A_t <- A_t + weight z(scope of t), z = (v - mean) / (std + eps) over the group's values of that scope number, sample
+    std; 0 where fewer than two are known, or all are equal.
+
+    Units: weight is advantage per standard deviation.
+    Source: EviSRAG, arXiv:2510.09733, whose rewards are each standardised and laid on their own spans.
+    """
+    return Estimator(assign=partial(_laid, reward=reward, weight=weight, of=partial(_by_scope, eps=eps)))
+
+
+def ranks(*, reward: str, weight: float = 1.0, discounted: bool = True, eps: float = 1e-4) -> Estimator:
+    """An item of a ranked list by the hits from its rank on, against the same rank of the group's other samples.
+
+    v_k = sum_{j >= k} hit_j / log2(j + 1) where ``discounted``, else hit_k, ranks from 1; A_t <- A_t + weight z(rank of
+    t), z as in ``scoped``.
+
+    Units: weight is advantage per standard deviation.
+    Source: Rank-GRPO, arXiv:2510.20150, and its code (yaochenzhu/Rank-GRPO), log decay and exponential decay to
+        infinity. Left out: its shaping of the end token and of items beyond the list.
+    """
+    values = partial(_ranks, eps=eps) if discounted else partial(_by_scope, eps=eps)
+    return Estimator(assign=partial(_laid, reward=reward, weight=weight, of=values))
+
+
+def process_supervision(*, reward: str, weight: float = 1.0, eps: float = 1e-4) -> Estimator:
+    """Step rewards standardised over all steps of the group, summed from each step to the end.
+
+    z = (v - mean) / (std + eps), mean and sample std over every step of every sample of the group;
+    A_t <- A_t + weight sum_{j >= step of t} z_j.
+
+    Units: weight is advantage per standard deviation.
+    Source: DeepSeekMath, arXiv:2402.03300, sec. 4.1.3.
+    """
+    return Estimator(assign=partial(_laid, reward=reward, weight=weight, of=partial(_process, eps=eps)))
+
+
+def process_returns(*, reward: str, weight: float = 1.0) -> Estimator:
+    """Step rewards summed from each step to the end, as they are.
+
+    A_t <- A_t + weight sum_{j >= step of t} v_j: values 1, 0, 1 give 2, 1, 1.
+
+    Units: weight is advantage per reward.   Source: REINFORCE with rewards to go, Williams 1992.
+    """
+    return Estimator(assign=partial(_laid, reward=reward, weight=weight, of=_returns))
+
+
+def clipped_differences(*, reward: str, weight: float = 1.0, limit: float | None = None) -> Estimator:
+    """How much a step's reward is above the next one's: repeating a good step earns nothing.
+
+    v'_k = v_k - v_{k+1}, of the last step v_K; before that v_k <- min(v_k - limit, 0) where there is a limit.
+    A_t <- A_t + weight v'(step of t); summed from a step to the end, v' is v of that step.
+
+    Units: weight is advantage per reward; limit in the reward's units.
+    Source: clip and delta of Gao et al., arXiv:2410.15115, as the catalogue of ``research/`` gives them.
+    """
+    return Estimator(assign=partial(_laid, reward=reward, weight=weight, of=partial(_clip_delta, limit=limit)))
+
+
+def segment_differences(*, reward: str, weight: float = 1.0, below: float = 1.0) -> Estimator:
+    """What each segment changed in the value of where it begins, the sample's reward being the value of its end.
+
+    A_t <- A_t + weight (V(next segment's start) - V(this one's start)), on decisions of an old probability below
+    ``below`` alone. The reward's parts are the segments, and what it says of one is the value of its start; a segment
+    without a value, or before one without, gets nothing.
+
+    Units: weight is advantage per reward; below is a probability (0.9), 1 for all decisions.
+    Source: SPO, arXiv:2505.23564, and its code (AIFrameResearch/SPO): V by rollouts from each cut point.
+    """
+    return Estimator(assign=partial(_segments, reward=reward, weight=weight, below=below))
+
+
+Values = Callable[[Scoped, Groups], "Tensor"]
+
+
+def _laid(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float, of: Values) -> Tensor:
+    said = feedback.scopes(reward)
+    value_BS = of(said, feedback.groups).where(said.valid_BS, 0.0)
+    return advantage_BT + weight * said.laid(value_BS).to(advantage_BT)
+
+
+def _by_scope(said: Scoped, groups: Groups, *, eps: float) -> Tensor:
+    return _standardised_BS(said.value_BS.double(), said.valid_BS, groups, eps)
+
+
+def _ranks(said: Scoped, groups: Groups, *, eps: float) -> Tensor:
+    discount_S = (torch.arange(said.value_BS.shape[1], dtype=torch.float64) + 2).log2()
+    gain_BS = said.value_BS.double().where(said.valid_BS, 0.0) / discount_S
+    return _standardised_BS(_to_end(gain_BS), said.valid_BS, groups, eps)
+
+
+def _process(said: Scoped, groups: Groups, *, eps: float) -> Tensor:
+    value_PGS, valid_PGS = _by_group(said.value_BS.double(), said.valid_BS, groups)
+    if value_PGS[0].numel() < 2:
+        return torch.zeros_like(said.value_BS, dtype=torch.float64)
+    score_PN = group_advantage(value_PGS.flatten(1), valid_PGS.flatten(1), eps=eps)
+    return _to_end(groups.rows(score_PN.reshape(value_PGS.shape)))
+
+
+def _returns(said: Scoped, groups: Groups) -> Tensor:
+    del groups
+    return _to_end(said.value_BS.double().where(said.valid_BS, 0.0))
+
+
+def _clip_delta(said: Scoped, groups: Groups, *, limit: float | None) -> Tensor:
+    del groups
+    value_BS = said.value_BS.double().where(said.valid_BS, 0.0)
+    if limit is not None:
+        value_BS = (value_BS - limit).clamp(max=0).where(said.valid_BS, 0.0)
+    return value_BS - torch.nn.functional.pad(value_BS[:, 1:], (0, 1))
+
+
+def _segments(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float, below: float) -> Tensor:
+    said = feedback.scopes(reward)
+    S = said.value_BS.shape[1]
+    number_BT = said.scope_BT.where(feedback.mask_BT, -1)
+    last_B1 = number_BT.amax(1, keepdim=True)
+    ends_BS = torch.arange(S) >= last_B1
+    after_BS = torch.nn.functional.pad(said.value_BS[:, 1:], (0, 1)).double()
+    known_BS = torch.nn.functional.pad(said.valid_BS[:, 1:], (0, 1))
+    after_BS = feedback.reward_B[:, None].where(ends_BS, after_BS)
+    known_BS = said.valid_BS & feedback.valid_B[:, None].where(ends_BS, known_BS)
+    change_BS = (after_BS - said.value_BS).where(known_BS, 0.0)
+    unlikely_BT = feedback.old_logprob_BT.exp() < below if below < 1 else torch.ones_like(feedback.mask_BT)
+    return advantage_BT + weight * said.laid(change_BS).where(unlikely_BT, 0.0).to(advantage_BT)
+
+
+def _standardised_BS(value_BS: Tensor, valid_BS: Tensor, groups: Groups, eps: float) -> Tensor:
+    """Values standardised over the members of a group, each scope number by itself."""
+    value_PGS, valid_PGS = _by_group(value_BS, valid_BS, groups)
+    P, G, S = value_PGS.shape
+    if G < 2:
+        return torch.zeros_like(value_BS)
+    score_PSG = group_advantage(
+        value_PGS.transpose(1, 2).reshape(P * S, G), valid_PGS.transpose(1, 2).reshape(P * S, G), eps=eps
+    ).reshape(P, S, G)
+    return groups.rows(score_PSG.transpose(1, 2))
+
+
+def _by_group(value_BS: Tensor, valid_BS: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
+    return groups.matrix(value_BS), groups.matrix(valid_BS) & groups.present_PG[..., None]
+
+
+def _to_end(value_BS: Tensor) -> Tensor:
+    """The sum from each scope to the last."""
+    return value_BS.flip(1).cumsum(1).flip(1)

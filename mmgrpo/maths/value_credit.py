@@ -1,0 +1,89 @@
+"""Credit by what others say of a decision: a learned value, another policy, a column of the data.
+
+Axes: B samples, T decisions.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.system.lazy import torch
+from mmgrpo.values import REFERENCE, Value
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+VALUE = Value("value")
+"""What a critic expects of the rewards to come, before the decision."""
+
+
+def gae(*, gamma: float = 1.0, decay: float = 0.95, value: str = "value", view: str | None = None) -> Estimator:
+    """Generalised advantages of a learned value, the sample's reward coming with its last decision.
+
+    delta_t = r_t + gamma V_{t+1} - V_t;   A_t = delta_t + gamma decay A_{t+1}, over kept decisions, 0 after the last.
+    It replaces the advantage.
+
+    Units: those of the reward; gamma and decay are dimensionless (1 and 0.95).
+    Source: GAE, arXiv:1506.02438, eq. 16.
+    """
+    asked = Value(value, view)
+    return Estimator(assign=partial(_gae, gamma=gamma, decay=decay, value=asked), values=(asked,))
+
+
+def _gae(feedback: Feedback, advantage_BT: Tensor, *, gamma: float, decay: float, value: Value) -> Tensor:
+    value_BT, mask_BT = feedback[value].to(advantage_BT), feedback.mask_BT
+    next_advantage_B = torch.zeros_like(advantage_BT[:, 0])
+    next_value_B = torch.zeros_like(next_advantage_B)
+    coming_B = feedback.reward_B.where(feedback.valid_B, 0.0).to(advantage_BT)
+    found_BT = torch.zeros_like(advantage_BT)
+    for column in reversed(range(mask_BT.shape[1])):
+        keep_B = mask_BT[:, column]
+        delta_B = coming_B + gamma * next_value_B - value_BT[:, column]
+        here_B = delta_B + gamma * decay * next_advantage_B
+        found_BT[:, column] = here_B.where(keep_B & feedback.valid_B, 0.0)
+        next_advantage_B = here_B.where(keep_B, next_advantage_B)
+        next_value_B = value_BT[:, column].where(keep_B, next_value_B)
+        coming_B = coming_B.where(~keep_B, 0.0)
+    return found_BT
+
+
+def log_ratio(*, view: str, base: str = REFERENCE, scale: float = 1.0, weight: float = 1.0) -> Estimator:
+    """How much likelier another policy finds a decision than a base does, less how much likelier this one found it.
+
+    A_t <- A_t + weight (scale (logprob_view - logprob_base) - (old_logprob - logprob_base)). At scale 1 it is
+    logprob_view - old_logprob, on-policy distillation; above 1 it goes beyond the teacher.
+
+    Units: nats times weight; scale is dimensionless (1.25).
+    Source: G-OPD, arXiv:2602.12125, and its code (RUCBM/G-OPD, ``dp_actor.py``).
+    """
+    teacher, ground = Value("logprob", view), Value("logprob", base)
+    values = (teacher,) if scale == 1 else (teacher, ground)
+    assign = partial(_log_ratio, teacher=teacher, ground=None if scale == 1 else ground, scale=scale, weight=weight)
+    return Estimator(assign=assign, values=values)
+
+
+def _log_ratio(
+    feedback: Feedback, advantage_BT: Tensor, *, teacher: Value, ground: Value | None, scale: float, weight: float
+) -> Tensor:
+    reward_BT = feedback[teacher] - feedback.old_logprob_BT
+    if ground is not None:
+        reward_BT = reward_BT + (scale - 1) * (feedback[teacher] - feedback[ground])
+    return advantage_BT + weight * reward_BT.where(feedback.mask_BT, 0.0).to(advantage_BT)
+
+
+def column_margin(*, column: str, low: float = 0.2, high: float = 0.28) -> Estimator:
+    """How far the reward is above a number of the data row, held within bounds, added to the advantage.
+
+    A <- A + clip(r - column, -low, high); the column holds, say, the reward of the reference's own sample.
+
+    Units: low and high in the reward's units.
+    Source: AAPO, arXiv:2505.14264, and its code (JianxXiong/AAPO, ``AAPOTrainer.py``).
+    """
+    return Estimator(assign=partial(_column_margin, column=column, low=low, high=high))
+
+
+def _column_margin(feedback: Feedback, advantage_BT: Tensor, *, column: str, low: float, high: float) -> Tensor:
+    margin_B = (feedback.reward_B - feedback.column(column)).clamp(-low, high).where(feedback.valid_B, 0.0)
+    return advantage_BT + margin_B[:, None].to(advantage_BT)

@@ -1,0 +1,59 @@
+"""Credit by values, other policies and columns: values by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from mmgrpo.maths.value_credit import VALUE, column_margin, gae, log_ratio
+from mmgrpo.values import REFERENCE, Value
+from tests.maths.feedback_rows import feedback_of
+
+
+def test_generalised_advantages():
+    # rewards 0, 0, 1, values 0.5, 0.6, 0.7: deltas 0.1, 0.1, 0.3; 0.3, 0.1 + 0.285, 0.1 + 0.95 * 0.385
+    feedback = feedback_of([1.0], [0], values={VALUE: torch.tensor([[0.5, 0.6, 0.7]])})
+    found_BT = gae(gamma=1.0, decay=0.95).assign(feedback, torch.zeros(1, 3))
+    torch.testing.assert_close(found_BT, torch.tensor([[0.46575, 0.385, 0.3]]))
+    # decay 0 leaves the deltas, decay 1 gives r - V
+    torch.testing.assert_close(gae(decay=0.0).assign(feedback, torch.zeros(1, 3)), torch.tensor([[0.1, 0.1, 0.3]]))
+    torch.testing.assert_close(gae(decay=1.0).assign(feedback, torch.zeros(1, 3)), torch.tensor([[0.5, 0.4, 0.3]]))
+    # gamma 0.9, decay 1: 0.3; 0.9 * 0.7 - 0.6 + 0.9 * 0.3 = 0.3; 0.9 * 0.6 - 0.5 + 0.9 * 0.3 = 0.31
+    found_BT = gae(gamma=0.9, decay=1.0).assign(feedback, torch.zeros(1, 3))
+    torch.testing.assert_close(found_BT, torch.tensor([[0.31, 0.3, 0.3]]))
+
+
+def test_masked_decisions_are_not_there():
+    values = torch.tensor([[0.5, torch.nan, 0.6, 0.7, torch.nan], [0.0, 0.0, 0.0, 0.0, 0.0]])
+    mask = [[1, 0, 1, 1, 0], [0, 0, 0, 0, 0]]
+    feedback = feedback_of([1.0, 1.0], [0, 0], mask=mask, values={VALUE: values})
+    found_BT = gae().assign(feedback, torch.zeros(2, 5))
+    torch.testing.assert_close(found_BT, torch.tensor([[0.46575, 0.0, 0.385, 0.3, 0.0], [0.0] * 5]))
+
+
+def test_a_teacher_is_followed_and_gone_beyond():
+    # old -1.2, base -1.5, teacher -0.9: 0.3 at scale 1, 1.25 * 0.6 - 0.3 = 0.45 at 1.25 (G-OPD)
+    teacher, base = Value("logprob", "teacher"), Value("logprob", REFERENCE)
+    values = {teacher: torch.tensor([[-0.9]]), base: torch.tensor([[-1.5]])}
+    feedback = feedback_of([0.0], [0], mask=[[1]], old_logprob=[[-1.2]], values=values)
+    plain, beyond = log_ratio(view="teacher"), log_ratio(view="teacher", scale=1.25)
+    assert plain.values == (teacher,)
+    assert beyond.values == (teacher, base)
+    torch.testing.assert_close(plain.assign(feedback, torch.zeros(1, 1)), torch.tensor([[0.3]]))
+    torch.testing.assert_close(beyond.assign(feedback, torch.ones(1, 1)), torch.tensor([[1.45]]))
+
+
+def test_a_teacher_of_the_same_mind_changes_nothing_to_the_bit():
+    old = [[-1.2, -0.3]]
+    feedback = feedback_of([0.0], [0], old_logprob=old, values={Value("logprob", "teacher"): torch.tensor(old)})
+    advantage_BT = torch.randn(1, 2)
+    assert torch.equal(log_ratio(view="teacher").assign(feedback, advantage_BT), advantage_BT)
+
+
+def test_a_margin_over_a_column_is_bounded():
+    # rewards 1, 0, 0 over 0, 1, 0.1: 0.28, -0.2, -0.1 (AAPO)
+    feedback = feedback_of([1.0, 0.0, 0.0], [0, 0, 0])
+    feedback = replace(feedback, columns={"reference": torch.tensor([0.0, 1.0, 0.1])})
+    found_BT = column_margin(column="reference").assign(feedback, torch.full((3, 3), 1.4997))
+    torch.testing.assert_close(found_BT[:, 0], torch.tensor([1.7797, 1.2997, 1.3997]))
