@@ -1,0 +1,316 @@
+"""Losses of whole groups: a number for each sample, and what a group's numbers should be beside its rewards.
+
+A group's loss is L(s, r, A), s the scores of its members; the loss of an update is the mean over the groups of the job.
+A sample without a kept decision, or to which no reward applies, is no member.
+
+Axes: B samples, T decisions, P groups, G size of the largest group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.diagnostics import Diagnostics, total
+from mmgrpo.maths.groups import Groups, grouped
+from mmgrpo.maths.scores import Score, score
+from mmgrpo.maths.terms import GROUP, Loss, Term, log_ratio, ratio_of
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members:
+    """The groups of an update on this process, as a loss of groups sees them.
+
+    Attributes:
+        score_PG: score of each member, with grad; 0 where nobody is.
+        reward_PG: what the rewards combine to; 0 where nobody is.
+        advantage_PG: mean advantage over the member's kept decisions.
+        present_PG: bool, whether there is such a member.
+    """
+
+    score_PG: Tensor
+    reward_PG: Tensor
+    advantage_PG: Tensor
+    present_PG: Tensor
+
+    @property
+    def count_P(self) -> Tensor:
+        """Members of each group."""
+        return self.present_PG.sum(1)
+
+    def mean(self, value_PG: Tensor) -> Tensor:
+        """The mean over a group's members; 0 without any.
+
+        Shapes: (P, G) -> (P, 1).
+        """
+        kept_PG = value_PG.where(self.present_PG, 0.0)
+        return kept_PG.sum(1, keepdim=True) / self.count_P[:, None].clamp(min=1)
+
+    def centred(self, value_PG: Tensor) -> Tensor:
+        """What a value is above the mean over its group's members; 0 where nobody is.
+
+        Shapes: (P, G) -> (P, G).
+        """
+        return (value_PG - self.mean(value_PG)).where(self.present_PG, 0.0)
+
+
+def gvpo(*, beta: float = 0.1, score_by: str = "sum_log_ratio", against: str = "old") -> Term:
+    """Centred scores regressed on centred rewards.
+
+    L = sum_i (beta (s_i - mean s) - (r_i - mean r))^2 / (2 (n - 1)), n members.
+
+    Units: beta is reward per nat (0.1).
+    Source: GVPO, arXiv:2504.19599, and its code (jszkc/GVPO, ``compute_policy_loss_gvpo``), whose score is against the
+        policy that sampled; the paper's against the reference.
+    """
+    return _term("gvpo", partial(_gvpo_P, beta=beta), score(score_by, against=against))
+
+
+def _gvpo_P(members: Members, *, beta: float) -> Tensor:
+    error_PG = beta * members.centred(members.score_PG) - members.centred(members.reward_PG).to(members.score_PG)
+    return error_PG.square().sum(1) / (2 * (members.count_P - 1)).clamp(min=1)
+
+
+def centred_regression(*, beta: float = 1.0, score_by: str = "mean_log_ratio", against: str = "old") -> Term:
+    """Centred scores regressed on centred advantages.
+
+    L = mean_i (beta (s_i - mean s) - (A_i - mean A))^2.
+
+    Units: beta is advantage per unit of the score.
+    Source: CRD of Flow-Factory (``trainers/crd.py``), whose score is the fall of the prediction error against a
+        snapshot: the mean log-ratio where a log-probability is minus that error.
+    """
+    return _term("centred_regression", partial(_regression_P, beta=beta), score(score_by, against=against))
+
+
+def _regression_P(members: Members, *, beta: float) -> Tensor:
+    error_PG = beta * members.centred(members.score_PG) - members.centred(members.advantage_PG)
+    return members.mean(error_PG.square())[:, 0]
+
+
+def pacs(
+    *,
+    beta: float = 1.0,
+    right: float = 0.5,
+    balanced: bool = False,
+    score_by: str = "sum_log_ratio",
+    against: str = "old",
+) -> Term:
+    """Rewards as labels that a score relative to the group's others should tell.
+
+    psi_i = beta n / (n - 1) (s_i - mean s);   L = mean_i w_i BCE(sigmoid(psi_i), r_i > right), w_i = 1, or where
+    ``balanced`` n / (2 n_c), n_c the members of its label, in groups that have both.
+
+    Units: beta is logits per unit of the score (1); right is in the reward's units.
+    Source: PACS, arXiv:2509.02522, and its code (ritzz-ai/PACS, ``pacs_core_algos.py``).
+    """
+    return _term("pacs", partial(_pacs_P, beta=beta, right=right, balanced=balanced), score(score_by, against=against))
+
+
+def _pacs_P(members: Members, *, beta: float, right: float, balanced: bool) -> Tensor:
+    count_P1 = members.count_P[:, None]
+    logit_PG = beta * members.centred(members.score_PG) * count_P1 / (count_P1 - 1).clamp(min=1)
+    right_PG = members.reward_PG > right
+    loss_PG = torch.nn.functional.binary_cross_entropy_with_logits(logit_PG, right_PG.to(logit_PG), reduction="none")
+    if balanced:
+        num_P1 = (right_PG & members.present_PG).sum(1, keepdim=True)
+        own_PG = num_P1.where(right_PG, count_P1 - num_P1)
+        both_P1 = (num_P1 > 0) & (num_P1 < count_P1)
+        loss_PG = loss_PG * (count_P1 / (2 * own_PG.clamp(min=1))).where(both_P1, 1.0)
+    return members.mean(loss_PG)[:, 0].where(members.count_P > 1, 0.0)
+
+
+def real(*, tau: float = 0.5, right: float = 0.5, score_by: str = "mean_log_ratio", against: str = "old") -> Term:
+    """Right members' scores above 0, wrong ones' below, each pulled the harder the further it is.
+
+    L = log(1 + sum_right exp(-s / tau)) + log(1 + sum_wrong exp(s / tau)).
+
+    Units: tau in the score's units (0.5 nats); right is in the reward's units.
+    Source: Rewards as Labels (REAL), arXiv:2602.05630, as ms-swift's documentation gives it.
+    """
+    return _term("real", partial(_real_P, tau=tau, right=right), score(score_by, against=against))
+
+
+def _real_P(members: Members, *, tau: float, right: float) -> Tensor:
+    right_PG = members.reward_PG > right
+    logit_PG = (members.score_PG / tau).where(~right_PG, -members.score_PG / tau)
+    zero_P1 = torch.zeros_like(logit_PG[:, :1])
+
+    def pulled(chosen_PG: Tensor) -> Tensor:
+        return torch.cat([zero_P1, logit_PG.masked_fill(~chosen_PG, -torch.inf)], dim=1).logsumexp(1)
+
+    return pulled(right_PG & members.present_PG) + pulled(~right_PG & members.present_PG)
+
+
+def disco(*, tau: float | None = 1.0, right: float = 0.5, score_by: str = "mean_ratio", against: str = "old") -> Term:
+    """Right members' scores above the wrong ones', the highest of which count most.
+
+    L = -mean_right (s - tau log mean_wrong exp(s' / tau)), or with tau None, -(mean_right s - mean_wrong s'); 0 in
+    groups without both kinds.
+
+    Units: tau in the score's units (1); right is in the reward's units.
+    Source: DisCO, arXiv:2505.12366, and its code (Optimization-AI/DisCO, ``core_algos.py``), whose log-mean-exp has the
+        same gradient and another value. Its constraint is ``kl_hinge``.
+    """
+    return _term("disco", partial(_disco_P, tau=tau, right=right), score(score_by, against=against))
+
+
+def _disco_P(members: Members, *, tau: float | None, right: float) -> Tensor:
+    right_PG = (members.reward_PG > right) & members.present_PG
+    wrong_PG = ~right_PG & members.present_PG
+    num_right_P, num_wrong_P = right_PG.sum(1), wrong_PG.sum(1)
+    both_P = (num_right_P > 0) & (num_wrong_P > 0)
+    better_P = members.score_PG.where(right_PG, 0.0).sum(1) / num_right_P.clamp(min=1)
+    if tau is None:
+        worse_P = members.score_PG.where(wrong_PG, 0.0).sum(1) / num_wrong_P.clamp(min=1)
+    else:
+        # a group without wrong members takes all of them: its loss is left out, and so must be an infinite gradient
+        among_PG = wrong_PG | ~both_P[:, None]
+        worse_P = tau * (members.score_PG / tau).masked_fill(~among_PG, -torch.inf).logsumexp(1)
+        worse_P = worse_P - tau * among_PG.sum(1).clamp(min=1).log()
+    return (worse_P - better_P).where(both_P, 0.0)
+
+
+def preference(
+    *,
+    beta: float = 0.1,
+    pairs: str = "extremes",
+    score_by: str = "sum_log_ratio",
+    against: str = "reference",
+) -> Term:
+    """Better members' scores above worse ones', pair by pair.
+
+    L = -mean over pairs of log sigmoid(beta (s_better - s_worse)); the pairs are a group's best and worst member, the
+    first of equals (``extremes``), or every two of different rewards (``all``); 0 in groups of equal rewards.
+
+    Units: beta is logits per nat (0.1).   Raises: ConfigError for other pairs.
+    Source: DPO, arXiv:2305.18290, eq. 7, on pairs drawn by the policy itself (online DPO, arXiv:2402.04792); with all
+        pairs and the mean log-ratio, TRPA, arXiv:2504.04524, and its code
+        (XueruiSu/Trust-Region-Preference-Approximation, ``compute_pairwise_policy_loss``), but for the larger beta of
+        its highest level and its fallback for groups of equal rewards.
+    """
+    if pairs not in ("extremes", "all"):
+        raise ConfigError(f"pairs must be extremes or all, got {pairs!r}")
+    return _term("preference", partial(_preference_P, beta=beta, pairs=pairs), score(score_by, against=against))
+
+
+def _preference_P(members: Members, *, beta: float, pairs: str) -> Tensor:
+    reward_PG, present_PG = members.reward_PG, members.present_PG
+    better_PGG = reward_PG[:, :, None] > reward_PG[:, None, :]
+    better_PGG = better_PGG & present_PG[:, :, None] & present_PG[:, None, :]
+    if pairs == "extremes":
+        best_P = reward_PG.where(present_PG, -torch.inf).argmax(1)
+        worst_P = reward_PG.where(present_PG, torch.inf).argmin(1)
+        best_PG, worst_PG = (torch.nn.functional.one_hot(each_P, reward_PG.shape[1]) for each_P in (best_P, worst_P))
+        better_PGG = better_PGG & (best_PG[:, :, None] & worst_PG[:, None, :]).bool()
+    margin_PGG = beta * (members.score_PG[:, :, None] - members.score_PG[:, None, :])
+    loss_PGG = -torch.nn.functional.logsigmoid(margin_PGG).where(better_PGG, 0.0)
+    return loss_PGG.sum((1, 2)) / better_PGG.sum((1, 2)).clamp(min=1)
+
+
+def kl_hinge(*, delta: float, beta: float) -> Term:
+    """Nothing while a group stays near the policy that sampled; beyond delta, a pull that grows with the distance.
+
+    L = sg([beta (KL - delta)]_+) KL, KL = mean over the group's kept decisions of exp(x) - 1 - x, x = logprob -
+    old_logprob, sg = no gradient.
+
+    Units: delta in nats per decision; beta is loss per square nat.
+    Source: DisCO's constraint, arXiv:2505.12366, eq. 9, and its code. Deviation: KL over a group, where its code takes
+        the batch, so that it does not matter which process holds which group.
+    """
+
+    def loss(decisions: Decisions) -> Loss:
+        keep_BT = decisions.mask_BT
+        change_BT = log_ratio(decisions)
+        distance_BT = (torch.expm1(change_BT) - change_BT).where(keep_BT, 0.0)
+        groups, weight_P = _groups(decisions, keep_BT.any(1))
+        sum_P = groups.matrix(distance_BT.sum(1)).where(groups.valid(keep_BT.any(1)), 0.0).sum(1)
+        count_P = groups.matrix(keep_BT.sum(1)).where(groups.valid(keep_BT.any(1)), 0).sum(1)
+        kl_P = sum_P / count_P.clamp(min=1)
+        pull_P = (beta * (kl_P - delta)).clamp(min=0).detach()
+        value = (weight_P * pull_P * kl_P).sum()
+        return Loss(value, Diagnostics(loss_sums={"kl_hinge": total(value)}))
+
+    return Term(name="kl_hinge", loss=loss, couples=GROUP)
+
+
+GROUP_LOSSES: Mapping[str, Callable[..., Term]] = MappingProxyType(
+    {
+        "gvpo": gvpo,
+        "centred_regression": centred_regression,
+        "pacs": pacs,
+        "real": real,
+        "disco": disco,
+        "preference": preference,
+        "kl_hinge": kl_hinge,
+    }
+)
+"""Losses of groups by the name that a method's configuration uses; called with their numbers."""
+
+
+def _term(name: str, loss_P: Callable[[Members], Tensor], scored: Score) -> Term:
+    """The mean over the groups of a loss of their members."""
+
+    def loss(decisions: Decisions) -> Loss:
+        rows_B = _rows(decisions)
+        groups, weight_P = _groups(decisions, rows_B)
+        present_PG = groups.valid(rows_B)
+        value = (weight_P * loss_P(_members(decisions, groups, present_PG, scored.of(decisions)))).sum()
+        return Loss(value, _found(name, decisions, value))
+
+    return Term(name=name, loss=loss, values=scored.values, couples=GROUP, active=_active)
+
+
+def _members(decisions: Decisions, groups: Groups, present_PG: Tensor, score_B: Tensor) -> Members:
+    keep_BT = decisions.mask_BT
+    assert decisions.reward_BT is not None
+    reward_B = decisions.reward_BT[:, 0]
+    advantage_B = decisions.advantage_BT.where(keep_BT, 0.0).sum(1) / keep_BT.sum(1).clamp(min=1)
+    return Members(
+        score_PG=groups.matrix(score_B).where(present_PG, 0.0),
+        reward_PG=groups.matrix(reward_B).where(present_PG, 0.0),
+        advantage_PG=groups.matrix(advantage_B.to(score_B)).where(present_PG, 0.0),
+        present_PG=present_PG,
+    )
+
+
+def _rows(decisions: Decisions) -> Tensor:
+    """The samples that are members: a decision of them is kept, and a reward applies."""
+    if decisions.reward_BT is None:
+        raise ConfigError("a loss of groups needs reward_BT: give the decisions what their samples' rewards combine to")
+    return decisions.mask_BT.any(1) & ~decisions.reward_BT[:, 0].isnan()
+
+
+def _groups(decisions: Decisions, rows_B: Tensor) -> tuple[Groups, Tensor]:
+    """The groups and what each weighs in the mean over the job's; 0 for those without a member here."""
+    if decisions.group_BT is None or decisions.group_weight_BT is None:
+        raise ConfigError("a loss of groups needs group_BT and group_weight_BT of the decisions")
+    groups = grouped(decisions.group_BT[:, 0])
+    weight_PG = groups.matrix(decisions.group_weight_BT[:, 0]).where(groups.valid(rows_B), 0.0)
+    return groups, weight_PG.amax(1)
+
+
+def _active(decisions: Decisions) -> Tensor:
+    return decisions.mask_BT & _rows(decisions)[:, None]
+
+
+def _found(name: str, decisions: Decisions, value: Tensor) -> Diagnostics:
+    keep_BT = decisions.mask_BT
+    log_ratio_BT = log_ratio(decisions).detach()
+    excess_BT = (ratio_of(log_ratio_BT) - 1).where(keep_BT, 0.0).double()
+    return Diagnostics(
+        num_weighed=total(keep_BT),
+        ratio_excess_sum=total(excess_BT),
+        ratio_excess_square_sum=total(excess_BT.square()),
+        log_ratio_abs_max=log_ratio_BT.abs().amax().double(),
+        loss_sums={name: total(value)},
+    )
