@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from mmgrpo.maths.entropy_credit import inverse_entropy, zero_variance_entropy
 from mmgrpo.maths.feedback import Estimator as Estimator
+from mmgrpo.maths.filters import among_most_efficient
 from mmgrpo.maths.forest_credit import by_depth, shared_once, siblings, temporal_difference, trunk_and_exits
 from mmgrpo.maths.scoped_credit import (
     clipped_differences,
@@ -40,6 +41,7 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
         "gae": gae,
         "log_ratio": log_ratio,
         "column_margin": column_margin,
+        "among_most_efficient": among_most_efficient,
     }
 )
 """Estimators by the name that a method's configuration uses; called with their numbers, applied in order."""

@@ -1,16 +1,24 @@
 """Filters: which samples train, told after the advantages are known. Their normalisers count only what is kept.
 
-Axes: B samples, P groups, G size of the largest group, N samples of the job.
+Each looks at a group by itself. Its members are the samples to which a reward applies and that have a kept decision;
+others are not kept. Members that tie go by their order.
+
+Axes: B samples, T decisions, G members of a group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from mmgrpo.maths.feedback import Feedback
+from mmgrpo.errors import ConfigError, UnknownNameError
+from mmgrpo.maths.feedback import Estimator, Feedback
+from mmgrpo.maths.groups import grouped
+from mmgrpo.system.lazy import torch
 from mmgrpo.values import Value
 
 if TYPE_CHECKING:
@@ -30,5 +38,163 @@ class Filter:
     values: tuple[Value, ...] = ()
 
 
-FILTERS: Mapping[str, Callable[..., Filter]] = MappingProxyType({})
+def largest_advantages(*, rate: float) -> Filter:
+    """The members whose advantages are the largest in size: of n, the floor(n (1 - rate)) first, at least one.
+
+    Units: rate is dimensionless, the share that is left out.   Raises: ConfigError for a rate outside 0 .. 1.
+    Source: CPPO, arXiv:2503.22342, and its code (lzhxmu/CPPO); per group, as the paper has it.
+    """
+    if not 0 <= rate < 1:
+        raise ConfigError(f"the rate that is left out lies from 0 to below 1, got {rate}")
+    return Filter(keep=partial(_largest, rate=rate))
+
+
+def _largest(feedback: Feedback, advantage_BT: Tensor, *, rate: float) -> Tensor:
+    size_B = feedback.mean(advantage_BT.abs())
+    keep_B = torch.zeros_like(feedback.valid_B)
+    for rows in members(feedback):
+        # 10 (1 - 0.9) is a little below 1
+        num = max(math.floor(len(rows) * (1 - rate) + 1e-9), 1)
+        keep_B[rows[_descending(size_B[rows])[:num]]] = True
+    return keep_B
+
+
+def most_varied(*, count: int) -> Filter:
+    """The ``count`` members whose advantages vary the most: some of the highest and some of the lowest.
+
+    Of all subsets of that size the one of the largest variance; of equal ones that with the fewest of the highest.
+
+    Units: count is members, at least 2.   Raises: ConfigError for fewer.
+    Source: D3S, whose sample level maximises Var(A); the subset is found as PODS does, arXiv:2504.13818.
+    """
+    if count < 2:
+        raise ConfigError(f"members vary from each other: keep at least 2, got {count}")
+    return Filter(keep=partial(_most_varied, count=count))
+
+
+def _most_varied(feedback: Feedback, advantage_BT: Tensor, *, count: int) -> Tensor:
+    advantage_B = feedback.mean(advantage_BT).double()
+    keep_B = torch.zeros_like(feedback.valid_B)
+    for rows in members(feedback):
+        advantage_G = advantage_B[rows]
+        subsets = [_ends(advantage_G, best, count - best) for best in range(count + 1)]
+        keep_B[rows[max(subsets, key=lambda chosen: round(float(advantage_G[chosen].var(correction=0)), 12))]] = True
+    return keep_B
+
+
+def best_and_worst(*, best: int, worst: int) -> Filter:
+    """The members of the highest and of the lowest rewards.
+
+    Units: members.   Raises: ConfigError for negative numbers, or if nobody is kept.
+    Source: DanceGRPO, arXiv:2505.07818, and its code's best-of-N: 4 and 4 of 16, 8 and 8 of 24.
+    """
+    if best < 0 or worst < 0 or best + worst == 0:
+        raise ConfigError(f"numbers of members must not be negative, and keep somebody, got {best} and {worst}")
+    return Filter(keep=partial(_best_and_worst, best=best, worst=worst))
+
+
+def _best_and_worst(feedback: Feedback, advantage_BT: Tensor, *, best: int, worst: int) -> Tensor:
+    del advantage_BT
+    keep_B = torch.zeros_like(feedback.valid_B)
+    for rows in members(feedback):
+        keep_B[rows[_ends(feedback.reward_B[rows], best, worst)]] = True
+    return keep_B
+
+
+def most_efficient(*, count: int, by: str = "length") -> Filter:
+    """The ``count`` shortest members, or those of the most reward per decision.
+
+    Units: count is members.   Raises: ConfigError for none; UnknownNameError for another measure.
+    Source: GFPO, arXiv:2508.09726. There the kept are also compared among themselves alone: the estimator
+        ``among_most_efficient`` does that.
+    """
+    return Filter(keep=partial(_most_efficient, count=_checked(count), measure=_measure(by)))
+
+
+def among_most_efficient(*, count: int, by: str = "length", eps: float = 1e-4) -> Estimator:
+    """An estimator: rewards standardised over the members that ``most_efficient`` keeps; the others get 0.
+
+    A = (r - mean_S r) / (std_S r + eps), S the kept members of the group, sample std. It replaces the advantage.
+
+    Units: any reward scale -> dimensionless; eps in the reward's units.   Raises: as ``most_efficient``.
+    Source: GFPO, arXiv:2508.09726. Deviation: eps in the denominator.
+    """
+    keep = partial(_most_efficient, count=_checked(count), measure=_measure(by))
+    return Estimator(assign=partial(_among, keep=keep, eps=eps))
+
+
+def _most_efficient(
+    feedback: Feedback, advantage_BT: Tensor, *, count: int, measure: Callable[[Feedback], Tensor]
+) -> Tensor:
+    del advantage_BT
+    value_B = measure(feedback)
+    keep_B = torch.zeros_like(feedback.valid_B)
+    for rows in members(feedback):
+        keep_B[rows[_descending(value_B[rows])[:count]]] = True
+    return keep_B
+
+
+def _among(
+    feedback: Feedback, advantage_BT: Tensor, *, keep: Callable[[Feedback, Tensor], Tensor], eps: float
+) -> Tensor:
+    keep_B = keep(feedback, advantage_BT)
+    advantage_B = torch.zeros_like(feedback.reward_B)
+    for rows in members(feedback):
+        kept = rows[keep_B[rows]]
+        reward_G = feedback.reward_B[kept]
+        if len(kept) > 1 and bool((reward_G != reward_G[0]).any()):
+            advantage_B[kept] = (reward_G - reward_G.mean()) / (reward_G.std() + eps)
+    return advantage_B[:, None].to(advantage_BT).expand_as(advantage_BT)
+
+
+MEASURES: Mapping[str, Callable[[Feedback], Tensor]] = MappingProxyType(
+    {
+        "length": lambda feedback: -feedback.length_B.double(),
+        "reward_per_decision": lambda feedback: feedback.reward_B / feedback.length_B.clamp(min=1),
+    }
+)
+"""What ``most_efficient`` goes by, the highest first."""
+
+FILTERS: Mapping[str, Callable[..., Filter]] = MappingProxyType(
+    {
+        "largest_advantages": largest_advantages,
+        "most_varied": most_varied,
+        "best_and_worst": best_and_worst,
+        "most_efficient": most_efficient,
+    }
+)
 """Filters by the name that a method's configuration uses; called with their numbers, applied in order."""
+
+
+def members(feedback: Feedback) -> Iterator[Tensor]:
+    """The rows of each group that are members of it; groups without any are left out."""
+    member_B = feedback.valid_B & (feedback.length_B > 0)
+    groups = grouped(feedback.group_B)
+    for index_G, member_G in zip(groups.index_PG, groups.valid(member_B), strict=True):
+        if bool(member_G.any()):
+            yield index_G[member_G]
+
+
+def _descending(value_G: Tensor) -> Tensor:
+    """Places of the values from the highest on, the first of equals first."""
+    return value_G.argsort(descending=True, stable=True)
+
+
+def _ends(value_G: Tensor, best: int, worst: int) -> Tensor:
+    """Places of some of the highest values, and of the lowest of the others; the first of equals first."""
+    chosen = _descending(value_G)[:best]
+    others_G = torch.ones_like(value_G, dtype=torch.bool).index_fill(0, chosen, False)
+    lowest = value_G.where(others_G, torch.inf).argsort(stable=True)[: min(worst, int(others_G.sum()))]
+    return torch.cat([chosen, lowest])
+
+
+def _checked(count: int) -> int:
+    if count < 1:
+        raise ConfigError(f"keep at least one member of a group, got {count}")
+    return count
+
+
+def _measure(by: str) -> Callable[[Feedback], Tensor]:
+    if by not in MEASURES:
+        raise UnknownNameError(f"unknown measure {by!r}; choose from {', '.join(MEASURES)}")
+    return MEASURES[by]
