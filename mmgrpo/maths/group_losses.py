@@ -18,7 +18,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, total
 from mmgrpo.maths.groups import Groups, grouped
-from mmgrpo.maths.scores import Score, score
+from mmgrpo.maths.sequence_scores import Score, score
 from mmgrpo.maths.terms import GROUP, Loss, Term, log_ratio, ratio_of
 from mmgrpo.system.lazy import torch
 
@@ -232,12 +232,12 @@ def kl_hinge(*, delta: float, beta: float) -> Term:
         keep_BT = decisions.mask_BT
         change_BT = log_ratio(decisions)
         distance_BT = (torch.expm1(change_BT) - change_BT).where(keep_BT, 0.0)
-        groups, weight_P = _groups(decisions, keep_BT.any(1))
+        groups = _groups(decisions)
         sum_P = groups.matrix(distance_BT.sum(1)).where(groups.valid(keep_BT.any(1)), 0.0).sum(1)
         count_P = groups.matrix(keep_BT.sum(1)).where(groups.valid(keep_BT.any(1)), 0).sum(1)
         kl_P = sum_P / count_P.clamp(min=1)
         pull_P = (beta * (kl_P - delta)).clamp(min=0).detach()
-        value = (weight_P * pull_P * kl_P).sum()
+        value = (pull_P * kl_P).sum() / decisions.num_groups
         return Loss(value, Diagnostics(loss_sums={"kl_hinge": total(value)}))
 
     return Term(name="kl_hinge", loss=loss, couples=GROUP)
@@ -262,16 +262,16 @@ def _term(name: str, loss_P: Callable[[Members], Tensor], scored: Score) -> Term
 
     def loss(decisions: Decisions) -> Loss:
         rows_B = _rows(decisions)
-        groups, weight_P = _groups(decisions, rows_B)
-        present_PG = groups.valid(rows_B)
-        value = (weight_P * loss_P(_members(decisions, groups, present_PG, scored.of(decisions)))).sum()
+        members = _members(decisions, rows_B, scored.of(decisions))
+        value = loss_P(members).where(members.count_P > 0, 0.0).sum() / decisions.num_groups
         return Loss(value, _found(name, decisions, value))
 
     return Term(name=name, loss=loss, values=scored.values, couples=GROUP, active=_active)
 
 
-def _members(decisions: Decisions, groups: Groups, present_PG: Tensor, score_B: Tensor) -> Members:
-    keep_BT = decisions.mask_BT
+def _members(decisions: Decisions, rows_B: Tensor, score_B: Tensor) -> Members:
+    keep_BT, groups = decisions.mask_BT, _groups(decisions)
+    present_PG = groups.valid(rows_B)
     assert decisions.reward_BT is not None
     reward_B = decisions.reward_BT[:, 0]
     advantage_B = decisions.advantage_BT.where(keep_BT, 0.0).sum(1) / keep_BT.sum(1).clamp(min=1)
@@ -290,13 +290,10 @@ def _rows(decisions: Decisions) -> Tensor:
     return decisions.mask_BT.any(1) & ~decisions.reward_BT[:, 0].isnan()
 
 
-def _groups(decisions: Decisions, rows_B: Tensor) -> tuple[Groups, Tensor]:
-    """The groups and what each weighs in the mean over the job's; 0 for those without a member here."""
-    if decisions.group_BT is None or decisions.group_weight_BT is None:
-        raise ConfigError("a loss of groups needs group_BT and group_weight_BT of the decisions")
-    groups = grouped(decisions.group_BT[:, 0])
-    weight_PG = groups.matrix(decisions.group_weight_BT[:, 0]).where(groups.valid(rows_B), 0.0)
-    return groups, weight_PG.amax(1)
+def _groups(decisions: Decisions) -> Groups:
+    if decisions.group_BT is None:
+        raise ConfigError("a loss of groups needs group_BT: give the decisions the groups of their samples")
+    return grouped(decisions.group_BT[:, 0])
 
 
 def _active(decisions: Decisions) -> Tensor:

@@ -114,11 +114,13 @@ def _ranks(said: Scoped, groups: Groups, *, eps: float) -> Tensor:
 
 
 def _process(said: Scoped, groups: Groups, *, eps: float) -> Tensor:
-    value_PGS, valid_PGS = _by_group(said.value_BS.double(), said.valid_BS, groups)
-    if value_PGS[0].numel() < 2:
+    value_SPG, valid_SPG = _by_group(said.value_BS.double(), said.valid_BS, groups)
+    S, P, G = value_SPG.shape
+    if S * G < 2:
         return torch.zeros_like(said.value_BS, dtype=torch.float64)
-    score_PN = group_advantage(value_PGS.flatten(1), valid_PGS.flatten(1), eps=eps)
-    return _to_end(groups.rows(score_PN.reshape(value_PGS.shape)))
+    value_PN, valid_PN = (each.transpose(0, 1).reshape(P, S * G) for each in (value_SPG, valid_SPG))
+    score_PN = group_advantage(value_PN, valid_PN, eps=eps)
+    return _to_end(groups.rows(score_PN.reshape(P, S, G).transpose(0, 1)).T)
 
 
 def _returns(said: Scoped, groups: Groups) -> Tensor:
@@ -151,18 +153,16 @@ def _segments(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: 
 
 def _standardised_BS(value_BS: Tensor, valid_BS: Tensor, groups: Groups, eps: float) -> Tensor:
     """Values standardised over the members of a group, each scope number by itself."""
-    value_PGS, valid_PGS = _by_group(value_BS, valid_BS, groups)
-    P, G, S = value_PGS.shape
+    value_SPG, valid_SPG = _by_group(value_BS, valid_BS, groups)
+    S, P, G = value_SPG.shape
     if G < 2:
         return torch.zeros_like(value_BS)
-    score_PSG = group_advantage(
-        value_PGS.transpose(1, 2).reshape(P * S, G), valid_PGS.transpose(1, 2).reshape(P * S, G), eps=eps
-    ).reshape(P, S, G)
-    return groups.rows(score_PSG.transpose(1, 2))
+    score_NG = group_advantage(value_SPG.reshape(S * P, G), valid_SPG.reshape(S * P, G), eps=eps)
+    return groups.rows(score_NG.reshape(S, P, G)).T
 
 
 def _by_group(value_BS: Tensor, valid_BS: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-    return groups.matrix(value_BS), groups.matrix(valid_BS) & groups.present_PG[..., None]
+    return groups.matrix(value_BS.T), groups.valid(valid_BS.T)
 
 
 def _to_end(value_BS: Tensor) -> Tensor:

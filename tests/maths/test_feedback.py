@@ -33,6 +33,8 @@ def test_ragged_groups_stand_in_the_order_of_their_first_row():
     assert groups.present_PG.tolist() == [[True, True, False], [True, True, True]]
     value_B = torch.arange(5.0)
     assert torch.equal(groups.rows(groups.matrix(value_B)), value_B)
+    both_SB = torch.stack([value_B, value_B + 10])
+    assert torch.equal(groups.rows(groups.matrix(both_SB)), both_SB)
     assert groups.valid(torch.tensor([False, True, True, True, True])).tolist() == [
         [False, True, False],
         [True, True, True],

@@ -15,7 +15,7 @@ from mmgrpo.maths import group_losses
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.group_losses import GROUP_LOSSES
 from mmgrpo.maths.objectives import Objective
-from mmgrpo.maths.scores import SCORES, score
+from mmgrpo.maths.sequence_scores import SCORES, score
 from mmgrpo.maths.terms import Term
 from mmgrpo.values import Value
 
@@ -54,7 +54,7 @@ def decisions_of(
         segment_BT=torch.zeros(shape, dtype=torch.long),
         reward_BT=expanded(rewards).double(),
         group_BT=expanded(groups),
-        group_weight_BT=torch.full(shape, 1 / (num_groups or len(set(groups))), dtype=torch.float64),
+        num_groups=num_groups or len(set(groups)),
         values={Value("logprob", "reference"): torch.full(shape, -1.5, dtype=torch.float64)},
     )
 
