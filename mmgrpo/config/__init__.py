@@ -62,7 +62,7 @@ class RolloutConfig(Section):
 
 
 class AdvantageConfig(Section):
-    """Rewards into advantages: see mmgrpo.maths.advantages."""
+    """Rewards into advantages: see mmgrpo.maths.advantages; then into those of single decisions."""
 
     scale: Named = Field(
         default_factory=lambda: Named(name="group"),
@@ -82,6 +82,14 @@ class AdvantageConfig(Section):
     equal_groups: Literal["zero", "drop"] = Field(
         default="zero",
         description="groups without an advantage: zero counts their samples in the loss's means, drop nowhere",
+    )
+    estimators: tuple[Named, ...] = Field(
+        default=(), description="what becomes of each decision's advantage, in order; none: its sample's"
+    )
+    filters: tuple[Named, ...] = Field(default=(), description="which samples train, in order; none: all")
+    filtered: Literal["drop", "zero"] = Field(
+        default="drop",
+        description="samples that a filter leaves out: drop counts them nowhere, zero in the loss's means",
     )
     kl_beta: float = Field(
         default=0.0,
@@ -116,12 +124,25 @@ class AdvantageConfig(Section):
 Level = Literal["decision", "segment", "sequence", "trajectory"]
 
 
+class TermConfig(Named):
+    """A further term of the loss."""
+
+    weight: float = Field(default=1.0, description="what the term is multiplied by; 0: it costs nothing")
+    label: str | None = Field(default=None, description="what its loss is logged under; null: its name")
+
+
 class ObjectiveConfig(Section):
     """The loss: see mmgrpo.maths.objectives."""
 
-    surrogate: Named = Field(
+    surrogate: Named | None = Field(
         default_factory=lambda: Named.model_validate({"name": "clipped", "low": 0.2, "high": 0.2}),
-        description="loss of a decision, as a function of its ratio and advantage",
+        description="loss of a decision, as a function of its ratio and advantage; null: only the terms",
+    )
+    terms: tuple[TermConfig, ...] = Field(
+        default=(), description="further terms of the loss, beside or in place of the surrogate"
+    )
+    modulations: tuple[Named, ...] = Field(
+        default=(), description="bounds, weight and divergence that differ from decision to decision, in order"
     )
     ratio_level: Level = Field(
         default="decision",
@@ -157,7 +178,7 @@ class ObjectiveConfig(Section):
     @property
     def clip_bound(self) -> float | None:
         """The smallest bound on |ratio - 1| in the surrogate; None if it has none."""
-        numbers = self.surrogate.numbers
+        numbers = {} if self.surrogate is None else self.surrogate.numbers
         bounds = [numbers[name] for name in ("low", "high") if numbers.get(name) is not None]
         return min(bounds) if bounds else None
 

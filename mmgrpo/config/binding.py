@@ -7,19 +7,29 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mmgrpo.config import Named, ObjectiveConfig, RunConfig
+from mmgrpo.config import AdvantageConfig, Named, ObjectiveConfig, RolloutConfig, RunConfig, TermConfig
 from mmgrpo.config.registry import suggestion
 from mmgrpo.errors import ConfigError, UnknownNameError
+from mmgrpo.maths.advantages import SCALES
 from mmgrpo.maths.aggregates import AGGREGATES
+from mmgrpo.maths.combinations import COMBINATIONS
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.feedback import Estimator
+from mmgrpo.maths.filters import FILTERS, Filter
+from mmgrpo.maths.losses import TERMS
+from mmgrpo.maths.modulations import MODULATIONS
 from mmgrpo.maths.objectives import Objective
+from mmgrpo.maths.planners import PLANNERS, Planner
 from mmgrpo.maths.ratios import BOUNDS
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.surrogates import SURROGATES
+from mmgrpo.maths.terms import Term, weighted
 from mmgrpo.maths.windows import WINDOWS
 from mmgrpo.policy import Policy, Scheduled
 
@@ -31,8 +41,11 @@ WINDOW_SEED = 1  # keeps the window's random numbers apart from the samples'
 
 def build_objective(config: ObjectiveConfig) -> Objective:
     """The loss. Raises ConfigError for an unknown function or numbers it does not take."""
+    surrogate = None
+    if config.surrogate is not None:
+        surrogate = bound("objective.surrogate", SURROGATES, config.surrogate)
     return Objective(
-        surrogate=bound("objective.surrogate", SURROGATES, config.surrogate),
+        surrogate=surrogate,
         aggregate=bound("objective.aggregate", AGGREGATES, config.aggregate),
         ratio_level=config.ratio_level,
         bound=None if config.bound is None else bound("objective.bound", BOUNDS, config.bound),
@@ -45,7 +58,37 @@ def build_objective(config: ObjectiveConfig) -> Objective:
         kl_beta=config.kl_beta,
         kl_ratio_level=config.kl_ratio_level,
         entropy_bonus=config.entropy_bonus,
+        modulations=tuple(bound("objective.modulations", MODULATIONS, named)() for named in config.modulations),
+        further=tuple(_term(term) for term in config.terms),
     )
+
+
+def build_estimators(config: AdvantageConfig) -> tuple[Estimator, ...]:
+    """What becomes of each decision's advantage, in order. Raises ConfigError as ``build_objective``."""
+    return tuple(bound("advantage.estimators", ESTIMATORS, named)() for named in config.estimators)
+
+
+def build_filters(config: AdvantageConfig) -> tuple[Filter, ...]:
+    """Which samples train, in order. Raises ConfigError as ``build_objective``."""
+    return tuple(bound("advantage.filters", FILTERS, named)() for named in config.filters)
+
+
+def require_credit(config: AdvantageConfig) -> None:
+    """Raises ConfigError for a function of the section that there is not, or numbers that it does not take."""
+    bound("advantage.scale", SCALES, config.scaling)
+    bound("advantage.combine", COMBINATIONS, config.combine)
+    build_estimators(config)
+    build_filters(config)
+
+
+def build_planner(config: RolloutConfig) -> Planner:
+    """What is drawn at a step. Raises ConfigError as ``build_objective``."""
+    return bound("rollout.planner", PLANNERS, config.planner)()
+
+
+def _term(config: TermConfig) -> Term:
+    term = bound("objective.terms", TERMS, config)()
+    return weighted(term if config.label is None else replace(term, name=config.label), config.weight)
 
 
 def window_at(config: RunConfig, policy: Policy | Scheduled, step: int) -> tuple[int, ...] | None:

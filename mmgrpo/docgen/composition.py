@@ -9,6 +9,9 @@ from mmgrpo.config import AdvantageConfig, Named, ObjectiveConfig, RolloutConfig
 from mmgrpo.explain.explanation import formula_of
 from mmgrpo.explain.method import shown_value
 from mmgrpo.maths.advantages import SCALES
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.losses import TERMS
+from mmgrpo.maths.modulations import MODULATIONS
 from mmgrpo.maths.ratios import RATIO_LEVELS
 from mmgrpo.maths.surrogates import SURROGATES
 
@@ -18,13 +21,19 @@ def composition(policy: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
     yield from _sampling(policy)
     yield from _rollout(config.rollout)
     yield _advantage(config.advantage)
+    yield from (_function(estimator) for estimator in config.advantage.estimators)
+    yield from (f"filter {_function(one)}" for one in config.advantage.filters)
     yield from _objective(config.objective)
 
 
 def formulas(config: RunConfig) -> Iterator[str]:
     """Of the advantage, the loss of a decision and, where it is not each decision's own, the ratio."""
     yield formula_of(SCALES[config.advantage.scale.name])
-    yield formula_of(SURROGATES[config.objective.surrogate.name])
+    if config.objective.surrogate is not None:
+        yield formula_of(SURROGATES[config.objective.surrogate.name])
+    yield from (formula_of(ESTIMATORS[named.name]) for named in config.advantage.estimators)
+    yield from (formula_of(TERMS[term.name]) for term in config.objective.terms)
+    yield from (formula_of(MODULATIONS[named.name]) for named in config.objective.modulations)
     if config.objective.ratio_level != "decision":
         yield formula_of(RATIO_LEVELS[config.objective.ratio_level])
 
@@ -41,6 +50,8 @@ def _rollout(rollout: RolloutConfig) -> Iterator[str]:
         yield f"window {_function(rollout.window)}"
     if rollout.share_noise:
         yield "shared noise"
+    if rollout.planner.name != "fixed":
+        yield _function(rollout.planner)
 
 
 def _advantage(advantage: AdvantageConfig) -> str:
@@ -58,7 +69,11 @@ def _objective(objective: ObjectiveConfig) -> Iterator[str]:
     level = "" if objective.ratio_level == "decision" else f" by {objective.ratio_level}"
     normalised = " of the normalised ratio" if objective.normalise_ratio else ""
     bounded = "" if objective.bound is None else f" of {_function(objective.bound)} log-ratios"
-    yield f"{_function(objective.surrogate)}{normalised}{bounded}{level}"
+    if objective.surrogate is not None:
+        yield f"{_function(objective.surrogate)}{normalised}{bounded}{level}"
+    for term in objective.terms:
+        yield _function(term) if term.weight == 1 else f"{term.weight:g} {_function(term)}"
+    yield from (_function(modulation) for modulation in objective.modulations)
     yield from (_function(selection) for selection in objective.selections)
     if objective.step_weight is not None:
         yield f"weight {objective.step_weight}"

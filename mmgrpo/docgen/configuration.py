@@ -23,7 +23,12 @@ from mmgrpo.maths.advantages import SCALES
 from mmgrpo.maths.aggregates import AGGREGATES
 from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.filters import FILTERS
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
+from mmgrpo.maths.losses import TERMS
+from mmgrpo.maths.modulations import MODULATIONS
+from mmgrpo.maths.planners import PLANNERS
 from mmgrpo.maths.ratios import BOUNDS
 from mmgrpo.maths.schedules import WEIGHT_SCHEDULES
 from mmgrpo.maths.selections import SELECTIONS
@@ -51,8 +56,13 @@ FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "rewards[].schedule": WEIGHT_SCHEDULES,
     "advantage.scale": SCALES,
     "advantage.combine": COMBINATIONS,
+    "advantage.estimators": ESTIMATORS,
+    "advantage.filters": FILTERS,
+    "rollout.planner": PLANNERS,
     "rollout.window": WINDOWS,
     "objective.surrogate": SURROGATES,
+    "objective.terms": TERMS,
+    "objective.modulations": MODULATIONS,
     "objective.bound": BOUNDS,
     "objective.selections": SELECTIONS,
     "objective.aggregate": AGGREGATES,

@@ -6,7 +6,7 @@ Every formula is the line of the docstring of the function that computes it, so 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -27,7 +27,11 @@ from mmgrpo.maths.advantages import SCALES, clamp_advantage
 from mmgrpo.maths.aggregates import AGGREGATES
 from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
+from mmgrpo.maths.estimators import ESTIMATORS
+from mmgrpo.maths.filters import FILTERS
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
+from mmgrpo.maths.losses import TERMS
+from mmgrpo.maths.modulations import MODULATIONS
 from mmgrpo.maths.ratios import BOUNDS, RATIO_LEVELS, normalised_log_ratio
 from mmgrpo.maths.schedules import WEIGHT_SCHEDULES
 from mmgrpo.maths.selections import SELECTIONS
@@ -129,21 +133,32 @@ def _formula(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield from (("", f"{reward.known_as} {term}") for term in _terms(reward))
     yield "advantage A", _advantage_line(config.advantage)
     yield "log-ratio", _ratio_line(objective)
+    yield from _given("decisions", config.advantage.estimators, ESTIMATORS)
+    yield from _given("samples", config.advantage.filters, FILTERS)
     surrogate, aggregate = objective.surrogate, objective.aggregate
-    yield "surrogate l", f"{surrogate.name}: {formula_of(SURROGATES[surrogate.name])}{_numbers(surrogate.numbers)}"
+    yield from _given("surrogate l", () if surrogate is None else (surrogate,), SURROGATES)
     yield "weight v", f"{aggregate.name}: {formula_of(AGGREGATES[aggregate.name])}{_numbers(aggregate.numbers)}"
     if objective.step_weight is None:
         yield "weight w", "v: no step weight"
     else:
         yield "weight w", f"v times {objective.step_weight}: {_summary(STEP_WEIGHTS[objective.step_weight])}"
-    for selection in objective.selections:
-        numbers = _numbers(selection.numbers)
-        yield "selection", f"{selection.name}: {formula_of(SELECTIONS[selection.name])}{numbers}"
+    yield from _given("selection", objective.selections, SELECTIONS)
+    yield from _given("modulation", objective.modulations, MODULATIONS)
+    for (label, line), term in zip(_given("term", objective.terms, TERMS), objective.terms, strict=True):
+        yield label, line if term.weight == 1 else f"{term.weight:g} times {line}"
     if objective.truncated != "keep":
         yield "truncated", TRUNCATED[objective.truncated]
     yield "KL", _kl_line(objective)
     if objective.entropy_bonus:
         yield "entropy H", f"entropy_bonus = {objective.entropy_bonus:g}"
+
+
+def _given(
+    label: str, chosen: Sequence[Named], functions: Mapping[str, Callable[..., Any]]
+) -> Iterator[tuple[str, str]]:
+    """A line for each of several named functions: its formula and its numbers."""
+    for named in chosen:
+        yield label, f"{named.name}: {formula_of(functions[named.name])}{_numbers(named.numbers)}"
 
 
 def _reward_line(config: RunConfig) -> str:

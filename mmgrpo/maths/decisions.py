@@ -34,6 +34,9 @@ class Decisions:
             and entropy terms take; None means ``weight_BT``, which is right only without a step weight.
         std_BT: standard deviation of each Gaussian decision.
         ratio_mask_BT: bool, the decisions that a ratio above the level of one is taken over; None for ``mask_BT``.
+        low_BT: the surrogate's ``low`` of each decision, in place of its own; None: its own.
+        high_BT: likewise its ``high``.
+        divergence_factor_BT: factor of each decision's divergence; None: 1.
         reward_BT: reward of each decision's sample, for terms that compare samples themselves.
         group_BT: integer group of each decision's sample.
         num_groups: groups of the whole job's update, which a mean over groups divides by.
@@ -49,6 +52,9 @@ class Decisions:
     mean_weight_BT: Tensor | None = None
     std_BT: Tensor | None = None
     ratio_mask_BT: Tensor | None = None
+    low_BT: Tensor | None = None
+    high_BT: Tensor | None = None
+    divergence_factor_BT: Tensor | None = None
     reward_BT: Tensor | None = None
     group_BT: Tensor | None = None
     num_groups: float = 1.0

@@ -15,7 +15,7 @@ Axes: B samples, T decisions (tokens or denoising steps).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, total
+from mmgrpo.maths.modulations import Modulated, Modulation
 from mmgrpo.maths.ratios import RATIO_LEVELS, Bounded
 from mmgrpo.maths.selections import Selection
 from mmgrpo.maths.surrogates import Surrogate
@@ -58,6 +59,7 @@ class Objective:
         kl_ratio_level: level of the ratio that multiplies the divergence, with grad; None for no ratio. At decision
             level it makes an estimate from the old policy's samples unbiased (DeepSeek-V3.2, arXiv:2512.02556).
         entropy_bonus: weight of the entropy that the loss rewards.
+        modulations: numbers of the surrogate and of the divergence that differ from decision to decision, in order.
         further: terms beside the surrogate's, the divergence's and the entropy's.
     """
 
@@ -72,6 +74,7 @@ class Objective:
     kl_beta: float = 0.0
     kl_ratio_level: str | None = None
     entropy_bonus: float = 0.0
+    modulations: tuple[Modulation, ...] = ()
     further: tuple[Term, ...] = ()
 
     def __post_init__(self) -> None:
@@ -94,6 +97,9 @@ class Objective:
             raise ConfigError(
                 "a normalised ratio is no importance weight: leave out kl_ratio_level, or normalise_ratio"
             )
+        names = [term.name for term in self.terms]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"terms are logged by name, and {names} repeat: give each a label")
         if not self.terms:
             raise ConfigError("the objective has no term: name a surrogate, or terms of another kind")
 
@@ -140,18 +146,30 @@ class Objective:
     @property
     def first_values(self) -> frozenset[Value]:
         """What has to be known of all decisions, without grad, before the first can be differentiated."""
-        selecting = frozenset((ENTROPY,)) if self.selects_by_entropy else frozenset()
-        return selecting if self.separable else selecting | self.values
+        looked_at = frozenset(value for one in self.modulations for value in one.values)
+        looked_at |= frozenset((ENTROPY,)) if self.selects_by_entropy else frozenset()
+        return looked_at if self.separable else looked_at | self.values
 
     @property
     def needs_values(self) -> bool:
         """Whether values at the weights of now are needed before the first decision can be differentiated."""
-        return not self.separable or bool(self.selections)
+        return not self.separable or bool(self.selections) or bool(self.modulations)
 
     @property
     def selects_by_entropy(self) -> bool:
         """Whether a selection reads the entropies of the whole job's update."""
         return any(selection.needs_entropy for selection in self.selections)
+
+    @property
+    def looks_at_all(self) -> bool:
+        """Whether what is known first has to be known of every kept decision, and not only of those that contribute."""
+        return self.selects_by_entropy or bool(self.modulations)
+
+    @property
+    def job_values(self) -> tuple[Value, ...]:
+        """What selections and modulations have to know of the kept decisions of the whole job's update, in order."""
+        asked = {value for one in self.modulations for value in one.job}
+        return tuple(sorted(asked | ({ENTROPY} if self.selects_by_entropy else set()), key=str))
 
     @property
     def rollout_knows_values(self) -> bool:
@@ -180,14 +198,31 @@ class Objective:
             )
         return weight_BT * self.step_weight(noise, mask_BT).where(mask_BT, 0.0)
 
-    def selected(self, decisions: Decisions, job_entropy_N: Tensor) -> Decisions:
+    def modulated(self, decisions: Decisions, job_values: Mapping[Value, Tensor]) -> Decisions:
+        """The decisions with numbers of their own, told from values at the weights of now.
+
+        Shapes: whole rows (B, T), (N,) values of the job's update -> (B, T).
+        """
+        found = Modulated()
+        for modulation in self.modulations:
+            found = modulation.of(decisions, job_values).after(found)
+        weight_BT = decisions.weight_BT if found.loss_BT is None else decisions.weight_BT * found.loss_BT
+        return replace(
+            decisions,
+            weight_BT=weight_BT,
+            low_BT=found.low_BT,
+            high_BT=found.high_BT,
+            divergence_factor_BT=found.divergence_BT,
+        )
+
+    def selected(self, decisions: Decisions, job_values: Mapping[Value, Tensor]) -> Decisions:
         """The decisions with a weight of 0, or without a part in the ratio, where a selection leaves them out.
 
-        Shapes: whole rows (B, T), (N,) entropies of the job's update -> (B, T).
+        Shapes: whole rows (B, T), (N,) values of the job's update -> (B, T).
         """
         keep_BT = ratio_mask_BT = decisions.mask_BT
         for selection in self.selections:
-            kept_BT = selection.keep(decisions, job_entropy_N)
+            kept_BT = selection.keep(decisions, job_values.get(ENTROPY, decisions.logprob_BT.new_zeros(0)))
             if selection.of_ratio:
                 ratio_mask_BT = ratio_mask_BT & kept_BT
             else:

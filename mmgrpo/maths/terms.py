@@ -8,8 +8,9 @@ Axes: B samples, T decisions (tokens or denoising steps).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -76,7 +77,7 @@ class Term:
 class SurrogateTerm:
     """The surrogate of the ratio, summed by its weights: ``Objective`` says what the parts are."""
 
-    surrogate: Callable[[Tensor, Tensor, Tensor], Surrogate]
+    surrogate: Callable[..., Surrogate]
     ratio_level: str
     bound: Callable[[Tensor, Tensor], Bounded] | None
     normalised: bool
@@ -108,7 +109,7 @@ class SurrogateTerm:
         ratio_mask_BT = keep_BT if decisions.ratio_mask_BT is None else decisions.ratio_mask_BT & keep_BT
         log_ratio_BT = at_level(self.ratio_level, bounded.log_ratio_BT, ratio_mask_BT, decisions.segment_BT)
         ratio_BT = ratio_of(log_ratio_BT)
-        surrogate = self.surrogate(ratio_BT, logprob_BT, advantage_BT)
+        surrogate = self.surrogate(ratio_BT, logprob_BT, advantage_BT, **_own_bounds(decisions, ratio_BT))
         surrogate_sum = (weight_BT * surrogate.loss_BT).sum()
         excess_BT = (ratio_BT - 1).detach().where(keep_BT, 0.0).double()
         return Loss(
@@ -145,10 +146,41 @@ def divergence_term(
             times_BT = value_BT.where(keep_BT, 0.0) * ratio_of(
                 at_level(ratio_level, each_BT, keep_BT, decisions.segment_BT)
             )
+        if decisions.divergence_factor_BT is not None:
+            times_BT = times_BT * decisions.divergence_factor_BT
         return _penalty(name, decisions, value, times_BT, beta)
 
     coupled = ratio_level not in (None, "decision")
     return Term(name=name, loss=loss, values=(value,), couples=ROW if coupled else DECISION)
+
+
+def weighted(term: Term, weight: float) -> Term:
+    """A term times a number; with the number 0 it depends on nothing, and costs nothing.
+
+    Units: those of the term.   Raises: ConfigError for a weight that is not finite.
+    """
+    if not math.isfinite(weight):
+        raise ConfigError(f"the weight of {term.name} must be finite, got {weight}")
+    if weight == 1:
+        return term
+    if weight == 0:
+        return Term(name=term.name, loss=partial(_nothing, name=term.name), active=_no_decision)
+
+    def loss(decisions: Decisions) -> Loss:
+        found = term.loss(decisions)
+        value = weight * found.value
+        return Loss(value, replace(found.diagnostics, loss_sums={term.name: total(value)}))
+
+    return replace(term, loss=loss)
+
+
+def _nothing(decisions: Decisions, *, name: str) -> Loss:
+    zero = decisions.logprob_BT.new_zeros(())
+    return Loss(zero, Diagnostics(loss_sums={name: total(zero)}))
+
+
+def _no_decision(decisions: Decisions) -> Tensor:
+    return torch.zeros_like(decisions.mask_BT)
 
 
 def entropy_term(*, bonus: float) -> Term:
@@ -196,6 +228,16 @@ def ratio_of(log_ratio_BT: Tensor) -> Tensor:
     Shapes: any -> same.   Units: nats -> dimensionless.
     """
     return log_ratio_BT.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def _own_bounds(decisions: Decisions, ratio_BT: Tensor) -> dict[str, Tensor]:
+    """The bounds that decisions bring along, such that 1 - low and 1 + high are what a number would give."""
+    bounds = {}
+    if decisions.low_BT is not None:
+        bounds["low"] = 1 - (1 - decisions.low_BT).to(ratio_BT)
+    if decisions.high_BT is not None:
+        bounds["high"] = (1 + decisions.high_BT).to(ratio_BT) - 1
+    return bounds
 
 
 def _weighed(decisions: Decisions, *, coupled: bool) -> Tensor:

@@ -19,8 +19,11 @@ from mmgrpo.config.registry import resolve
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.schedules import SCHEDULES, WEIGHT_SCHEDULES
 from mmgrpo.policy import Policy
+from mmgrpo.run.processes import Job
 from mmgrpo.scoring import Gate, NamedReward, as_reward
 from mmgrpo.system.targets import is_own
+from mmgrpo.train.ema import Average
+from mmgrpo.train.optimizer import GuardedOptimizer
 from mmgrpo.types import Plan
 
 _NESTED = ("of", "likelihood")  # settings of a reward that name another one
@@ -92,6 +95,45 @@ def build_optimizer(
         raise ConfigError("the policy has no trainable parameters; check policy.lora.targets and policy.denoisers")
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
     return torch.optim.AdamW(parameters, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
+
+
+def optimizer_of(
+    config: RunConfig, parameters: Sequence[nn.Parameter], *, job: Job, average: Average | None = None
+) -> GuardedOptimizer:
+    """The optimiser of a run with its schedule, as the section ``update`` says.
+
+    Args:
+        config: the run.
+        parameters: what is trained, in a fixed order.
+        job: the processes, whose gradients are added.
+        average: follows the weights.
+
+    Returns:
+        The optimiser.
+
+    Raises:
+        ConfigError: nothing is trained.
+    """
+    update = config.update
+    optimizer = build_optimizer(
+        parameters, lr=update.lr, betas=update.betas, eps=update.eps, weight_decay=update.weight_decay
+    )
+    schedule = build_schedule(
+        optimizer,
+        name=update.schedule,
+        num_updates=config.steps * update.epochs * update.minibatches,
+        num_warmup=update.lr_warmup_steps,
+        floor=update.lr_floor,
+    )
+    return GuardedOptimizer(
+        parameters,
+        optimizer,
+        schedule,
+        job=job,
+        max_grad_norm=update.max_grad_norm,
+        max_skipped_frac=config.max_skipped_update_frac,
+        average=average,
+    )
 
 
 def build_schedule(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.config import AdvantageConfig
-from mmgrpo.config.binding import bound
+from mmgrpo.config.binding import bound, build_estimators, build_filters
 from mmgrpo.maths.advantages import SCALES, clamp_advantage
 from mmgrpo.maths.combinations import COMBINATIONS, weighted_sum
 from mmgrpo.maths.groups import Groups, grouped
@@ -18,6 +18,7 @@ from mmgrpo.policy import Policy
 from mmgrpo.run.processes import Job
 from mmgrpo.scoring import NamedReward
 from mmgrpo.scoring.shaping import shaped
+from mmgrpo.train.feedback import feedback_of
 from mmgrpo.train.gather import Experience, Valued
 from mmgrpo.train.judge import Verdict
 from mmgrpo.train.learner import measured
@@ -220,6 +221,7 @@ def estimate(
     config: AdvantageConfig,
     *,
     truncated: str = "keep",
+    step: int = 0,
     job: Job,
 ) -> Batch:
     """Advantages of every decision, from what the rewards say of the whole job's samples.
@@ -233,6 +235,7 @@ def estimate(
         config: the ``advantage:`` section.
         truncated: what becomes of samples cut off by their length limit: keep, zero or drop, as
             ``objective.truncated`` says.
+        step: of the run, from 0.
         job: the processes.
 
     Returns:
@@ -245,7 +248,11 @@ def estimate(
         divergence_N = torch.cat(job.gather(rollout.values[divergence].sum(1).cpu()))
     credit = form_credit(verdict.counting, verdict.group_N, config, divergence_N, verdict.keep_N)
     advantage_BT = credit.advantage_B[verdict.mine][:, None].expand(rollout.shape)
-    kept = without_truncated(rollout.keep(credit.keep_B[verdict.mine][:, None]), truncated)
+    rollout = rollout.keep(credit.keep_B[verdict.mine][:, None])
+    if config.estimators or config.filters:
+        shaped_rows = _by_decision(policy, rollout, advantage_BT, verdict, credit, config, step=step, job=job)
+        rollout, advantage_BT = shaped_rows.rollout, shaped_rows.advantage_BT
+    kept = without_truncated(rollout, truncated)
     return Batch(
         rollout=kept.rollout,
         advantage_BT=advantage_BT,
@@ -255,3 +262,34 @@ def estimate(
         mine=verdict.mine,
         divergence_N=divergence_N,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    rollout: Rollout
+    advantage_BT: Tensor
+
+
+def _by_decision(
+    policy: Policy,
+    rollout: Rollout,
+    advantage_BT: Tensor,
+    verdict: Verdict,
+    credit: Credit,
+    config: AdvantageConfig,
+    *,
+    step: int,
+    job: Job,
+) -> _Rows:
+    """The advantage of each decision after all estimators, and the rows that all filters keep."""
+    estimators, filters = build_estimators(config), build_filters(config)
+    asked = {value for one in (*estimators, *filters) for value in one.values}
+    rollout = measured(policy, rollout, sorted(asked, key=str))
+    feedback = feedback_of(rollout, verdict, credit.total_B[verdict.mine], asked=asked, step=step, job=job)
+    for estimator in estimators:
+        advantage_BT = estimator.assign(feedback, advantage_BT).float()
+    for one in filters:
+        keep_B1 = one.keep(feedback, advantage_BT)[:, None]
+        advantage_BT = advantage_BT.where(keep_B1, 0.0)
+        rollout = rollout if config.filtered == "zero" else rollout.keep(keep_B1)
+    return _Rows(rollout, advantage_BT)

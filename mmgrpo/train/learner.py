@@ -24,11 +24,12 @@ from mmgrpo.errors import PolicyError, ShapeError
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics
+from mmgrpo.maths.modulations import known
 from mmgrpo.maths.objectives import ZERO_ON_POLICY, Objective
 from mmgrpo.policy import Policy
 from mmgrpo.train.joining import Parts
 from mmgrpo.types import Evaluation, Rollout
-from mmgrpo.values import ENTROPY, REFERENCE, Value
+from mmgrpo.values import REFERENCE, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +81,10 @@ def accumulate_gradient(
     values, num_forwards = whole, 0
     if objective.needs_values:
         values, num_forwards = _values(policy, rollout, whole, objective)
-    if objective.selections:
-        values = objective.selected(values, _job_entropy(values, objective, gather))
-        whole = replace(whole, weight_BT=values.weight_BT)
+    if objective.selections or objective.modulations:
+        job_values = _job_values(values, objective, gather)
+        values = objective.selected(objective.modulated(values, job_values), job_values)
+        whole = replace(values, logprob_BT=whole.logprob_BT, values=whole.values)
     if objective.separable:
         gradient = _slice_by_slice(policy, rollout, whole, objective)
     else:
@@ -187,10 +189,10 @@ def _values(policy: Policy, rollout: Rollout, whole: Decisions, objective: Objec
     """
     asked, nothing_BT = objective.first_values, torch.zeros_like(whole.logprob_BT)
     if rollout.on_policy:
-        known = dict.fromkeys(ZERO_ON_POLICY, nothing_BT) | dict(rollout.values)
-        if asked <= known.keys():
-            return replace(whole, values={value: known[value] for value in asked}), 0
-    read_BT = whole.mask_BT if objective.selects_by_entropy else objective.contributing(whole)
+        there = dict.fromkeys(ZERO_ON_POLICY, nothing_BT) | dict(rollout.values)
+        if asked <= there.keys():
+            return replace(whole, values={value: there[value] for value in asked}), 0
+    read_BT = whole.mask_BT if objective.looks_at_all else objective.contributing(whole)
     logprob_BT, found, num_forwards = whole.logprob_BT.clone(), {value: nothing_BT.clone() for value in asked}, 0
     with torch.no_grad():
         for evaluation in _evaluations(policy, rollout.keep(read_BT), asked):
@@ -201,11 +203,11 @@ def _values(policy: Policy, rollout: Rollout, whole: Decisions, objective: Objec
     return replace(whole, logprob_BT=logprob_BT, values=found), num_forwards
 
 
-def _job_entropy(values: Decisions, objective: Objective, gather: Callable[[Tensor], Sequence[Tensor]]) -> Tensor:
-    """(N,) entropies of the whole job's update; none if no selection reads them."""
-    if not objective.selects_by_entropy:
-        return torch.zeros(0)
-    return torch.cat(list(gather(values[ENTROPY][values.mask_BT])))
+def _job_values(
+    values: Decisions, objective: Objective, gather: Callable[[Tensor], Sequence[Tensor]]
+) -> dict[Value, Tensor]:
+    """(N,) values of the kept decisions of the whole job's update: those that selections and modulations read."""
+    return {value: torch.cat(list(gather(known(values, value)[values.mask_BT]))) for value in objective.job_values}
 
 
 def _slice_by_slice(policy: Policy, rollout: Rollout, whole: Decisions, objective: Objective) -> Gradient:

@@ -13,12 +13,11 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.binding import bound, build_objective
+from mmgrpo.config.binding import build_objective, build_planner, require_credit
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.data.stream import StepPrompts, stream_of
 from mmgrpo.explain.explanation import explanation
-from mmgrpo.maths.combinations import COMBINATIONS
-from mmgrpo.maths.planners import PLANNERS, Setting
+from mmgrpo.maths.planners import Setting
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy
 from mmgrpo.run.checkpoint import Place, checkpoint_steps
@@ -32,7 +31,7 @@ from mmgrpo.run.stopping import Stopping, Terminated
 from mmgrpo.run.watchdog import Alarm, Watchdog, watched
 from mmgrpo.scoring import Scorer
 from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_of
-from mmgrpo.train.build import build_optimizer, build_plan, build_rewards, build_schedule
+from mmgrpo.train.build import build_plan, build_rewards, optimizer_of
 from mmgrpo.train.credit import (
     Batch,
     Credit,
@@ -46,7 +45,6 @@ from mmgrpo.train.judge import judge
 from mmgrpo.train.learn import Update, learn
 from mmgrpo.train.memory import facts_of_step, remember
 from mmgrpo.train.metrics import step_metrics, update_metrics
-from mmgrpo.train.optimizer import GuardedOptimizer
 from mmgrpo.train.sessions import Session, Trained
 from mmgrpo.train.sources import source_metrics
 from mmgrpo.train.warmup import Warmup
@@ -101,31 +99,12 @@ class Trainer:
         self.stream = stream_of(asked, self.config)
         self.job.share(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
         self.objective = build_objective(self.config.objective)
-        bound("advantage.combine", COMBINATIONS, self.config.advantage.combine)
-        self.planner = bound("rollout.planner", PLANNERS, self.config.rollout.planner)()
+        require_credit(self.config.advantage)
+        self.planner = build_planner(self.config.rollout)
         build_plan(self.config, policy, 0)
-        update = self.config.update
         self.parameters = policy.trainable
-        optimizer = build_optimizer(
-            self.parameters, lr=update.lr, betas=update.betas, eps=update.eps, weight_decay=update.weight_decay
-        )
-        schedule = build_schedule(
-            optimizer,
-            name=update.schedule,
-            num_updates=self.config.steps * update.epochs * update.minibatches,
-            num_warmup=update.lr_warmup_steps,
-            floor=update.lr_floor,
-        )
-        self.average = Average(self.parameters, update.ema) if update.ema else None
-        self.optimizer = GuardedOptimizer(
-            self.parameters,
-            optimizer,
-            schedule,
-            job=self.job,
-            max_grad_norm=update.max_grad_norm,
-            max_skipped_frac=self.config.max_skipped_update_frac,
-            average=self.average,
-        )
+        self.average = Average(self.parameters, self.config.update.ema) if self.config.update.ema else None
+        self.optimizer = optimizer_of(self.config, self.parameters, job=self.job, average=self.average)
         self.warmup = (
             Warmup(
                 policy,
@@ -226,8 +205,15 @@ class Trainer:
         progress.doing("reward")
         self._stopping.give_up()
         verdict = judge(experience, self.rewards, step=self.step, job=self.job)
-        truncated = self.config.objective.truncated
-        batch = estimate(self.policy, experience, verdict, self.config.advantage, truncated=truncated, job=self.job)
+        batch = estimate(
+            self.policy,
+            experience,
+            verdict,
+            self.config.advantage,
+            truncated=self.config.objective.truncated,
+            step=self.step,
+            job=self.job,
+        )
         metrics = step_metrics(experience, verdict, batch, self.config.advantage, self.job)
         metrics |= source_metrics(verdict.scores, verdict.group_N, prompts.prompt)
         facts = facts_of_step(verdict.group_N, batch.credit.total_B, batch.credit.scored_B, prompts.key, step=self.step)

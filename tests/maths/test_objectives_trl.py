@@ -247,7 +247,7 @@ def test_composition_equals_trl(case: Case):
         mean_weight_BT=objective.mean_weights(MASK_BT, case.totals),
         values={from_reference("k3"): k3(logprob_BT), ENTROPY: ENTROPY_BT},
     )
-    loss = objective(objective.selected(decisions, ENTROPY_BT[MASK_BT]))
+    loss = objective(objective.selected(decisions, {ENTROPY: ENTROPY_BT[MASK_BT]}))
     (grad_BT,) = torch.autograd.grad(loss.value, logprob_BT)
     assert loss.value.item() == pytest.approx(case.loss, abs=1e-6)
     assert grad_BT.norm().item() == pytest.approx(case.norm, abs=1e-6)

@@ -177,7 +177,7 @@ def our_outcome(batch: Batch, objective: Objective, totals: Totals) -> Outcome:
         segment_BT=torch.zeros(batch.mask_BT.shape, dtype=torch.long),
         values={from_reference(divergence): kl_BT, ENTROPY: entropy_BT},
     )
-    selected = objective.selected(decisions, batch.entropy_BT[batch.mask_BT])
+    selected = objective.selected(decisions, {ENTROPY: batch.entropy_BT[batch.mask_BT]})
     return outcome(objective(selected).value, logprob_BT, entropy_BT)
 
 

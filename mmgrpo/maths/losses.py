@@ -1,0 +1,34 @@
+"""Terms of the loss by name: what an objective may add to the surrogate, or take in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from mmgrpo.maths.group_losses import GROUP_LOSSES
+from mmgrpo.maths.terms import Term, divergence_term, entropy_term
+from mmgrpo.values import REFERENCE, Value
+
+
+def divergence(*, form: str = "k3", view: str = REFERENCE) -> Term:
+    """The mean divergence of the policy of now from a view of it.
+
+    L = sum v D(now || view), v the aggregate's weight.
+
+    Units: nats, or those of the form (``objective.divergence``).   Source: GRPO, arXiv:2402.03300, eq. 3.
+    """
+    return divergence_term(Value(form, view), beta=1.0, name=f"{form}_{view}")
+
+
+def entropy() -> Term:
+    """The mean entropy, rewarded: L = -sum v H.
+
+    Units: nats.   Source: A3C, arXiv:1602.01783, sec. 4.
+    """
+    return entropy_term(bonus=1.0)
+
+
+TERMS: Mapping[str, Callable[..., Term]] = MappingProxyType(
+    {"divergence": divergence, "entropy": entropy, **GROUP_LOSSES}
+)
+"""Terms by the name that ``objective.terms`` uses; called with their numbers."""

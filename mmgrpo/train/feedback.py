@@ -1,0 +1,90 @@
+"""From a step's rows and what the rewards say of them to what estimators and filters see.
+
+Axes: B rows of this process, T decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+
+from mmgrpo.maths.feedback import Column, Feedback, job_feedback
+from mmgrpo.maths.feedback import joined as joined_feedback
+from mmgrpo.run.processes import Job
+from mmgrpo.train.judge import Verdict
+from mmgrpo.types import Rollout, Sample
+from mmgrpo.values import Value
+
+
+def feedback_of(
+    rollout: Rollout,
+    verdict: Verdict,
+    reward_B: Tensor,
+    *,
+    asked: Collection[Value],
+    step: int,
+    job: Job,
+) -> Feedback:
+    """What estimators and filters see of this process's rows. One collective.
+
+    Args:
+        rollout: its mask keeps the rows that take part; it knows what is asked for.
+        verdict: on the rows of all processes.
+        reward_B: what the rewards of each row come to.
+        asked: values of decisions.
+        step: of the run, from 0.
+        job: the processes.
+
+    Returns:
+        The feedback.
+    """
+    mine = verdict.mine
+    valid_B = verdict.counting.scored_B[mine] & verdict.keep_N[mine]
+    values = {value: rollout.values[value] for value in sorted(asked, key=str)}
+    own = job_feedback(reward_B, valid_B, rollout.prompt_index_B, rollout.mask_BT, rollout.old_logprob_BT, values)
+    scores = verdict.counting
+    return Feedback(
+        reward_B=reward_B,
+        valid_B=valid_B,
+        group_B=rollout.prompt_index_B,
+        mask_BT=rollout.mask_BT,
+        segment_BT=rollout.segment_BT,
+        state_BT=rollout.state_BT,
+        old_logprob_BT=rollout.old_logprob_BT,
+        finished_B=torch.tensor([sample.finished for sample in rollout.samples]),
+        job=joined_feedback(job.gather(own), job.rank),
+        std_BT=None if rollout.noise is None else rollout.noise.std_BT,
+        token_BT=_tokens(rollout),
+        values=values,
+        rewards={
+            name: Column(value_B=scores.value_BR[mine, r].double(), valid_B=scores.valid_BR[mine, r])
+            for r, name in enumerate(scores.names)
+        },
+        columns=_columns(rollout.samples),
+        origin_B=rollout.origin_B,
+        step=step,
+    )
+
+
+def _tokens(rollout: Rollout) -> Tensor | None:
+    """The tokens of every row, 0 behind its end; None where samples are no tokens."""
+    if any(sample.tokens is None for sample in rollout.samples):
+        return None
+    token_BT = torch.zeros(rollout.shape, dtype=torch.long)
+    for row, sample in enumerate(rollout.samples):
+        token_T = torch.tensor(list(sample.tokens or ()), dtype=torch.long)
+        token_BT[row, : len(token_T)] = token_T
+    return token_BT
+
+
+def _columns(samples: Sequence[Sample]) -> dict[str, Tensor]:
+    """The columns of the data rows that hold a number for every sample."""
+    rows = [sample.prompt.columns for sample in samples]
+    names = [
+        name
+        for name in rows[0]
+        if all(isinstance(row.get(name), int | float) and not isinstance(row[name], bool) for row in rows)
+    ]
+    return {name: torch.tensor([float(row[name]) for row in rows], dtype=torch.float64) for name in names}
