@@ -105,7 +105,7 @@ def test_a_selection_sets_weights_alone() -> None:
     )
     given = decisions({ENTROPY: ENTROPY_BT, from_reference("k3"): torch.ones(2, 3)})
     given = replace(given, mean_weight_BT=given.weight_BT)
-    chosen = objective.selected(given, torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]))
+    chosen = objective.selected(given, {ENTROPY: torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])})
     # of the two high entropies that of the second row, whose advantage is negative, is left out
     assert chosen.weight_BT.tolist() == [[0.0, pytest.approx(0.2), 0.0], [0.0, 0.0, 0.0]]
     # -A r w = -0.2, and the divergence of all five decisions: 0.5 * 1
@@ -125,7 +125,7 @@ def test_a_selection_of_the_ratio_leaves_the_weights_alone() -> None:
     # kept are 0.5 of the first row and 0.4 of the second: log-ratios 0.2 and -0.3 alone make the two ratios
     logprob_BT = torch.tensor([[1.0, 0.2, 3.0], [-0.3, 5.0, NAN]], requires_grad=True)
     given = decisions(logprob_BT=logprob_BT, weight_BT=sample_mean(MASK_BT, count(MASK_BT)))
-    loss = objective(objective.selected(given, torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])))
+    loss = objective(objective.selected(given, {ENTROPY: torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])}))
     up, down = math.exp(0.2), math.exp(-0.3)
     assert loss.value.item() == pytest.approx((-up + down) / 2)
     loss.value.backward()
