@@ -1,4 +1,4 @@
-"""The forest of states that rows share: which decisions are taken in one state.
+"""Prefixes that rows share: which decisions are taken in one state.
 
 Axes: B rows, T decisions.
 """
