@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from mmgrpo.errors import PolicyError
 from mmgrpo.policies.language.completion import Completion
 from mmgrpo.policies.language.decoding import Tape
 from mmgrpo.policies.language.encoding import Encoded
@@ -223,6 +224,21 @@ def first_exact(candidates: Sequence[Cached], plain: Plain, trial: Trial, tolera
                 return Found(way, list(dict.fromkeys(reasons)))
             reasons.append(f"{way}: {reason}")
     return Found(None, list(dict.fromkeys(reasons)))
+
+
+@torch.no_grad()
+def require_plain(plain: Plain, trace: Trace, tolerance: Tolerance, *, head_bytes: int) -> None:
+    """Raises PolicyError if the model, called plainly, does not say what was kept of the unlikeliest row written."""
+    decided = [row for row, completion in enumerate(trace.completions) if bool(completion.decided_T.any())]
+    row = min(decided, key=lambda r: float(trace.completions[r].logprob_T.sum()))
+    completion = trace.completions[row]
+    true_T, _ = logprobs(plain, trace, [row], head_bytes=head_bytes)
+    gap = float((true_T.cpu() - completion.logprob_T)[completion.decided_T].abs().mean())
+    if not gap <= max(tolerance.value, tolerance.most_value):
+        raise PolicyError(
+            f"{type(plain.model).__name__} called plainly gives log-probabilities that differ by {gap:.1e} from "
+            "those of its decoding: its attention is not exact; try policy.attention: eager"
+        )
 
 
 def told(error: Exception) -> str:

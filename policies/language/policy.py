@@ -14,14 +14,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from mmgrpo.errors import ConfigError, DataError, PolicyError
+from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
-from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policies.language.agreement import TOLERANCES, Trial
+from mmgrpo.policies.language.agreement import TOLERANCES, Trial, require_plain
 from mmgrpo.policies.language.choosing import Choice, candidates_of
-from mmgrpo.policies.language.completion import Completion
-from mmgrpo.policies.language.decoding import NUMBERS
-from mmgrpo.policies.language.drawing import Drawing, Start, begun_by, write
 from mmgrpo.policies.language.encoding import Encoded, Encoder
 from mmgrpo.policies.language.loading import (
     end_ids,
@@ -31,21 +27,22 @@ from mmgrpo.policies.language.loading import (
     suppressed_ids,
 )
 from mmgrpo.policies.language.plain import Plain
+from mmgrpo.policies.language.rollouts import Rollouts
 from mmgrpo.policies.language.sampling import Sampling
-from mmgrpo.policies.language.scoring import logprobs, supported
+from mmgrpo.policies.language.scoring import logprobs
 from mmgrpo.policies.language.settings import LanguageSettings
-from mmgrpo.policies.language.trace import Trace, assembled, sample_of
+from mmgrpo.policies.language.trace import Trace
 from mmgrpo.policies.language.values import views_of
 from mmgrpo.policies.language.ways import Cached, Way
 from mmgrpo.policies.weights import PeftFiles, Weights
-from mmgrpo.policy import Keeping, Policy, Supervised
-from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, Sample, SupervisedLoss
-from mmgrpo.values import ENTROPY, OLD, REFERENCE, Value
+from mmgrpo.policy import Keeping, Policy, Reading, Supervised
+from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
+from mmgrpo.values import ENTROPY, REFERENCE, Value
 
 WHOLE = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.empty(0, dtype=torch.long))
 
 
-class LanguagePolicy(Policy, Supervised, Keeping):
+class LanguagePolicy(Policy, Supervised, Reading, Keeping):
     """A causal language model, a vision-language model or an encoder-decoder, whose tokens are decisions.
 
     A prompt, with its pictures, goes through the model once per group in the rollout and once in the update; its
@@ -85,7 +82,6 @@ class LanguagePolicy(Policy, Supervised, Keeping):
         self._end_ids = torch.tensor(end_ids(model, self._tokenizer), device=model.device)
         never = suppressed_ids(model, processor, self._tokenizer, settings.suppress, end_ids=self._end_ids.tolist())
         self._sampling = Sampling.of(settings, never)
-        self._segment_end = None if settings.segment_end is None else re.compile(settings.segment_end)
         self._weights = Weights({"model": model}, settings.lora, language_linears(model), PeftFiles())
         if settings.lora is None and settings.freeze_vision:
             kept = language_parameters(model)
@@ -97,6 +93,14 @@ class LanguagePolicy(Policy, Supervised, Keeping):
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
         self._tolerance = TOLERANCES[dtype]
         self._choice, self._teaching = self._choices()
+        self._rollouts = Rollouts(
+            encoder=self._encoder,
+            settings=settings,
+            sampling=self._sampling,
+            end_ids=self._end_ids,
+            segment_end=None if settings.segment_end is None else re.compile(settings.segment_end),
+            way_for=self._way_for,
+        )
         self._copies: Mapping[str, nn.Module] = {}
         self._frozen: dict[int, tuple[Way, Way]] = {}  # by copy: a way, and the same through the copy
         self._verified = False
@@ -160,44 +164,27 @@ class LanguagePolicy(Policy, Supervised, Keeping):
         A greedy plan (``stochastic=()``) writes one completion per prompt, which all members carry.
         """
         plan = plan or Plan()
-        if plan.stochastic or plan.share_noise or any(value.view == OLD for value in plan.values):
-            raise PolicyError(
-                "tokens have no windows, shared noise or means: leave out window, share_noise and normalise_ratio"
-            )
-        ids = plan.prompt_ids or tuple(range(len(prompts)))
-        drawing = self._drawing(plan)
-        encoded = self._encoded(prompts, drawing.length)
-        starts = [Start(one, begun) for one, begun in zip(encoded, self._begun(encoded, plan, drawing), strict=True)]
-        asked = [(ids[p], id(one)) for p, one in enumerate(encoded)]  # entries of one prompt read it once
-        alike = [key if start.begun is None else p for p, (key, start) in enumerate(zip(asked, starts, strict=True))]
-        rows = [(p, m) for p, of in enumerate(plan.members_of(len(prompts), group_size)) for m in of]
-        carried = [[row] for row in range(len(rows))]  # the rows that carry a completion
-        if drawing.greedy:
-            carried = [[row for row, (q, _) in enumerate(rows) if q == p] for p in range(len(prompts))]
-        first = [rows[carriers[0]] for carriers in carried]
-        owners, seeds = [alike.index(alike[p]) for p, _ in first], [derive_seed(seed, ids[p], m) for p, m in first]
-        written: dict[int, Completion] = {}
-        samples: dict[int, Sample] = {}
-        for batch in write(self._now(self.way), starts, owners, seeds, drawing):
-            new = {row: completion for number, completion in batch.items() for row in carried[number]}
-            written |= new
-            samples |= {
-                row: sample_of(prompts[p], ids[p], member, new[row], self._tokenizer, plan.sample_values)
-                for row, (p, member) in ((row, rows[row]) for row in new)
-            }
-            plan.hand_over([samples[row] for row in new])
-        everything = range(len(rows))
-        trace = Trace(encoded, [asked.index(asked[p]) for p, _ in rows], [written[row] for row in everything])
-        rollout = assembled(
-            trace,
-            [samples[row] for row in everything],
-            self._tokenizer,
-            segment_end=self._segment_end,
-            trained=not drawing.greedy,
-            keeps_entropy=ENTROPY in plan.values and not drawing.greedy,
-        )
+        rollout = self._rollouts.written(prompts, group_size=group_size, seed=seed, plan=plan)
         self._verify(rollout)
-        return self._rescored(rollout) if self.settings.rescore and not drawing.greedy else rollout
+        if not self.settings.rescore or plan.deterministic:
+            return rollout
+        return replace(self._rescored(rollout, values=tuple(rollout.values)), num_forwards=2 * rollout.num_forwards)
+
+    def read(self, given: Sequence[Given], *, seed: int, plan: Plan | None = None) -> Rollout:
+        """Rows of given answers, by their tokens or else by their text and, where it is finished, the end token.
+
+        Log-probabilities that are not given are those of now, and with them the entropy if the plan asks for it. The
+        columns of a row are its tokens, so the same answers behind other prompts are rows of the same columns.
+        """
+        del seed  # reading takes no random numbers
+        plan = plan or Plan()
+        rollout = self._rollouts.read(given, plan=plan)
+        unknown = [row for row, one in enumerate(given) if one.old_logprob_T is None]
+        if unknown:
+            known = tuple(value for value in plan.values if value == ENTROPY and len(unknown) == len(given))
+            rollout = replace(self._rescored(rollout, unknown, values=known), num_forwards=len(unknown))
+        plan.hand_over(rollout.samples)
+        return rollout
 
     def evaluate(
         self,
@@ -244,70 +231,31 @@ class LanguagePolicy(Policy, Supervised, Keeping):
         if any(example.text is None for example in examples):
             raise DataError("the warm-up of a language policy needs examples with a text")
         encoded = [self._encoder(example.prompt) for example in examples]
-        end = torch.tensor([self._encoder.end_id(self._end_ids.tolist())])
-        tokens = [torch.cat([self._encoder.target(example.text or ""), end]) for example in examples]
-        completions = [Completion.taken(token_T, WHOLE, logprob_T=None) for token_T in tokens]
-        trace = Trace(encoded, range(len(encoded)), completions)
+        answers = [Given(sample=Sample(example.prompt, 0, n, text=example.text)) for n, example in enumerate(examples)]
+        trace = Trace(encoded, range(len(encoded)), [self._rollouts.completion(one, WHOLE) for one in answers])
         way = self._teaching.see(encoded)
         with self._checkpointing():
             sums = [
                 logprobs(way, trace, batch, head_bytes=self.settings.head_bytes)[0].sum()
                 for batch in way.batches(trace, range(len(encoded)))
             ]
-        num_tokens = sum(len(token_T) for token_T in tokens)
+        num_tokens = sum(len(completion.token_T) for completion in trace.completions)
         return SupervisedLoss(mean=-torch.stack(sums).sum() / num_tokens, num_terms=num_tokens)
 
     @torch.no_grad()
-    def _rescored(self, rollout: Rollout) -> Rollout:
-        """The rollout with the log-probabilities that an update's forward finds."""
-        found_BT = torch.zeros(rollout.shape)
-        found = {value: torch.zeros(rollout.shape) for value in rollout.values}
-        for part in self.evaluate(rollout, values=tuple(found)):
+    def _rescored(self, rollout: Rollout, rows: Sequence[int] | None = None, *, values: Collection[Value]) -> Rollout:
+        """The rollout with the log-probabilities, and these values, that an update's forward finds of some rows."""
+        old_BT, found = rollout.old_logprob_BT.clone(), {value: torch.zeros(rollout.shape) for value in values}
+        for part in self.evaluate(rollout, rows, values=values):
             assert part.rows is not None
             index = part.rows[:, None], torch.tensor(part.columns)[None]
-            found_BT[index] = part.logprob_BT.cpu()
+            old_BT[index] = part.logprob_BT.cpu()
             for value, matrix_BT in found.items():
                 matrix_BT[index] = part.values[value].cpu()
-        return replace(rollout, old_logprob_BT=found_BT, values=found, num_forwards=2 * rollout.num_forwards)
+        return replace(rollout, old_logprob_BT=old_BT, values=found)
 
-    def _drawing(self, plan: Plan) -> Drawing:
-        settings = self.settings.overridden(plan.settings)
-        if unknown := [name for name in plan.sample_values if name not in NUMBERS]:
-            raise ConfigError(f"tokens have no sample value {', '.join(unknown)}: known are {', '.join(NUMBERS)}")
-        kept = {*plan.sample_values, *(["entropy"] if ENTROPY in plan.values else [])}
-        return Drawing(
-            sampling=Sampling.of(settings, self._sampling.suppressed) if plan.settings else self._sampling,
-            length=settings.max_new_tokens,
-            greedy=plan.deterministic,
-            numbers=tuple(sorted(kept)),
-            batch=settings.rollout_batch,
-            end_ids=self._end_ids,
-        )
-
-    def _encoded(self, prompts: Sequence[Prompt], length: int) -> list[Encoded]:
-        encoded = [self._encoder(prompt) for prompt in prompts]
-        for one in encoded:
-            self._encoder.require_room(one, length)
-        self._choice.see(encoded)
-        return encoded
-
-    def _begun(self, encoded: Sequence[Encoded], plan: Plan, drawing: Drawing) -> list[Completion | None]:
-        """What each prompt's rows go on from: what the plan continues, else the beginning that the prompt gives."""
-        continues = plan.continues or (None,) * len(encoded)
-        if len(continues) != len(encoded):
-            raise DataError(f"Plan.continues is for {len(continues)} prompts, got {len(encoded)}")
-        begun = [
-            begun_by(self._encoder, one, continuation, drawing)
-            for one, continuation in zip(encoded, continues, strict=True)
-        ]
-        there = [p for p, one in enumerate(begun) if one is not None]
-        if there and isinstance(self.way, Plain) and self.way.translates:
-            raise PolicyError(f"{type(self.model).__name__} reads and writes apart: its answers cannot be begun for it")
-        trace = Trace([encoded[p] for p in there], range(len(there)), [one for one in begun if one is not None])
-        known = supported(self._now(self.way), trace, head_bytes=self.settings.head_bytes).completions
-        for p, completion in zip(there, known, strict=True):
-            begun[p] = completion
-        return begun
+    def _way_for(self, prompts: Sequence[Encoded]) -> Way:
+        return self._now(self._choice.see(prompts))
 
     def _scored(
         self, trace: Trace, rows: Sequence[int], mask_NT: Tensor, *, entropy: bool
@@ -375,23 +323,11 @@ class LanguagePolicy(Policy, Supervised, Keeping):
         suppressed = torch.cat([self._sampling.suppressed, self._end_ids.new_tensor([pad_id])]).unique()
         return replace(self._sampling, suppressed=suppressed)
 
-    @torch.no_grad()
     def _verify(self, rollout: Rollout) -> None:
         """Refuses, at the first rollout, a model whose likeliest mistake the trial did not see."""
         if self._verified or not bool(rollout.mask_BT.any()):
             return
-        trace: Trace = rollout.trace
-        rows = rollout.mask_BT.any(1).nonzero().flatten().tolist()
-        row = min(rows, key=lambda r: float(trace.completions[r].logprob_T.sum()))
-        completion = trace.completions[row]
         limits = {"vocabulary": self.way.vocabulary, "max_tokens": self.settings.update_tokens}
         plain = Plain(model=self.model, autocast=self._autocast, fill=self.way.fill, together=False, **limits)
-        true_T, _ = logprobs(plain, trace, [row], head_bytes=self.settings.head_bytes)
-        gap = float((true_T.cpu() - completion.logprob_T)[completion.decided_T].abs().mean())
-        most = max(self._tolerance.value, self._tolerance.most_value)
-        if not gap <= most:
-            raise PolicyError(
-                f"{type(self.model).__name__} called plainly gives log-probabilities that differ by {gap:.1e} from "
-                "those of its decoding: its attention is not exact; try policy.attention: eager"
-            )
+        require_plain(plain, rollout.trace, self._tolerance, head_bytes=self.settings.head_bytes)
         self._verified = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from re import Pattern
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from mmgrpo.maths.prefixes import prefix_states
 from mmgrpo.policies.language.completion import Completion
 from mmgrpo.policies.language.encoding import Encoded
-from mmgrpo.types import Prompt, Rollout, Sample
+from mmgrpo.types import Rollout, Sample
 from mmgrpo.values import ENTROPY
 
 
@@ -31,6 +31,14 @@ class Trace:
     prompts: Sequence[Encoded]
     prompt_of_B: Sequence[int]
     completions: Sequence[Completion]
+
+    @classmethod
+    def of(cls, prompts: Sequence[Encoded], groups: Sequence[int], completions: Sequence[Completion]) -> Trace:
+        """Rows with a prompt and a group each; those alike in both share the prompt."""
+        keys = [(group, id(prompt)) for group, prompt in zip(groups, prompts, strict=True)]
+        number = {key: n for n, key in enumerate(dict.fromkeys(keys))}
+        first = dict(zip(reversed(keys), reversed(prompts), strict=True))
+        return cls([first[key] for key in number], [number[key] for key in keys], completions)
 
     def batches(self, rows: Sequence[int], *, max_tokens: int, shared: bool) -> list[list[int]]:
         """Rows that are scored together, those of a prompt side by side; a shared prompt's tokens are counted once."""
@@ -54,14 +62,10 @@ class Trace:
         return found
 
 
-def sample_of(
-    prompt: Prompt, group: int, member: int, completion: Completion, tokenizer: Any, names: Sequence[str]
-) -> Sample:
-    """What the rewards will see of a completion, with the means of what they ask for of its decisions."""
-    return Sample(
-        prompt=prompt,
-        group=group,
-        member=member,
+def sample_of(sample: Sample, completion: Completion, tokenizer: Any, names: Sequence[str]) -> Sample:
+    """The sample as the rewards will see it: with a completion, and means of what they ask for of its decisions."""
+    return replace(
+        sample,
         text=tokenizer.decode(completion.token_T, skip_special_tokens=True),
         tokens=completion.token_T.tolist(),
         finished=completion.finished,

@@ -1,0 +1,170 @@
+"""Rollouts of text: rows that the policy writes, and rows that are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from re import Pattern
+
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import ConfigError, DataError, PolicyError
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.policies.language.completion import Completion
+from mmgrpo.policies.language.decoding import NUMBERS
+from mmgrpo.policies.language.drawing import Drawing, Start, begun_by, write
+from mmgrpo.policies.language.encoding import Encoded, Encoder
+from mmgrpo.policies.language.plain import Plain
+from mmgrpo.policies.language.sampling import Sampling
+from mmgrpo.policies.language.scoring import supported
+from mmgrpo.policies.language.settings import LanguageSettings
+from mmgrpo.policies.language.trace import Trace, assembled, sample_of
+from mmgrpo.policies.language.ways import Way
+from mmgrpo.types import Given, Plan, Prompt, Rollout, Sample
+from mmgrpo.values import ENTROPY, OLD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rollouts:
+    """Makes the rows of rollouts.
+
+    Attributes:
+        encoder: of prompts and answers.
+        settings: how the policy writes.
+        sampling: the distribution that they come to.
+        end_ids: tokens that end an answer.
+        segment_end: what ends a segment.
+        way_for: how rows of some prompts go through the model.
+    """
+
+    encoder: Encoder
+    settings: LanguageSettings
+    sampling: Sampling
+    end_ids: Tensor
+    segment_end: Pattern[str] | None
+    way_for: Callable[[Sequence[Encoded]], Way]
+
+    def written(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan) -> Rollout:
+        """Rows that the policy writes now; of a greedy plan one per prompt, which all members carry."""
+        ids = plan.prompt_ids or tuple(range(len(prompts)))
+        drawing = self._drawing(plan)
+        encoded = [self.encoder(prompt) for prompt in prompts]
+        for one in encoded:
+            self.encoder.require_room(one, drawing.length)
+        way = self.way_for(encoded)
+        begun = self._begun(way, encoded, plan, drawing)
+        starts = [Start(one, so_far) for one, so_far in zip(encoded, begun, strict=True)]
+        asked = [(ids[p], id(one)) for p, one in enumerate(encoded)]  # entries of one prompt read it once
+        alike = [key if start.begun is None else p for p, (key, start) in enumerate(zip(asked, starts, strict=True))]
+        rows = [(p, m) for p, of in enumerate(plan.members_of(len(prompts), group_size)) for m in of]
+        carried = [[row] for row in range(len(rows))]  # the rows that carry a completion
+        if drawing.greedy:
+            carried = [[row for row, (q, _) in enumerate(rows) if q == p] for p in range(len(prompts))]
+        first = [rows[carriers[0]] for carriers in carried]
+        owners, seeds = [alike.index(alike[p]) for p, _ in first], [derive_seed(seed, ids[p], m) for p, m in first]
+        completions: dict[int, Completion] = {}
+        samples: dict[int, Sample] = {}
+        for batch in write(way, starts, owners, seeds, drawing):
+            new = {row: completion for number, completion in batch.items() for row in carried[number]}
+            completions |= new
+            for row, completion in new.items():
+                p, member = rows[row]
+                bare = Sample(prompts[p], group=ids[p], member=member)
+                samples[row] = sample_of(bare, completion, self.encoder.tokenizer, plan.sample_values)
+            plan.hand_over([samples[row] for row in new])
+        everything = range(len(rows))
+        return assembled(
+            Trace.of(
+                [encoded[p] for p, _ in rows], [ids[p] for p, _ in rows], [completions[row] for row in everything]
+            ),
+            [samples[row] for row in everything],
+            self.encoder.tokenizer,
+            segment_end=self.segment_end,
+            trained=not drawing.greedy,
+            keeps_entropy=ENTROPY in plan.values and not drawing.greedy,
+        )
+
+    def read(self, given: Sequence[Given], *, plan: Plan) -> Rollout:
+        """Rows of what others wrote; log-probabilities that nobody gave are 0."""
+        encoded = [self.encoder(one.sample.prompt) for one in given]
+        sampling = self._drawing(plan).sampling
+        completions = [self.completion(one, sampling) for one in given]
+        for one, completion in zip(encoded, completions, strict=True):
+            self.encoder.require_room(one, len(completion.token_T))
+        trace = Trace.of(encoded, [one.sample.group for one in given], completions)
+        trace = supported(self.way_for(encoded), trace, head_bytes=self.settings.head_bytes)
+        rollout = assembled(
+            trace,
+            [self._sample(one, completion) for one, completion in zip(given, trace.completions, strict=True)],
+            self.encoder.tokenizer,
+            segment_end=self.segment_end,
+            trained=True,
+            keeps_entropy=False,
+        )
+        return replace(rollout, origin_B=torch.tensor([one.origin for one in given]), num_forwards=0)
+
+    def _sample(self, given: Given, completion: Completion) -> Sample:
+        """The sample, with what it did not say of itself."""
+        own, found = given.sample, sample_of(given.sample, completion, self.encoder.tokenizer, ())
+        logprob = own.logprob if given.old_logprob_T is None else found.logprob
+        return replace(found, text=found.text if own.text is None else own.text, logprob=logprob, values=own.values)
+
+    def completion(self, given: Given, sampling: Sampling) -> Completion:
+        """A sample's tokens as a row, to be scored under this distribution.
+
+        Raises: DataError for a sample without text, and for log-probabilities of another length.
+        """
+        sample, old_T = given.sample, given.old_logprob_T
+        if sample.tokens is None and sample.text is None:
+            raise DataError(f"the answer to {sample.prompt.text!r:.60} is no text: a language policy cannot read it")
+        if sample.tokens is None:
+            end = [self.encoder.end_id(self.end_ids.tolist())] if sample.finished else []
+            token_T = torch.cat([self.encoder.target(sample.text or ""), torch.tensor(end, dtype=torch.long)])
+        else:
+            token_T = torch.as_tensor(list(sample.tokens), dtype=torch.long)
+        if len(token_T) == 0 or (old_T is not None and old_T.shape != token_T.shape):
+            known = "none" if old_T is None else f"{len(old_T)} log-probabilities"
+            raise DataError(
+                f"the answer to {sample.prompt.text!r:.60} has {len(token_T)} tokens and {known}; a row needs a token "
+                "at least, and old_logprob_T one number for each"
+            )
+        return Completion.taken(
+            token_T,
+            sampling,
+            logprob_T=old_T,
+            num_forced=max(given.num_forced, sample.num_forced),
+            finished=sample.finished,
+        )
+
+    def _drawing(self, plan: Plan) -> Drawing:
+        if plan.stochastic or plan.share_noise or any(value.view == OLD for value in plan.values):
+            raise PolicyError(
+                "tokens have no windows, shared noise or means: leave out window, share_noise and normalise_ratio"
+            )
+        if unknown := [name for name in plan.sample_values if name not in NUMBERS]:
+            raise ConfigError(f"tokens have no sample value {', '.join(unknown)}: known are {', '.join(NUMBERS)}")
+        settings = self.settings.overridden(plan.settings)
+        kept = {*plan.sample_values, *(["entropy"] if ENTROPY in plan.values else [])}
+        return Drawing(
+            sampling=Sampling.of(settings, self.sampling.suppressed) if plan.settings else self.sampling,
+            length=settings.max_new_tokens,
+            greedy=plan.deterministic,
+            numbers=tuple(sorted(kept)),
+            batch=settings.rollout_batch,
+            end_ids=self.end_ids,
+        )
+
+    def _begun(self, way: Way, encoded: Sequence[Encoded], plan: Plan, drawing: Drawing) -> Sequence[Completion | None]:
+        """What each prompt's rows go on from: what the plan continues, else the beginning that the prompt gives."""
+        continues = plan.continues or (None,) * len(encoded)
+        if len(continues) != len(encoded):
+            raise DataError(f"Plan.continues is for {len(continues)} prompts, got {len(encoded)}")
+        begun = [begun_by(self.encoder, one, on, drawing) for one, on in zip(encoded, continues, strict=True)]
+        there = [p for p, one in enumerate(begun) if one is not None]
+        if there and isinstance(way, Plain) and way.translates:
+            raise PolicyError(f"{type(way.model).__name__} reads and writes apart: its answers cannot be begun for it")
+        trace = Trace([encoded[p] for p in there], range(len(there)), [one for one in begun if one is not None])
+        found = supported(way, trace, head_bytes=self.settings.head_bytes).completions
+        known = dict(zip(there, found, strict=True))
+        return [known.get(p) for p in range(len(begun))]
