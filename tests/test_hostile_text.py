@@ -199,7 +199,7 @@ def test_what_other_packages_say_of_themselves(tmp_path: Path) -> None:
     ))  # fmt: skip
     (tmp_path / "foreign.py").write_text(textwrap.dedent(FOREIGN) + f"\nMETHOD = {str(method)!r}\n")
     printed = {}
-    for command in (("rewards",), ("rewards", "acc[/easy]"), ("policies",), ("methods",)):
+    for command in (("rewards",), ("rewards", "acc[/easy]"), ("policies",), ("methods",), ("methods", "m")):
         code = f"import sys; sys.path.append({str(tmp_path)!r}); from mmgrpo.cli import app; app(sys.argv[1:])"
         done = subprocess.run([sys.executable, "-c", code, *command], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
@@ -210,6 +210,7 @@ def test_what_other_packages_say_of_themselves(tmp_path: Path) -> None:
     assert "[bold] or [/x]" in printed["acc[/easy]"]
     assert "boom[/x]" in printed["policies"]
     assert r"acc[/easy] \x1b[2J" in printed["methods"]
+    assert r"acc[/easy] \x1b[2J" in printed["m"]
 
 
 def test_a_bug_keeps_its_traceback_as_text(tmp_path: Path) -> None:

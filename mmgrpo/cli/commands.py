@@ -298,9 +298,10 @@ def methods(name: Annotated[str | None, typer.Argument(help="a method, whose sec
             console.print(page(method_section(name)))
             return
         rows = method_index()
+        width = max(len(row.include) for row in rows if row.include.startswith("methods/"))  # others are paths
         for heading, members in by_kind(rows).items():
             table = Table(title=heading, title_justify="left", title_style="bold", box=None, show_header=False)
-            table.add_column(no_wrap=True, min_width=max(len(row.include) for row in rows))
+            table.add_column(overflow="fold", min_width=width)
             for row in members:
                 table.add_row(row.include, row.title, row.paper, row.composition)
             console.print(table, "")
