@@ -2,7 +2,9 @@
 
 All are called as (ratio_BT, logprob_BT, advantage_BT, *, numbers) and work elementwise, so any matching shapes do. They
 are minimised: a positive advantage with a lower loss makes the decision likelier. At ratio 1, inside every bound, each
-has the gradient -A * grad logprob, the policy gradient (``sapo`` included).
+has the gradient -A * grad logprob, the policy gradient (``sapo`` included); those for samples of others
+(``mmgrpo.maths.foreign_surrogates``) need not. Where a bound is a number, a tensor of one for each decision does too,
+which is what modulations give.
 
 Axes: B samples, T decisions (tokens or denoising steps).
 """
@@ -10,29 +12,15 @@ Axes: B samples, T decisions (tokens or denoising steps).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from mmgrpo.maths.foreign_surrogates import mixture, nft, shaped, shaped_probability
+from mmgrpo.maths.surrogate import Surrogate as Surrogate
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Surrogate:
-    """Loss of each decision and where a bound acted on it.
-
-    Attributes:
-        loss_BT: loss, with grad.
-        low_BT: bool, decisions whose gradient the lower bound removed (in ``cispo``: whose weight it raised).
-        high_BT: bool, decisions whose gradient an upper bound removed (in ``cispo``: whose weight it lowered).
-    """
-
-    loss_BT: Tensor
-    low_BT: Tensor
-    high_BT: Tensor
 
 
 def clipped(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, low: float, high: float) -> Surrogate:
@@ -45,11 +33,12 @@ def clipped(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, low: 
     Source: PPO, arXiv:1707.06347, eq. 7; separate bounds: DAPO, arXiv:2503.14476, eq. 10.
     """
     del logprob_BT
-    bounded_BT = ratio_BT.clamp(1 - low, 1 + high)
+    floor, ceiling = _limit(1 - low, ratio_BT), _limit(1 + high, ratio_BT)
+    bounded_BT = _held(ratio_BT, floor, ceiling)
     return Surrogate(
         torch.maximum(-advantage_BT * ratio_BT, -advantage_BT * bounded_BT),
-        (ratio_BT < 1 - low) & (advantage_BT < 0),
-        (ratio_BT > 1 + high) & (advantage_BT > 0),
+        (ratio_BT < floor) & (advantage_BT < 0),
+        (ratio_BT > ceiling) & (advantage_BT > 0),
     )
 
 
@@ -82,13 +71,14 @@ def two_sided_clipped(
     Source: INTELLECT-2, arXiv:2505.07291; TRL's ``delta``.
     """
     del logprob_BT
+    floor, ceiling = _limit(1 - low, ratio_BT), _limit(1 + high, ratio_BT)
     capped_BT = ratio_BT.clamp(max=delta)
-    bounded_BT = ratio_BT.clamp(1 - low, 1 + high)
-    flat_BT = (ratio_BT > min(delta, 1 + high)) & (advantage_BT > 0)
-    capped_flat_BT = (ratio_BT > max(delta, 1 + high)) & (advantage_BT < 0)
+    bounded_BT = _held(ratio_BT, floor, ceiling)
+    flat_BT = ((ratio_BT > delta) | (ratio_BT > ceiling)) & (advantage_BT > 0)
+    capped_flat_BT = (ratio_BT > delta) & (ratio_BT > ceiling) & (advantage_BT < 0)
     return Surrogate(
         torch.maximum(-advantage_BT * capped_BT, -advantage_BT * bounded_BT),
-        (ratio_BT < 1 - low) & (advantage_BT < 0),
+        (ratio_BT < floor) & (advantage_BT < 0),
         flat_BT | capped_flat_BT,
     )
 
@@ -113,8 +103,8 @@ def cispo(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, low: fl
     Shapes: (B, T) x 3 -> (B, T).   Units: those of the advantage times nats; low=None leaves small ratios as they are.
     Source: MiniMax-M1 (CISPO), arXiv:2506.13585, eq. 4. TRL's ``epsilon_high`` is the absolute cap, 1 + high here.
     """
-    floor = None if low is None else 1 - low
-    weight_BT = ratio_BT.detach().clamp(floor, 1 + high)
+    floor = None if low is None else _limit(1 - low, ratio_BT)
+    weight_BT = _held(ratio_BT.detach(), floor, _limit(1 + high, ratio_BT))
     counts_BT = advantage_BT != 0
     return Surrogate(
         -advantage_BT * weight_BT * logprob_BT,
@@ -187,6 +177,59 @@ def unclipped(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor) -> Sur
     return Surrogate(-advantage_BT * ratio_BT, never_BT, never_BT)
 
 
+def gppo(
+    ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, low: float, high: float, bound: float | None = None
+) -> Surrogate:
+    """``clipped`` whose bounds hold the ratio and keep its gradient, scaled to the bound.
+
+    l = max(-A r, -A r sg(clip(r, 1 - low, 1 + high) / r)), sg = no gradient; where A < 0 and there is a bound:
+    min(l, -A bound), which has none. Flags mark where a bound acted.
+
+    Shapes: (B, T) x 3 -> (B, T).   Units: those of the advantage; bound is a ratio, above 1 + high, None for none.
+    Source: Klear-Reasoner (GPPO), arXiv:2508.07629, and its code (suu990901/KlearReasoner, ``compute_gppo_loss``).
+    """
+    del logprob_BT
+    floor, ceiling = _limit(1 - low, ratio_BT), _limit(1 + high, ratio_BT)
+    held_BT = _held(ratio_BT, floor, ceiling).detach()
+    inside_BT = held_BT == ratio_BT
+    kept_BT = ratio_BT.where(inside_BT, held_BT * (ratio_BT / ratio_BT.detach()))
+    loss_BT = torch.maximum(-advantage_BT * ratio_BT, -advantage_BT * kept_BT)
+    low_BT, high_BT = (ratio_BT < floor) & (advantage_BT < 0), (ratio_BT > ceiling) & (advantage_BT > 0)
+    if bound is None:
+        return Surrogate(loss_BT, low_BT, high_BT)
+    negative_BT = advantage_BT < 0
+    capped_BT = torch.minimum(loss_BT, -advantage_BT * bound)
+    return Surrogate(capped_BT.where(negative_BT, loss_BT), low_BT, high_BT | (negative_BT & (ratio_BT > bound)))
+
+
+def spo(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, eps: float) -> Surrogate:
+    """A parabola in place of the clip: beyond 1 + eps on the side of the gain it pulls back.
+
+    l = -(A r - |A| (r - 1)^2 / (2 eps)), lowest at r = 1 + eps sign A. There is no bound, so none is reported.
+
+    Shapes: (B, T) x 3 -> (B, T).   Units: those of the advantage; eps is dimensionless (0.2).
+    Source: Simple Policy Optimization, arXiv:2401.16025.
+    """
+    del logprob_BT
+    loss_BT = advantage_BT.abs() * (ratio_BT - 1) ** 2 / (2 * eps) - advantage_BT * ratio_BT
+    never_BT = torch.zeros_like(ratio_BT, dtype=torch.bool)
+    return Surrogate(loss_BT, never_BT, never_BT)
+
+
+def _limit(limit: float | Tensor, ratio_BT: Tensor) -> float | Tensor:
+    """A bound, of the ratio's dtype where it is one for each decision."""
+    return limit.to(ratio_BT) if isinstance(limit, torch.Tensor) else limit
+
+
+def _held(ratio_BT: Tensor, floor: float | Tensor | None, ceiling: float | Tensor) -> Tensor:
+    """The ratio within bounds."""
+    if not isinstance(floor, torch.Tensor) and not isinstance(ceiling, torch.Tensor):
+        return ratio_BT.clamp(floor, ceiling)
+    # a clamp between tensors has half a gradient at a bound, where one between numbers has none
+    held_BT = torch.where(ratio_BT >= ceiling, ceiling, ratio_BT)
+    return held_BT if floor is None else torch.where(ratio_BT <= floor, floor, held_BT)
+
+
 SURROGATES: Mapping[str, Callable[..., Surrogate]] = MappingProxyType(
     {
         "clipped": clipped,
@@ -197,6 +240,12 @@ SURROGATES: Mapping[str, Callable[..., Surrogate]] = MappingProxyType(
         "sapo": sapo,
         "vespo": vespo,
         "unclipped": unclipped,
+        "gppo": gppo,
+        "spo": spo,
+        "nft": nft,
+        "shaped": shaped,
+        "shaped_probability": shaped_probability,
+        "mixture": mixture,
     }
 )
 """Surrogates by the name that a method's configuration uses; bind their numbers with functools.partial."""

@@ -23,7 +23,11 @@ BOUND = {
         surrogates.vespo, positive_power=2.0, positive_decay=3.0, negative_power=3.0, negative_decay=2.0
     ),
     "unclipped": surrogates.unclipped,
+    "gppo": functools.partial(surrogates.gppo, low=0.2, high=0.3, bound=2.0),
+    "spo": functools.partial(surrogates.spo, eps=0.2),
 }
+FOREIGN = {"nft", "shaped", "shaped_probability", "mixture"}
+"""Tested in test_foreign_surrogates.py: on policy they are no policy gradient."""
 # ratios below, within, above the bounds, and above the cap; each with A = 2, -2 and 0
 RATIO_BT = torch.tensor([[0.5, 1.1, 1.5, 3.0]]).repeat(3, 1)
 LOGPROB_BT = torch.tensor([[-1.0, -2.0, -3.0, -4.0]]).repeat(3, 1)
@@ -91,6 +95,15 @@ def sigmoid(x: float) -> float:
             NEVER,
         ),
         ("unclipped", [[-1.0, -2.2, -3.0, -6.0], [1.0, 2.2, 3.0, 6.0], [0, 0, 0, 0]], NEVER, NEVER),
+        # the values of dual_clipped
+        (
+            "gppo",
+            [[-1.0, -2.2, -2.6, -2.6], [1.6, 2.2, 3.0, 4.0], [0, 0, 0, 0]],
+            [[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]],
+            [[0, 0, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]],
+        ),
+        # 5 (r - 1)^2 on top of -A r: 1.25, 0.05, 1.25, 20
+        ("spo", [[0.25, -2.15, -1.75, 14.0], [2.25, 2.25, 4.25, 26.0], [0, 0, 0, 0]], NEVER, NEVER),
     ],
 )
 def test_values_by_hand(name: str, loss: list, low: list, high: list):
@@ -101,7 +114,7 @@ def test_values_by_hand(name: str, loss: list, low: list, high: list):
 
 
 def test_every_surrogate_is_tested():
-    assert SURROGATES.keys() == BOUND.keys()
+    assert SURROGATES.keys() == BOUND.keys() | FOREIGN
 
 
 def test_cispo_without_a_floor_keeps_small_ratios():
@@ -127,7 +140,7 @@ def slopes(name: str, logprob_BT: Tensor, old_BT: Tensor, advantage_BT: Tensor) 
     return surrogate, torch.autograd.grad(surrogate.loss_BT.sum(), logprob_BT)[0]
 
 
-@pytest.mark.parametrize("name", SURROGATES)
+@pytest.mark.parametrize("name", BOUND)
 def test_gradient_on_policy_is_the_policy_gradient(name: str):
     logprob_BT = torch.tensor([[-1.0, -2.0, -0.5]], dtype=torch.float64)
     advantage_BT = torch.tensor([[2.0, -3.0, 0.0]], dtype=torch.float64)
@@ -148,7 +161,7 @@ def test_a_flag_marks_exactly_the_gradients_a_bound_removed(name: str):
     assert surrogate.low_BT.any()
 
 
-@pytest.mark.parametrize("name", SURROGATES)
+@pytest.mark.parametrize("name", [name for name in BOUND if name != "gppo"])
 def test_gradients_match_finite_differences(name: str):
     # away from the kinks at ratios 0.8, 1.3 and 2
     log_ratio_BT = torch.tensor([[0.4, 0.7, 0.95, 1.15, 1.6, 2.5]], dtype=torch.float64).log().repeat(2, 1)
@@ -190,3 +203,60 @@ def test_sapo_gradient_fades_and_stays():
     s = sigmoid(math.e - 1)
     _, grad_BT = slopes("sapo", torch.ones(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
     assert grad_BT.item() == pytest.approx(-4 * s * (1 - s) * math.e, rel=1e-5)
+
+
+def test_gppo_keeps_a_gradient_of_the_size_of_the_bound():
+    # r 2, A 1, high 0.28: loss -1.28, slope -1.28 where PPO has 0; r 0.5, A -1, low 0.2: 0.8 and 0.8 (Klear)
+    for ratio, advantage, expected in ((2.0, 1.0, -1.28), (0.5, -1.0, 0.8)):
+        logprob_BT = torch.tensor([[ratio]], dtype=torch.float64).log().requires_grad_()
+        advantage_BT = torch.full((1, 1), advantage, dtype=torch.float64)
+        surrogate = surrogates.gppo(logprob_BT.exp(), logprob_BT, advantage_BT, low=0.2, high=0.28)
+        (grad_BT,) = torch.autograd.grad(surrogate.loss_BT.sum(), logprob_BT)
+        assert surrogate.loss_BT.item() == pytest.approx(expected)
+        assert grad_BT.item() == pytest.approx(expected)
+        assert bool((surrogate.low_BT | surrogate.high_BT).all())
+    # PPO's ceiling for A < 0 stays flat
+    _, grad_BT = slopes("gppo", torch.tensor([[3.0]]).log(), torch.zeros(1, 1), -torch.ones(1, 1))
+    assert grad_BT.item() == 0
+
+
+def test_spo_pulls_back_beyond_its_trust_region():
+    # r 1.5, A 1, eps 0.2: -1.5 + 0.25 / 0.4 = -0.875; d/dr = -1 + 0.5 / 0.2 = 1.5; lowest at 1.2
+    ratio_BT = torch.tensor([[1.5, 1.2]], requires_grad=True)
+    surrogate = surrogates.spo(ratio_BT, ratio_BT.detach().log(), torch.ones(1, 2), eps=0.2)
+    (grad_BT,) = torch.autograd.grad(surrogate.loss_BT.sum(), ratio_BT)
+    assert surrogate.loss_BT[0, 0].item() == pytest.approx(-0.875)
+    assert grad_BT[0].tolist() == pytest.approx([1.5, 0.0], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["clipped", "dual_clipped", "two_sided_clipped", "cispo", "gppo"])
+def test_bounds_of_each_decision_that_are_all_one_are_the_number_to_the_bit(name: str):
+    torch.manual_seed(0)
+    ratio_BT = (torch.randn(40, 40) * 0.5).exp()
+    ratio_BT[0, 0], ratio_BT[0, 1] = 0.8, 1.3
+    advantage_BT, logprob_BT = torch.randn(40, 40), -torch.rand(40, 40)
+    matrices = {key: torch.full((40, 40), number, dtype=torch.float64) for key, number in (("low", 0.2), ("high", 0.3))}
+
+    def found(function) -> tuple[Surrogate, Tensor]:
+        leaf_BT = ratio_BT.clone().requires_grad_()
+        logprob_leaf_BT = leaf_BT * 0 + logprob_BT
+        surrogate = function(leaf_BT, logprob_leaf_BT, advantage_BT)
+        return surrogate, torch.autograd.grad(surrogate.loss_BT.sum(), leaf_BT)[0]
+
+    (plain, plain_BT), (each, each_BT) = found(BOUND[name]), found(functools.partial(BOUND[name], **matrices))
+    assert torch.equal(plain.loss_BT, each.loss_BT)
+    assert each.loss_BT.dtype == torch.float32
+    assert torch.equal(plain.low_BT, each.low_BT)
+    assert torch.equal(plain.high_BT, each.high_BT)
+    assert torch.equal(plain_BT, each_BT)
+
+
+def test_each_decision_has_its_own_bounds():
+    # A 1 at ratio 2 under ceilings of 1.2 and 1.5, A -1 at ratio 0.5 over floors of 0.8 and 0.4
+    ratio_BT = torch.tensor([[2.0, 2.0, 0.5, 0.5]])
+    low_BT = torch.tensor([[0.2, 0.2, 0.2, 0.6]], dtype=torch.float64)
+    high_BT = torch.tensor([[0.2, 0.5, 0.2, 0.2]], dtype=torch.float64)
+    advantage_BT = torch.tensor([[1.0, 1.0, -1.0, -1.0]])
+    surrogate = surrogates.clipped(ratio_BT, ratio_BT.log(), advantage_BT, low=low_BT, high=high_BT)  # pyright: ignore
+    torch.testing.assert_close(surrogate.loss_BT, torch.tensor([[-1.2, -1.5, 0.8, 0.5]]))
+    assert surrogate.low_BT.tolist() == [[False, False, True, False]]
