@@ -20,13 +20,16 @@ class Value:
         name: ``entropy``, ``certainty``, ``logprob``, or a divergence such as ``k3`` or ``gaussian``.
         view: whose, where it is another policy than that of now: ``reference``, ``old`` (the weights that sampled), or
             the name under which weights were kept. A divergence is from that view; a log-probability is the view's.
+        numbers: what the value is computed with, where its name alone does not say.
     """
 
     name: str
     view: str | None = None
+    numbers: tuple[float, ...] = ()
 
     def __str__(self) -> str:
-        return self.name if self.view is None else f"{self.name}@{self.view}"
+        named = f"{self.name}({', '.join(f'{number:g}' for number in self.numbers)})" if self.numbers else self.name
+        return named if self.view is None else f"{named}@{self.view}"
 
 
 ENTROPY = Value("entropy")

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from mmgrpo.maths.group_losses import GROUP_LOSSES
+from mmgrpo.maths.matching_terms import MATCHING_TERMS
 from mmgrpo.maths.terms import Term, divergence_term, entropy_term
+from mmgrpo.maths.view_terms import VIEW_TERMS
 from mmgrpo.values import REFERENCE, Value
 
 
@@ -15,7 +17,9 @@ def divergence(*, form: str = "k3", view: str = REFERENCE) -> Term:
 
     L = sum v D(now || view), v the aggregate's weight.
 
-    Units: nats, or those of the form (``objective.divergence``).   Source: GRPO, arXiv:2402.03300, eq. 3.
+    Units: nats, or those of the form (``objective.divergence``).
+    Source: GRPO, arXiv:2402.03300, eq. 3; with k3 from the view of a masked picture at a weight of -0.01 the implicit
+        perception loss of PAPO, arXiv:2507.06448, and its code (MikeWangWZHL/PAPO).
     """
     return divergence_term(Value(form, view), beta=1.0, name=f"{form}_{view}")
 
@@ -29,6 +33,6 @@ def entropy() -> Term:
 
 
 TERMS: Mapping[str, Callable[..., Term]] = MappingProxyType(
-    {"divergence": divergence, "entropy": entropy, **GROUP_LOSSES}
+    {"divergence": divergence, "entropy": entropy, **VIEW_TERMS, **GROUP_LOSSES, **MATCHING_TERMS}
 )
 """Terms by the name that ``objective.terms`` uses; called with their numbers."""

@@ -1,0 +1,85 @@
+"""Terms of other views: other weights, or the same ones shown another prompt; divergences are in ``losses``.
+
+Each is a mean over the update: v is the aggregate's weight (``Decisions.plain_weight_BT``).
+
+Axes: B samples, T decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.diagnostics import Diagnostics, of_value, total
+from mmgrpo.maths.terms import Loss, Term, log_ratio, ratio_of
+from mmgrpo.values import Value
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def negative_logprob(*, view: str | None = None) -> Term:
+    """The mean of minus the log-probability, of the policy of now or of a view: an estimate of its entropy.
+
+    L = sum v (-logprob).
+
+    Units: nats.
+    Source: PAPO's double entropy loss, arXiv:2507.06448, and its code, at 0.02 to 0.03 on both views. Of a view that is
+        evaluated without grad it only reports.
+    """
+    value = None if view is None else Value("logprob", view)
+    name = "negative_logprob" if view is None else f"negative_logprob@{view}"
+
+    def loss(decisions: Decisions) -> Loss:
+        logprob_BT = decisions.logprob_BT if value is None else decisions[value]
+        return mean_of(name, decisions, -logprob_BT)
+
+    return Term(name=name, loss=loss, values=() if value is None else (value,))
+
+
+def distillation(*, view: str, most: float | None = None) -> Term:
+    """The reverse divergence from a teacher, on the policy's own samples, by its gradient.
+
+    L = sum v sg(c (logprob - logprob_teacher)) logprob, c = 1, or where there is a limit min(r, most), r the
+    ratio to the policy that sampled; sg = no gradient.
+
+    Units: square nats; most is a ratio.   Raises: ConfigError for a limit of 0 or less.
+    Source: on-policy distillation with the sampled token, and SDPO, arXiv:2601.20802, and its code (lasgroup/SDPO,
+        ``compute_self_distillation_loss``), where the teacher is the policy shown more.
+    """
+    if most is not None and most <= 0:
+        raise ConfigError(f"the ratio's limit must be above 0, got {most}; leave it out for no ratio")
+    value = Value("logprob", view)
+    name = f"distillation@{view}"
+
+    def loss(decisions: Decisions) -> Loss:
+        keep_BT = decisions.mask_BT
+        logprob_BT = decisions.logprob_BT.where(keep_BT, 0.0)
+        apart_BT = logprob_BT.detach() - decisions[value].detach().where(keep_BT, 0.0)
+        if most is not None:
+            apart_BT = apart_BT * ratio_of(log_ratio(decisions)).detach().clamp(max=most)
+        return mean_of(name, decisions, apart_BT * logprob_BT, read_BT=apart_BT)
+
+    return Term(name=name, loss=loss, values=(value,))
+
+
+VIEW_TERMS: Mapping[str, Callable[..., Term]] = MappingProxyType(
+    {"negative_logprob": negative_logprob, "distillation": distillation}
+)
+"""Terms of views by the name that a method's configuration uses; called with their numbers."""
+
+
+def mean_of(
+    name: str, decisions: Decisions, value_BT: Tensor, *, factor: float = 1.0, read_BT: Tensor | None = None
+) -> Loss:
+    """The mean of a value over the update, times a factor; the mean of it, or of what is read, is reported.
+
+    Shapes: (B, T) -> scalar.
+    """
+    keep_BT = decisions.mask_BT
+    value = factor * (decisions.plain_weight_BT.where(keep_BT, 0.0) * value_BT.where(keep_BT, 0.0)).sum()
+    found = of_value(name, value_BT.detach() if read_BT is None else read_BT, keep_BT)
+    return Loss(value, Diagnostics(loss_sums={name: total(value)}, value_sums=found))

@@ -1,0 +1,103 @@
+"""Terms of views: published numbers, signs, gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.divergences import k3
+from mmgrpo.maths.losses import TERMS, divergence
+from mmgrpo.maths.terms import Term, weighted
+from mmgrpo.maths.view_terms import distillation, negative_logprob
+from mmgrpo.values import Value
+
+MASKED = Value("logprob", "masked")
+
+
+def decisions_of(
+    logprob: Sequence[Sequence[float]],
+    *,
+    old: Sequence[Sequence[float]] | None = None,
+    view: dict[Value, Tensor] | None = None,
+    mask: Sequence[Sequence[int]] | None = None,
+) -> Decisions:
+    """The mean over the kept decisions."""
+    logprob_BT = torch.tensor(logprob, dtype=torch.float64, requires_grad=True)
+    mask_BT = torch.ones(logprob_BT.shape, dtype=torch.bool) if mask is None else torch.tensor(mask).bool()
+    return Decisions(
+        logprob_BT=logprob_BT,
+        old_logprob_BT=logprob_BT.detach() if old is None else torch.tensor(old, dtype=torch.float64),
+        advantage_BT=torch.zeros_like(logprob_BT),
+        mask_BT=mask_BT,
+        weight_BT=mask_BT.double() / mask_BT.sum(),
+        segment_BT=torch.zeros(logprob_BT.shape, dtype=torch.long),
+        values=view or {},
+    )
+
+
+def loss_and_gradient(term: Term, decisions: Decisions) -> tuple[float, list[list[float]]]:
+    loss = term.loss(decisions)
+    (grad_BT,) = torch.autograd.grad(loss.value, decisions.logprob_BT)
+    assert float(loss.diagnostics.loss_sums[term.name]) == pytest.approx(loss.value.item())
+    return loss.value.item(), grad_BT.tolist()
+
+
+def test_the_implicit_perception_loss_seeks_a_divergence():
+    # masked minus plain -0.7: k3 = e^-0.7 - 1 + 0.7 = 0.196585; at -0.01 its growth lowers the loss (PAPO)
+    masked = Value("k3", "masked")
+    term = weighted(divergence(form="k3", view="masked"), -0.01)
+    assert term.values == (masked,)
+
+    def at(gap: float) -> float:
+        decisions = decisions_of([[-1.0]])
+        k3_BT = k3(decisions.logprob_BT, decisions.logprob_BT.detach() + gap)
+        return term.loss(decisions_of([[-1.0]], view={masked: k3_BT})).value.item()
+
+    assert at(-0.7) == pytest.approx(-0.00196585, abs=1e-8)
+    assert at(-0.8) < at(-0.7)
+    # a mask that masks nothing
+    assert at(0.0) == 0
+
+
+def test_negative_logprobs_of_both_views():
+    decisions = decisions_of(
+        [[-1.0, -3.0, math.nan]], view={MASKED: torch.tensor([[-2.0, -6.0, 0.0]])}, mask=[[1, 1, 0]]
+    )
+    value, grad = loss_and_gradient(weighted(negative_logprob(), 0.02), decisions)
+    assert value == pytest.approx(0.04)
+    assert grad == [[-0.01, -0.01, 0.0]]
+    assert negative_logprob(view="masked").values == (MASKED,)
+    assert negative_logprob(view="masked").loss(decisions).value.item() == pytest.approx(4.0)
+
+
+def test_distillation_makes_likelier_what_the_teacher_finds_likelier():
+    # logprob -1, teacher's -0.5: the coefficient of grad logprob is -0.5 (SDPO); equal views say nothing
+    teacher = Value("logprob", "teacher")
+    decisions = decisions_of([[-1.0, -2.0]], view={teacher: torch.tensor([[-0.5, -2.0]]).double()}, mask=[[1, 1]])
+    value, grad = loss_and_gradient(distillation(view="teacher"), decisions)
+    assert grad == [[-0.25, 0.0]]  # half of it each: a mean of two
+    assert value == pytest.approx(0.25)
+    found = distillation(view="teacher").loss(decisions).diagnostics.value_sums["distillation@teacher"]
+    assert float(found.total) == pytest.approx(-0.5)
+
+
+def test_distillation_off_policy_weighs_by_a_bounded_ratio():
+    teacher = Value("logprob", "teacher")
+    decisions = decisions_of(
+        [[-1.0, -1.0]], old=[[-1.0 - math.log(3), -1.0 + math.log(2)]], view={teacher: torch.tensor([[-0.5, -0.5]])}
+    )
+    # ratios 3, held at 2, and 1/2: -0.5 times that, over two
+    _, grad = loss_and_gradient(distillation(view="teacher", most=2.0), decisions)
+    assert grad[0] == pytest.approx([-0.5, -0.125])
+    with pytest.raises(ConfigError, match="above 0"):
+        distillation(view="teacher", most=0.0)
+
+
+def test_terms_of_views_are_named():
+    assert {"divergence", "negative_logprob", "distillation", "diffusion_nft", "dgpo", "gvpo"} <= set(TERMS)
