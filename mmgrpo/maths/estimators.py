@@ -18,7 +18,7 @@ from mmgrpo.maths.scoped_credit import (
     segment_differences,
 )
 from mmgrpo.maths.token_credit import conflict_tokens, prefix_count, prefix_tree
-from mmgrpo.maths.value_credit import column_margin, gae, log_ratio
+from mmgrpo.maths.value_credit import column_margin, drawn_baseline, gae, log_ratio
 
 ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
     {
@@ -41,6 +41,7 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
         "gae": gae,
         "log_ratio": log_ratio,
         "column_margin": column_margin,
+        "drawn_baseline": drawn_baseline,
         "among_most_efficient": among_most_efficient,
     }
 )

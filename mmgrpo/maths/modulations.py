@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.selections import quantile
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import ENTROPY, OLD, Value
 
@@ -265,6 +266,53 @@ def _discounted(decisions: Decisions, job_values: JobValues, *, gamma: float) ->
     return Modulated(loss_BT=factor_T.expand(decisions.mask_BT.shape))
 
 
+def top_product(*, share: float) -> Modulation:
+    """The decisions where much is at stake and little is sure: of an update's, this share of the highest |A| H.
+
+    The loss of a decision is 0 unless |A| H >= quantile(|A| H over the update's decisions on all processes, 1 - share),
+    interpolated linearly.
+
+    Units: share is dimensionless, above 0 and at most 1.   Raises: ConfigError for another share.
+    Source: D3S's token level, as the catalogue of ``research/`` gives it.
+    """
+    if not 0 < share <= 1:
+        raise ConfigError(f"a share of the decisions is above 0 and at most 1, got {share}")
+    job = (ADVANTAGE, ENTROPY)
+    return Modulation(of=partial(_top_product, share=share), values=(ENTROPY,), job=job)
+
+
+def _top_product(decisions: Decisions, job_values: JobValues, *, share: float) -> Modulated:
+    if not bool(decisions.mask_BT.any()):
+        return Modulated()
+    product_N = job_values[ADVANTAGE].double().abs() * job_values[ENTROPY].double()
+    product_BT = known(decisions, ADVANTAGE).double().abs() * known(decisions, ENTROPY).double()
+    kept_BT = product_BT >= quantile(product_N, 1 - share)
+    return Modulated(loss_BT=kept_BT.to(decisions.logprob_BT.detach()))
+
+
+def equal_segments() -> Modulation:
+    """The segments of a sample weigh alike, where an aggregate has its decisions weigh alike.
+
+    The loss times n / (n_s S), n the kept decisions of the row, n_s those of the decision's segment, S the row's
+    segments: with ``sample_mean`` the mean over samples of the mean over segments of their means.
+
+    Units: dimensionless.   Source: Chunk-GRPO, arXiv:2510.21583, eq. 14.
+    """
+    return Modulation(of=_equal_segments)
+
+
+def _equal_segments(decisions: Decisions, job_values: JobValues) -> Modulated:
+    del job_values
+    keep_BT, segment_BT = decisions.mask_BT, decisions.segment_BT
+    factor_BT = torch.ones_like(decisions.logprob_BT.detach())
+    for row in range(len(keep_BT)):
+        keep_T = keep_BT[row]
+        if bool(keep_T.any()):
+            _, of_N, count_S = segment_BT[row][keep_T].unique(return_inverse=True, return_counts=True)
+            factor_BT[row, keep_T] = (len(of_N) / (count_S[of_N] * len(count_S))).to(factor_BT)
+    return Modulated(loss_BT=factor_BT)
+
+
 MODULATIONS: Mapping[str, Callable[..., Modulation]] = MappingProxyType(
     {
         "constant": constant,
@@ -273,6 +321,8 @@ MODULATIONS: Mapping[str, Callable[..., Modulation]] = MappingProxyType(
         "clip_covariance": clip_covariance,
         "growing_bounds": growing_bounds,
         "discounted_steps": discounted_steps,
+        "top_product": top_product,
+        "equal_segments": equal_segments,
     }
 )
 """Modulations by the name that a method's configuration uses; called with their numbers, applied in order."""

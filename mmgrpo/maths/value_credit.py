@@ -15,6 +15,9 @@ from mmgrpo.values import REFERENCE, Value
 if TYPE_CHECKING:
     from torch import Tensor
 
+DRAWN = 0
+"""``Origin.DRAWN``."""
+
 VALUE = Value("value")
 """What a critic expects of the rewards to come, before the decision."""
 
@@ -87,3 +90,30 @@ def column_margin(*, column: str, low: float = 0.2, high: float = 0.28) -> Estim
 def _column_margin(feedback: Feedback, advantage_BT: Tensor, *, column: str, low: float, high: float) -> Tensor:
     margin_B = (feedback.reward_B - feedback.column(column)).clamp(-low, high).where(feedback.valid_B, 0.0)
     return advantage_BT + margin_B[:, None].to(advantage_BT)
+
+
+def drawn_baseline() -> Estimator:
+    """Every member of a group against those that the policy drew at this step.
+
+    A = r - mean r of the group's drawn members; 0 in groups without one. Read rows (replayed, given, refined) take part
+    without moving the baseline. It replaces the advantage.
+
+    Units: those of the reward.
+    Source: Critique-GRPO, arXiv:2506.03106, as the catalogue of ``research/`` gives it.
+    """
+    return Estimator(assign=_drawn_baseline)
+
+
+def _drawn_baseline(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
+    drawn_B = feedback.valid_B if feedback.origin_B is None else feedback.valid_B & (feedback.origin_B == DRAWN)
+    groups = feedback.groups
+    drawn_PG, valid_PG = groups.valid(drawn_B), groups.valid(feedback.valid_B)
+    reward_PG = groups.matrix(feedback.reward_B)
+    count_P1 = drawn_PG.sum(1, keepdim=True)
+    mean_P1 = reward_PG.where(drawn_PG, 0.0).sum(1, keepdim=True) / count_P1.clamp(min=1)
+    highest_P1 = reward_PG.where(drawn_PG, -torch.inf).amax(1, keepdim=True)
+    lowest_P1 = reward_PG.where(drawn_PG, torch.inf).amin(1, keepdim=True)
+    # the mean of equal numbers need not be that number in floating point
+    mean_P1 = highest_P1.where(lowest_P1 == highest_P1, mean_P1)
+    advantage_B = groups.rows((reward_PG - mean_P1).where(valid_PG & (count_P1 > 0), 0.0))
+    return advantage_B[:, None].to(advantage_BT).expand_as(advantage_BT)

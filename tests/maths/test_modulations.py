@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,9 +22,11 @@ from mmgrpo.maths.modulations import (
     clip_covariance,
     constant,
     discounted_steps,
+    equal_segments,
     growing_bounds,
     known,
     row_quantile,
+    top_product,
 )
 from mmgrpo.values import ENTROPY
 
@@ -163,6 +166,28 @@ def test_later_modulations_stand_on_earlier_ones():
     assert both.loss_BT.item() == 6.0
 
 
+def test_the_highest_products_of_advantage_and_entropy_count():
+    # |A| H: 2, 1, 0.5, 0.2: the median is 0.75
+    decisions = decisions_of(entropy=[[1.0, 2.0], [0.5, 0.1]], advantage=[[-2.0, 0.5], [1.0, 2.0]])
+    job = {value: known(decisions, value).flatten() for value in (ADVANTAGE, ENTROPY)}
+    loss_BT = top_product(share=0.5).of(decisions, job).loss_BT
+    assert loss_BT is not None
+    assert loss_BT.tolist() == [[1.0, 1.0], [0.0, 0.0]]
+    with pytest.raises(ConfigError, match="above 0"):
+        top_product(share=0.0)
+
+
+def test_segments_weigh_alike():
+    # segments [0, 0, 1]: sample_mean's 1/3 each become 1/4, 1/4, 1/2; a masked decision is in no segment
+    decisions = replace(
+        decisions_of(shape=(2, 3), mask=[[1, 1, 1], [1, 0, 1]]), segment_BT=torch.tensor([[0, 0, 1], [5, 5, 2]])
+    )
+    loss_BT = equal_segments().of(decisions, {}).loss_BT
+    assert loss_BT is not None
+    torch.testing.assert_close(loss_BT[0] / 3, torch.tensor([0.25, 0.25, 0.5]))
+    torch.testing.assert_close(loss_BT[1, [0, 2]] / 2, torch.tensor([0.5, 0.5]))
+
+
 def test_every_modulation_is_named():
     assert set(MODULATIONS) == {
         "constant",
@@ -171,4 +196,6 @@ def test_every_modulation_is_named():
         "clip_covariance",
         "growing_bounds",
         "discounted_steps",
+        "top_product",
+        "equal_segments",
     }

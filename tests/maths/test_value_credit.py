@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from mmgrpo.maths.value_credit import VALUE, column_margin, gae, log_ratio
+from mmgrpo.maths.value_credit import VALUE, column_margin, drawn_baseline, gae, log_ratio
 from mmgrpo.values import REFERENCE, Value
 from tests.maths.feedback_rows import feedback_of
 
@@ -57,3 +57,17 @@ def test_a_margin_over_a_column_is_bounded():
     feedback = replace(feedback, columns={"reference": torch.tensor([0.0, 1.0, 0.1])})
     found_BT = column_margin(column="reference").assign(feedback, torch.full((3, 3), 1.4997))
     torch.testing.assert_close(found_BT[:, 0], torch.tensor([1.7797, 1.2997, 1.3997]))
+
+
+def test_read_rows_do_not_move_the_baseline():
+    # drawn 1, 0: mean 0.5; a refined row of 1 earns 0.5, where the mean of all three would leave it 1/3
+    feedback = feedback_of([1.0, 0.0, 1.0, 0.7], [0, 0, 0, 1])
+    read = replace(feedback, origin_B=torch.tensor([0, 0, 2, 2]))
+    found_BT = drawn_baseline().assign(read, torch.zeros(4, 3))
+    assert found_BT[:, 0].tolist() == [0.5, -0.5, 0.5, 0.0]
+    # without a read row it is the reward less its group's mean; equal rewards leave exactly nothing
+    torch.testing.assert_close(
+        drawn_baseline().assign(feedback, torch.zeros(4, 3))[:, 0], torch.tensor([1 / 3, -2 / 3, 1 / 3, 0.0])
+    )
+    equal = feedback_of([0.1] * 3, [0] * 3)
+    assert not drawn_baseline().assign(equal, torch.zeros(3, 3)).any()
