@@ -298,3 +298,29 @@ def test_a_run_spends_what_was_explained(name: str, tmp_path: Path) -> None:
     last_of_step = {line["step"]: line["count/forwards_per_sample"] for line in lines}
     explained = sum(numbers(forwards_per_sample(config, 4), 4))
     assert sum(last_of_step.values()) / len(last_of_step) == pytest.approx(explained, abs=1e-9)
+
+
+def test_what_moves_is_shown() -> None:
+    config = validated(
+        {
+            "steps": 101,
+            "objective": {"divergence": "k3", "kl_beta": 0.1},
+            "prompts": {
+                "sources": [{"source": "a.txt", "weight": 3, "label": "a"}, {"source": "b.txt"}],
+                "sampler": {"name": "curriculum", "by": "level", "steps": 50},
+            },
+            "schedules": {"update.max_grad_norm": {"name": "linear", "start": 1, "end": 0.5, "steps": 200}},
+            "stages": [{"until": 20, "set": {"rollout.group_size": 4}}, {"set": {"rollout.group_size": 16}}],
+            "controllers": {"objective.kl_beta": {"name": "adaptive_kl", "target": 0.01}},
+        }
+    )
+    said = " ".join(explanation(config).split())
+    assert "prompts 0.75 of a + 0.25 of b.txt curriculum: share = start + (1 - start) min(step / steps, 1)" in said
+    assert "by = level, steps = 50, start = 0.2, descending = False" in said
+    assert (
+        "max(step - begin, 0) / steps, 1), start = 1, end = 0.5, steps = 200; from 1 at the first step to 0.75 at"
+        in said
+    )
+    assert "stage from step 0 to 19: rollout.group_size = 4 stage from step 20 on: rollout.group_size = 16" in said
+    assert "objective.kl_beta, adaptive_kl: value' = value (1 + rate clip(measured / target - 1, -clip, clip))" in said
+    assert "metric = policy/kl_mean, target = 0.01" in said

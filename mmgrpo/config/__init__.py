@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from mmgrpo.config.prompts import PromptsConfig, ReadingConfig, SourceConfig
 from mmgrpo.config.rewards import Closed, GateConfig, RewardConfig, gate_order
 from mmgrpo.config.sections import Named, Section, unknown_keys
+from mmgrpo.config.stages import StageConfig, faults, moving_keys
 from mmgrpo.config.watchdog import AlarmKind, WatchdogConfig
 
 __all__ = [
@@ -107,7 +108,7 @@ class AdvantageConfig(Section):
             raise ValueError(f"scale: {self.scale.name} divides by no standard deviation; leave out eps and correction")
         if twice := [name for name in spread if name in self.scale.numbers]:
             raise ValueError(f"{' and '.join(twice)} beside scale and within it: say it once")
-        if (self.kl_beta > 0) != (self.divergence is not None):
+        if self.kl_beta > 0 and self.divergence is None:
             raise ValueError("kl_beta and divergence go together: name a divergence, for example k1, and a weight")
         if self.scale.name == "gdpo" and self.combine.name != "sum":
             raise ValueError(f"scale: gdpo combines the rewards in its own way; leave out combine: {self.combine.name}")
@@ -345,6 +346,17 @@ class RunConfig(Section):
     update: UpdateConfig = Field(default_factory=UpdateConfig)
     evaluation: EvaluationConfig | None = None
     watchdog: WatchdogConfig | None = None
+    schedules: dict[str, Named] = Field(
+        default_factory=dict,
+        description="dotted key -> schedule of its value by the step, counted from 0: {objective.kl_beta: {name: "
+        "linear, start: 0, end: 0.04, steps: 100}}; a reward's as rewards.LABEL.NUMBER",
+    )
+    controllers: dict[str, Named] = Field(
+        default_factory=dict, description="dotted key -> controller of its value by the metrics of the step before"
+    )
+    stages: tuple[StageConfig, ...] = Field(
+        default=(), description="values of several keys at a time, one after another"
+    )
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
@@ -372,5 +384,10 @@ class RunConfig(Section):
             raise ValueError(f"rewards are logged by name, and {labels} repeat: give each a label")
         if unknown := list(unknown_keys(RunConfig, self.published)):
             raise ValueError(f"published: no key of the configuration is {', '.join(unknown)}")
+        moving = moving_keys(self.schedules, self.controllers, self.stages)
+        if wrong := list(faults(moving, self.stages)):
+            raise ValueError("; ".join(wrong))
+        if self.advantage.divergence is not None and not (self.advantage.kl_beta or "advantage.kl_beta" in moving):
+            raise ValueError("advantage.kl_beta and divergence go together: leave out the divergence, or give a weight")
         gate_order(labels, {reward.known_as: reward.gate.reward for reward in self.rewards if reward.gate is not None})
         return self

@@ -52,7 +52,7 @@ class PromptsConfig(ReadingConfig):
     def _one_way(self) -> PromptsConfig:
         if self.source is not None and self.sources:
             raise ValueError("name one source, or several under sources, not both")
-        own = sorted(set(ReadingConfig.model_fields) & self.model_fields_set)
+        own = [name for name, field in ReadingConfig.model_fields.items() if getattr(self, name) != field.default]
         if self.sources and own:
             raise ValueError(f"each of several sources is read in its own way: move {', '.join(own)} under sources")
         labels = [part.known_as for part in self.sources]

@@ -22,6 +22,7 @@ from mmgrpo.data.samplers import SAMPLERS as PROMPT_SAMPLERS
 from mmgrpo.maths.advantages import SCALES
 from mmgrpo.maths.aggregates import AGGREGATES
 from mmgrpo.maths.combinations import COMBINATIONS
+from mmgrpo.maths.controllers import CONTROLLERS
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.filters import FILTERS
@@ -30,7 +31,7 @@ from mmgrpo.maths.losses import TERMS
 from mmgrpo.maths.modulations import MODULATIONS
 from mmgrpo.maths.planners import PLANNERS
 from mmgrpo.maths.ratios import BOUNDS
-from mmgrpo.maths.schedules import WEIGHT_SCHEDULES
+from mmgrpo.maths.schedules import VALUE_SCHEDULES, WEIGHT_SCHEDULES
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.surrogates import SURROGATES
@@ -54,6 +55,8 @@ none; the names are listed [below](#names). The value that a run used stands in 
 FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "prompts.sampler": PROMPT_SAMPLERS,
     "rewards[].schedule": WEIGHT_SCHEDULES,
+    "schedules": VALUE_SCHEDULES,
+    "controllers": CONTROLLERS,
     "advantage.scale": SCALES,
     "advantage.combine": COMBINATIONS,
     "advantage.estimators": ESTIMATORS,

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from mmgrpo.config import PromptsConfig
+from mmgrpo.config import PromptsConfig, RunConfig
+from mmgrpo.config.binding import bound
+from mmgrpo.config.schedules import Course
 from mmgrpo.data.samplers import SAMPLERS, build_sampler
 from mmgrpo.explain.formulas import formula_of, numbers_text, with_defaults
+from mmgrpo.maths.controllers import CONTROLLERS, METRICS
+from mmgrpo.maths.schedules import VALUE_SCHEDULES
 
 
 def prompt_rows(prompts: PromptsConfig, held_out: str) -> Iterator[tuple[str, str]]:
@@ -17,6 +22,32 @@ def prompt_rows(prompts: PromptsConfig, held_out: str) -> Iterator[tuple[str, st
         function = SAMPLERS[prompts.sampler.name]
         numbers = numbers_text(with_defaults(function, prompts.sampler.numbers))
         yield "", f"{prompts.sampler.name}: {formula_of(function)}{numbers}"
+
+
+def course_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """What schedules, stages and controllers move, and between which values. Raises ConfigError where they cannot."""
+    Course(config)
+    for key, named in config.schedules.items():
+        function = VALUE_SCHEDULES[named.name]
+        schedule = bound(f"schedules.{key}", VALUE_SCHEDULES, named)
+        ends = (
+            f"from {_value(schedule(0))} at the first step to {_value(schedule(max(config.steps - 1, 0)))} at the last"
+        )
+        yield "schedule", f"{key}, {named.name}: {formula_of(function)}{numbers_text(named.numbers)}; {ends}"
+    begin = 0
+    for stage in config.stages:
+        until = "on" if stage.until is None else f"to {stage.until - 1}"
+        values = ", ".join(f"{key} = {_value(value)}" for key, value in stage.set.items())
+        yield "stage", f"from step {begin} {until}: {values or 'as it stands'}"
+        begin = stage.until or begin
+    for key, named in config.controllers.items():
+        function = CONTROLLERS[named.name]
+        numbers = {"metric": METRICS.get(named.name), **named.numbers}
+        yield "controller", f"{key}, {named.name}: {formula_of(function)}{numbers_text(numbers)}"
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def _sources(prompts: PromptsConfig) -> str:

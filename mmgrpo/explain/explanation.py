@@ -16,7 +16,7 @@ from mmgrpo.config.binding import bound, build_objective, named_in
 from mmgrpo.config.loading import explain_validation
 from mmgrpo.config.registry import is_scheduled, settings_type
 from mmgrpo.errors import ConfigError
-from mmgrpo.explain.course import prompt_rows
+from mmgrpo.explain.course import course_rows, prompt_rows
 from mmgrpo.explain.formulas import formula_of, with_defaults
 from mmgrpo.explain.formulas import numbers_text as _numbers
 from mmgrpo.explain.formulas import summary as _summary
@@ -65,7 +65,7 @@ def explanation(config: RunConfig) -> str:
         _what(config),
         _policy(config, settings),
         _formula(config),
-        _geometry(config),
+        [*_geometry(config), *course_rows(config)],
         _passes(config, settings),
         _costs(config, settings),
     ]

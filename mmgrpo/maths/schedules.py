@@ -1,10 +1,11 @@
-"""Schedules: the factor on the learning rate at an update, and on the weight of a reward at a step."""
+"""Schedules: factors on the learning rate at an update and on the weight of a reward at a step, numbers at a step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from mmgrpo.errors import ConfigError
 
@@ -73,3 +74,62 @@ WEIGHT_SCHEDULES: Mapping[str, Callable[..., float]] = MappingProxyType(
     {"constant": constant_weight, "linear": linear_weight}
 )
 """Schedules of a reward's weight by the name that ``rewards[].schedule`` uses; called with the step, from 0."""
+
+
+def linear_value(step: int, *, start: float, end: float, steps: int, begin: int = 0) -> float:
+    """A line from one number to another over so many steps; level before and after.
+
+    value = start + (end - start) min(max(step - begin, 0) / steps, 1)
+
+    Units: steps, counted from 0 -> any.   Raises: ConfigError unless steps >= 1.
+    """
+    return start + (end - start) * _share(step - begin, steps)
+
+
+def cosine_value(step: int, *, start: float, end: float, steps: int, begin: int = 0) -> float:
+    """Half a cosine from one number to another over so many steps; level before and after.
+
+    value = end + (start - end) (1 + cos(pi x)) / 2, x = min(max(step - begin, 0) / steps, 1)
+
+    Units: steps, counted from 0 -> any.   Raises: ConfigError unless steps >= 1.
+    """
+    return end + (start - end) * 0.5 * (1 + math.cos(math.pi * _share(step - begin, steps)))
+
+
+def step_value(step: int, *, values: Sequence[Any], at: Sequence[int]) -> Any:
+    """One number after another, each from its step on.
+
+    value = values[k], k = how many of ``at`` are at most the step
+
+    Units: steps, counted from 0 -> any.   Raises: ConfigError unless ``at`` rises and values are one more than it.
+    """
+    if len(values) != len(at) + 1 or list(at) != sorted(set(at)):
+        raise ConfigError(f"a step schedule has one value more than steps, which rise, got {values} at {at}")
+    return values[sum(change <= step for change in at)]
+
+
+def exponential_value(
+    step: int, *, start: float, factor: float, every: int = 1, low: float = -math.inf, high: float = math.inf
+) -> float:
+    """A number that is multiplied every so many steps, within bounds.
+
+    value = start factor ** floor(step / every), held within [low, high]
+
+    Units: steps, counted from 0 -> any.   Raises: ConfigError unless factor > 0 and every >= 1.
+    Source: Curriculum GRPO, arXiv:2508.08940: B(t) = max(1, B0 gamma ** floor(t / T)).
+    """
+    if factor <= 0 or every < 1:
+        raise ConfigError(f"an exponential schedule needs factor > 0 and every >= 1, got {factor} and {every}")
+    return min(max(start * factor ** (step // every), low), high)
+
+
+VALUE_SCHEDULES: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {"linear": linear_value, "cosine": cosine_value, "step": step_value, "exponential": exponential_value}
+)
+"""Schedules of a number of the configuration by the name that ``schedules`` uses; called with the step, from 0."""
+
+
+def _share(step: int, steps: int) -> float:
+    if steps < 1:
+        raise ConfigError(f"a schedule takes at least one step, got steps = {steps}")
+    return min(max(step, 0) / steps, 1.0)

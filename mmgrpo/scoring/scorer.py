@@ -51,6 +51,7 @@ class Scorer:
         if not rewards or len(set(self.names)) != len(self.names):
             raise ConfigError(f"rewards must be one or more, each with its own name, got {list(self.names)}")
         self.needs_values = tuple(sorted({name for reward in rewards for name in reward.needs_values or ()}))
+        self._rewards, self._max_failure_frac, self._cache_mb = list(rewards), max_failure_frac, cache_mb
         self._weight_R = torch.tensor([reward.weight for reward in rewards], dtype=torch.float32)
         self._judges = [Judge(reward, max_failure_frac, int(cache_mb * 2**20)) for reward in rewards]
 
@@ -68,6 +69,22 @@ class Scorer:
                 or raises RewardError itself; and when one fails on more than ``max_failure_frac`` of the samples.
         """
         return self.open(group_sizes={}).scores(samples)
+
+    def renewed(self, rewards: Sequence[NamedReward]) -> Scorer:
+        """A scorer of the same rewards in other forms; what is known of one whose function is the same stays known.
+
+        Args:
+            rewards: one for each, in the same order.
+
+        Returns:
+            The scorer.
+        """
+        renewed = Scorer(rewards, max_failure_frac=self._max_failure_frac, cache_mb=self._cache_mb)
+        pairs = zip(self._rewards, rewards, strict=True)
+        kept = [before.function is after.function for before, after in pairs]
+        judges = zip(self._judges, renewed._judges, kept, strict=True)
+        renewed._judges = [mine if same else new for mine, new, same in judges]
+        return renewed
 
     def try_out(self, samples: Sequence[Sample]) -> None:
         """Asks every reward about a few samples, only to see whether it answers at all; nothing is kept.

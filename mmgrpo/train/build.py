@@ -65,13 +65,14 @@ def build_rewards(configs: Sequence[RewardConfig]) -> list[NamedReward]:
     return [_named_reward(reward) for reward in configs]
 
 
-def build_plan(config: RunConfig, policy: Policy, step: int) -> Plan:
+def build_plan(config: RunConfig, policy: Policy, step: int, settings: Mapping[str, Any] | None = None) -> Plan:
     """How decisions are drawn at a step; the window is a function of the run's seed and the step, the same everywhere.
 
     Args:
         config: the run.
         policy: what draws; a window needs it to be ``Scheduled``.
         step: counted from 0.
+        settings: of the policy's drawing, where they are others than its own.
 
     Returns:
         The plan, for any prompts.
@@ -84,6 +85,7 @@ def build_plan(config: RunConfig, policy: Policy, step: int) -> Plan:
         stochastic=window_at(config, policy, step),
         share_noise=config.rollout.share_noise,
         values=tuple(sorted(objective.values | objective.first_values, key=str)),
+        settings=settings or {},
     )
 
 

@@ -44,6 +44,7 @@ class GuardedOptimizer:
         parameters: what is trained.
         optimizer: torch's.
         schedule: of the learning rate; like transformers' it counts the updates that were taken.
+        max_grad_norm: the gradient is scaled down to this norm; None leaves it.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class GuardedOptimizer:
         self.optimizer = optimizer
         self.schedule = schedule
         self._job = job
-        self._max_grad_norm = float("inf") if max_grad_norm is None else max_grad_norm
+        self.max_grad_norm = max_grad_norm
         self._max_skipped_frac = max_skipped_frac
         self._average = average
         self._recent: list[bool] = []
@@ -88,7 +89,8 @@ class GuardedOptimizer:
         if all(parameter.grad is None for parameter in self.parameters):
             for parameter in self.parameters:  # nothing was learnt: the optimiser still takes its step, with zeros
                 parameter.grad = torch.zeros_like(parameter)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self._max_grad_norm)
+        limit = float("inf") if self.max_grad_norm is None else self.max_grad_norm
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
         skipped, lr = not bool(norm.isfinite()), float(self.schedule.get_last_lr()[0])
         if not skipped:
             self.optimizer.step()

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.binding import build_objective, build_planner, require_credit
+from mmgrpo.config.binding import require_credit
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.data.stream import StepPrompts, stream_of
 from mmgrpo.explain.explanation import explanation
@@ -32,12 +32,7 @@ from mmgrpo.run.watchdog import Alarm, Watchdog, watched
 from mmgrpo.scoring import Scorer
 from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_of
 from mmgrpo.train.build import build_plan, build_rewards, optimizer_of
-from mmgrpo.train.credit import (
-    Batch,
-    Credit,
-    estimate,
-    valued,
-)
+from mmgrpo.train.credit import Batch, Credit, estimate, valued
 from mmgrpo.train.ema import Average
 from mmgrpo.train.evaluation import evaluate, try_out
 from mmgrpo.train.gather import Experience, gather
@@ -45,6 +40,7 @@ from mmgrpo.train.judge import judge
 from mmgrpo.train.learn import Update, learn
 from mmgrpo.train.memory import facts_of_step, remember
 from mmgrpo.train.metrics import step_metrics, update_metrics
+from mmgrpo.train.moving import Moving
 from mmgrpo.train.sessions import Session, Trained
 from mmgrpo.train.sources import source_metrics
 from mmgrpo.train.warmup import Warmup
@@ -95,12 +91,10 @@ class Trainer:
         device = self.config.runtime.device or self.job.accelerator.device
         self.policy = policy = policy_of(policy, self.config, device)
         cache_mb = self.config.reward_cache_mb
-        self.scorer = Scorer(self.rewards, max_failure_frac=self.config.max_reward_failure_frac, cache_mb=cache_mb)
+        self.now = Moving(self.config, self.rewards)
         self.stream = stream_of(asked, self.config)
         self.job.share(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
-        self.objective = build_objective(self.config.objective)
         require_credit(self.config.advantage)
-        self.planner = build_planner(self.config.rollout)
         build_plan(self.config, policy, 0)
         self.parameters = policy.trainable
         self.average = Average(self.parameters, self.config.update.ema) if self.config.update.ema else None
@@ -119,7 +113,7 @@ class Trainer:
         evaluation = self.config.evaluation
         judges = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else self.rewards
         self.judges = Scorer(judges, max_failure_frac=1.0, cache_mb=cache_mb)
-        names = self.scorer.names, self.judges.names
+        names = self.now.scorer.names, self.judges.names
         subject = watched(self.config, *names, checkpoints=lambda: checkpoint_steps(self.folder.path))
         self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
         note = self.config.note
@@ -160,8 +154,8 @@ class Trainer:
             try:
                 self._begin(progress)
                 self._warm_up(progress)
-                if self.average and not self.step:
-                    self.average.restart()
+                if not self.step:
+                    self._start_from_here()
                 self._evaluate(progress)
                 while self.step < self.config.steps and not self._stopping.is_told():
                     self._train_step(progress)
@@ -193,36 +187,45 @@ class Trainer:
             given = [one for one in told if one.step == self.step and (one.step, one.kind) not in known]
             self._heed(given, progress)  # a process may have been killed before it gave them
         if self._warms_up():
-            asked = [self.scorer, self.judges] if self.config.evaluation else [self.scorer]
+            asked = [self.now.scorer, self.judges] if self.config.evaluation else [self.now.scorer]
             self.job.from_main(lambda: try_out(self.policy, self.stream.take(0)[0][1], asked))
+
+    def _start_from_here(self) -> None:
+        """The weights before the first step are what averages begin with and what the reference is."""
+        self.now.settle_reference(self.policy)
+        if self.average:
+            self.average.restart()
 
     def _train_step(self, progress: Progress) -> None:
         """One step of GRPO: gather, judge, credit, learn."""
         clock = time.perf_counter()
-        prompts = self.stream.at_step(self.step, self.session.memory)
+        self.now.move(self.step, self.session.memory)
+        self.optimizer.max_grad_norm = self.now.config.update.max_grad_norm
+        prompts, config = self.stream.at_step(self.step, self.session.memory), self.now.config
         experience = self._gathered(prompts, progress)
         drawn = time.perf_counter()
         progress.doing("reward")
         self._stopping.give_up()
-        verdict = judge(experience, self.rewards, step=self.step, job=self.job)
+        verdict = judge(experience, self.now.rewards, step=self.step, job=self.job)
         batch = estimate(
             self.policy,
             experience,
             verdict,
-            self.config.advantage,
-            truncated=self.config.objective.truncated,
+            config.advantage,
+            truncated=config.objective.truncated,
             step=self.step,
             job=self.job,
         )
-        metrics = step_metrics(experience, verdict, batch, self.config.advantage, self.job)
+        metrics = step_metrics(experience, verdict, batch, config.advantage, self.job) | self.now.metrics
         metrics |= source_metrics(verdict.scores, verdict.group_N, prompts.prompt)
         facts = facts_of_step(verdict.group_N, batch.credit.total_B, batch.credit.scored_B, prompts.key, step=self.step)
         metrics |= {"time/rollout_s": drawn - clock, "time/reward_s": time.perf_counter() - drawn}
         self._stopping.give_up()
         self.step += 1
         self._keep(experience.samples, verdict.scores, batch.credit)
-        self._learn(batch, metrics, progress)
-        self.session.memory = remember(self.session.memory, facts, self.stream.learners)
+        line = self._learn(batch, metrics, progress)
+        memory = remember(self.session.memory, facts, self.stream.learners)
+        self.session.memory = self.now.course.controlled(memory, line)
         self._whole_step = self.step
         every = self.config.checkpoint.every
         if (every and self.step % every == 0) or self.step == self.config.steps:
@@ -231,7 +234,7 @@ class Trainer:
 
     def _gathered(self, prompts: StepPrompts, progress: Progress) -> Experience:
         """What the planner asks for at this step, drawn and handed to the rewards."""
-        rollout, step = self.config.rollout, self.step
+        rollout, step = self.now.config.rollout, self.step
         setting = Setting(
             step=step,
             num_prompts=rollout.prompts_per_step,
@@ -241,19 +244,19 @@ class Trainer:
         num_drawn = rollout.prompts_per_step // self.job.size * rollout.group_size
         return gather(
             self.policy,
-            self.planner,
+            self.now.planner,
             prompts.prompt,
-            self.scorer,
+            self.now.scorer,
             setting=setting,
-            plan=build_plan(self.config, self.policy, step),
+            plan=build_plan(self.now.config, self.policy, step, self.now.settings),
             seed=derive_seed(self.config.seed, ROLLOUT_SEED, step),
             job=self.job,
-            value=partial(valued, rewards=self.rewards, config=self.config.advantage, step=step),
+            value=partial(valued, rewards=self.now.rewards, config=self.now.config.advantage, step=step),
             on_samples=progress.doing("rollout", num_drawn, self._stopping.give_up_alone),
         )
 
-    def _learn(self, batch: Batch, metrics: dict[str, float], progress: Progress) -> None:
-        """All optimiser updates that this step's rows are good for."""
+    def _learn(self, batch: Batch, metrics: dict[str, float], progress: Progress) -> dict[str, Any]:
+        """All optimiser updates that this step's rows are good for; gives the line of the last."""
         config, num_forwards, gap = self.config.update, batch.rollout.num_forwards, 0.0
         num_updates, num_samples = config.epochs * config.minibatches, len(batch.credit.keep_B)
         line, clock = metrics, time.perf_counter()
@@ -261,7 +264,7 @@ class Trainer:
         for update in learn(
             self.policy,
             batch,
-            self.objective,
+            self.now.objective,
             self.optimizer,
             epochs=config.epochs,
             minibatches=config.minibatches,
@@ -276,7 +279,8 @@ class Trainer:
                 "step": self.step,
                 "update": update.number,
                 **metrics,
-                **update_metrics(update, self.job),
+                **(measured := update_metrics(update, self.job)),
+                **self.now.course.resting(metrics | measured),
                 "policy/on_policy_gap": gap,
                 "count/forwards_per_sample": sum(self.job.gather(num_forwards)) / num_samples,
                 "time/update_s": time.perf_counter() - clock,
@@ -288,6 +292,7 @@ class Trainer:
                 progress.doing(f"update {update.number + 2} of {num_updates}")
         progress.stepped(line)
         self._heed(self.watchdog.stepped(line) if self.watchdog else [], progress)
+        return line
 
     def _begin_moving(self) -> None:
         self._whole_step = None
@@ -313,7 +318,7 @@ class Trainer:
 
     def _keep(self, samples: Sequence[Sample], scores: Scores, credit: Credit) -> None:
         """Keeps the step's first groups of texts, at the first step and whenever an evaluation is due."""
-        num_kept = self.config.tracking.rollouts * self.config.rollout.group_size
+        num_kept = self.config.tracking.rollouts * self.now.config.rollout.group_size
         is_due = self.step in (1, self.config.steps) or self._evaluation_is_due()
         if num_kept and is_due and self.job.is_main and samples[0].text is not None:
             self.folder.save_rollout(self.step, samples[:num_kept], scores, credit.advantage_B)

@@ -209,6 +209,10 @@ class TestStream:
 
 
 class TestConfig:
+    def test_sources_survive_the_run_folder(self) -> None:
+        section = PromptsConfig.model_validate({"sources": [{"source": "a.txt", "limit": 3}, {"source": "b.txt"}]})
+        assert PromptsConfig.model_validate(section.model_dump(mode="json")) == section
+
     def test_one_way(self) -> None:
         for wrong, said in (
             ({"source": "a.txt", "sources": [{"source": "b.txt"}]}, "name one source"),

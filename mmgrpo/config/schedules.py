@@ -1,0 +1,235 @@
+"""The configuration as it is at each step of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from pydantic import ValidationError
+
+from mmgrpo.config import Named, RunConfig
+from mmgrpo.config.binding import bound
+from mmgrpo.config.loading import explain_validation
+from mmgrpo.config.registry import settings_type
+from mmgrpo.config.stages import moving_keys
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.controllers import CONTROLLERS, METRICS
+from mmgrpo.maths.schedules import VALUE_SCHEDULES
+from mmgrpo.memory import Memory
+
+STATE = "controllers."
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """A controller of one key.
+
+    Attributes:
+        function: the number so far and the metric -> the number of the next step.
+        metric: what it follows.
+        initial: the number of the first step: the configuration's own.
+    """
+
+    function: Callable[[float, float], float]
+    metric: str
+    initial: float
+
+    def value(self, memory: Memory, key: str) -> float:
+        """Its number by now."""
+        return memory.state(STATE + key).get("value", self.initial)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What has moved at a step.
+
+    Attributes:
+        config: the configuration; the run's own where nothing moves.
+        values: of the keys that move.
+    """
+
+    config: RunConfig
+    values: Mapping[str, Any]
+
+    @property
+    def drawing(self) -> dict[str, Any]:
+        """The policy's settings among them, as ``Plan.settings`` takes them."""
+        settings: dict[str, Any] = {}
+        for key, value in self.values.items():
+            if key.startswith("policy."):
+                _set(settings, key.removeprefix("policy.").split("."), value)
+        return settings
+
+    @property
+    def rewards(self) -> dict[str, dict[str, Any]]:
+        """The rewards' numbers among them, by label."""
+        found: dict[str, dict[str, Any]] = {}
+        for key, value in self.values.items():
+            if key.startswith("rewards."):
+                label, _, number = key.removeprefix("rewards.").rpartition(".")
+                found.setdefault(label, {})[number] = value
+        return found
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What of them is a number, as a run logs it: ``config/KEY``."""
+        numbers = {key: value for key, value in self.values.items() if isinstance(value, int | float)}
+        return {f"config/{key}": float(value) for key, value in numbers.items()}
+
+
+@final
+class Course:
+    """Schedules, stages and controllers of a run, bound to their numbers.
+
+    Attributes:
+        keys: all that move.
+        controllers: by key.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        """Binds them, and looks at the configuration of the first step, of the last and of each stage.
+
+        Args:
+            config: the run's.
+
+        Raises:
+            ConfigError: a schedule or controller that is none, a key that there is not, or a value that it cannot have.
+        """
+        self._config = config
+        self._schedules = {
+            key: bound(f"schedules.{key}", VALUE_SCHEDULES, named) for key, named in config.schedules.items()
+        }
+        self.controllers = {key: _controller(key, named, config) for key, named in config.controllers.items()}
+        self.keys = frozenset(moving_keys(config.schedules, config.controllers, config.stages))
+        self._known: Moved | None = None
+        _require_drawing(config)
+        ends = [stage.until for stage in config.stages if stage.until is not None]
+        for step in sorted({0, max(config.steps - 1, 0), *ends}):
+            self.at(step, Memory())
+
+    def at(self, step: int, memory: Memory) -> Moved:
+        """The configuration at a step, counted from 0; the very same object while nothing moves.
+
+        Raises ConfigError for a value that its key cannot have.
+        """
+        values = {key: schedule(step) for key, schedule in self._schedules.items()}
+        values |= {key: one.value(memory, key) for key, one in self.controllers.items()}
+        stage = next((one for one in self._config.stages if one.until is None or step < one.until), None)
+        values |= dict(stage.set) if stage else {}
+        values = {key: _as_whole(self._config, key, value) for key, value in values.items()}
+        if self._known is None or self._known.values != values:
+            self._known = Moved(_applied(self._config, values) if values else self._config, values)
+        return self._known
+
+    def controlled(self, memory: Memory, metrics: Mapping[str, float]) -> Memory:
+        """The memory after a step: every controller's number moved by that step's metrics.
+
+        Args:
+            memory: before.
+            metrics: of the step, the same on every process; a controller whose metric is not among them rests.
+
+        Returns:
+            The memory; itself without controllers.
+        """
+        for key, one in self.controllers.items():
+            if (measured := metrics.get(one.metric)) is not None:
+                value = one.function(one.value(memory, key), measured)
+                memory = memory.with_state(STATE + key, {"value": value})
+        return memory
+
+    def resting(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """1 for each controller whose metric a step does not have, as a run logs it."""
+        return {f"controllers/{key}/rests": 1.0 for key, one in self.controllers.items() if one.metric not in metrics}
+
+
+def config_at(config: RunConfig, step: int, memory: Memory) -> RunConfig:
+    """The configuration of a run at a step, counted from 0: itself where it has no schedule, stage or controller.
+
+    Raises ConfigError as ``Course``.
+    """
+    return Course(config).at(step, memory).config
+
+
+def _controller(key: str, named: Named, config: RunConfig) -> Controller:
+    numbers = named.numbers
+    metric = numbers.pop("metric", METRICS.get(named.name))
+    function = bound(f"controllers.{key}", CONTROLLERS, Named.model_validate({"name": named.name, **numbers}))
+    if not isinstance(metric, str):
+        raise ConfigError(f"controllers.{key}: {named.name} needs metric, for example reward/mean")
+    initial = _own_value(config, key)
+    if isinstance(initial, bool) or not isinstance(initial, int | float):
+        raise ConfigError(f"controllers.{key} begins with the configuration's own number, which is {initial!r}; set it")
+    if named.name == "adaptive_kl" and not initial > 0:
+        raise ConfigError(f"controllers.{key}: adaptive_kl multiplies the number, so that {key} must begin above 0")
+    return Controller(function, metric, float(initial))
+
+
+def _require_drawing(config: RunConfig) -> None:
+    """Raises ConfigError for settings of a policy that a rollout cannot have of its own."""
+    keys = moving_keys(config.schedules, config.controllers, config.stages)
+    wanted = [key for key in keys if key.startswith("policy.")]
+    if not wanted or config.policy is None:
+        return
+    allowed = getattr(settings_type(config.policy.name), "resumable", None)
+    wrong = [key for key in wanted if allowed is not None and key.split(".")[1] not in allowed]
+    if wrong:
+        raise ConfigError(f"{', '.join(wrong)} cannot change while a run goes on: it is no setting of drawing")
+
+
+def _as_whole(config: RunConfig, key: str, value: Any) -> Any:
+    """A scheduled number, rounded where the configuration has a whole one."""
+    own = _own_value(config, key) if isinstance(value, float) else None
+    return round(value) if isinstance(own, int) and not isinstance(own, bool) else value
+
+
+def _own_value(config: RunConfig, key: str) -> Any:
+    """The configuration's own value of a key, a default included; None where it says nothing."""
+    if key.startswith("rewards."):
+        label, _, number = key.removeprefix("rewards.").rpartition(".")
+        named = {reward.known_as: reward.model_dump() for reward in config.rewards}
+        return named.get(label, {"weight": 1.0}).get(number)
+    values: Any = config.model_dump()
+    if key.startswith("policy.") and config.policy is not None:
+        kind = settings_type(config.policy.name)
+        values["policy"] = config.policy.numbers if kind is None else kind(**config.policy.numbers).model_dump()
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values
+
+
+def _applied(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+    plain = config.model_dump()
+    for key, value in values.items():
+        if not key.startswith("rewards.") and (config.policy is not None or not key.startswith("policy.")):
+            _require_place(plain, key)
+            _set(plain, key.split("."), value)
+    moved = Moved(config, values).rewards
+    known = [reward.known_as for reward in config.rewards]
+    if unknown := [label for label in moved if known and label not in known]:
+        raise ConfigError(f"rewards.{unknown[0]}: there is no reward of that label, known are {', '.join(known)}")
+    plain["rewards"] = [{**own, **moved.get(label, {})} for label, own in zip(known, plain["rewards"], strict=True)]
+    try:
+        return RunConfig.model_validate(plain)
+    except ValidationError as error:
+        at = ", ".join(f"{key} = {value!r}" for key, value in values.items())
+        raise ConfigError(f"with {at}: {explain_validation(error, RunConfig)}") from None
+
+
+def _require_place(plain: Mapping[str, Any], key: str) -> None:
+    """Raises ConfigError for a key below something that is not there: a number of a function that is not named."""
+    inner: Any = plain
+    for part in key.split(".")[:-1]:
+        inner = inner.get(part) if isinstance(inner, Mapping) else None
+        if inner is None and not key.startswith("policy."):
+            raise ConfigError(f"{key} cannot move: the configuration has no {part}")
+
+
+def _set(values: dict[str, Any], path: list[str], value: Any) -> None:
+    for part in path[:-1]:
+        inner = values.get(part)
+        values[part] = dict(inner) if isinstance(inner, Mapping) else {}
+        values = values[part]
+    values[path[-1]] = value

@@ -1,0 +1,78 @@
+"""What of a configuration may change while a run goes on, and by what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from pydantic import Field
+
+from mmgrpo.config.sections import Section
+
+MOVABLE = ("objective.", "advantage.", "rollout.", "policy.", "rewards.", "update.max_grad_norm")
+"""How keys begin whose values may change from step to step."""
+
+FIXED = {
+    "rollout.prompts_per_step": "the order of prompts follows from it",
+    "objective.truncated": "it says what a sample counts as, all through a run",
+    "policy.name": "it is what is trained",
+    "policy.model": "it is what is trained",
+    "policy.revision": "it is what is trained",
+    "policy.adapter": "it is what the run begins with",
+    "policy.dtype": "the weights have it",
+    "policy.lora": "it is what is trained",
+    "policy.denoisers": "they are what is trained",
+}
+"""Keys of these that stay, and why."""
+
+REWARD_TRAITS = ("name", "label", "gate", "schedule", "timeout_s", "concurrent", "deterministic")
+
+
+class StageConfig(Section):
+    """Values of several keys up to a step."""
+
+    until: int | None = Field(
+        default=None, ge=1, description="the first step, counted from 0, that is no longer in it; null: the last stage"
+    )
+    set: dict[str, Any] = Field(description="dotted key -> value, for example {policy.max_new_tokens: 4096}")
+
+
+def moving_keys(
+    schedules: dict[str, Any], controllers: dict[str, Any], stages: tuple[StageConfig, ...]
+) -> dict[str, list[str]]:
+    """Every key that moves -> the sections that move it."""
+    found: dict[str, list[str]] = {}
+    for section, keys in (("schedules", [*schedules]), ("controllers", [*controllers])):
+        for key in keys:
+            found.setdefault(key, []).append(section)
+    for key in dict.fromkeys(key for stage in stages for key in stage.set):
+        found.setdefault(key, []).append("stages")
+    return found
+
+
+def faults(keys: dict[str, list[str]], stages: tuple[StageConfig, ...]) -> Iterator[str]:
+    """What is wrong with the keys that move and with the order of the stages, a sentence each."""
+    for key, sections in keys.items():
+        if len(sections) > 1:
+            yield f"{key} is moved by {' and by '.join(sections)}; leave one of them"
+        if (reason := why_fixed(key)) is not None:
+            yield f"{key} cannot change while a run goes on: {reason}"
+    ends = [stage.until for stage in stages]
+    if None in ends[:-1] or any(
+        end is not None and after is not None and end >= after for end, after in pairwise(ends)
+    ):
+        yield f"stages follow each other: until must rise, and only the last may have none, got {ends}"
+
+
+def why_fixed(key: str) -> str | None:
+    """Why a key stays as it is; None if it may move."""
+    if not key.startswith(MOVABLE):
+        return f"what may begins with {', '.join(MOVABLE)}"
+    for fixed, reason in FIXED.items():
+        if key == fixed or key.startswith(f"{fixed}."):
+            return reason
+    _, _, rest = key.partition(".")
+    if key.startswith("rewards.") and ("." not in rest or rest.rpartition(".")[2] in REWARD_TRAITS):
+        return "of a reward its weight, its clip and its own numbers may, as rewards.LABEL.NUMBER"
+    return None

@@ -1,0 +1,55 @@
+"""Controllers: a number of the configuration that follows what the run measures of itself.
+
+Each is called as (value, measured) after a step, with the number so far and one metric of that step, and gives the
+number of the next. To add one: a function and a line in ``CONTROLLERS``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+
+def dual_ascent(
+    value: float, measured: float, *, target: float, rate: float, low: float = 0.0, high: float = math.inf
+) -> float:
+    """A multiplier that grows while a metric is below its target and shrinks while it is above.
+
+    value' = value + rate (target - measured), held within [low, high]
+
+    A negative ``rate`` holds a metric below its target.
+
+    Units: ``rate`` is of value per metric.   Source: projected dual ascent, as in F-GRPO's constraints.
+    """
+    return min(max(value + rate * (target - measured), low), high)
+
+
+def adaptive_kl(
+    value: float,
+    measured: float,
+    *,
+    target: float,
+    rate: float = 0.1,
+    clip: float = 0.2,
+    low: float = 0.0,
+    high: float = math.inf,
+) -> float:
+    """A weight of the divergence that grows while the divergence is above its target.
+
+    value' = value (1 + rate clip(measured / target - 1, -clip, clip)), held within [low, high]
+
+    Units: ``measured`` and ``target`` in nats; ``rate`` is the step's share of the horizon.
+    Source: Ziegler et al., arXiv:1909.08593, sec. 2.2, and TRL's AdaptiveKLController, where rate = samples / horizon.
+    """
+    error = min(max(measured / target - 1, -clip), clip)
+    return min(max(value * (1 + rate * error), low), high)
+
+
+CONTROLLERS: Mapping[str, Callable[..., float]] = MappingProxyType(
+    {"dual_ascent": dual_ascent, "adaptive_kl": adaptive_kl}
+)
+"""Controllers by the name that ``controllers`` uses; beside its numbers each is given the ``metric`` it follows."""
+
+METRICS: Mapping[str, str] = MappingProxyType({"adaptive_kl": "policy/kl_mean"})
+"""What a controller follows where the configuration names no metric."""

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.controllers import adaptive_kl, dual_ascent
+from mmgrpo.maths.schedules import cosine_value, exponential_value, linear_value, step_value
+
+
+def test_linear() -> None:
+    numbers = {"start": 0.0, "end": 0.04, "steps": 100}
+    assert [linear_value(step, **numbers) for step in (0, 50, 100, 900)] == [0, 0.02, 0.04, 0.04]
+    assert [linear_value(step, begin=50, **numbers) for step in (0, 50, 100)] == [0, 0, 0.02]
+    with pytest.raises(ConfigError, match="at least one step"):
+        linear_value(0, start=0, end=1, steps=0)
+
+
+def test_cosine() -> None:
+    numbers = {"start": 2.0, "end": 1.0, "steps": 4}
+    # 1 + (1 + cos(pi x)) / 2 at x = 0, 1/4, 1/2, 1
+    found = [cosine_value(step, **numbers) for step in (0, 1, 2, 4, 9)]
+    assert found == pytest.approx([2.0, 1.853553390593, 1.5, 1.0, 1.0])
+
+
+def test_step() -> None:
+    assert [step_value(step, values=[1, "a", 3], at=[2, 5]) for step in (0, 1, 2, 4, 5, 99)] == [1, 1, "a", "a", 3, 3]
+    with pytest.raises(ConfigError, match="one value more"):
+        step_value(0, values=[1], at=[2])
+    with pytest.raises(ConfigError, match="which rise"):
+        step_value(0, values=[1, 2, 3], at=[5, 2])
+
+
+def test_exponential() -> None:
+    # B(t) = max(1, 16 * 0.5 ** floor(t / 10))
+    numbers = {"start": 16.0, "factor": 0.5, "every": 10, "low": 1.0}
+    assert [exponential_value(step, **numbers) for step in (0, 9, 10, 25, 39, 40, 99)] == [16, 16, 8, 4, 2, 1, 1]
+
+
+def test_dual_ascent() -> None:
+    after = dual_ascent(0.0, 0.6, target=0.8, rate=0.5)
+    assert after == pytest.approx(0.1)
+    assert dual_ascent(after, 0.9, target=0.8, rate=0.5) == pytest.approx(0.05)
+    assert dual_ascent(0.01, 0.9, target=0.8, rate=0.5) == 0.0
+
+
+def test_adaptive_kl() -> None:
+    # twice the target: the error 1 is clipped to 0.2, and 0.1 of it counts; half the target: -0.2
+    assert adaptive_kl(0.05, 0.02, target=0.01) == pytest.approx(0.05 * 1.02)
+    assert adaptive_kl(0.05, 0.005, target=0.01) == pytest.approx(0.05 * 0.98)
+    assert adaptive_kl(0.05, 0.011, target=0.01) == pytest.approx(0.05 * 1.01)  # 0.1 lies within the clip
