@@ -10,75 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.selections import quantile
+from mmgrpo.maths.job_modulations import clip_covariance, kl_covariance, top_product
+from mmgrpo.maths.modulation import ADVANTAGE as ADVANTAGE
+from mmgrpo.maths.modulation import LOGPROB as LOGPROB
+from mmgrpo.maths.modulation import OLD_LOGPROB, JobValues, Modulated, Modulation, known
 from mmgrpo.system.lazy import torch
-from mmgrpo.values import ENTROPY, OLD, Value
+from mmgrpo.values import ENTROPY
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-JobValues = Mapping[Value, "Tensor"]
-"""Values of the kept decisions of the whole job's update, a vector each, in one order."""
-
-LOGPROB, OLD_LOGPROB, ADVANTAGE = Value("logprob"), Value("logprob", OLD), Value("advantage")
-"""What a modulation may ask for that the decisions hold by themselves: ``known`` finds it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Modulated:
-    """What a modulation says of each decision; None: nothing.
-
-    Attributes:
-        low_BT: float64, the surrogate's ``low`` in place of its own.
-        high_BT: float64, the surrogate's ``high`` in place of its own.
-        divergence_BT: factor of the divergence.
-        loss_BT: factor of the surrogate's weight.
-    """
-
-    low_BT: Tensor | None = None
-    high_BT: Tensor | None = None
-    divergence_BT: Tensor | None = None
-    loss_BT: Tensor | None = None
-
-    def after(self, earlier: Modulated) -> Modulated:
-        """This one on top of an earlier one: its bounds count, factors multiply."""
-        return Modulated(
-            low_BT=earlier.low_BT if self.low_BT is None else self.low_BT,
-            high_BT=earlier.high_BT if self.high_BT is None else self.high_BT,
-            divergence_BT=_product(earlier.divergence_BT, self.divergence_BT),
-            loss_BT=_product(earlier.loss_BT, self.loss_BT),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Modulation:
-    """One modulation, its numbers bound.
-
-    Attributes:
-        of: (decisions, job_values) -> Modulated, over whole rows; job_values hold what ``job`` names.
-        values: what the decisions must carry beside the log-probability.
-        job: what it must know of the whole job's update.
-    """
-
-    of: Callable[[Decisions, JobValues], Modulated]
-    values: tuple[Value, ...] = ()
-    job: tuple[Value, ...] = ()
-
-
-def known(decisions: Decisions, value: Value) -> Tensor:
-    """A value that the decisions carry or hold by themselves, without grad.
-
-    Shapes: -> (B, T).   Raises: ConfigError if they do neither.
-    """
-    own = {LOGPROB: decisions.logprob_BT, OLD_LOGPROB: decisions.old_logprob_BT, ADVANTAGE: decisions.advantage_BT}
-    return (own[value] if value in own else decisions[value]).detach()
 
 
 def constant(
@@ -171,63 +117,6 @@ def _by_old_probability(
     return Modulated(low_BT=1 - floor_BT, high_BT=ceiling_BT - 1)
 
 
-def clip_covariance(
-    *,
-    share: float = 0.0002,
-    at_least: float = 1.0,
-    at_most: float = 5.0,
-    low: float = 0.2,
-    high: float = 0.2,
-) -> Modulation:
-    """No loss for a few decisions whose advantage and log-probability go together the most: they cost most entropy.
-
-    c = (A - mean A) (logprob - mean logprob), means over the update's kept decisions. Of those with at_least < c <
-    at_most that the surrogate's own bound leaves alone, the max(share * N, 1) of the highest c get a loss of 0.
-
-    Units: share is dimensionless; at_least and at_most are advantage times nats; low and high are the surrogate's.
-    Source: Clip-Cov, arXiv:2505.22617, and its code (PRIME-RL/Entropy-Mechanism-of-RL,
-        ``compute_policy_loss_clip_cov``). Deviation: the highest of them, where its code draws them at random, so that
-        the same decisions are taken however the update is cut; decisions that tie with the last are taken too.
-    """
-    bounds = partial(_covariance_bounds, at_least=at_least, at_most=at_most, low=low, high=high)
-    job = (LOGPROB, OLD_LOGPROB, ADVANTAGE)
-    return Modulation(of=partial(_clip_covariance, share=share, bounds=bounds), job=job)
-
-
-def _clip_covariance(
-    decisions: Decisions, job_values: JobValues, *, share: float, bounds: Callable[..., Tensor]
-) -> Modulated:
-    logprob_N, old_N, advantage_N = (job_values[value].double() for value in (LOGPROB, OLD_LOGPROB, ADVANTAGE))
-    means = (advantage_N.mean(), logprob_N.mean())
-    candidate_N = bounds(logprob_N, old_N, advantage_N, means).sort(descending=True).values
-    num = min(max(int(share * len(candidate_N)), 1), int((candidate_N > -torch.inf).sum()))
-    if num == 0:
-        return Modulated()
-    logprob_BT, old_BT, advantage_BT = (known(decisions, value).double() for value in (LOGPROB, OLD_LOGPROB, ADVANTAGE))
-    covariance_BT = bounds(logprob_BT, old_BT, advantage_BT, means)
-    taken_BT = decisions.mask_BT & (covariance_BT >= candidate_N[num - 1])
-    return Modulated(loss_BT=torch.ones_like(decisions.logprob_BT.detach()).masked_fill(taken_BT, 0.0))
-
-
-def _covariance_bounds(
-    logprob: Tensor,
-    old_logprob: Tensor,
-    advantage: Tensor,
-    means: tuple[Tensor, Tensor],
-    *,
-    at_least: float,
-    at_most: float,
-    low: float,
-    high: float,
-) -> Tensor:
-    """The covariances; minus infinity for what may not be taken."""
-    covariance = (advantage - means[0]) * (logprob - means[1])
-    ratio = (logprob - old_logprob).exp()
-    clipped = ((ratio < 1 - low) & (advantage < 0)) | ((ratio > 1 + high) & (advantage > 0))
-    may = (covariance > at_least) & (covariance < at_most) & ~clipped
-    return covariance.where(may, -torch.inf)
-
-
 def growing_bounds(*, first: float, last: float, rate: float = 3.0) -> Modulation:
     """Bounds that grow exponentially from a sample's first decision to its last.
 
@@ -266,30 +155,6 @@ def _discounted(decisions: Decisions, job_values: JobValues, *, gamma: float) ->
     return Modulated(loss_BT=factor_T.expand(decisions.mask_BT.shape))
 
 
-def top_product(*, share: float) -> Modulation:
-    """The decisions where much is at stake and little is sure: of an update's, this share of the highest |A| H.
-
-    The loss of a decision is 0 unless |A| H >= quantile(|A| H over the update's decisions on all processes, 1 - share),
-    interpolated linearly.
-
-    Units: share is dimensionless, above 0 and at most 1.   Raises: ConfigError for another share.
-    Source: D3S's token level, as the catalogue of ``research/`` gives it.
-    """
-    if not 0 < share <= 1:
-        raise ConfigError(f"a share of the decisions is above 0 and at most 1, got {share}")
-    job = (ADVANTAGE, ENTROPY)
-    return Modulation(of=partial(_top_product, share=share), values=(ENTROPY,), job=job)
-
-
-def _top_product(decisions: Decisions, job_values: JobValues, *, share: float) -> Modulated:
-    if not bool(decisions.mask_BT.any()):
-        return Modulated()
-    product_N = job_values[ADVANTAGE].double().abs() * job_values[ENTROPY].double()
-    product_BT = known(decisions, ADVANTAGE).double().abs() * known(decisions, ENTROPY).double()
-    kept_BT = product_BT >= quantile(product_N, 1 - share)
-    return Modulated(loss_BT=kept_BT.to(decisions.logprob_BT.detach()))
-
-
 def equal_segments() -> Modulation:
     """The segments of a sample weigh alike, where an aggregate has its decisions weigh alike.
 
@@ -319,6 +184,7 @@ MODULATIONS: Mapping[str, Callable[..., Modulation]] = MappingProxyType(
         "by_entropy_quantile": by_entropy_quantile,
         "by_old_probability": by_old_probability,
         "clip_covariance": clip_covariance,
+        "kl_covariance": kl_covariance,
         "growing_bounds": growing_bounds,
         "discounted_steps": discounted_steps,
         "top_product": top_product,
@@ -344,9 +210,3 @@ def row_quantile(value_BT: Tensor, mask_BT: Tensor, fraction: float) -> Tensor:
 
 def _columns(decisions: Decisions) -> Tensor:
     return torch.arange(decisions.mask_BT.shape[1], dtype=torch.float64, device=decisions.mask_BT.device)
-
-
-def _product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    if one is None or other is None:
-        return one if other is None else other
-    return one * other

@@ -66,8 +66,25 @@ def distillation(*, view: str, most: float | None = None) -> Term:
     return Term(name=name, loss=loss, values=(value,))
 
 
+def departure() -> Term:
+    """The mean size of the log-ratio to the policy that sampled.
+
+    L = sum v f |logprob - old_logprob|, f the decision's factor of divergences, 1 where no modulation says it.
+
+    Units: nats.
+    Source: the penalty of KL-Cov, arXiv:2505.22617, and its code, at a weight of 1 beside ``kl_covariance``.
+    """
+
+    def loss(decisions: Decisions) -> Loss:
+        factor_BT = decisions.divergence_factor_BT
+        size_BT = log_ratio(decisions).abs()
+        return mean_of("departure", decisions, size_BT if factor_BT is None else factor_BT * size_BT)
+
+    return Term(name="departure", loss=loss)
+
+
 VIEW_TERMS: Mapping[str, Callable[..., Term]] = MappingProxyType(
-    {"negative_logprob": negative_logprob, "distillation": distillation}
+    {"negative_logprob": negative_logprob, "distillation": distillation, "departure": departure}
 )
 """Terms of views by the name that a method's configuration uses; called with their numbers."""
 

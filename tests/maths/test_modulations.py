@@ -24,6 +24,7 @@ from mmgrpo.maths.modulations import (
     discounted_steps,
     equal_segments,
     growing_bounds,
+    kl_covariance,
     known,
     row_quantile,
     top_product,
@@ -137,6 +138,20 @@ def test_decisions_that_the_bound_holds_are_not_taken():
     assert loss_BT.tolist() == [[1.0, 0.0], [1.0, 1.0]]
 
 
+def test_a_divergence_for_the_highest_covariances_alone():
+    # covariances 2, 2, 1, 1 as above: a quarter is one, which ties with another
+    decisions = decisions_of(advantage=[[2.0, -2.0], [2.0, -2.0]], logprob=[[-1.0, -3.0], [-1.5, -2.5]])
+    job = {value: known(decisions, value).flatten() for value in (LOGPROB, ADVANTAGE)}
+    factor_BT = kl_covariance(share=0.25).of(decisions, job).divergence_BT
+    assert factor_BT is not None
+    assert factor_BT.tolist() == [[1.0, 1.0], [0.0, 0.0]]
+    factor_BT = kl_covariance(share=0.75).of(decisions, job).divergence_BT
+    assert factor_BT is not None
+    assert factor_BT.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    with pytest.raises(ConfigError, match="above 0"):
+        kl_covariance(share=20.0)
+
+
 def test_bounds_grow_over_the_steps():
     # 0.001 to 0.01 at rate 3: 0.002642 half way (DPPO)
     modulated = growing_bounds(first=0.001, last=0.01).of(decisions_of(shape=(2, 3)), {})
@@ -194,6 +209,7 @@ def test_every_modulation_is_named():
         "by_entropy_quantile",
         "by_old_probability",
         "clip_covariance",
+        "kl_covariance",
         "growing_bounds",
         "discounted_steps",
         "top_product",

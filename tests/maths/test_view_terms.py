@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.divergences import k3
 from mmgrpo.maths.losses import TERMS, divergence
 from mmgrpo.maths.terms import Term, weighted
-from mmgrpo.maths.view_terms import distillation, negative_logprob
+from mmgrpo.maths.view_terms import departure, distillation, negative_logprob
 from mmgrpo.values import Value
 
 MASKED = Value("logprob", "masked")
@@ -97,6 +98,18 @@ def test_distillation_off_policy_weighs_by_a_bounded_ratio():
     assert grad[0] == pytest.approx([-0.5, -0.125])
     with pytest.raises(ConfigError, match="above 0"):
         distillation(view="teacher", most=0.0)
+
+
+def test_departures_count_where_they_are_to():
+    # log-ratios 0.5, -0.25, 0: the mean of the first two, halved by the factor of the second
+    decisions = decisions_of([[-1.0, -1.0, -1.0]], old=[[-1.5, -0.75, -1.0]], mask=[[1, 1, 0]])
+    value, grad = loss_and_gradient(departure(), decisions)
+    assert value == pytest.approx(0.375)
+    assert grad == [[0.5, -0.5, 0.0]]
+    partly = replace(decisions, divergence_factor_BT=torch.tensor([[0.0, 1.0, 1.0]]))
+    value, grad = loss_and_gradient(departure(), partly)
+    assert value == pytest.approx(0.125)
+    assert grad == [[0.0, -0.5, 0.0]]
 
 
 def test_terms_of_views_are_named():
