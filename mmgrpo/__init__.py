@@ -8,33 +8,85 @@ from mmgrpo.system.lazy import exports
 
 if TYPE_CHECKING:
     from mmgrpo.config import RunConfig
+    from mmgrpo.config.binding import build_objective, build_planner
     from mmgrpo.config.loading import load_config
+    from mmgrpo.data.prompts import load_prompts_of
+    from mmgrpo.data.stream import stream_of
+    from mmgrpo.run.processes import Job
+    from mmgrpo.scoring import Scorer
+    from mmgrpo.train.build import build_plan, build_policy, build_rewards, build_setting, optimizer_of
+    from mmgrpo.train.credit import estimate, valued
+    from mmgrpo.train.gather import gather
+    from mmgrpo.train.judge import judge
+    from mmgrpo.train.learn import learn
+    from mmgrpo.train.memory import facts_of_step, remember
     from mmgrpo.train.trainer import Trainer
+    from mmgrpo.train.warmup import Warmup
     from mmgrpo.types import Evaluation, Example, Noise, Plan, Prompt, Rollout, Sample, Scores, SupervisedLoss
 
 __version__ = "0.1.0"
 
+HOMES = {
+    "Trainer": "mmgrpo.train.trainer",
+    "RunConfig": "mmgrpo.config",
+    "load_config": "mmgrpo.config.loading",
+    **dict.fromkeys(
+        ("Evaluation", "Example", "Noise", "Plan", "Prompt", "Rollout", "Sample", "Scores", "SupervisedLoss"),
+        "mmgrpo.types",
+    ),
+    "Job": "mmgrpo.run.processes",
+    "Scorer": "mmgrpo.scoring",
+    "Warmup": "mmgrpo.train.warmup",
+    "build_objective": "mmgrpo.config.binding",
+    "build_planner": "mmgrpo.config.binding",
+    **dict.fromkeys(
+        ("build_plan", "build_policy", "build_rewards", "build_setting", "optimizer_of"), "mmgrpo.train.build"
+    ),
+    "estimate": "mmgrpo.train.credit",
+    "facts_of_step": "mmgrpo.train.memory",
+    "gather": "mmgrpo.train.gather",
+    "judge": "mmgrpo.train.judge",
+    "learn": "mmgrpo.train.learn",
+    "load_prompts_of": "mmgrpo.data.prompts",
+    "remember": "mmgrpo.train.memory",
+    "stream_of": "mmgrpo.data.stream",
+    "valued": "mmgrpo.train.credit",
+}
+"""Where each public name is defined; it is imported when it is first used."""
+
 __all__ = [
     "Evaluation",
     "Example",
+    "Job",
     "Noise",
     "Plan",
     "Prompt",
     "Rollout",
     "RunConfig",
     "Sample",
+    "Scorer",
     "Scores",
     "SupervisedLoss",
     "Trainer",
+    "Warmup",
     "__version__",
+    "build_objective",
+    "build_plan",
+    "build_planner",
+    "build_policy",
+    "build_rewards",
+    "build_setting",
+    "estimate",
+    "facts_of_step",
+    "gather",
+    "judge",
+    "learn",
     "load_config",
+    "load_prompts_of",
+    "optimizer_of",
+    "remember",
+    "stream_of",
+    "valued",
 ]
 
-__getattr__ = exports(
-    __name__,
-    {"Trainer": "mmgrpo.train.trainer", "load_config": "mmgrpo.config.loading", "RunConfig": "mmgrpo.config"}
-    | dict.fromkeys(
-        ("Evaluation", "Example", "Noise", "Plan", "Prompt", "Rollout", "Sample", "Scores", "SupervisedLoss"),
-        "mmgrpo.types",
-    ),
-)
+__getattr__ = exports(__name__, HOMES)

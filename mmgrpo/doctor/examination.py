@@ -26,12 +26,10 @@ from mmgrpo.doctor.checks import (
     same_seed_replay,
 )
 from mmgrpo.errors import ConfigError, DataError, MmgrpoError, ReplayError
-from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Choosing, Policy
 from mmgrpo.scoring import NamedReward, named_rewards, score
 from mmgrpo.system.console import shown
-from mmgrpo.train.build import build_plan
-from mmgrpo.train.trainer import ROLLOUT_SEED
+from mmgrpo.train.build import build_plan, build_setting
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
 from mmgrpo.values import DRIFT, REFERENCE
 
@@ -104,7 +102,7 @@ def _drawn(config: RunConfig, policy: Policy, prompts: Sequence[Prompt]) -> tupl
     """A rollout as the run's first step draws it, and the seconds it took."""
     clock = time.perf_counter()
     plan = build_plan(config, policy, 0)
-    seed = derive_seed(config.seed, ROLLOUT_SEED, 0)
+    seed = build_setting(config, 0).seed
     rollout = policy.rollout(prompts, group_size=GROUP_SIZE, seed=seed, plan=plan)
     return rollout, time.perf_counter() - clock
 

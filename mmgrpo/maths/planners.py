@@ -80,12 +80,14 @@ class Setting:
         step: counted from 0.
         num_prompts: groups of the step.
         group_size: members per group.
+        seed: of all that is drawn.
         memory: what is remembered of earlier steps.
     """
 
     step: int
     num_prompts: int
     group_size: int
+    seed: int = 0
     memory: Any = None
 
     def groups(self, first: int, num: int) -> tuple[Request, ...]:

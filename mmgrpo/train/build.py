@@ -17,7 +17,10 @@ from mmgrpo.config.binding import bound, build_objective, window_at
 from mmgrpo.config.loading import explain_validation
 from mmgrpo.config.registry import resolve
 from mmgrpo.errors import ConfigError
+from mmgrpo.maths.planners import Setting
 from mmgrpo.maths.schedules import SCHEDULES, WEIGHT_SCHEDULES
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy
 from mmgrpo.run.processes import Job
 from mmgrpo.scoring import Gate, NamedReward, as_reward
@@ -26,6 +29,7 @@ from mmgrpo.train.ema import Average
 from mmgrpo.train.optimizer import GuardedOptimizer
 from mmgrpo.types import Plan
 
+ROLLOUT_SEED = 0  # keeps the rollouts' random numbers apart from the windows' and the warm-up's
 _NESTED = ("of", "likelihood")  # settings of a reward that name another one
 
 
@@ -86,6 +90,17 @@ def build_plan(config: RunConfig, policy: Policy, step: int, settings: Mapping[s
         share_noise=config.rollout.share_noise,
         values=tuple(sorted(objective.values | objective.first_values, key=str)),
         settings=settings or {},
+    )
+
+
+def build_setting(config: RunConfig, step: int, memory: Memory | None = None) -> Setting:
+    """A step as its planner is told of it; its seed is a function of the run's and of the step."""
+    return Setting(
+        step=step,
+        num_prompts=config.rollout.prompts_per_step,
+        group_size=config.rollout.group_size,
+        seed=derive_seed(config.seed, ROLLOUT_SEED, step),
+        memory=memory,
     )
 
 

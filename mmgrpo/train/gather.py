@@ -88,7 +88,6 @@ def gather(
     *,
     setting: Setting,
     plan: Plan,
-    seed: int,
     job: Job,
     value: Callable[[Scores, Tensor], Valued] | None = None,
     contexts: Mapping[str, Callable[[Prompt, int], Prompt]] | None = None,
@@ -105,7 +104,6 @@ def gather(
         scorer: the rewards, which are handed each sample as it is drawn.
         setting: the step, as the planner is told of it.
         plan: how decisions are drawn; its prompts and members are the planner's.
-        seed: the step's seed.
         job: the processes.
         value: what scores of a whole round, with the group of each row, combine to, and where any applied; for planners
             that look back.
@@ -139,7 +137,7 @@ def gather(
             prompt_of,
             contexts or {},
             replace(plan, sample_values=scorer.needs_values, on_samples=taken),
-            seed,
+            setting.seed,
         )
         part = ScoredRound(scoring, one.samples)
         if not planner.looks_back:

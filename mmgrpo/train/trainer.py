@@ -17,8 +17,6 @@ from mmgrpo.config.binding import require_credit
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.data.stream import StepPrompts, stream_of
 from mmgrpo.explain.explanation import explanation
-from mmgrpo.maths.planners import Setting
-from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy
 from mmgrpo.run.checkpoint import Place, checkpoint_steps
 from mmgrpo.run.folder import RunFolder, make_accelerator
@@ -31,7 +29,7 @@ from mmgrpo.run.stopping import Stopping, Terminated
 from mmgrpo.run.watchdog import Alarm, Watchdog, watched
 from mmgrpo.scoring import Scorer
 from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_of
-from mmgrpo.train.build import build_plan, build_rewards, optimizer_of
+from mmgrpo.train.build import build_plan, build_rewards, build_setting, optimizer_of
 from mmgrpo.train.credit import Batch, Credit, estimate, valued
 from mmgrpo.train.ema import Average
 from mmgrpo.train.evaluation import evaluate, try_out
@@ -48,8 +46,6 @@ from mmgrpo.types import Prompt, Sample, Scores
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-ROLLOUT_SEED = 0  # keeps the rollouts' random numbers apart from the windows' and the warm-up's
 
 
 class Trainer:
@@ -235,21 +231,14 @@ class Trainer:
     def _gathered(self, prompts: StepPrompts, progress: Progress) -> Experience:
         """What the planner asks for at this step, drawn and handed to the rewards."""
         rollout, step = self.now.config.rollout, self.step
-        setting = Setting(
-            step=step,
-            num_prompts=rollout.prompts_per_step,
-            group_size=rollout.group_size,
-            memory=self.session.memory,
-        )
         num_drawn = rollout.prompts_per_step // self.job.size * rollout.group_size
         return gather(
             self.policy,
             self.now.planner,
             prompts.prompt,
             self.now.scorer,
-            setting=setting,
+            setting=build_setting(self.now.config, step, self.session.memory),
             plan=build_plan(self.now.config, self.policy, step, self.now.settings),
-            seed=derive_seed(self.config.seed, ROLLOUT_SEED, step),
             job=self.job,
             value=partial(valued, rewards=self.now.rewards, config=self.now.config.advantage, step=step),
             on_samples=progress.doing("rollout", num_drawn, self._stopping.give_up_alone),

@@ -1,0 +1,58 @@
+"""All of GRPO in one loop, from the parts that mmgrpo exports: what ``mmgrpo train`` does, without a run folder.
+
+python -m mmgrpo.examples.loop quickstart/arithmetic-text steps=5
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+from accelerate import Accelerator
+
+import mmgrpo
+from mmgrpo.policy import Policy
+
+
+def train(name: str, overrides: Sequence[str] = ()) -> Policy:
+    """Trains the policy of a configuration, printing a line per update, and gives it back."""
+    config = mmgrpo.load_config(name, overrides)
+    job = mmgrpo.Job(Accelerator())
+    policy = mmgrpo.build_policy(config, job.accelerator.device)
+    rewards = mmgrpo.build_rewards(config.rewards)
+    scorer = mmgrpo.Scorer(rewards)
+    objective, planner = mmgrpo.build_objective(config.objective), mmgrpo.build_planner(config.rollout)
+    assert config.prompts is not None
+    stream = mmgrpo.stream_of(mmgrpo.load_prompts_of(config.prompts), config)
+    memory = stream.memory
+    optimizer = mmgrpo.optimizer_of(config, policy.trainable, job=job)
+
+    if config.warmup:
+        for done in mmgrpo.Warmup(policy, config.warmup, seed=config.seed, job=job).run(0, lambda: False):
+            print(f"warm-up {done.step}: loss {done.loss:.4f}")
+
+    for step in range(config.steps):
+        prompts = stream.at_step(step, memory)
+        setting = mmgrpo.build_setting(config, step, memory)
+        value = partial(mmgrpo.valued, rewards=rewards, config=config.advantage, step=step)
+        plan = mmgrpo.build_plan(config, policy, step)
+        experience = mmgrpo.gather(
+            policy, planner, prompts.prompt, scorer, setting=setting, plan=plan, job=job, value=value
+        )
+        verdict = mmgrpo.judge(experience, rewards, step=step, job=job)
+        batch = mmgrpo.estimate(policy, experience, verdict, config.advantage, step=step, job=job)
+        epochs, minibatches = config.update.epochs, config.update.minibatches
+        for update in mmgrpo.learn(
+            policy, batch, objective, optimizer, epochs=epochs, minibatches=minibatches, job=job
+        ):
+            reward = float(batch.credit.total_B.mean())
+            print(f"step {step + 1}.{update.number}: reward {reward:.3f}, gradient {update.applied.grad_norm:.3g}")
+        credit = batch.credit
+        facts = mmgrpo.facts_of_step(verdict.group_N, credit.total_B, credit.scored_B, prompts.key, step=step)
+        memory = mmgrpo.remember(memory, facts, stream.learners)
+    return policy
+
+
+if __name__ == "__main__":
+    train(sys.argv[1], sys.argv[2:])
