@@ -39,8 +39,8 @@ def _inverse_entropy(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
 def zero_variance_entropy(*, alpha: float = 0.1, right: float = 0.5) -> Estimator:
     """Groups of equal rewards teach by entropy: uncertain steps of right answers, sure steps of wrong ones.
 
-    Where all of a group's rewards are equal: A_t = alpha H_t if they are above ``right``, else
-    A_t = -alpha (max_k H_k - H_t), the maximum over the sample's kept decisions. Other groups keep A.
+    A_t = alpha H_t in a group of equal rewards above ``right``, -alpha (max_k H_k - H_t) in one of equal lower rewards.
+    The maximum is over the sample's kept decisions; other groups keep A.
 
     Units: alpha is advantage per nat (0.1); right is in the reward's units.
     Source: RL-ZVP, arXiv:2509.21880, as the catalogue of ``research/`` gives it; over what the maximum runs was not to

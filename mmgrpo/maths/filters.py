@@ -39,7 +39,9 @@ class Filter:
 
 
 def largest_advantages(*, rate: float) -> Filter:
-    """The members whose advantages are the largest in size: of n, the floor(n (1 - rate)) first, at least one.
+    """The members whose advantages are the largest in size.
+
+    keep = the max(floor(n (1 - rate)), 1) largest |A| of n members.
 
     Units: rate is dimensionless, the share that is left out.   Raises: ConfigError for a rate outside 0 .. 1.
     Source: CPPO, arXiv:2503.22342, and its code (lzhxmu/CPPO); per group, as the paper has it.
@@ -62,7 +64,7 @@ def _largest(feedback: Feedback, advantage_BT: Tensor, *, rate: float) -> Tensor
 def most_varied(*, count: int) -> Filter:
     """The ``count`` members whose advantages vary the most: some of the highest and some of the lowest.
 
-    Of all subsets of that size the one of the largest variance; of equal ones that with the fewest of the highest.
+    keep = argmax Var(A) over the subsets of that size; of equal ones that with the fewest of the highest.
 
     Units: count is members, at least 2.   Raises: ConfigError for fewer.
     Source: D3S, whose sample level maximises Var(A); the subset is found as PODS does, arXiv:2504.13818.
@@ -85,6 +87,8 @@ def _most_varied(feedback: Feedback, advantage_BT: Tensor, *, count: int) -> Ten
 def best_and_worst(*, best: int, worst: int) -> Filter:
     """The members of the highest and of the lowest rewards.
 
+    keep = the ``best`` highest r, and of the others the ``worst`` lowest.
+
     Units: members.   Raises: ConfigError for negative numbers, or if nobody is kept.
     Source: DanceGRPO, arXiv:2505.07818, and its code's best-of-N: 4 and 4 of 16, 8 and 8 of 24.
     """
@@ -103,6 +107,8 @@ def _best_and_worst(feedback: Feedback, advantage_BT: Tensor, *, best: int, wors
 
 def most_efficient(*, count: int, by: str = "length") -> Filter:
     """The ``count`` shortest members, or those of the most reward per decision.
+
+    keep = the ``count`` highest of -T (``length``) or r / T (``reward_per_decision``), T the kept decisions.
 
     Units: count is members.   Raises: ConfigError for none; UnknownNameError for another measure.
     Source: GFPO, arXiv:2508.09726. There the kept are also compared among themselves alone: the estimator

@@ -69,9 +69,9 @@ def nft(
 ) -> Surrogate:
     """The likelihood of right samples, and of wrong ones under the policy that would be left without the right.
 
-    right: l = -log max(R, floor);   wrong: l = -wrong_weight log max((1 - p R) / (1 - p), wrong_floor); both times 1
-    (``none``), 1 - p (``wrong_rate``) or sqrt((1 - p) / p) (``odds_root``). R is the ratio, at most e^10; a maximum
-    passes the gradient as if it were not there. p is the group's success rate within 0.02 .. 0.98, read off the
+    l = -w log max(R, floor) if right, else -w wrong_weight log max((1 - p R) / (1 - p), wrong_floor).
+    w is 1 (``none``), 1 - p (``wrong_rate``) or sqrt((1 - p) / p) (``odds_root``). R is the ratio, at most e^10; a
+    maximum passes the gradient as if it were not there. p is the group's success rate within 0.02 .. 0.98, read off the
     advantage, which has to be the 0/1 reward less its mean (``scale: none``): 1 - A where A > 0, else -A; A = 0 says
     nothing.
 

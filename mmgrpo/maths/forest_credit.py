@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def by_depth(*, eps: float = 1e-8, least: float = 1e-6) -> Estimator:
     """A node against the others of its depth in the group.
 
-    A = (V - mean) / (std + eps), V the mean reward of the samples below, mean and sample std over the group's nodes of
-    that depth; 0 where std < least or the node is the only one.
+    A = (V - mean) / (std + eps), V the mean reward of the samples below.
+    Mean and sample std are over the group's nodes of that depth; 0 where std < least or the node is the only one.
 
     Units: any reward scale -> dimensionless; eps and least in the reward's units.
     Source: BranchGRPO, arXiv:2509.06040, and its code (``compute_hierarchical_advantages_by_depth``); with two depths,
@@ -42,8 +42,8 @@ def _by_depth(feedback: Feedback, advantage_BT: Tensor, *, eps: float, least: fl
 def siblings(*, eps: float = 1e-8) -> Estimator:
     """A node against those that were reached from the same state.
 
-    A = (V - mean) / (std + eps), V the mean reward of the samples below, mean and sample std over the children of the
-    node's parent; 0 for an only child.
+    A = (V - mean) / (std + eps), V the mean reward of the samples below.
+    Mean and sample std are over the children of the node's parent; 0 for an only child.
 
     Units: any reward scale -> dimensionless; eps in the reward's units.
     Source: TreeRPO, arXiv:2506.05183, as the catalogue of ``research/`` gives it; its normalisation was not to be read.
@@ -80,8 +80,9 @@ def _temporal_difference(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
 def trunk_and_exits(*, decay: float = 0.5) -> Estimator:
     """Exits of one chain of thought against each other: the earlier the right one, the better.
 
-    r' = decay^(n - 1) for the n-th right exit (r > 0) in the order in which they leave the trunk, else 0;
-    A = r' - mean_G r'. A decision of several samples takes the mean of theirs.
+    A = r' - mean_G r', r' = decay^(n - 1) for the n-th right exit, else 0.
+    Right is r > 0; exits count in the order in which they leave the trunk. A decision of several samples takes the mean
+    of theirs.
 
     Units: dimensionless.
     Source: S-GRPO, arXiv:2505.07686, as the catalogue of ``research/`` gives it. Deviation: the mean on the trunk,

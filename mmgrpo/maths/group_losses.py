@@ -107,8 +107,8 @@ def pacs(
 ) -> Term:
     """Rewards as labels that a score relative to the group's others should tell.
 
-    psi_i = beta n / (n - 1) (s_i - mean s);   L = mean_i w_i BCE(sigmoid(psi_i), r_i > right), w_i = 1, or where
-    ``balanced`` n / (2 n_c), n_c the members of its label, in groups that have both.
+    L = mean_i w_i BCE(sigmoid(psi_i), r_i > right), psi_i = beta n / (n - 1) (s_i - mean s).
+    w_i = 1, or where ``balanced`` n / (2 n_c), n_c the members of its label, in groups that have both.
 
     Units: beta is logits per unit of the score (1); right is in the reward's units.
     Source: PACS, arXiv:2509.02522, and its code (ritzz-ai/PACS, ``pacs_core_algos.py``).
@@ -154,8 +154,8 @@ def _real_P(members: Members, *, tau: float, right: float) -> Tensor:
 def disco(*, tau: float | None = 1.0, right: float = 0.5, score_by: str = "mean_ratio", against: str = "old") -> Term:
     """Right members' scores above the wrong ones', the highest of which count most.
 
-    L = -mean_right (s - tau log mean_wrong exp(s' / tau)), or with tau None, -(mean_right s - mean_wrong s'); 0 in
-    groups without both kinds.
+    L = -mean_right (s - tau log mean_wrong exp(s' / tau)), or with tau null -(mean_right s - mean_wrong s').
+    It is 0 in groups without both kinds.
 
     Units: tau in the score's units (1); right is in the reward's units.
     Source: DisCO, arXiv:2505.12366, and its code (Optimization-AI/DisCO, ``core_algos.py``), whose log-mean-exp has the
@@ -189,8 +189,9 @@ def preference(
 ) -> Term:
     """Better members' scores above worse ones', pair by pair.
 
-    L = -mean over pairs of log sigmoid(beta (s_better - s_worse)); the pairs are a group's best and worst member, the
-    first of equals (``extremes``), or every two of different rewards (``all``); 0 in groups of equal rewards.
+    L = -mean over pairs of log sigmoid(beta (s_better - s_worse)).
+    The pairs are a group's best and worst member, the first of equals (``extremes``), or every two of different rewards
+    (``all``); it is 0 in groups of equal rewards.
 
     Units: beta is logits per nat (0.1).   Raises: ConfigError for other pairs.
     Source: DPO, arXiv:2305.18290, eq. 7, on pairs drawn by the policy itself (online DPO, arXiv:2402.04792); with all
@@ -220,8 +221,8 @@ def _preference_P(members: Members, *, beta: float, pairs: str) -> Tensor:
 def kl_hinge(*, delta: float, beta: float) -> Term:
     """Nothing while a group stays near the policy that sampled; beyond delta, a pull that grows with the distance.
 
-    L = sg([beta (KL - delta)]_+) KL, KL = mean over the group's kept decisions of exp(x) - 1 - x, x = logprob -
-    old_logprob, sg = no gradient.
+    L = sg([beta (KL - delta)]_+) KL, KL = mean over the group's kept decisions of exp(x) - 1 - x.
+    x = logprob - old_logprob, sg = no gradient.
 
     Units: delta in nats per decision; beta is loss per square nat.
     Source: DisCO's constraint, arXiv:2505.12366, eq. 9, and its code. Deviation: KL over a group, where its code takes

@@ -30,8 +30,8 @@ def clip_covariance(
 ) -> Modulation:
     """No loss for a few decisions whose advantage and log-probability go together the most: they cost most entropy.
 
-    c = (A - mean A) (logprob - mean logprob), means over the update's kept decisions. Of those with at_least < c <
-    at_most that the surrogate's own bound leaves alone, the max(share * N, 1) of the highest c get a loss of 0.
+    loss = 0 of the max(share * N, 1) highest c within at_least < c < at_most that the surrogate's bound leaves alone.
+    c = (A - mean A) (logprob - mean logprob), means over the update's N kept decisions.
 
     Units: share is dimensionless; at_least and at_most are advantage times nats; low and high are the surrogate's.
     Source: Clip-Cov, arXiv:2505.22617, and its code (PRIME-RL/Entropy-Mechanism-of-RL,
@@ -80,8 +80,8 @@ def _covariance_bounds(
 def kl_covariance(*, share: float = 0.002) -> Modulation:
     """A divergence for a few decisions whose advantage and log-probability go together the most, and for no others.
 
-    c = (A - mean A) (logprob - mean logprob), means over the update's kept decisions; the max(share * N, 1) of the
-    highest c have a factor of 1, and decisions that tie with the last; the others 0. Meant for ``departure``.
+    divergence = 1 for the max(share * N, 1) highest c and those that tie with the last, else 0.
+    c = (A - mean A) (logprob - mean logprob), means over the update's N kept decisions. Meant for ``departure``.
 
     Units: share is dimensionless (0.002).   Raises: ConfigError for a share outside 0 .. 1.
     Source: KL-Cov, arXiv:2505.22617, and its code (PRIME-RL/Entropy-Mechanism-of-RL, ``compute_policy_loss_kl_cov``),
@@ -107,8 +107,8 @@ def _kl_covariance(decisions: Decisions, job_values: JobValues, *, share: float)
 def top_product(*, share: float) -> Modulation:
     """The decisions where much is at stake and little is sure: of an update's, this share of the highest |A| H.
 
-    The loss of a decision is 0 unless |A| H >= quantile(|A| H over the update's decisions on all processes, 1 - share),
-    interpolated linearly.
+    loss = 0 unless |A| H >= quantile(|A| H over the update's decisions on all processes, 1 - share).
+    The quantile is interpolated linearly.
 
     Units: share is dimensionless, above 0 and at most 1.   Raises: ConfigError for another share.
     Source: D3S's token level, as the catalogue of ``research/`` gives it.

@@ -25,7 +25,9 @@ def divergence(*, form: str = "k3", view: str = REFERENCE) -> Term:
 
 
 def entropy() -> Term:
-    """The mean entropy, rewarded: L = -sum v H.
+    """The mean entropy, rewarded.
+
+    L = -sum v H, v the aggregate's weight.
 
     Units: nats.   Source: A3C, arXiv:1602.01783, sec. 4.
     """

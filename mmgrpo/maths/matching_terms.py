@@ -37,9 +37,9 @@ def negative_error(strength: float, view: str = OLD) -> Value:
 def diffusion_nft(*, strength: float = 1.0, limit: float = 5.0, view: str = OLD) -> Term:
     """Good samples are predicted by an implied better policy, bad ones by an implied worse one.
 
-    L = c sum v (r e+ + (1 - r) e-) / b, r = clip(A / (2 c) + 1 / 2, 0, 1), b = strength, c = limit, e+- as in
-    ``matching_errors``. At the weights of the view its value does not depend on r, and its gradient is 2 r - 1 times
-    that of the matching loss.
+    L = c sum v (r e+ + (1 - r) e-) / b, r = clip(A / (2 c) + 1 / 2, 0, 1), b = strength, c = limit.
+    e+- are those of ``matching_errors``. At the weights of the view its value does not depend on r, and its gradient is
+    2 r - 1 times that of the matching loss.
 
     Units: strength is dimensionless (1; 0.1 with a slow view); limit in advantages.
     Raises: ConfigError for a strength or limit of 0 or less.
@@ -69,9 +69,9 @@ def optimality(advantage_BT: Tensor, *, limit: float) -> Tensor:
 def dgpo(*, beta: float = 100.0, clip: float | None = None, reference: str = "reference") -> Term:
     """Errors weighed by advantage, and the group's by how much its preference is still to be learnt.
 
-    L = sum v w_g A e, e the error, w_g = sg sigmoid(sum_i A_i beta (e_i - e_ref,i) / G) of each noise level, G the
-    members. Where there is a clip, e has no gradient where exp(e_old - e) has left 1 +- clip on the side of the gain.
-    Levels and noise have to be the same for a group's members.
+    L = sum v w_g A e, e the error, w_g = sg sigmoid(sum_i A_i beta (e_i - e_ref,i) / G) of each noise level.
+    G counts the group's members. Where there is a clip, e has no gradient where exp(e_old - e) has left 1 +- clip on the
+    side of the gain. Levels and noise have to be the same for a group's members.
 
     Units: beta is per error and advantage (100); clip is dimensionless (0.01).
     Source: DGPO, arXiv:2510.08425, and its code (Luo-Yihong/DGPO, ``train_sd3_dgpo.py``). Beside it stands a

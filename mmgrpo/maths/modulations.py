@@ -32,6 +32,8 @@ def constant(
 ) -> Modulation:
     """The same numbers everywhere.
 
+    low, high = those given; factors = divergence, loss; what is left out stays as it is.
+
     Units: low and high as the surrogate takes them; divergence and loss are factors.
     """
     return Modulation(of=partial(_constant, low=low, high=high, divergence=divergence, loss=loss))
@@ -68,8 +70,8 @@ def by_entropy_quantile(
 ) -> Modulation:
     """Wide bounds and no divergence for the decisions of a sample that are least sure, narrow ones for the others.
 
-    Where H > quantile(H of the sample's kept decisions), interpolated linearly: above_low, above_high and
-    above_divergence, elsewhere low, high and divergence.
+    low = above_low where H > quantile(H of the sample's kept decisions), else low; likewise high and the divergence.
+    The quantile is interpolated linearly.
 
     Units: bounds as the surrogate takes them; divergences are factors of kl_beta.
     Raises: ConfigError for a quantile outside 0 .. 1.
@@ -140,7 +142,9 @@ def _growing(decisions: Decisions, job_values: JobValues, *, first: float, last:
 
 
 def discounted_steps(*, gamma: float) -> Modulation:
-    """Earlier decisions count less: the loss times gamma^(T - 1 - column).
+    """Earlier decisions count less.
+
+    loss = gamma^(T - 1 - column) of what it was.
 
     Units: gamma is dimensionless (0.99).
     Source: DPPO, arXiv:2409.00588, and its code: the denoising discount of the advantage.
@@ -158,8 +162,8 @@ def _discounted(decisions: Decisions, job_values: JobValues, *, gamma: float) ->
 def equal_segments() -> Modulation:
     """The segments of a sample weigh alike, where an aggregate has its decisions weigh alike.
 
-    The loss times n / (n_s S), n the kept decisions of the row, n_s those of the decision's segment, S the row's
-    segments: with ``sample_mean`` the mean over samples of the mean over segments of their means.
+    loss = n / (n_s S) of what it was, n the kept decisions of the row, n_s those of the segment, S the row's segments.
+    With ``sample_mean`` it is the mean over samples of the mean over segments of their means.
 
     Units: dimensionless.   Source: Chunk-GRPO, arXiv:2510.21583, eq. 14.
     """

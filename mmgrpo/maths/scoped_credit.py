@@ -36,8 +36,8 @@ def scoped(*, reward: str, weight: float = 1.0, eps: float = 1e-4) -> Estimator:
 def ranks(*, reward: str, weight: float = 1.0, discounted: bool = True, eps: float = 1e-4) -> Estimator:
     """An item of a ranked list by the hits from its rank on, against the same rank of the group's other samples.
 
-    v_k = sum_{j >= k} hit_j / log2(j + 1) where ``discounted``, else hit_k, ranks from 1; A_t <- A_t + weight z(rank of
-    t), z as in ``scoped``.
+    A_t <- A_t + weight z(v_k), k the rank of t, v_k = sum_{j >= k} hit_j / log2(j + 1), or hit_k.
+    The sum where ``discounted``; ranks count from 1; z is as in ``scoped``.
 
     Units: weight is advantage per standard deviation.
     Source: Rank-GRPO, arXiv:2510.20150, and its code (yaochenzhu/Rank-GRPO), log decay and exponential decay to
@@ -50,8 +50,8 @@ def ranks(*, reward: str, weight: float = 1.0, discounted: bool = True, eps: flo
 def process_supervision(*, reward: str, weight: float = 1.0, eps: float = 1e-4) -> Estimator:
     """Step rewards standardised over all steps of the group, summed from each step to the end.
 
-    z = (v - mean) / (std + eps), mean and sample std over every step of every sample of the group;
-    A_t <- A_t + weight sum_{j >= step of t} z_j.
+    A_t <- A_t + weight sum_{j >= step of t} z_j, z = (v - mean) / (std + eps).
+    Mean and sample std are over every step of every sample of the group.
 
     Units: weight is advantage per standard deviation.
     Source: DeepSeekMath, arXiv:2402.03300, sec. 4.1.3.
@@ -72,8 +72,8 @@ def process_returns(*, reward: str, weight: float = 1.0) -> Estimator:
 def clipped_differences(*, reward: str, weight: float = 1.0, limit: float | None = None) -> Estimator:
     """How much a step's reward is above the next one's: repeating a good step earns nothing.
 
-    v'_k = v_k - v_{k+1}, of the last step v_K; before that v_k <- min(v_k - limit, 0) where there is a limit.
-    A_t <- A_t + weight v'(step of t); summed from a step to the end, v' is v of that step.
+    A_t <- A_t + weight (v_k - v_{k+1}), k the step of t; of the last step v_k alone.
+    Where there is a limit, v_k <- min(v_k - limit, 0) comes before. Summed from a step to the end it is v of that step.
 
     Units: weight is advantage per reward; limit in the reward's units.
     Source: clip and delta of Gao et al., arXiv:2410.15115, as the catalogue of ``research/`` gives them.

@@ -182,8 +182,8 @@ def gppo(
 ) -> Surrogate:
     """``clipped`` whose bounds hold the ratio and keep its gradient, scaled to the bound.
 
-    l = max(-A r, -A r sg(clip(r, 1 - low, 1 + high) / r)), sg = no gradient; where A < 0 and there is a bound:
-    min(l, -A bound), which has none. Flags mark where a bound acted.
+    l = max(-A r, -A r sg(clip(r, 1 - low, 1 + high) / r)), sg = no gradient.
+    Where A < 0 and there is a bound it is min(l, -A bound), which has none. Flags mark where a bound acted.
 
     Shapes: (B, T) x 3 -> (B, T).   Units: those of the advantage; bound is a ratio, above 1 + high, None for none.
     Source: Klear-Reasoner (GPPO), arXiv:2508.07629, and its code (suu990901/KlearReasoner, ``compute_gppo_loss``).

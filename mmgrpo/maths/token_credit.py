@@ -75,10 +75,11 @@ def conflict_tokens(
 ) -> Estimator:
     """Tokens that better and worse members begin or end with alike are spared by the worse and taught by the better.
 
-    A token is in conflict where members of A > 0 and of A < 0 have it at the same position, counted from the start or
-    from the end, and so has every token before (after) it. There A is multiplied by ``factor`` where A > 0 and by 0
-    where A < 0, once for each end. A sample's A is first lowered by entropy_weight H, H its mean entropy, and is 0
-    where H > entropy_limit; it is divided by the number of its tokens in conflict.
+    A_t <- (A - entropy_weight H) f_start f_end / n, 0 where H > entropy_limit.
+
+    H is the sample's mean entropy, n its tokens in conflict, at least 1. A token is in conflict where members of A > 0
+    and of A < 0 have it at the same position, counted from the start or from the end, and so has every token before
+    (after) it. There f of that end is ``factor`` where A > 0 and 0 where A < 0; elsewhere it is 1.
 
     Units: entropy_weight is advantage per nat; entropy_limit in nats (ln 2), None for none.
     Source: GTPO, arXiv:2508.03772, and its code (winstonsmith1897/GTPO, ``build_conflict_mask``), whose limit is 0.7.

@@ -43,8 +43,8 @@ def negative_logprob(*, view: str | None = None) -> Term:
 def distillation(*, view: str, most: float | None = None) -> Term:
     """The reverse divergence from a teacher, on the policy's own samples, by its gradient.
 
-    L = sum v sg(c (logprob - logprob_teacher)) logprob, c = 1, or where there is a limit min(r, most), r the
-    ratio to the policy that sampled; sg = no gradient.
+    L = sum v sg(c (logprob - logprob_teacher)) logprob, c = 1, or where there is a limit min(r, most).
+    r is the ratio to the policy that sampled; sg = no gradient.
 
     Units: square nats; most is a ratio.   Raises: ConfigError for a limit of 0 or less.
     Source: on-policy distillation with the sampled token, and SDPO, arXiv:2601.20802, and its code (lasgroup/SDPO,
