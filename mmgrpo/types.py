@@ -100,6 +100,9 @@ class Sample:
         values: what was asked for of its decisions beside that, as means over them, by name (``Plan.sample_values``):
             ``certainty``, KL(uniform || policy), and ``entropy``, both in nats.
         num_forced: how many of its first tokens were given, not drawn.
+        turn_starts: where each turn that it wrote in an exchange begins, in tokens; empty: there was none.
+        turn_ends: where each ends.
+        turn_rewards: what the environment gave for each; None where nothing.
     """
 
     prompt: Prompt
@@ -115,6 +118,9 @@ class Sample:
     logprob: float | None = None
     values: Mapping[str, float] = field(default_factory=dict)
     num_forced: int = 0
+    turn_starts: Sequence[int] = ()
+    turn_ends: Sequence[int] = ()
+    turn_rewards: Sequence[float | None] = ()
 
     @property
     def certainty(self) -> float:
@@ -159,6 +165,8 @@ class Plan:
             None: 0 to group_size - 1 of each.
         continues: what each prompt's rows go on from, for policies that write; None, in whole or in part: from nothing.
         settings: the policy's own settings of drawing, for this rollout alone; its rows are scored under them.
+        environment: makes what each sample is an exchange with, an ``Environment``; None: they are written in one turn.
+        max_turns: the most turns of an exchange that a sample writes.
         keep_latents: whether samples keep the state that their picture is decoded from, to be read at other levels.
         on_samples: takes samples as soon as they are drawn, in any order, each once, as the very objects that the
             rollout will hold: rewards on threads judge them while the rest is drawn. A policy may leave it alone.
@@ -172,11 +180,15 @@ class Plan:
     members: tuple[tuple[int, ...], ...] | None = None
     continues: tuple[Continuation | None, ...] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    environment: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
+    max_turns: int = 8
     keep_latents: bool = False
     on_samples: Callable[[Sequence[Sample]], None] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         chosen = self.stochastic
+        if self.max_turns < 1:
+            raise DataError(f"Plan.max_turns must be 1 or more, got {self.max_turns}")
         if chosen is not None and (list(chosen) != sorted(set(chosen)) or any(t < 0 for t in chosen)):
             raise DataError(f"Plan.stochastic must be increasing indices of decisions, got {chosen}")
         if self.members is not None:

@@ -20,7 +20,7 @@ ROOMS = (
     ("system",),
     ("memory",),
     ("maths",),
-    ("policy", "reward"),
+    ("policy", "reward", "environment"),
     ("config",),
     ("data",),
     ("scoring",),
@@ -43,8 +43,8 @@ KINDS = (
 )
 """The rewards, in the same manner."""
 
-CONTRACTS = ("errors", "values", "scores", "types", "maths", "policy", "reward", "data.media", "serving.wire")
-CONTRACTS += ("system.lazy", "system.extras", "system.hub", "system.targets", "system.bounded")
+CONTRACTS = ("errors", "values", "scores", "types", "maths", "policy", "reward", "environment", "data.media")
+CONTRACTS += ("serving.wire", "system.lazy", "system.extras", "system.hub", "system.targets", "system.bounded")
 """What adapters may import of the engine."""
 
 MAX_LINES = 400

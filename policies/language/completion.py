@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from mmgrpo.policies.language.sampling import Sampling, Support
+from mmgrpo.types import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A turn that the policy wrote.
+
+    Attributes:
+        start: its first token.
+        end: the one after its last.
+        reward: what the environment gave for it.
+    """
+
+    start: int
+    end: int
+    reward: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -23,7 +39,7 @@ class Completion:
         support: the tokens that could be drawn, where sampling truncates.
         finished: whether it ended by an end token.
         numbers: what else was kept of each token, by name, float32; 0 where it was given.
-        turn_T: which turn of an exchange each token belongs to; None: there is one.
+        turns: those of an exchange that the policy wrote; empty: there was none.
     """
 
     token_T: Tensor
@@ -33,7 +49,7 @@ class Completion:
     support: Support | None = None
     finished: bool = True
     numbers: Mapping[str, Tensor] = field(default_factory=dict)
-    turn_T: Tensor | None = None
+    turns: tuple[Written, ...] = ()
 
     @classmethod
     def given(cls, token_T: Tensor, sampling: Sampling, *, finished: bool = True) -> Completion:
@@ -79,6 +95,15 @@ class Completion:
             finished=finished,
         )
 
+    def in_turns(self, sample: Sample) -> Completion:
+        """The same where a sample's turns alone were decided, and what it was told between them was given."""
+        spans = zip(sample.turn_starts, sample.turn_ends, sample.turn_rewards, strict=True)
+        turns = tuple(Written(*span) for span in spans)
+        place_T = torch.arange(len(self.token_T))
+        within_T = torch.stack([(place_T >= turn.start) & (place_T < turn.end) for turn in turns]).any(0)
+        decided_T = self.decided_T & within_T
+        return replace(self, decided_T=decided_T, logprob_T=self.logprob_T.where(decided_T, 0.0), turns=turns)
+
     @property
     def num_forced(self) -> int:
         """How many tokens stand before the first decision."""
@@ -97,7 +122,6 @@ class Completion:
             return last
         names = {name for part in parts for name in part.numbers}
         supports = [part.support for part in parts if part.support is not None]
-        turns = [part.turn_T for part in parts if part.turn_T is not None]
         return cls(
             token_T=torch.cat([part.token_T for part in parts]),
             logprob_T=torch.cat([part.logprob_T for part in parts]),
@@ -109,5 +133,4 @@ class Completion:
                 name: torch.cat([part.numbers.get(name, torch.zeros(len(part.token_T))) for part in parts])
                 for name in sorted(names)
             },
-            turn_T=torch.cat(turns) if len(turns) == len(parts) else None,
         )

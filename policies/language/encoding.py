@@ -20,6 +20,7 @@ from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.types import Prompt
 
 MASK = "attention_mask"
+ANSWER = "<<the answer>>"  # stands for one where only what follows it is wanted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,6 +117,29 @@ class Encoder:
     def target(self, text: str) -> Tensor:
         """Token ids of an answer, or of its beginning, without an end token."""
         return torch.tensor(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.long)
+
+    def reply(self, text: str, role: str, *, end_ids: Sequence[int]) -> Tensor:
+        """Token ids of another's turn after an answer that has ended, up to where the next answer begins.
+
+        As the chat template writes it, but for the end token, which the answer has; without a template, as it is.
+
+        Raises: DataError if the template has no place for such a turn.
+        """
+        if not self._uses_template:
+            return self.target(text)
+        said = [("user", "x"), ("assistant", ANSWER), (role, text)]
+        turns = [self._turn({"role": who, "content": what}) for who, what in said]
+        try:
+            whole = self.processor.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=True, **self.settings.template
+            )
+        except Exception as error:  # of the template's own, jinja2's among them
+            raise DataError(f"the chat template takes no turn of {role!r} after an answer: {error}") from error
+        _, there, tail = whole.partition(ANSWER)
+        if not there:
+            raise DataError("the chat template does not write answers as they are, so nothing can follow one")
+        token_T = self.target(tail)
+        return token_T[1:] if len(token_T) and int(token_T[0]) in end_ids else token_T
 
     def end_id(self, end_ids: Sequence[int]) -> int:
         """The end token that the chat template writes after an answer; without a template, the tokenizer's own."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from re import Pattern
 
@@ -15,6 +15,7 @@ from mmgrpo.policies.language.completion import Completion
 from mmgrpo.policies.language.decoding import NUMBERS
 from mmgrpo.policies.language.drawing import Drawing, Start, begun_by, write
 from mmgrpo.policies.language.encoding import Encoded, Encoder
+from mmgrpo.policies.language.exchanges import exchanged, opened_by
 from mmgrpo.policies.language.plain import Plain
 from mmgrpo.policies.language.sampling import Sampling
 from mmgrpo.policies.language.scoring import supported
@@ -48,24 +49,15 @@ class Rollouts:
     def written(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan) -> Rollout:
         """Rows that the policy writes now; of a greedy plan one per prompt, which all members carry."""
         ids = plan.prompt_ids or tuple(range(len(prompts)))
-        drawing = self._drawing(plan)
-        encoded = [self.encoder(prompt) for prompt in prompts]
-        for one in encoded:
-            self.encoder.require_room(one, drawing.length)
-        way = self.way_for(encoded)
-        begun = self._begun(way, encoded, plan, drawing)
-        starts = [Start(one, so_far) for one, so_far in zip(encoded, begun, strict=True)]
-        asked = [(ids[p], id(one)) for p, one in enumerate(encoded)]  # entries of one prompt read it once
-        alike = [key if start.begun is None else p for p, (key, start) in enumerate(zip(asked, starts, strict=True))]
         rows = [(p, m) for p, of in enumerate(plan.members_of(len(prompts), group_size)) for m in of]
-        carried = [[row] for row in range(len(rows))]  # the rows that carry a completion
-        if drawing.greedy:
+        carried = [[row] for row in range(len(rows))]  # the rows that carry what is written once
+        if plan.deterministic:
             carried = [[row for row, (q, _) in enumerate(rows) if q == p] for p in range(len(prompts))]
         first = [rows[carriers[0]] for carriers in carried]
-        owners, seeds = [alike.index(alike[p]) for p, _ in first], [derive_seed(seed, ids[p], m) for p, m in first]
+        encoded, batches = self._batches(prompts, ids, first, seed, plan)
         completions: dict[int, Completion] = {}
         samples: dict[int, Sample] = {}
-        for batch in write(way, starts, owners, seeds, drawing):
+        for batch in batches:
             new = {row: completion for number, completion in batch.items() for row in carried[number]}
             completions |= new
             for row, completion in new.items():
@@ -73,16 +65,59 @@ class Rollouts:
                 bare = Sample(prompts[p], group=ids[p], member=member)
                 samples[row] = sample_of(bare, completion, self.encoder.tokenizer, plan.sample_values)
             plan.hand_over([samples[row] for row in new])
+        prompt_of = {row: one for one, carriers in zip(encoded, carried, strict=True) for row in carriers}
         everything = range(len(rows))
         return assembled(
             Trace.of(
-                [encoded[p] for p, _ in rows], [ids[p] for p, _ in rows], [completions[row] for row in everything]
+                [prompt_of[row] for row in everything],
+                [ids[p] for p, _ in rows],
+                [completions[row] for row in everything],
             ),
             [samples[row] for row in everything],
             self.encoder.tokenizer,
             segment_end=self.segment_end,
-            trained=not drawing.greedy,
-            keeps_entropy=ENTROPY in plan.values and not drawing.greedy,
+            trained=not plan.deterministic,
+            keeps_entropy=ENTROPY in plan.values and not plan.deterministic,
+        )
+
+    def _batches(
+        self, prompts: Sequence[Prompt], ids: Sequence[int], drawn: Sequence[tuple[int, int]], seed: int, plan: Plan
+    ) -> tuple[list[Encoded], Iterator[dict[int, Completion]]]:
+        """What is read of each (prompt, member) that is drawn, and what is written, batch by batch."""
+        drawing = self._drawing(plan)
+        environments = [] if plan.environment is None else [plan.environment() for _ in drawn]
+        if environments and self.segment_end is not None:
+            raise ConfigError("turns are the segments of an exchange: remove policy.segment_end")
+        shown = [prompts[p] for p, _ in drawn]
+        if environments:
+            alike: dict[tuple[int, str], Prompt] = {}
+            for n, (p, _) in enumerate(drawn):
+                one = opened_by(environments[n], prompts[p])
+                shown[n] = one if one.images else alike.setdefault((p, repr((one.text, one.messages))), one)
+        encoded = [self.encoder(prompt) for prompt in shown]
+        for one in encoded:
+            self.encoder.require_room(one, drawing.length)
+        way = self.way_for(encoded)
+        if environments and isinstance(way, Plain) and way.translates:
+            raise PolicyError(f"{type(way.model).__name__} reads and writes apart: it cannot go on after an answer")
+        of_entry = {p: n for n, (p, _) in reversed(list(enumerate(drawn)))}
+        begun = self._begun(way, [encoded[of_entry[p]] for p in range(len(prompts))], plan, drawing)
+        starts = [Start(one, begun[p]) for one, (p, _) in zip(encoded, drawn, strict=True)]
+        place: dict[tuple[int, int, int | None], int] = {}  # rows of one beginning read it once
+        keys = [(ids[p], id(one), None if begun[p] is None else p) for one, (p, _) in zip(encoded, drawn, strict=True)]
+        owners = [place.setdefault(key, n) for n, key in enumerate(keys)]
+        seeds = [derive_seed(seed, ids[p], member) for p, member in drawn]
+        if not environments:
+            return encoded, write(way, starts, owners, seeds, drawing)
+        return encoded, exchanged(
+            way,
+            starts,
+            owners,
+            seeds,
+            drawing,
+            environments=environments,
+            encoder=self.encoder,
+            max_turns=plan.max_turns,
         )
 
     def read(self, given: Sequence[Given], *, plan: Plan) -> Rollout:
@@ -129,13 +164,14 @@ class Rollouts:
                 f"the answer to {sample.prompt.text!r:.60} has {len(token_T)} tokens and {known}; a row needs a token "
                 "at least, and old_logprob_T one number for each"
             )
-        return Completion.taken(
+        taken = Completion.taken(
             token_T,
             sampling,
             logprob_T=old_T,
             num_forced=max(given.num_forced, sample.num_forced),
             finished=sample.finished,
         )
+        return taken.in_turns(sample) if sample.turn_ends else taken
 
     def _drawing(self, plan: Plan) -> Drawing:
         if plan.stochastic or plan.share_noise or any(value.view == OLD for value in plan.values):

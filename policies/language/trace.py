@@ -72,6 +72,9 @@ def sample_of(sample: Sample, completion: Completion, tokenizer: Any, names: Seq
         logprob=completion.mean(completion.logprob_T),
         values={name: mean for name in names if (mean := completion.mean(completion.numbers[name])) is not None},
         num_forced=completion.num_forced,
+        turn_starts=[turn.start for turn in completion.turns],
+        turn_ends=[turn.end for turn in completion.turns],
+        turn_rewards=[turn.reward for turn in completion.turns],
     )
 
 
@@ -98,6 +101,7 @@ def assembled(
         B rows, padded to the longest completion.
     """
     completions = trace.completions
+    exchanged = any(completion.turns for completion in completions)
     lengths_B = torch.tensor([len(completion.token_T) for completion in completions])
     T = int(lengths_B.max())
     exists_BT = torch.arange(T)[None] < lengths_B[:, None]
@@ -112,7 +116,7 @@ def assembled(
             exists_BT,
             torch.tensor(trace.prompt_of_B),
         ),
-        segment_BT=_segments(completions, tokenizer, segment_end, T),
+        segment_BT=_turns(completions, T) if exchanged else _segments(completions, tokenizer, segment_end, T),
         trace=trace,
         values={ENTROPY: _padded("entropy", completions)} if keeps_entropy else {},
         num_forwards=len(completions),
@@ -121,6 +125,15 @@ def assembled(
 
 def _padded(name: str, completions: Sequence[Completion]) -> Tensor:
     return pad_sequence([completion.numbers[name] for completion in completions], batch_first=True)
+
+
+def _turns(completions: Sequence[Completion], T: int) -> Tensor:
+    """The number of each token's turn; what the policy was told belongs to the turn that follows."""
+    segment_BT = torch.zeros(len(completions), T, dtype=torch.long)
+    for row, completion in enumerate(completions):
+        for turn in completion.turns[:-1]:
+            segment_BT[row, turn.end : len(completion.token_T)] += 1
+    return segment_BT
 
 
 def _segments(completions: Sequence[Completion], tokenizer: Any, end: Pattern[str] | None, T: int) -> Tensor:

@@ -1,0 +1,60 @@
+"""What a policy may write to over several turns: a game, a tool, another model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mmgrpo.types import Prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What an environment says.
+
+    Attributes:
+        text: what the policy is told; the empty text, without pictures, ends the exchange.
+        images: pictures that it is shown with that.
+        reward: of what the policy wrote before; None where it has none.
+        done: whether the exchange is over; what is told then is not told any more.
+        role: whose turn it is, in the words of the model's chat template.
+    """
+
+    text: str = ""
+    images: Sequence[Any] = ()
+    reward: float | None = None
+    done: bool = False
+    role: str = "user"
+
+    @property
+    def ends(self) -> bool:
+        """Whether the policy does not write again."""
+        return self.done or not (self.text or self.images)
+
+
+class Environment(ABC):
+    """The other side of one exchange; each sample has one of its own."""
+
+    @abstractmethod
+    def reset(self, prompt: Prompt) -> Turn:
+        """Begins an exchange.
+
+        Args:
+            prompt: what the policy is asked.
+
+        Returns:
+            What is put behind the prompt before the policy first writes; the empty turn adds nothing to it.
+        """
+
+    @abstractmethod
+    def step(self, text: str) -> Turn:
+        """Answers what the policy wrote.
+
+        Args:
+            text: its last turn.
+
+        Returns:
+            What it is told.
+        """

@@ -1,0 +1,108 @@
+"""Rows written over several turns: after each the environment answers, and the row goes on behind what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from mmgrpo.environment import Environment, Turn
+from mmgrpo.errors import PolicyError
+from mmgrpo.policies.language.completion import Completion, Written
+from mmgrpo.policies.language.drawing import Drawing, Start, write
+from mmgrpo.policies.language.encoding import Encoder
+from mmgrpo.policies.language.ways import Way
+from mmgrpo.types import Prompt
+
+
+def opened_by(environment: Environment, prompt: Prompt) -> Prompt:
+    """The prompt with what the environment says before the first turn.
+
+    Raises: PolicyError if the exchange is over before it begins.
+    """
+    opening = environment.reset(prompt)
+    if opening.done:
+        raise PolicyError(f"{type(environment).__name__}.reset ended the exchange before the policy wrote a turn")
+    if opening.ends:
+        return prompt
+    images = [*prompt.images, *opening.images]
+    if prompt.messages is None:
+        return replace(prompt, text="\n".join(part for part in (prompt.text, opening.text) if part), images=images)
+    content = [*({"type": "image"} for _ in opening.images), {"type": "text", "text": opening.text}]
+    return replace(prompt, messages=[*prompt.messages, {"role": opening.role, "content": content}], images=images)
+
+
+def exchanged(
+    way: Way,
+    starts: Sequence[Start],
+    owner_N: Sequence[int],
+    seed_N: Sequence[int],
+    drawing: Drawing,
+    *,
+    environments: Sequence[Environment],
+    encoder: Encoder,
+    max_turns: int,
+) -> Iterator[dict[int, Completion]]:
+    """Writes N rows turn by turn; what an environment says is given, never trained.
+
+    A row ends when its environment says so or says nothing, after ``max_turns``, or where its next turn has no room.
+
+    Args:
+        way: how rows go through the model.
+        starts: what there is to go on from.
+        owner_N: which of them each row goes on from.
+        seed_N: of each row's random numbers.
+        drawing: how to write; its length is that of a row, what it is told included.
+        environments: one per row, after ``reset``.
+        encoder: of what they say.
+        max_turns: turns that a row may write.
+
+    Yields:
+        dict[int, Completion]: rows that are over, whole.
+    """
+    turns: list[tuple[Written, ...]] = [()] * len(owner_N)
+    rows, owners = list(range(len(owner_N))), list(owner_N)
+    for number in range(1, max_turns + 1):
+        going: dict[int, Completion] = {}
+        for batch in write(way, starts, owners, [seed_N[row] for row in rows], drawing):
+            over: dict[int, Completion] = {}
+            for place, completion in batch.items():
+                row, start = rows[place], starts[owners[place]].num_begun
+                reply = _reply(environments[row], completion, start, encoder)
+                turns[row] += (Written(start, len(completion.token_T), None if reply is None else reply.reward),)
+                longer = _told(completion, reply, encoder, drawing) if number < max_turns else None
+                if longer is None:
+                    finished = reply is not None and reply.ends
+                    over[row] = replace(completion, turns=turns[row], finished=finished)
+                else:
+                    going[row] = longer
+            if over:
+                yield over
+        starts = [Start(starts[owners[place]].prompt, going[row]) for place, row in enumerate(rows) if row in going]
+        rows = [row for row in rows if row in going]
+        owners = list(range(len(rows)))
+        if not rows:
+            return
+
+
+def _reply(environment: Environment, completion: Completion, start: int, encoder: Encoder) -> Turn | None:
+    """What the environment says to a turn; None to one that was cut off."""
+    if not completion.finished:
+        return None
+    reply = environment.step(encoder.tokenizer.decode(completion.token_T[start:], skip_special_tokens=True))
+    if reply.images and not reply.ends:
+        raise PolicyError(
+            f"{type(environment).__name__}.step shows pictures: a language policy sees those of the prompt and of reset"
+        )
+    return reply
+
+
+def _told(completion: Completion, reply: Turn | None, encoder: Encoder, drawing: Drawing) -> Completion | None:
+    """The row with the reply behind it, ready to go on; None if it does not."""
+    if reply is None or reply.ends:
+        return None
+    token_T = encoder.reply(reply.text, reply.role, end_ids=drawing.end_ids.tolist())
+    if len(completion.token_T) + len(token_T) >= drawing.length:
+        return None
+    return Completion.chained([completion, Completion.given(token_T.to(torch.long), drawing.sampling)])

@@ -1,0 +1,224 @@
+"""Exchanges with an environment: turns are trained, what is told between them is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, final
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmgrpo.environment import Environment, Turn
+from mmgrpo.errors import ConfigError, PolicyError
+from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.types import Given, Plan, Prompt, Rollout
+from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
+from tests.policies.test_language_ways import t5
+from tests.policies.tiny_language import picture, policy_of, prompts_of
+
+SEED = 3
+LENGTH = 40
+
+
+@final
+class Silent(Environment):
+    def reset(self, prompt: Prompt) -> Turn:
+        return Turn()
+
+    def step(self, text: str) -> Turn:
+        return Turn(text="never told", done=True, reward=2.0)
+
+
+@final
+@dataclass
+class Asking(Environment):
+    """Says something after each turn, ``turns - 1`` times."""
+
+    turns: int = 3
+    told: str = "two red"
+    shown: tuple[Any, ...] = ()
+    heard: list[str] = field(default_factory=list)
+
+    def reset(self, prompt: Prompt) -> Turn:
+        return Turn()
+
+    def step(self, text: str) -> Turn:
+        self.heard.append(text)
+        return Turn(
+            text=self.told, images=self.shown, reward=float(len(self.heard)), done=len(self.heard) == self.turns
+        )
+
+
+@final
+class Opening(Environment):
+    """Says something at first."""
+
+    def __init__(self, turn: Turn) -> None:
+        self.turn = turn
+
+    def reset(self, prompt: Prompt) -> Turn:
+        return self.turn
+
+    def step(self, text: str) -> Turn:
+        return Turn()
+
+
+def terse(name: str, **settings: Any) -> LanguagePolicy:
+    """A policy of few words, so that its turns are short."""
+    bare = policy_of(name)
+    kept = {*range(60, 70), *bare._end_ids.tolist()}
+    vocabulary = bare.model.config.get_text_config().vocab_size
+    suppress = tuple(token for token in range(vocabulary) if token not in kept)
+    return policy_of(name, **{"max_new_tokens": LENGTH, "suppress": suppress, "temperature": 8.0, **settings})
+
+
+def exchange(policy: LanguagePolicy, name: str, make: Callable[[], Environment], **plan: Any) -> Rollout:
+    plan = {"environment": make, **plan}
+    return policy.rollout(prompts_of(name), group_size=4, seed=SEED, plan=Plan(**plan))
+
+
+@torch.no_grad()
+def said_at_once(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
+    """What the model itself, called on each row's whole text, gives for its tokens."""
+    return torch.stack([plain_row(policy, rollout, row) for row in range(len(rollout.samples))])
+
+
+def plain_row(policy: LanguagePolicy, rollout: Rollout, row: int) -> Tensor:
+    encoded, token_T = policy._encoder(rollout.samples[row].prompt), torch.tensor(rollout.samples[row].tokens)
+    whole = encoded.followed_by(token_T, policy.way.fill)
+    inputs = {"input_ids": whole.ids_P[None], **whole.per_token, **whole.media}
+    logits_TV = policy.model(**inputs).logits[0, encoded.length - 1 : -1] / policy.settings.temperature
+    logits_TV = logits_TV.index_fill(-1, policy._sampling.suppressed, -torch.inf)
+    logprob_T = logits_TV.log_softmax(-1)[torch.arange(len(token_T)), token_T]
+    mask_T = rollout.mask_BT[row]
+    padded_T = torch.nn.functional.pad(logprob_T, (0, len(mask_T) - len(token_T)))
+    return padded_T.where(mask_T, 0.0)
+
+
+@pytest.mark.parametrize("plan", [{}, {"stochastic": ()}], ids=["drawn", "greedy"])
+@pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
+def test_an_environment_that_says_nothing_changes_nothing(name: str, plan: dict[str, Any]) -> None:
+    policy = terse(name)
+    plain = policy.rollout(prompts_of(name), group_size=4, seed=SEED, plan=Plan(**plan))
+    silent = exchange(policy, name, Silent, **plan)
+    for same in ("old_logprob_BT", "mask_BT", "state_BT", "segment_BT", "prompt_index_B"):
+        assert torch.equal(getattr(silent, same), getattr(plain, same))
+    assert [sample.tokens for sample in silent.samples] == [sample.tokens for sample in plain.samples]
+    assert [sample.finished for sample in silent.samples] == [sample.finished for sample in plain.samples]
+    for mine, theirs in zip(gradients(policy, silent), gradients(policy, plain), strict=True):
+        assert torch.equal(mine, theirs)
+    for sample in silent.samples:
+        assert list(sample.turn_ends) == [len(sample.tokens or ())]
+        assert list(sample.turn_rewards) == [2.0 if sample.finished else None]
+
+
+@pytest.mark.parametrize("settings", [{}, {"share_prefix": False}, {"top_k": 6}], ids=["shared", "whole", "top_k"])
+@pytest.mark.parametrize("name", ["llama", "qwen2.5-vl"])
+def test_what_is_told_is_given_and_the_turns_are_trained(name: str, settings: dict[str, Any]) -> None:
+    policy = terse(name, **settings)
+    made: list[Asking] = []
+
+    def make() -> Environment:
+        made.append(Asking())
+        return made[-1]
+
+    handed: list[Any] = []
+    rollout = exchange(policy, name, make, on_samples=handed.extend)
+    assert sorted(map(id, handed)) == sorted(map(id, rollout.samples))
+    told = policy._encoder.reply("two red", "user", end_ids=policy._end_ids.tolist()).tolist()
+    ends = set(policy._end_ids.tolist())
+    most = max(len(sample.turn_ends) for sample in rollout.samples)
+    assert most == 3  # and rows that were cut off before
+    for row, (sample, environment) in enumerate(zip(rollout.samples, made, strict=True)):
+        tokens, spans = list(sample.tokens or ()), list(zip(sample.turn_starts, sample.turn_ends, strict=True))
+        expected_T = torch.zeros(rollout.shape[1], dtype=torch.bool)
+        for number, (start, end) in enumerate(spans):
+            expected_T[start:end] = True
+            assert tokens[end - 1] in ends or end == LENGTH
+            assert set(rollout.segment_BT[row, start:end].tolist()) == {number}
+            if number:
+                assert tokens[spans[number - 1][1] : start] == told
+        assert torch.equal(rollout.mask_BT[row], expected_T)
+        assert environment.heard == [
+            policy._tokenizer.decode(tokens[start:end], skip_special_tokens=True)
+            for start, end in spans
+            if tokens[end - 1] in ends
+        ]
+        assert list(sample.turn_rewards) == [
+            n + 1.0 if tokens[end - 1] in ends else None for n, (_, end) in enumerate(spans)
+        ]
+        assert sample.finished == (len(environment.heard) == 3)
+    if "top_k" not in settings:
+        expected_BT = said_at_once(policy, rollout)
+        assert largest_difference(rollout.old_logprob_BT, expected_BT, rollout.mask_BT) < 3e-6
+    assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 3e-6
+
+
+def test_what_is_told_has_no_gradient() -> None:
+    policy = terse("llama")
+    rollout = exchange(policy, "llama", Asking)
+    assert any(len(sample.turn_ends) > 1 for sample in rollout.samples)
+    move(policy.trainable)
+    found = gradients(policy, rollout)
+    weight_BT = torch.randn(rollout.shape, generator=torch.Generator().manual_seed(3))  # as gradients() weighs
+    total = sum((weight_BT[row] * plain_row(policy, rollout, row)).sum() for row in range(len(rollout.samples)))
+    assert isinstance(total, Tensor)
+    expected = torch.autograd.grad(total, policy.trainable)
+    assert relative_difference(found, expected) < 1e-5
+
+
+def test_samples_of_an_exchange_are_read_as_they_were_drawn() -> None:
+    policy = terse("llama")
+    rollout = exchange(policy, "llama", Asking)
+    read = policy.read([Given(sample=sample) for sample in rollout.samples], seed=0)
+    for same in ("mask_BT", "segment_BT", "state_BT"):
+        assert torch.equal(getattr(read, same), getattr(rollout, same))
+    assert largest_difference(read.old_logprob_BT, rollout.old_logprob_BT, rollout.mask_BT) < 3e-6
+
+
+def test_an_exchange_ends_after_its_turns() -> None:
+    policy = terse("llama")
+    rollout = exchange(policy, "llama", lambda: Asking(turns=9), max_turns=2)
+    assert max(len(sample.turn_ends) for sample in rollout.samples) == 2
+    assert not any(sample.finished for sample in rollout.samples)
+    once = exchange(policy, "llama", lambda: Asking(told=""))  # nothing said ends it
+    assert {len(sample.turn_ends) for sample in once.samples} == {1}
+    assert any(sample.finished for sample in once.samples)
+
+
+def test_a_row_keeps_its_numbers_over_its_turns() -> None:
+    one_by_one, together = terse("llama", batch=1), terse("llama", batch=64)
+    rows = [exchange(policy, "llama", Asking) for policy in (one_by_one, together)]
+    assert [sample.tokens for sample in rows[0].samples] == [sample.tokens for sample in rows[1].samples]
+
+
+def test_what_is_said_at_first_stands_behind_the_prompt() -> None:
+    policy = terse("qwen2.5-vl")
+    rollout = exchange(policy, "qwen2.5-vl", lambda: Opening(Turn(text="how many", images=[picture(seed=5)])))
+    first = prompts_of("qwen2.5-vl")[0]
+    shown = Prompt(f"{first.text}\nhow many", images=[*first.images, picture(seed=5)])
+    assert rollout.samples[0].prompt.text == first.text  # the rewards know what was asked
+    encoded = rollout.trace.prompts[rollout.trace.prompt_of_B[0]]
+    assert torch.equal(encoded.ids_P, policy._encoder(shown).ids_P)
+    assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 3e-6
+    text = exchange(terse("llama"), "llama", lambda: Opening(Turn(text="how many")))
+    assert text.trace.prompt_of_B == [0] * 4 + [1] * 4  # members that are told the same share what they read
+    turns = [{"role": "user", "content": "what"}, {"role": "assistant", "content": "one"}]
+    asked = Prompt("what", messages=turns)
+    plan = Plan(environment=lambda: Opening(Turn(text="how many")))
+    rollout = policy.rollout([asked], group_size=2, seed=SEED, plan=plan)
+    whole = Prompt("what", messages=[*turns, {"role": "user", "content": "how many"}])
+    assert torch.equal(rollout.trace.prompts[0].ids_P, policy._encoder(whole).ids_P)
+
+
+def test_what_cannot_be_an_exchange_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"turns are the segments of an exchange: remove policy\.segment_end"):
+        exchange(terse("llama", segment_end="e"), "llama", Silent)
+    with pytest.raises(PolicyError, match=r"Opening\.reset ended the exchange"):
+        exchange(terse("llama"), "llama", lambda: Opening(Turn(done=True)))
+    with pytest.raises(PolicyError, match=r"Asking\.step shows pictures"):
+        exchange(terse("qwen2.5-vl"), "qwen2.5-vl", lambda: Asking(shown=(picture(),)))
+    with pytest.raises(PolicyError, match="it cannot go on after an answer"):
+        t5().rollout([Prompt("what")], group_size=1, seed=SEED, plan=Plan(environment=Silent))
