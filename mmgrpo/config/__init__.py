@@ -7,23 +7,28 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from mmgrpo.config.prompts import PromptsConfig, ReadingConfig, SourceConfig
+from mmgrpo.config.references import ReferenceConfig
 from mmgrpo.config.rewards import Closed, GateConfig, RewardConfig, gate_order
 from mmgrpo.config.sections import Named, Section, unknown_keys
 from mmgrpo.config.stages import StageConfig, faults, moving_keys
+from mmgrpo.config.update import EmaConfig, UpdateConfig
 from mmgrpo.config.watchdog import AlarmKind, WatchdogConfig
 
 __all__ = [
     "AlarmKind",
     "Closed",
+    "EmaConfig",
     "GateConfig",
     "MethodKind",
     "Named",
     "PromptsConfig",
     "ReadingConfig",
+    "ReferenceConfig",
     "RewardConfig",
     "RunConfig",
     "Section",
     "SourceConfig",
+    "UpdateConfig",
     "WatchdogConfig",
     "gate_order",
 ]
@@ -184,41 +189,6 @@ class ObjectiveConfig(Section):
         return min(bounds) if bounds else None
 
 
-class EmaConfig(Section):
-    """Exponential moving average of the trained weights, as flow_grpo takes it; evaluations use it."""
-
-    decay: float = Field(
-        default=0.9,
-        gt=0,
-        lt=1,
-        description="share of the average that stays; after update n at most (1 + n) / (10 + n)",
-    )
-    every: int = Field(default=1, ge=1, description="optimiser updates between averages: after update every - 1, ...")
-    times: int = Field(
-        default=1,
-        ge=1,
-        description="how often the same weights join at each; flow_grpo's scripts do it once a micro-batch",
-    )
-
-
-class UpdateConfig(Section):
-    """How a rollout becomes optimiser updates: ``epochs`` passes over it, each in ``minibatches`` of whole groups."""
-
-    epochs: int = Field(default=1, ge=1, description="passes over a rollout")
-    minibatches: int = Field(default=1, ge=1, description="updates per pass; at most prompts_per_step")
-    lr: float = Field(default=1e-4, gt=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = Field(default=0.0, ge=0)
-    eps: float = Field(default=1e-8, gt=0)
-    schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="of the learning rate, after the ramp"
-    )
-    lr_warmup_steps: int = Field(default=0, ge=0, description="updates of the linear ramp")
-    lr_floor: float = Field(default=0.0, ge=0, le=1, description="linear and cosine end at this fraction of lr")
-    max_grad_norm: float | None = Field(default=1.0, gt=0, description="null: not clipped")
-    ema: EmaConfig | None = None
-
-
 class EvaluationConfig(Section):
     """Held-out prompts with fixed seeds, drawn without noise and judged by rewards that are not trained on."""
 
@@ -344,6 +314,9 @@ class RunConfig(Section):
     advantage: AdvantageConfig = Field(default_factory=AdvantageConfig)
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
     update: UpdateConfig = Field(default_factory=UpdateConfig)
+    reference: ReferenceConfig | None = Field(
+        default=None, description="how the reference moves; null: it stays the policy before its first step"
+    )
     evaluation: EvaluationConfig | None = None
     watchdog: WatchdogConfig | None = None
     schedules: dict[str, Named] = Field(

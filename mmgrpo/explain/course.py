@@ -46,6 +46,19 @@ def course_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "controller", f"{key}, {named.name}: {formula_of(function)}{numbers_text(numbers)}"
 
 
+def moving_reference_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """How the reference moves, if it does, and what is done around each optimiser step."""
+    reference = config.reference
+    if reference is not None and reference.reset_every is not None:
+        anew = ", and the optimiser begins anew" if reference.reset_optimizer else ""
+        yield "", f"becomes the weights of now every {reference.reset_every} steps{anew}"
+    if reference is not None and reference.ema is not None:
+        decay = reference.ema.decay
+        yield "", f"follows the weights: {decay:g} reference + {1 - decay:g} now, every {reference.ema.every} steps"
+    for named in config.update.hooks:
+        yield "hook", f"{named.name}{numbers_text(named.numbers)}"
+
+
 def _value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 

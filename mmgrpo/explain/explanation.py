@@ -16,7 +16,7 @@ from mmgrpo.config.binding import bound, build_objective, named_in
 from mmgrpo.config.loading import explain_validation
 from mmgrpo.config.registry import is_scheduled, settings_type
 from mmgrpo.errors import ConfigError
-from mmgrpo.explain.course import course_rows, prompt_rows
+from mmgrpo.explain.course import course_rows, moving_reference_rows, prompt_rows
 from mmgrpo.explain.formulas import formula_of, with_defaults
 from mmgrpo.explain.formulas import numbers_text as _numbers
 from mmgrpo.explain.formulas import summary as _summary
@@ -251,6 +251,7 @@ def _passes(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[t
     yield "old policy", "no pass: the log-probabilities stored at the rollout serve every update"
     yield "values", _values_line(config)
     yield "reference", _reference_line(config)
+    yield from moving_reference_rows(config)
     if build_objective(config.objective).skips:
         yield "skipped", "decisions without an advantage or a weight take no forward in the update"
     yield "evaluation", _evaluation_line(config, settings)

@@ -26,6 +26,7 @@ from mmgrpo.run.processes import Job
 from mmgrpo.scoring import Gate, NamedReward, as_reward
 from mmgrpo.system.targets import is_own
 from mmgrpo.train.ema import Average
+from mmgrpo.train.hooks import HOOKS
 from mmgrpo.train.optimizer import GuardedOptimizer
 from mmgrpo.types import Plan
 
@@ -150,6 +151,10 @@ def optimizer_of(
         max_grad_norm=update.max_grad_norm,
         max_skipped_frac=config.max_skipped_update_frac,
         average=average,
+        hooks={
+            f"{number}.{named.name}": bound("update.hooks", HOOKS, named)(parameters)
+            for number, named in enumerate(update.hooks)
+        },
     )
 
 

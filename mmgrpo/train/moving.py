@@ -59,8 +59,8 @@ class Moving:
             self._take(moved)
 
     def settle_reference(self, policy: Policy) -> None:
-        """Has a full fine-tune copy its weights of now if a weight of the divergence may rise above 0 later."""
-        if any(key.endswith(".kl_beta") for key in self.course.keys):
+        """Has a full fine-tune copy its weights of now if they are first asked for when others are trained."""
+        if self.config.reference is not None or any(key.endswith(".kl_beta") for key in self.course.keys):
             with policy.reference():
                 pass
 

@@ -6,7 +6,7 @@ backward, is no part of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from mmgrpo.errors import NonFiniteError
 from mmgrpo.run.processes import Job
 from mmgrpo.train.ema import Average
+from mmgrpo.train.hooks import UpdateHook
 
 RECENT = 20
 """How many of the last updates the share of skipped ones is taken over."""
@@ -57,6 +58,7 @@ class GuardedOptimizer:
         max_grad_norm: float | None,
         max_skipped_frac: float,
         average: Average | None = None,
+        hooks: Mapping[str, UpdateHook] | None = None,
     ) -> None:
         """Puts the parts together.
 
@@ -68,6 +70,7 @@ class GuardedOptimizer:
             max_grad_norm: the gradient is scaled down to this norm; None leaves it.
             max_skipped_frac: the run stops once more than this share of the last 20 updates was skipped.
             average: follows the weights.
+            hooks: what is done around each step, in order, by name.
         """
         self.parameters = list(parameters)
         self.optimizer = optimizer
@@ -76,6 +79,7 @@ class GuardedOptimizer:
         self.max_grad_norm = max_grad_norm
         self._max_skipped_frac = max_skipped_frac
         self._average = average
+        self._hooks = dict(hooks or {})
         self._recent: list[bool] = []
 
     def clear(self) -> None:
@@ -89,17 +93,25 @@ class GuardedOptimizer:
         if all(parameter.grad is None for parameter in self.parameters):
             for parameter in self.parameters:  # nothing was learnt: the optimiser still takes its step, with zeros
                 parameter.grad = torch.zeros_like(parameter)
+        for hook in self._hooks.values():
+            hook.before()
         limit = float("inf") if self.max_grad_norm is None else self.max_grad_norm
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
         skipped, lr = not bool(norm.isfinite()), float(self.schedule.get_last_lr()[0])
         if not skipped:
             self.optimizer.step()
+            for hook in self._hooks.values():
+                hook.after()
             if self._average:
                 self._average.update()
             self.schedule.step()
         self.clear()
         self._recent = [*self._recent[1 - RECENT :], skipped]
         return Applied(grad_norm=float(norm), lr=lr, skipped=skipped)
+
+    def forget(self) -> None:
+        """Its moments begin anew; the schedule goes on."""
+        self.optimizer.state.clear()
 
     def require_progress(self) -> None:
         """Raises NonFiniteError once too many of the last updates were skipped."""
@@ -126,6 +138,7 @@ class GuardedOptimizer:
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "recently_skipped": self._recent,
+            "hooks": {name: hook.state_dict() for name, hook in self._hooks.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any], *, num_updates: int | None = None) -> None:
@@ -146,6 +159,8 @@ class GuardedOptimizer:
             group.update({**own, "lr": base_lr * factor})
         self.schedule._last_lr = [group["lr"] for group in self._groups]
         self._recent = list(state.get("recently_skipped", []))
+        for name in self._hooks.keys() & state.get("hooks", {}).keys():
+            self._hooks[name].load_state_dict(state["hooks"][name])
 
     @property
     def _groups(self) -> list[dict[str, Any]]:

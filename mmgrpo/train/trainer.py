@@ -39,6 +39,7 @@ from mmgrpo.train.learn import Update, learn
 from mmgrpo.train.memory import facts_of_step, remember
 from mmgrpo.train.metrics import step_metrics, update_metrics
 from mmgrpo.train.moving import Moving
+from mmgrpo.train.references import move_reference, require_movable
 from mmgrpo.train.sessions import Session, Trained
 from mmgrpo.train.sources import source_metrics
 from mmgrpo.train.warmup import Warmup
@@ -90,6 +91,7 @@ class Trainer:
         self.now = Moving(self.config, self.rewards)
         self.stream = stream_of(asked, self.config)
         self.job.share(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
+        require_movable(policy, self.config.reference)
         require_credit(self.config.advantage)
         build_plan(self.config, policy, 0)
         self.parameters = policy.trainable
@@ -220,6 +222,7 @@ class Trainer:
         self.step += 1
         self._keep(experience.samples, verdict.scores, batch.credit)
         line = self._learn(batch, metrics, progress)
+        move_reference(self.policy, self.config.reference, self.step, self.optimizer)
         memory = remember(self.session.memory, facts, self.stream.learners)
         self.session.memory = self.now.course.controlled(memory, line)
         self._whole_step = self.step

@@ -1,0 +1,49 @@
+"""How a step's rows become optimiser updates."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from mmgrpo.config.sections import Named, Section
+
+
+class EmaConfig(Section):
+    """Exponential moving average of the trained weights, as flow_grpo takes it; evaluations use it."""
+
+    decay: float = Field(
+        default=0.9,
+        gt=0,
+        lt=1,
+        description="share of the average that stays; after update n at most (1 + n) / (10 + n)",
+    )
+    every: int = Field(default=1, ge=1, description="optimiser updates between averages: after update every - 1, ...")
+    times: int = Field(
+        default=1,
+        ge=1,
+        description="how often the same weights join at each; flow_grpo's scripts do it once a micro-batch",
+    )
+
+
+class UpdateConfig(Section):
+    """How a rollout becomes optimiser updates: ``epochs`` passes over it, each in ``minibatches`` of whole groups."""
+
+    epochs: int = Field(default=1, ge=1, description="passes over a rollout")
+    minibatches: int = Field(default=1, ge=1, description="updates per pass; at most prompts_per_step")
+    lr: float = Field(default=1e-4, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(default=0.0, ge=0)
+    eps: float = Field(default=1e-8, gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="of the learning rate, after the ramp"
+    )
+    lr_warmup_steps: int = Field(default=0, ge=0, description="updates of the linear ramp")
+    lr_floor: float = Field(default=0.0, ge=0, le=1, description="linear and cosine end at this fraction of lr")
+    max_grad_norm: float | None = Field(default=1.0, gt=0, description="null: not clipped")
+    ema: EmaConfig | None = None
+    hooks: tuple[Named, ...] = Field(
+        default=(),
+        description="what is done around each optimiser step, in order: {name: slow_fast, inner, alpha} goes back "
+        "along the way of `inner` updates; {name: mask, share, seed} trains a share of the weights",
+    )
