@@ -28,6 +28,7 @@ from mmgrpo.policies.denoising.loading import (
     load_pipeline,
 )
 from mmgrpo.policies.denoising.memo import Memo
+from mmgrpo.policies.denoising.reading import Reader, ReadTrace, require_read_values
 from mmgrpo.policies.denoising.rows import shows_media
 from mmgrpo.policies.denoising.sampling import Sampling
 from mmgrpo.policies.denoising.schedules import fitting_sampler
@@ -37,8 +38,8 @@ from mmgrpo.policies.denoising.stage import Stage
 from mmgrpo.policies.denoising.supervised import Targets, supervised_loss
 from mmgrpo.policies.denoising.values import require_known
 from mmgrpo.policies.weights import DiffusersFiles, Weights
-from mmgrpo.policy import Choosing, Keeping, Policy, Scheduled, Supervised
-from mmgrpo.types import Evaluation, Example, Plan, Prompt, Rollout, SupervisedLoss
+from mmgrpo.policy import Choosing, Keeping, Policy, Reading, Scheduled, Supervised
+from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import REFERENCE, Value
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ logger = logging.getLogger(__name__)
 EXACTNESS = {torch.float32: 1e-5, torch.bfloat16: 1e-3}
 
 
-class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping):
+class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading):
     """A diffusers pipeline whose denoising steps are decisions.
 
     The pipeline itself is run, with a scheduler of its own class that draws and records each transition; to score a
@@ -104,6 +105,14 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping):
         self._targets = Targets(self._stage)
         alone = shows_media({**settings.call, **settings.evaluation_call})
         self._batches = Batches(1 if alone else settings.rollout_batch, 1 if alone else settings.update_batch)
+        self._reader = Reader(
+            stage=self._stage,
+            targets=self._targets,
+            batches=self._batches,
+            using=self.using,
+            reading=settings.reading,
+            call=settings.call,
+        )
         self._scorer = Scorer(stage=self._stage, batches=self._batches, using=self.using)
         self._drafter = Drafter(
             stage=self._stage,
@@ -188,6 +197,17 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping):
             return self._drafter.deterministic([row for members in groups for row in members], plan, drawing)
         return self._drafter.stochastic(groups, plan, drawing)
 
+    def read(self, given: Sequence[Given], *, seed: int, plan: Plan | None = None) -> Rollout:
+        """Finished samples noised again at ``policy.reading.num_levels`` keyed levels, a decision each.
+
+        A decision's log-probability is minus the network's weighted matching error. What is read is the sample's
+        ``latent`` where it has one, else its picture or video, encoded. With ``plan.share_noise`` levels and noise are
+        the group's. ``plan.settings`` may hold ``call`` and ``reading``, laid over the policy's. Of values there are
+        ``error``, ``level``, and of kept weights, or of ``old`` where the plan names it, ``logprob``, ``velocity_mse``,
+        k1 to k3, and, with its strength as a number, ``positive_error`` and ``negative_error`` of ``maths.matching``.
+        """
+        return self._reader.read(given, seed, plan or Plan())
+
     def evaluate(
         self,
         rollout: Rollout,
@@ -200,8 +220,12 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping):
         Rows that share a state share its forward and its backward. Of values there are the log-probability of the
         reference and of weights that were kept, and the divergences of ``maths.divergences`` from them; Gaussian ones
         of ``old`` where the plan asked for them. The entropy of a Gaussian step is a constant of the schedule, so none
-        is given.
+        is given. Rows that were read have values of their own: see ``read``.
         """
-        require_known(values, self._weights.kept)
         chosen = list(range(len(rollout.samples))) if rows is None else [int(row) for row in rows]
-        yield from self._scorer.evaluate(rollout, chosen, values)
+        if isinstance(rollout.trace, ReadTrace):
+            require_read_values(values, self._weights.kept)
+            yield from self._reader.evaluate(rollout, chosen, values)
+        else:
+            require_known(values, self._weights.kept)
+            yield from self._scorer.evaluate(rollout, chosen, values)

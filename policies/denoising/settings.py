@@ -9,6 +9,27 @@ from pydantic import BaseModel, ConfigDict, Field
 from mmgrpo.policies.lora import LoraSettings
 
 
+class ReadingSettings(BaseModel):
+    """How finished samples are read: noised again at levels of their own, a decision each.
+
+    A decision's log-probability is minus the network's mean squared error there, times ``weight * sigma**power``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    num_levels: int = Field(default=4, ge=1, description="decisions of a sample")
+    levels: Literal["uniform", "stratified"] = Field(
+        default="stratified", description="drawn anywhere, or one in each of as many equal parts, least noise first"
+    )
+    low: float = Field(default=0.0, ge=0, lt=1, description="least noise, as a share of the schedule's")
+    high: float = Field(default=1.0, gt=0, le=1, description="most noise, as a share of the schedule's")
+    shift: float = Field(
+        default=1.0, gt=0, description="s of u -> s u / (1 + (s - 1) u), which moves levels as a flow schedule's does"
+    )
+    weight: float = Field(default=1.0, gt=0, description="of the error in a decision's log-probability")
+    power: float = Field(default=0.0, description="p of sigma^p, a further weight of the error")
+
+
 class DenoisingSettings(BaseModel):
     """How a diffusers pipeline draws, what of it is trained, and in what batches it runs.
 
@@ -19,8 +40,8 @@ class DenoisingSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     is_scheduled: ClassVar[bool] = True  # every sample takes the same, known number of decisions
     resumable: ClassVar[tuple[str, ...]] = (
-        "sampler", "strength", "density", "reduction", "call", "evaluation_call", "rollout_batch", "update_batch",
-        "segments", "gradient_checkpointing", "attention", "compile", "memo_bytes",
+        "sampler", "strength", "density", "reduction", "call", "evaluation_call", "reading", "rollout_batch",
+        "update_batch", "segments", "gradient_checkpointing", "attention", "compile", "memo_bytes",
     )  # fmt: skip
     """What a resumed run may have otherwise."""
 
@@ -55,6 +76,9 @@ class DenoisingSettings(BaseModel):
     )
     columns: tuple[str, ...] = Field(
         default=(), description="data columns that go to the call, as arguments of their names with one entry a row"
+    )
+    reading: ReadingSettings = Field(
+        default=ReadingSettings(), description="of finished samples, for losses on samples that are noised again"
     )
     lora: LoraSettings | None = Field(default=None, description="null: every weight of the denoisers is trained")
     rollout_batch: int = Field(default=8, ge=1, description="rows per pipeline run in rollouts")

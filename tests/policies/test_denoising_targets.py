@@ -127,7 +127,7 @@ def one_row(policy: DenoisingPolicy, text: str) -> dict[str, Any]:
 def test_targets_are_the_states_that_decode_to_them(name: str) -> None:
     policy, examples = policy_of(name, uneven(name)), examples_of(name)
     rows = [Row(prompt=example.prompt, seed=0, group=0, member=0, share_noise=False) for example in examples]
-    found = policy._targets(examples, rows, {**policy.settings.call, "num_inference_steps": 2})
+    found = torch.cat(policy._targets(examples, rows, {**policy.settings.call, "num_inference_steps": 2}))
     expected = torch.cat([STATES[name](policy.pipeline, example) for example in examples])
     assert float(expected.std()) > 0.05
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

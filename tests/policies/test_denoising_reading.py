@@ -1,0 +1,252 @@
+"""Finished samples noised again: levels and noise by their keys, errors by hand, what is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from diffusers import EDMEulerScheduler, UniPCMultistepScheduler, WanPipeline
+
+from mmgrpo.errors import ConfigError, DataError, PolicyError
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.denoising.noising import placed
+from mmgrpo.policies.denoising.settings import ReadingSettings
+from mmgrpo.types import Given, Origin, Plan, Prompt, Sample
+from mmgrpo.values import Value
+from tests.policies.contract import gradients, move, relative_difference, values
+from tests.policies.readings import (
+    ERROR,
+    LEVEL,
+    READING,
+    SEED,
+    Hand,
+    T,
+    clean_states,
+    draws,
+    given_of,
+    latents_of,
+    value_of,
+)
+from tests.policies.test_denoising_targets import TEXTS
+from tests.policies.tiny_policies import pipeline_of, policy_of
+
+
+@pytest.mark.parametrize("name", ["sd15", "sd3", "flux", "wan"])
+def test_the_log_probability_is_minus_the_matching_error(name: str) -> None:
+    policy = policy_of(name, reading={**READING, "weight": 2.0, "power": 1.0})
+    move(policy.trainable)
+    rollout = policy.read(given_of(name), seed=SEED)
+    hand, clean = Hand(name, policy), clean_states(name, policy)
+    assert rollout.shape == (4, T)
+    assert bool(rollout.mask_BT.all())
+    error_BT, logprob_BT = value_of(policy, rollout, ERROR), values(policy, rollout)
+    for row, (which, group, member) in enumerate([(0, 5, 0), (0, 5, 3), (1, 9, 0), (1, 9, 3)]):
+        for place in range(T):
+            noisy, target, share, sigma = hand.noised(clean[which], group, member, place)
+            with torch.no_grad():
+                expected = float((hand.prediction(TEXTS[which], noisy, share) - target).square().mean())
+            assert float(error_BT[row, place]) == pytest.approx(expected, rel=2e-5)
+            assert float(logprob_BT[row, place]) == pytest.approx(-2 * sigma * expected, rel=2e-5)
+            assert float(rollout.values[LEVEL][row, place]) == pytest.approx(sigma, abs=1e-6)
+    assert torch.equal(logprob_BT, rollout.old_logprob_BT)
+    assert rollout.num_forwards == 4 * T
+    assert rollout.origin_B is not None
+    assert rollout.origin_B.tolist() == [int(Origin.GIVEN)] * 4
+    assert not rollout.on_policy
+
+
+@pytest.mark.parametrize("name", ["sd15", "sd3", "flux", "wan"])
+def test_any_batch_has_the_same_noise_and_the_full_gradient(name: str) -> None:
+    wide, narrow, odd = (policy_of(name, batch=batch, reading=READING) for batch in (16, 1, 5))
+    for policy in (wide, narrow, odd):
+        move(policy.trainable)
+    given = latents_of(wide)
+    rollout = wide.read(given, seed=SEED)
+    assert [e.logprob_BT.shape for e in wide.evaluate(rollout)] == [(4, T)]
+    assert [e.logprob_BT.shape for e in odd.evaluate(rollout)] == [(1, T)] * 4
+    assert [e.logprob_BT.shape for e in narrow.evaluate(rollout)] == [(1, 1)] * (4 * T)
+    whole = gradients(wide, rollout)
+    for policy in (narrow, odd):
+        other = policy.read(given, seed=SEED)
+        torch.testing.assert_close(other.old_logprob_BT, rollout.old_logprob_BT, rtol=2e-5, atol=1e-6)
+        assert torch.equal(other.values[LEVEL], rollout.values[LEVEL])
+        assert relative_difference(gradients(policy, rollout), whole) < 1e-4
+    some = wide.read([given[2], given[1]], seed=SEED)
+    torch.testing.assert_close(some.old_logprob_BT, rollout.old_logprob_BT[[2, 1]], rtol=2e-5, atol=1e-6)
+    parts = zip(gradients(wide, rollout, [0, 3]), gradients(wide, rollout, [1, 2]), strict=True)
+    assert relative_difference([one + two for one, two in parts], whole) < 1e-4
+    masked = rollout.keep(torch.tensor([[1, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1]]).bool())
+    kept_BT = values(wide, masked)
+    torch.testing.assert_close(kept_BT, rollout.old_logprob_BT * masked.mask_BT, rtol=2e-5, atol=1e-6)
+    assert sum(e.num_forwards for e in wide.evaluate(masked)) == 6
+
+
+def test_other_keys_have_other_noise_and_a_group_may_share_it() -> None:
+    policy = policy_of("sd3", reading=READING)
+    given = latents_of(policy)
+    given = [replace(one, sample=replace(one.sample, latent=given[0].sample.latent)) for one in given]
+    apart, again = (policy.read(given, seed=seed).values[LEVEL] for seed in (SEED, SEED + 1))
+    assert len({*apart.flatten().tolist(), *again.flatten().tolist()}) == 2 * 4 * T
+    shared = policy.read(given, seed=SEED, plan=Plan(share_noise=True))
+    level_BT = shared.values[LEVEL]
+    assert torch.equal(level_BT[0], level_BT[1])
+    assert torch.equal(level_BT[2], level_BT[3])
+    assert not torch.equal(level_BT[0], level_BT[2])
+    # The same picture with the same noise, but for what rounding does to it.
+    torch.testing.assert_close(shared.old_logprob_BT[0], shared.old_logprob_BT[1], rtol=1e-5, atol=1e-7)
+
+
+def test_levels_are_spread_as_asked() -> None:
+    uniform, place = torch.tensor([0.5, 0.5, 0.25, 0.0]), torch.tensor([0, 1, 2, 3])
+    found = placed(uniform, place, ReadingSettings(num_levels=4, low=0.2, high=0.6))
+    # (k + u) / 4 = 0.125, 0.375, 0.5625, 0.75; times 0.4, plus 0.2
+    torch.testing.assert_close(found, torch.tensor([0.25, 0.35, 0.425, 0.5]))
+    plain = ReadingSettings(num_levels=4, levels="uniform", shift=3.0)
+    # 3 u / (1 + 2 u) at 0.5 and 0.25: 0.75 and 0.5
+    torch.testing.assert_close(placed(uniform, place, plain), torch.tensor([0.75, 0.75, 0.5, 0.0]))
+    with pytest.raises(ConfigError, match="low must be below high"):
+        placed(uniform, place, ReadingSettings(low=0.6, high=0.6))
+
+
+@pytest.mark.parametrize("name", ["sd15", "sd3", "flux", "wan"])
+def test_pictures_and_latents_say_the_same(name: str) -> None:
+    """The tiny autoencoders lose much, so the latent that is compared is that of the picture."""
+    policy = policy_of(name, reading=READING)
+    pictures = given_of(name)
+    clean = clean_states(name, policy)
+    latents = [
+        replace(one, sample=replace(one.sample, latent=clean[row // 2], image=None, video=None))
+        for row, one in enumerate(pictures)
+    ]
+    one, other = policy.read(pictures, seed=SEED), policy.read(latents, seed=SEED)
+    torch.testing.assert_close(one.old_logprob_BT, other.old_logprob_BT, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_preconditioned_networks_are_read_at_their_own_levels() -> None:
+    """EDM: the network sees x / sqrt(s^2 + d^2) at time log(s) / 4 and says (x0 - c_skip x) / c_out."""
+    pipeline = pipeline_of("sd15")
+    pipeline.scheduler = EDMEulerScheduler(sigma_min=0.01, sigma_max=10.0, sigma_data=0.5, rho=7.0)
+    policy = policy_of("sd15", pipeline, reading=READING)
+    given = latents_of(policy)[:1]
+    rollout = policy.read(given, seed=SEED)
+    clean, d = given[0].sample.latent, 0.5
+    assert clean is not None
+    embeds, _ = pipeline.encode_prompt([TEXTS[0]], "cpu", 1, False)
+    for place in range(T):
+        uniform, noise = draws(5, 0, place, clean.shape)
+        s = (0.01 ** (1 / 7) + uniform * (10 ** (1 / 7) - 0.01 ** (1 / 7))) ** 7
+        x, c_skip, c_out = clean + s * noise, d**2 / (s**2 + d**2), s * d / (s**2 + d**2) ** 0.5
+        time = 0.25 * torch.tensor([s]).log()
+        said = pipeline.unet(x / (s**2 + d**2) ** 0.5, time, encoder_hidden_states=embeds, return_dict=False)[0]
+        expected = float((said - (clean - c_skip * x) / c_out).square().mean())
+        assert float(rollout.values[LEVEL][0, place]) == pytest.approx(s, rel=1e-4)
+        assert float(-rollout.old_logprob_BT[0, place]) == pytest.approx(expected, rel=1e-3)
+
+
+def test_reading_teaches_what_is_trained() -> None:
+    policy = policy_of("sd3", reading={"num_levels": 4})
+    rollout = policy.read(given_of("sd3"), seed=SEED)
+    optimizer = torch.optim.AdamW(policy.trainable, lr=3e-2)
+    for _ in range(8):
+        optimizer.zero_grad()
+        for part in policy.evaluate(rollout):
+            (-part.logprob_BT.mean()).backward()
+        optimizer.step()
+    assert float(values(policy, rollout).mean()) > 0.9 * float(rollout.old_logprob_BT.mean())
+
+
+def test_samples_of_any_solver_are_read() -> None:
+    pipeline = pipeline_of("sd3")
+    pipeline.scheduler = UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, num_train_timesteps=1000
+    )
+    policy = policy_of("sd3", pipeline, reading=READING)
+    given = latents_of(policy)
+    rollout = policy.read(given, seed=SEED)
+    assert rollout.on_policy
+    hand = Hand("sd3", policy)
+    for place in range(T):
+        clean = given[2].sample.latent
+        assert clean is not None
+        uniform, noise = draws(9, 0, place, clean.shape)
+        share = int(uniform * 1000) / 1000  # its timesteps are integers
+        with torch.no_grad():
+            said = hand.prediction(TEXTS[1], (1 - share) * clean + share * noise, share)
+        expected = float((said - (noise - clean)).square().mean())
+        assert float(-rollout.old_logprob_BT[2, place]) == pytest.approx(expected, rel=2e-5)
+
+
+def test_settings_of_one_reading() -> None:
+    policy = policy_of("sd3", reading=READING)
+    given = latents_of(policy)
+    plan = Plan(settings={"reading": {"num_levels": 2, "weight": 3.0}, "call": {"guidance_scale": 4.0}})
+    rollout = policy.read(given, seed=SEED, plan=plan)
+    assert rollout.shape == (4, 2)
+    assert rollout.num_forwards == 2 * 4 * 2  # guided
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+    torch.testing.assert_close(3 * value_of(policy, rollout, ERROR), -rollout.old_logprob_BT)
+    for settings, message in (
+        ({"strength": 0.3}, "are call and reading; got strength"),
+        ({"reading": {"steps": 2}}, "reading takes num_levels, .*; got steps"),
+        ({"call": {"steps": 2}}, "takes no steps"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            policy.read(given, seed=SEED, plan=Plan(settings=settings))
+
+
+def test_given_log_probabilities_stay() -> None:
+    policy = policy_of("sd3", reading=READING)
+    given = latents_of(policy)
+    known = [replace(given[0], old_logprob_T=torch.tensor([-1.0, -2.0, -3.0]), origin=Origin.REPLAYED), *given[1:]]
+    rollout = policy.read(known, seed=SEED)
+    assert rollout.old_logprob_BT[0].tolist() == [-1.0, -2.0, -3.0]
+    assert torch.equal(rollout.old_logprob_BT[1:], policy.read(given, seed=SEED).old_logprob_BT[1:])
+    assert rollout.origin_B is not None
+    assert rollout.origin_B.tolist() == [1, 0, 0, 0]
+
+
+def read_by(policy: DenoisingPolicy, given: Sequence[Given]) -> Any:
+    return policy.read(given, seed=SEED)
+
+
+def test_what_cannot_be_read_is_refused_by_name() -> None:
+    policy = policy_of("sd3", reading=READING)
+    given = latents_of(policy)
+    with pytest.raises(DataError, match="nothing to read"):
+        read_by(policy, [])
+    with pytest.raises(DataError, match="num_forced is 0"):
+        read_by(policy, [replace(given[0], num_forced=1)])
+    with pytest.raises(DataError, match=r"old_logprob_T must be 3 numbers, one of each level, got \(2,\)"):
+        read_by(policy, [replace(given[0], old_logprob_T=torch.zeros(2))])
+    with pytest.raises(DataError, match="must come with an image or a video"):
+        read_by(policy, [Given(sample=Sample(Prompt("a cat"), 0, 0))])
+    with pytest.raises(PolicyError, match="states of one shape"):
+        read_by(policy, [Given(sample=replace(given[0].sample, latent=torch.zeros(1, 4, 2, 2)))])
+    rollout = policy.read(given, seed=SEED)
+    for value in (Value("gaussian", "reference"), Value("k3", "teacher"), Value("positive_error", "reference")):
+        with pytest.raises(ConfigError, match="samples that are read have no value"):
+            value_of(policy, rollout, value)
+
+
+def test_pipelines_whose_levels_are_not_a_rows_own_are_refused() -> None:
+    exploding = pipeline_of("sd3")
+    exploding.scheduler.register_to_config(sigma_max=80.0)  # as Cosmos 2 does
+    policy = policy_of("sd3", reading=READING)
+    given = latents_of(policy)
+    with pytest.raises(PolicyError, match="is variance-exploding flow"):
+        read_by(policy_of("sd3", exploding, sampler="ddim", reading=READING), given)
+    inpainting = policy_of("sd15-inpaint", reading=READING)
+    sample = Sample(Prompt("a cat"), 0, 0, latent=torch.randn(1, 4, 8, 8))
+    shape = inpainting.rollout([Prompt("a cat")], group_size=1, seed=0).trace.transitions[0][-1].next_state.shape
+    with pytest.raises(PolicyError, match="changes its states between two steps"):
+        read_by(inpainting, [Given(sample=replace(sample, latent=torch.randn(shape)))])
+    pipeline = pipeline_of("wan")
+    parts = {**pipeline.components, "transformer_2": copy.deepcopy(pipeline.transformer)}
+    experts = policy_of("wan", WanPipeline(**parts, boundary_ratio=0.9), reading=READING)
+    with pytest.raises(PolicyError, match="an expert for some noise levels"):
+        read_by(experts, latents_of(experts))
