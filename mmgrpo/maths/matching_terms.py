@@ -70,8 +70,8 @@ def dgpo(*, beta: float = 100.0, clip: float | None = None, reference: str = "re
     """Errors weighed by advantage, and the group's by how much its preference is still to be learnt.
 
     L = sum v w_g A e, e the error, w_g = sg sigmoid(sum_i A_i beta (e_i - e_ref,i) / G) of each noise level.
-    G counts the group's members. Where there is a clip, e has no gradient where exp(e_old - e) has left 1 +- clip on the
-    side of the gain. Levels and noise have to be the same for a group's members.
+    G counts the group's members. Where there is a clip, e has no gradient where exp(e_old - e) has left 1 +- clip on
+    the side of the gain. Levels and noise have to be the same for a group's members.
 
     Units: beta is per error and advantage (100); clip is dimensionless (0.01).
     Source: DGPO, arXiv:2510.08425, and its code (Luo-Yihong/DGPO, ``train_sd3_dgpo.py``). Beside it stands a
