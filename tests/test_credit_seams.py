@@ -1,0 +1,91 @@
+"""The seams of credit in whole runs: parts that say nothing change nothing, to the bit; parts that say something do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmgrpo import Trainer
+from mmgrpo.types import Prompt, Sample
+from tests.policies.tiny_language import policy_of
+
+NEUTRAL: dict[str, dict[str, Any]] = {
+    "estimators": {
+        "advantage": {
+            "estimators": [
+                {"name": "prefix_tree", "weight": 0.0},
+                {"name": "log_ratio", "view": "reference", "weight": 0.0},
+                {"name": "zero_variance_entropy", "alpha": 0.0},
+            ]
+        }
+    },
+    "filters": {
+        "advantage": {
+            "filters": [
+                {"name": "largest_advantages", "rate": 0.0},
+                {"name": "most_efficient", "count": 4},
+                {"name": "best_and_worst", "best": 2, "worst": 2},
+            ]
+        }
+    },
+    "modulations": {
+        "objective": {
+            "modulations": [
+                {"name": "constant", "low": 0.2, "high": 0.28, "loss": 1.0},
+                {"name": "discounted_steps", "gamma": 1.0},
+                {"name": "top_product", "share": 1.0},
+            ]
+        }
+    },
+    "terms": {"objective": {"terms": [{"name": "gvpo", "weight": 0.0}, {"name": "negative_logprob", "weight": 0.0}]}},
+}
+TELLING: dict[str, dict[str, Any]] = {
+    "estimators": {"advantage": {"estimators": [{"name": "inverse_entropy"}, {"name": "temporal_difference"}]}},
+    "filters": {"advantage": {"filters": [{"name": "largest_advantages", "rate": 0.5}]}},
+    "modulations": {"objective": {"modulations": [{"name": "discounted_steps", "gamma": 0.5}]}},
+    "terms": {"objective": {"terms": [{"name": "preference", "against": "old"}, {"name": "departure"}]}},
+}
+
+
+def vowels(samples: list[Sample]) -> list[float]:
+    return [sum((sample.text or "").count(letter) for letter in "aeiou") / 10 for sample in samples]
+
+
+def trained(
+    output: Path, *, advantage: dict[str, Any] | None = None, objective: dict[str, Any] | None = None
+) -> Tensor:
+    """The weights after two steps of two updates each, the second of which is off policy."""
+    values: dict[str, Any] = {
+        "output": str(output),
+        "steps": 2,
+        "rollout": {"prompts_per_step": 2, "group_size": 4},
+        "advantage": advantage or {},
+        "objective": {"surrogate": {"name": "clipped", "low": 0.2, "high": 0.28}, **(objective or {})},
+        "update": {"epochs": 2, "lr": 1e-3, "eps": 1e-3},
+        "runtime": {"device": "cpu"},
+    }
+    prompts = [Prompt("what number is this"), Prompt("say one word")]
+    trainer = Trainer(policy_of("qwen2.5-vl"), {"vowels": vowels}, prompts, values)
+    trainer.train()
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.parameters])
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Tensor:
+    return trained(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.mark.parametrize("seam", NEUTRAL)
+def test_what_says_nothing_changes_nothing_to_the_bit(seam: str, plain: Tensor, tmp_path: Path) -> None:
+    assert torch.equal(trained(tmp_path, **NEUTRAL[seam]), plain)
+
+
+@pytest.mark.parametrize("seam", TELLING)
+def test_what_says_something_changes_the_weights(seam: str, plain: Tensor, tmp_path: Path) -> None:
+    found = trained(tmp_path, **TELLING[seam])
+    assert found.isfinite().all()
+    assert not torch.equal(found, plain)
