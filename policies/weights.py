@@ -16,17 +16,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import CheckpointError, ConfigError
+from mmgrpo.policies.adapters import DIFFUSERS_FILE, METADATA, PEFT_FILE, PEFT_PREFIX, read_adapter
 from mmgrpo.policies.kept import ADAPTER, Adapters, Copies, require_name
 from mmgrpo.policies.lora import LoraSettings
 from mmgrpo.values import REFERENCE
 
-CONFIG_FILE, PEFT_FILE, DIFFUSERS_FILE = (
-    "adapter_config.json",
-    "adapter_model.safetensors",
-    "pytorch_lora_weights.safetensors",
-)
 KEPT = "kept"
-PEFT_PREFIX = "base_model.model."
 
 
 class AdapterFiles(Protocol):
@@ -105,6 +100,23 @@ class Weights:
         for. Raises ConfigError for a name under which nothing is kept.
         """
         return self._kept.using(name)
+
+    def begin_from(self, path: Path) -> None:
+        """Starts from the weights that another run, or another library, has left; kept weights stay this policy's own.
+
+        Args:
+            path: adapters in the form of peft or diffusers; for whole weights a folder that ``save`` wrote.
+
+        Raises:
+            CheckpointError: the files are missing, or of another model.
+            ConfigError: the adapters are scaled otherwise than these.
+        """
+        if self.lora is None:
+            self._load_modules(self.modules, path)
+            return
+        found = read_adapter(path, self.modules, self.lora)
+        for name, module in self.modules.items():
+            _set_adapter_state(module, found[name], path, ADAPTER)
 
     def save(self, directory: Path) -> None:
         """Adapters in the form of ``files``, full weights as ``save_pretrained`` folders; what is kept in folders."""
@@ -201,7 +213,7 @@ class DiffusersFiles:
                 f"{name}.target_modules": _targets(lora.targets),
                 f"{name}.use_dora": lora.dora,
             }
-        header = {"format": "pt", "lora_adapter_metadata": json.dumps(metadata)}
+        header = {"format": "pt", METADATA: json.dumps(metadata)}
         save_file(tensors, directory / DIFFUSERS_FILE, header)
 
     def load(self, modules: Mapping[str, nn.Module], directory: Path, adapter: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from mmgrpo.maths.schedules import SCHEDULES, WEIGHT_SCHEDULES
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy
+from mmgrpo.run.checkpoint import FOLDER, is_checkpoint, weights_of
 from mmgrpo.run.processes import Job
 from mmgrpo.scoring import Gate, NamedReward, as_reward
 from mmgrpo.system.targets import is_own
@@ -53,10 +55,22 @@ def build_policy(config: RunConfig, device: str | torch.device) -> Policy:
     try:
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)  # fresh adapters are a function of the run's seed
-            return adapter.from_config(config.policy.numbers, device=device)
+            return adapter.from_config(_begun(config.policy.numbers), device=device)
     except ValidationError as error:
         said = explain_validation(error, adapter.settings_type)
         raise ConfigError(f"policy ({config.policy.name}): {said}") from None
+
+
+def _begun(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The policy's settings with the run that they start from replaced by the weights of it."""
+    adapter = settings.get("adapter")
+    if not isinstance(adapter, str):
+        return dict(settings)
+    path = Path(adapter).expanduser()
+    if not path.exists():
+        raise ConfigError(f"policy.adapter: there is no {path}")
+    is_run = (path / FOLDER).is_dir() or is_checkpoint(path)
+    return {**settings, "adapter": str(weights_of(path) if is_run else path)}
 
 
 def build_rewards(configs: Sequence[RewardConfig]) -> list[NamedReward]:

@@ -95,6 +95,8 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading)
             self._choices.append(f"sampler {sampling.sampler}, which fits {type(self._decisions).__name__}")
         targets = adapter_targets(denoisers) if settings.lora and not settings.lora.targets else ()
         self._weights = Weights(denoisers, settings.lora, targets, DiffusersFiles())
+        if settings.adapter is not None:
+            self._weights.begin_from(Path(settings.adapter))
         memo = Memo(settings.memo_bytes)
         self._stage = Stage(pipeline, scheduler, self._decisions, tuple(denoisers), memo, columns=settings.columns)
         if settings.lora is None and dtype != torch.float32:

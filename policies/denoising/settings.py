@@ -81,6 +81,11 @@ class DenoisingSettings(BaseModel):
         default=ReadingSettings(), description="of finished samples, for losses on samples that are noised again"
     )
     lora: LoraSettings | None = Field(default=None, description="null: every weight of the denoisers is trained")
+    adapter: str | None = Field(
+        default=None,
+        description="start from what another run trained: its folder, a checkpoint, or adapters as peft or diffusers "
+        "keep them; without lora the whole weights of a run. The reference without adapters stays the model itself",
+    )
     rollout_batch: int = Field(default=8, ge=1, description="rows per pipeline run in rollouts")
     update_batch: int = Field(default=8, ge=1, description="states per pipeline run in updates")
     segments: tuple[int, ...] | None = Field(

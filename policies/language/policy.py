@@ -83,6 +83,8 @@ class LanguagePolicy(Policy, Supervised, Reading, Keeping):
         never = suppressed_ids(model, processor, self._tokenizer, settings.suppress, end_ids=self._end_ids.tolist())
         self._sampling = Sampling.of(settings, never)
         self._weights = Weights({"model": model}, settings.lora, language_linears(model), PeftFiles())
+        if settings.adapter is not None:
+            self._weights.begin_from(Path(settings.adapter))
         if settings.lora is None and settings.freeze_vision:
             kept = language_parameters(model)
             for parameter in model.parameters():

@@ -69,6 +69,11 @@ class LanguageSettings(BaseModel):
         "[.!?\\n]; null: a completion is one segment",
     )
     lora: LoraSettings | None = Field(default=None, description="null: every weight is trained")
+    adapter: str | None = Field(
+        default=None,
+        description="start from what another run trained: its folder, a checkpoint, or adapters as peft or diffusers "
+        "keep them; without lora the whole weights of a run. The reference without adapters stays the model itself",
+    )
     freeze_vision: bool = Field(
         default=False, description="train nothing outside the language model; LoRA is on the language model anyway"
     )
