@@ -155,21 +155,20 @@ def divergence_term(
 
 
 def weighted(term: Term, weight: float) -> Term:
-    """A term times a number; with the number 0 it depends on nothing, and costs nothing.
+    """A term times a number, logged under its name; with the number 0 it depends on nothing, and costs nothing.
 
     Units: those of the term.   Raises: ConfigError for a weight that is not finite.
     """
     if not math.isfinite(weight):
         raise ConfigError(f"the weight of {term.name} must be finite, got {weight}")
-    if weight == 1:
-        return term
     if weight == 0:
         return Term(name=term.name, loss=partial(_nothing, name=term.name), active=_no_decision)
 
     def loss(decisions: Decisions) -> Loss:
         found = term.loss(decisions)
         value = weight * found.value
-        return Loss(value, replace(found.diagnostics, loss_sums={term.name: total(value)}))
+        read = dict(zip((term.name,), found.diagnostics.value_sums.values(), strict=False))
+        return Loss(value, replace(found.diagnostics, loss_sums={term.name: total(value)}, value_sums=read))
 
     return replace(term, loss=loss)
 

@@ -100,6 +100,14 @@ def test_distillation_off_policy_weighs_by_a_bounded_ratio():
         distillation(view="teacher", most=0.0)
 
 
+@pytest.mark.parametrize("weight", [1.0, 0.5])
+def test_a_label_is_what_a_term_is_logged_under(weight: float):
+    found = weighted(replace(negative_logprob(), name="surprise"), weight).loss(decisions_of([[-1.0, -3.0]]))
+    assert found.value.item() == pytest.approx(2 * weight)
+    assert {name: float(value) for name, value in found.diagnostics.loss_sums.items()} == {"surprise": 2 * weight}
+    assert {name: float(each.total) for name, each in found.diagnostics.value_sums.items()} == {"surprise": 4.0}
+
+
 def test_departures_count_where_they_are_to():
     # log-ratios 0.5, -0.25, 0: the mean of the first two, halved by the factor of the second
     decisions = decisions_of([[-1.0, -1.0, -1.0]], old=[[-1.5, -0.75, -1.0]], mask=[[1, 1, 0]])
