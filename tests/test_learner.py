@@ -87,7 +87,6 @@ def full_graph(
         name: torch.stack([torch.stack([cells.get((b, t), zero) for t in range(T)]) for b in range(B)])
         for name, cells in found.items()
     }
-    assert rollout.noise is not None
     loss = objective(
         Decisions(
             logprob_BT=whole.pop(None),
@@ -97,7 +96,8 @@ def full_graph(
             weight_BT=objective.weights(rollout.mask_BT, totals, rollout.noise),
             mean_weight_BT=objective.mean_weights(rollout.mask_BT, totals),
             segment_BT=rollout.segment_BT,
-            std_BT=rollout.noise.std_BT,
+            std_BT=None if rollout.noise is None else rollout.noise.std_BT,
+            group_BT=rollout.prompt_index_B[:, None].expand(B, T),
             values={value: matrix_BT for value, matrix_BT in whole.items() if value is not None},
         )
     )
