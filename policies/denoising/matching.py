@@ -17,7 +17,7 @@ from torch.nn.functional import mse_loss
 
 from mmgrpo.errors import PolicyError
 from mmgrpo.policies.denoising.noising import Noised, noised
-from mmgrpo.policies.denoising.proxies import call_argument
+from mmgrpo.policies.denoising.proxies import call_argument, leading_rows
 from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.policies.denoising.schedules import advance, schedule_index
 from mmgrpo.policies.denoising.session import Session, StepCall, Stop
@@ -67,12 +67,12 @@ class Matched:
     @property
     def error_N(self) -> Tensor:
         """Mean squared error of each row."""
-        return (self.output - self.noised.target).square().reshape(self.num_rows, -1).mean(1)
+        return (self.output - self.noised.target).square().reshape(self.num_rows, -1).mean(1).float()
 
     @property
     def sigma_N(self) -> Tensor:
         """Noise level of each row."""
-        return self.noised.sigma_N.reshape(self.num_rows, -1)[:, 0]
+        return self.noised.sigma_N.reshape(self.num_rows, -1)[:, 0].float()
 
     @property
     def error_mean(self) -> Tensor:
@@ -186,19 +186,20 @@ class _Matcher:
         if iteration == 0:
             self._first_argument = value
             return args, kwargs
-        replaced = self._own_levels(value)
+        replaced = self._own_levels(value, leading_rows(args, kwargs))
         if name in kwargs:
             return args, {**kwargs, name: replaced}
         return tuple(replaced if item is found[1] else item for item in args), kwargs
 
-    def _own_levels(self, second: Tensor) -> Tensor:
+    def _own_levels(self, second: Tensor, num_rows: int) -> Tensor:
+        """The argument of the second iteration with each row's own level; guidance repeats the rows."""
         assert self.noised is not None
         assert self._first_argument is not None
         t0, t1 = self._schedule.timesteps[:2].double()
         first, rows = self._first_argument.double(), self.noised.timestep_N
         slope = (second.double() - first) / (t1 - t0).to(second.device)
         own = rows.to(second.device).double() - t0.to(second.device)
-        own = own.repeat(max(second.shape[0] // len(own), 1)) if second.ndim else own
+        own = own.repeat(max((second.shape[0] if second.ndim else num_rows) // len(own), 1))
         own = own.reshape(-1, *[1] * (second.ndim - 1))
         return (first + own * slope).to(second.dtype)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -27,10 +29,10 @@ def given_of(name: str) -> list[Given]:
     ]
 
 
-def latents_of(policy: DenoisingPolicy) -> list[Given]:
+def latents_of(policy: DenoisingPolicy, prompts: Sequence[Prompt] | None = None) -> list[Given]:
     """Samples that the policy drew without noise, two members of each of two groups."""
     plan = Plan(stochastic=(), keep_latents=True, prompt_ids=(5, 9), members=((0, 3), (0, 3)))
-    drawn = policy.rollout([Prompt(text) for text in TEXTS], group_size=2, seed=SEED, plan=plan)
+    drawn = policy.rollout(prompts or [Prompt(text) for text in TEXTS], group_size=2, seed=SEED, plan=plan)
     return [Given(sample=sample, origin=Origin.DRAWN) for sample in drawn.samples]
 
 

@@ -32,7 +32,10 @@ from tests.policies.readings import (
     value_of,
 )
 from tests.policies.test_denoising_targets import TEXTS
-from tests.policies.tiny_policies import pipeline_of, policy_of
+from tests.policies.tiny_policies import pipeline_of, policy_of, prompts_of
+from tests.tiny.pipelines import PIPELINES
+
+READ = [name for name in PIPELINES if name != "sd15-inpaint"]
 
 
 @pytest.mark.parametrize("name", ["sd15", "sd3", "flux", "wan"])
@@ -83,6 +86,41 @@ def test_any_batch_has_the_same_noise_and_the_full_gradient(name: str) -> None:
     kept_BT = values(wide, masked)
     torch.testing.assert_close(kept_BT, rollout.old_logprob_BT * masked.mask_BT, rtol=2e-5, atol=1e-6)
     assert sum(e.num_forwards for e in wide.evaluate(masked)) == 6
+
+
+@pytest.mark.parametrize("guided", [False, True], ids=["plain", "guided"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("sdxl", "qwen-image", "cogvideox") else pytest.mark.slow)
+        for name in READ
+    ],
+)
+def test_every_pipeline_reads_what_it_drew(name: str, guided: bool) -> None:
+    policy, alone = (policy_of(name, guided=guided, batch=batch, reading=READING) for batch in (12, 1))
+    for one in (policy, alone):
+        move(one.trainable)
+    given = latents_of(policy, prompts_of(name, TEXTS))
+    rollout = policy.read(given, seed=SEED)
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+    torch.testing.assert_close(values(alone, rollout), rollout.old_logprob_BT, rtol=1e-5, atol=1e-5)
+    assert relative_difference(gradients(alone, rollout), gradients(policy, rollout)) < 1e-4
+
+
+@torch.no_grad()
+def test_guidance_is_part_of_what_is_matched() -> None:
+    policy = policy_of("sd15", guided=True, reading=READING)
+    given = latents_of(policy)
+    rollout = policy.read(given, seed=SEED)
+    assert rollout.num_forwards == 2 * 4 * T
+    hand = Hand("sd15", policy)
+    for row, text in ((1, TEXTS[0]), (2, TEXTS[1])):
+        sample = given[row].sample
+        assert sample.latent is not None
+        noisy, target, share, _ = hand.noised(sample.latent, sample.group, sample.member, 2)
+        without, asked = hand.prediction("", noisy, share), hand.prediction(text, noisy, share)
+        expected = float((without + 4.0 * (asked - without) - target).square().mean())
+        assert float(-rollout.old_logprob_BT[row, 2]) == pytest.approx(expected, rel=1e-4)
 
 
 def test_other_keys_have_other_noise_and_a_group_may_share_it() -> None:
