@@ -17,6 +17,8 @@ from torch import Tensor
 from mmgrpo.errors import DataError, ShapeError
 from mmgrpo.scores import Score as Score
 from mmgrpo.scores import Scores as Scores
+from mmgrpo.splits import Split as Split
+from mmgrpo.splits import num_leaves, require_tree
 from mmgrpo.values import Value
 
 
@@ -156,6 +158,8 @@ class Plan:
             empty tuple means none: a greedy or deterministic sample.
         share_noise: the members of a group start from the same noise, and so share every state up to and including
             the first stochastic decision.
+        splits: where the members of a group part, as the leaves of a tree, in their order; until then they share
+            every state. None: not at all, or with share_noise all at the first stochastic decision.
         values: what will be asked of the rollout's decisions, so that what it takes is stored; values of the view
             ``old`` take the Gaussian means.
         sample_values: what each sample is to say of its decisions, by name: see ``Sample.values``.
@@ -174,6 +178,7 @@ class Plan:
 
     stochastic: tuple[int, ...] | None = None
     share_noise: bool = False
+    splits: tuple[Split, ...] = ()
     values: tuple[Value, ...] = ()
     sample_values: tuple[str, ...] = ()
     prompt_ids: tuple[int, ...] | None = None
@@ -193,11 +198,19 @@ class Plan:
             raise DataError(f"Plan.stochastic must be increasing indices of decisions, got {chosen}")
         if self.members is not None:
             _require_members(self.members, self.prompt_ids)
+        if self.splits:
+            require_tree(self.splits, stochastic=chosen, share_noise=self.share_noise, members=self.members)
 
     def members_of(self, num_prompts: int, group_size: int) -> tuple[tuple[int, ...], ...]:
         """For policies: the members to draw of each prompt. Raises DataError if the plan is for other prompts."""
         if group_size < 1:
             raise DataError(f"a rollout takes a group of at least one member, got {group_size}")
+        if self.splits and num_leaves(self.splits) != group_size:
+            factors = " x ".join(str(split.factor) for split in self.splits)
+            raise DataError(
+                f"a tree of {factors} has {num_leaves(self.splits)} leaves, the group {group_size} members: change "
+                "the group's size or the splits"
+            )
         if self.members is None:
             return (tuple(range(group_size)),) * num_prompts
         if len(self.members) != num_prompts:
@@ -208,6 +221,10 @@ class Plan:
     def deterministic(self) -> bool:
         """Whether no decision is drawn at random."""
         return self.stochastic == ()
+
+    def spread(self, decision: int) -> float:
+        """For policies: how many times its own noise a decision is drawn with."""
+        return next((split.spread for split in self.splits if split.decision == decision), 1.0)
 
     def hand_over(self, samples: Sequence[Sample]) -> None:
         """For policies: passes on samples that are drawn, if anybody takes them."""

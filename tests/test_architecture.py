@@ -15,7 +15,7 @@ BESIDE = ("policies", "rewards", "examples")
 
 ROOMS = (
     ("errors", "values"),
-    ("scores",),
+    ("scores", "splits"),
     ("types",),
     ("system",),
     ("memory",),
@@ -43,7 +43,7 @@ KINDS = (
 )
 """The rewards, in the same manner."""
 
-CONTRACTS = ("errors", "values", "scores", "types", "maths", "policy", "reward", "environment", "data.media")
+CONTRACTS = ("errors", "values", "scores", "splits", "types", "maths", "policy", "reward", "environment", "data.media")
 CONTRACTS += ("serving.wire", "system.lazy", "system.extras", "system.hub", "system.targets", "system.bounded")
 """What adapters may import of the engine."""
 

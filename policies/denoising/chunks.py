@@ -10,20 +10,12 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, DataError, ReplayError
+from mmgrpo.policies.denoising.branching import branching_of, require_parted, states_of
 from mmgrpo.policies.denoising.drawing import Drawing
-from mmgrpo.policies.denoising.record import Drawn, Recorder, is_stochastic
+from mmgrpo.policies.denoising.record import Recorder, is_stochastic
 from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.policies.denoising.trace import Trace
 from mmgrpo.types import Noise, Plan, Prompt, Rollout, Sample
-
-
-@dataclass(frozen=True, slots=True)
-class Stem:
-    """Rows about to run, with the step calls that are already drawn for them and what those cost."""
-
-    rows: Sequence[Row]
-    known: tuple[Drawn, ...] = ()
-    num_forwards: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +48,7 @@ def make_groups(prompts: Sequence[Prompt], group_size: int, seed: int, plan: Pla
         prompts: P prompts; those of one id are one group.
         group_size: rows per prompt, where the plan names no members.
         seed: the step's seed.
-        plan: the prompts' identities and members, and whether a group shares its noise.
+        plan: the prompts' identities and members, and how a group branches.
 
     Returns:
         The rows of each prompt.
@@ -73,9 +65,10 @@ def make_groups(prompts: Sequence[Prompt], group_size: int, seed: int, plan: Pla
     drawn = Counter((group, member) for group, members in zip(ids, members_of, strict=True) for member in members)
     if twice := [key for key, count in drawn.items() if count > 1]:
         raise DataError(f"a member's number keys its noise, so a group draws it once; twice are (id, member): {twice}")
+    branching = branching_of(plan, 1 + max(member for members in members_of for member in members))
     return [
         [
-            Row(prompt=prompt, seed=seed, group=group, member=member, share_noise=plan.share_noise, entry=entry)
+            Row(prompt=prompt, seed=seed, group=group, member=member, branching=branching, entry=entry)
             for member in members
         ]
         for entry, (group, prompt, members) in enumerate(zip(ids, prompts, members_of, strict=True))
@@ -111,7 +104,7 @@ def assemble(chunks: Sequence[Chunk], plan: Plan, segments: Sequence[int] | None
 
     Raises:
         ReplayError: runs took different numbers of steps.
-        ConfigError: T is below 2, or the window or the segments do not fit it.
+        ConfigError: T is below 2, or the window, the splits or the segments do not fit it.
     """
     rows = [row for chunk in chunks for row in chunk.rows]
     lengths = {chunk.recorder.drawn[-1].iteration + 1 for chunk in chunks}
@@ -128,13 +121,14 @@ def assemble(chunks: Sequence[Chunk], plan: Plan, segments: Sequence[int] | None
         )
     noise = _noise(chunks, T)
     mask_BT = noise.std_BT > 0
+    require_parted(plan, mask_BT[0])
     old_logprob_BT = torch.cat([_logprobs(chunk, mask_BT[0]) for chunk in chunks])
     return Rollout(
         samples=[sample for chunk in chunks for sample in chunk.samples],
         prompt_index_B=torch.tensor([row.group for row in rows]),
         old_logprob_BT=old_logprob_BT,
         mask_BT=mask_BT,
-        state_BT=_states(rows, T, plan),
+        state_BT=states_of(rows, T),
         segment_BT=_segments(T, segments).expand(len(rows), T),
         trace=Trace(
             rows=tuple(rows),
@@ -165,21 +159,6 @@ def _logprobs(chunk: Chunk, mask_T: Tensor) -> Tensor:
         for t in range(len(mask_T))
     ]
     return torch.stack(columns, 1)
-
-
-def _states(rows: Sequence[Row], num_steps: int, plan: Plan) -> Tensor:
-    state_BT = torch.arange(len(rows) * num_steps).reshape(len(rows), num_steps)
-    if plan.share_noise:
-        shared = first_stochastic(plan) + 1
-        head_of = {(row.group, row.entry): index for index, row in reversed(list(enumerate(rows)))}
-        heads = torch.tensor([head_of[row.group, row.entry] for row in rows])
-        state_BT[:, :shared] = state_BT[heads, :shared]
-    return state_BT
-
-
-def first_stochastic(plan: Plan) -> int:
-    """The first decision of a plan that is drawn at random."""
-    return plan.stochastic[0] if plan.stochastic else 0
 
 
 def _segments(num_steps: int, sizes: Sequence[int] | None) -> Tensor:

@@ -10,16 +10,18 @@ import torch
 
 from mmgrpo.errors import MmgrpoError, PolicyError
 from mmgrpo.policies.denoising.batches import Batches, chunked
+from mmgrpo.policies.denoising.branching import Branch, Stem, branches
 from mmgrpo.policies.denoising.calls import RewoundError, RowsError
-from mmgrpo.policies.denoising.chunks import Chunk, Stem, assemble, first_stochastic
+from mmgrpo.policies.denoising.chunks import Chunk, assemble
 from mmgrpo.policies.denoising.drawing import Drawing
 from mmgrpo.policies.denoising.exactness import WRONG_CALL, Exactness
 from mmgrpo.policies.denoising.outputs import media_of, samples_of
 from mmgrpo.policies.denoising.record import Recorder, owner_of, split_rows
-from mmgrpo.policies.denoising.rows import Row
+from mmgrpo.policies.denoising.rows import INITIAL_NOISE, Row
 from mmgrpo.policies.denoising.session import Session
 from mmgrpo.policies.denoising.stage import Stage, require_denoisers
 from mmgrpo.policies.denoising.trace import Trace
+from mmgrpo.splits import APART
 from mmgrpo.types import Plan, Rollout, Sample
 
 Groups = Sequence[Sequence[Row]]
@@ -135,32 +137,48 @@ class Drafter:
         return self.exactness.measure(rollout, chunk.kind, chunk.stochastic, alone=alone)
 
     def _stems(self, groups: Groups, plan: Plan, drawing: Drawing) -> Iterator[Stem]:
-        """Runs of rows to record; where groups share their noise, with the shared prefix already drawn."""
-        size = drawing.batch(self.batches.rollout)
-        if not plan.share_noise:
-            yield from (Stem(chunk) for chunk in chunked((row for members in groups for row in members), size))
+        """Runs of rows to record, with what each shares with others already drawn."""
+        for stem in self._run_together(
+            branches([row for members in groups for row in members], INITIAL_NOISE), drawing
+        ):
+            yield from self._grown(stem, plan, drawing)
+
+    def _grown(self, stem: Stem, plan: Plan, drawing: Drawing) -> Iterator[Stem]:
+        """What a stem becomes once it has parted at every split: each state before one is run once, here."""
+        split = stem.next_split
+        if split is None:
+            yield stem
             return
-        left = list(groups)
-        first = first_stochastic(plan)
-        for heads in list(chunked((members[0] for members in groups), size)):
-            branch, left = left[: len(heads)], left[len(heads) :]
-            recorder = Recorder(
-                heads, plan, drawing.sampling, branch=branch, branch_at=first, check=self.exactness.is_new
-            )
-            session = Session(on_step=recorder, stop_before=first + 1)
-            self.stage.run(session, self.stage.form.arguments(heads, drawing.call), seed=heads[0].seed)
-            spent, offset, owner = session.num_forwards, 0, owner_of(branch)
-            for chunk in chunked((row for members in branch for row in members), size):
-                index = torch.arange(offset, offset + len(chunk))
-                known = tuple(d.rows(index if d.iteration == first else owner[index]) for d in recorder.drawn)
-                yield Stem(chunk, known, spent)
-                spent, offset = 0, offset + len(chunk)
+        parted = [branches(branch, split) for branch in stem.branches]
+        check = self.exactness.is_new and not stem.known
+        recorder = Recorder(
+            stem.rows,
+            plan,
+            drawing.sampling,
+            known=stem.known,
+            branch=[[branch[0] for branch in some] for some in parted],
+            branch_at=split,
+            check=check,
+        )
+        session = Session(on_step=recorder, ghost=lambda iteration: iteration <= stem.last_known, stop_before=split + 1)
+        self.stage.run(session, self.stage.form.arguments(stem.rows, drawing.call), seed=stem.rows[0].seed)
+        spent, offset, owner = stem.num_forwards + session.num_forwards, 0, owner_of(parted)
+        for part in self._run_together([branch for some in parted for branch in some], drawing):
+            index = torch.arange(offset, offset + len(part.branches))
+            known = tuple(d.rows(index if d.iteration == split else owner[index]) for d in recorder.drawn)
+            yield from self._grown(replace(part, parted_at=split, known=known, num_forwards=spent), plan, drawing)
+            spent, offset = 0, offset + len(part.branches)
+
+    def _run_together(self, parts: Sequence[Branch], drawing: Drawing) -> Iterator[Stem]:
+        """Consecutive branches in runs of as many as share one."""
+        left = iter(parts)
+        for chunk in chunked((branch[0] for branch in parts), drawing.batch(self.batches.rollout)):
+            yield Stem([next(left) for _ in chunk])
 
     def _record(self, stem: Stem, plan: Plan, drawing: Drawing) -> Chunk:
         check = self.exactness.is_new and not stem.known  # what was predicted of a known step is a ghost's
         recorder = Recorder(stem.rows, plan, drawing.sampling, known=stem.known, check=check)
-        last_known = stem.known[-1].iteration if stem.known else -1
-        session = Session(on_step=recorder, ghost=lambda iteration: iteration <= last_known)
+        session = Session(on_step=recorder, ghost=lambda iteration: iteration <= stem.last_known)
         output = self._run(session, stem.rows, drawing.call)
         require_denoisers(self.stage, session)
         latents = recorder.latents() if plan.keep_latents else None
@@ -171,7 +189,8 @@ class Drafter:
         """Finds out before the first samples without noise whether rows may share a run; they have no densities."""
         if not self.exactness.is_new or self.batches.rollout == 1 or len(rows) == 1:
             return
-        unlike = list({row.prompt.text: [row] for row in rows}.values())[:2]
+        alone = [replace(row, branching=APART) for row in rows]
+        unlike = list({row.prompt.text: [row] for row in alone}.values())[:2]
         try:
             self._drawn(unlike, Plan(), drawing)
         except MmgrpoError:  # what cannot be trained may still be sampled

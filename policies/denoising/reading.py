@@ -15,10 +15,11 @@ from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.maths.matching import MatchingErrors, matching_errors
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policies.denoising.batches import Batches
+from mmgrpo.policies.denoising.branching import branching_of
 from mmgrpo.policies.denoising.calls import CallForm
 from mmgrpo.policies.denoising.drawing import checked_call
 from mmgrpo.policies.denoising.matching import Clean, Matched, matched, two_steps
-from mmgrpo.policies.denoising.rows import Row, shows_media
+from mmgrpo.policies.denoising.rows import INITIAL_NOISE, Row, shows_media
 from mmgrpo.policies.denoising.scoring import require_grad
 from mmgrpo.policies.denoising.settings import ReadingSettings
 from mmgrpo.policies.denoising.stage import Stage
@@ -88,13 +89,14 @@ class Reader:
         reading, call = _settings(self, plan.settings, self.stage.form)
         T = reading.num_levels
         _require_readable(given, T)
+        branching = branching_of(plan, 1 + max(one.sample.member for one in given))
         rows = [
             Row(
                 prompt=one.sample.prompt,
                 seed=seed,
                 group=one.sample.group,
                 member=one.sample.member,
-                share_noise=plan.share_noise,
+                branching=branching,
                 entry=entry,
             )
             for entry, one in enumerate(given)
@@ -242,7 +244,7 @@ def _require_readable(given: Sequence[Given], num_levels: int) -> None:
 
 
 def _key(row: Row, place: int) -> int:
-    return derive_seed(row.seed, row.group, 0 if row.share_noise else row.member, READ, place)
+    return derive_seed(row.seed, row.group, row.branch(INITIAL_NOISE), READ, place)
 
 
 def _alike(trace: ReadTrace, row: int, other: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,8 +47,8 @@ class Recorder:
         plan: which decisions are stochastic.
         sampling: how they are drawn.
         known: step calls already drawn (by the shared prefix of the group): returned, not drawn again.
-        branch: per row of ``rows``, the rows drawn from its state at iteration ``branch_at``: the members of a group.
-        branch_at: the first stochastic iteration of a shared prefix.
+        branch: per row of ``rows``, the rows drawn from its state at iteration ``branch_at``.
+        branch_at: the iteration that rows part at; the run ends with it.
         drawn: what was recorded, in order.
         check: whether the first step call is checked, to refuse a scheduler that is read wrongly; it has to be real.
     """
@@ -76,7 +77,7 @@ class Recorder:
                 raise RewoundError
             raise RowsError(
                 f"the pipeline steps a state of shape {tuple(call.sample.shape)} for {len(self.rows)} rows: it does "
-                "not keep one latent per row; set rollout_batch: 1 and share_noise: false"
+                "not keep one latent per row; set rollout_batch: 1, share_noise: false and no tree"
             )
         if self.check and call.iteration == 0 and call.ordinal == 0:
             self.sampling.check_family(call)
@@ -108,6 +109,7 @@ class Recorder:
             shape = (moments.mean.numel() // len(rows),)
             noise = [row.noise(shape, iteration=call.iteration, ordinal=call.ordinal) for row in rows]
             noise_like = torch.stack(noise).reshape(moments.mean.shape).to(moments.mean.device)
+            noise_like = noise_like * self.plan.spread(call.iteration)
             noise_like = noise_like if decision.keep is None else noise_like * decision.keep
             next_state = moments.mean + moments.std * noise_like
         return Drawn(call.iteration, call.ordinal, decision, next_state.to(call.sample.dtype), decision.keep)
@@ -165,8 +167,8 @@ def split_rows(state: Tensor, num_rows: int) -> list[Tensor]:
     return [part.cpu() for part in (state.split(1) if num_rows > 1 else [state])]
 
 
-def owner_of(groups: Sequence[Sequence[Row]]) -> Tensor:
-    """(B,) which of the groups each row is of, rows group by group."""
+def owner_of(groups: Sequence[Sequence[Any]]) -> Tensor:
+    """(B,) which of the groups each member is of, group by group."""
     return torch.repeat_interleave(torch.tensor([len(members) for members in groups]))
 
 

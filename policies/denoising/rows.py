@@ -12,9 +12,10 @@ from PIL import Image
 from torch import Tensor
 
 from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.splits import APART, Branching
 from mmgrpo.types import Prompt
 
-INITIAL_NOISE = -1  # keys the pipeline's own generator, apart from every decision
+INITIAL_NOISE = -1  # keys the pipeline's own generator, before every decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class Row:
         seed: the step's seed.
         group: the prompt's id in the whole job.
         member: position in the group.
-        share_noise: whether the initial noise is the group's instead of the member's.
+        branching: how long the group's members share their noise.
         entry: which of the rollout's prompts it is shown; rows of one group and entry may share states.
     """
 
@@ -34,7 +35,7 @@ class Row:
     seed: int
     group: int
     member: int
-    share_noise: bool
+    branching: Branching = APART
     entry: int = 0
 
     @property
@@ -42,14 +43,18 @@ class Row:
         """Whether the prompt shows the pipeline something; most pipelines then take one row at a time."""
         return len(self.prompt.images) > 0 or len(self.prompt.videos) > 0
 
+    def branch(self, decision: int) -> int:
+        """The branch it is on once a decision is taken, by the first member of it."""
+        return self.branching.first(self.member, decision)
+
     def generator(self) -> torch.Generator:
         """A fresh generator for what the pipeline itself draws (initial noise, encoder samples)."""
-        member = 0 if self.share_noise else self.member
-        return torch.Generator().manual_seed(derive_seed(self.seed, self.group, member, INITIAL_NOISE))
+        seed = derive_seed(self.seed, self.group, self.branch(INITIAL_NOISE), INITIAL_NOISE)
+        return torch.Generator().manual_seed(seed)
 
     def noise(self, shape: Sequence[int], *, iteration: int, ordinal: int) -> Tensor:
         """Standard normal noise of one decision, float32, on the CPU so that every device draws the same."""
-        seed = derive_seed(self.seed, self.group, self.member, iteration, ordinal)
+        seed = derive_seed(self.seed, self.group, self.branch(iteration), iteration, ordinal)
         return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed))
 
 

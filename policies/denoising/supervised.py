@@ -109,8 +109,7 @@ def supervised_loss(
     Source: flow matching, arXiv:2210.02747; DDPM, arXiv:2006.11239.
     """
     rows = [
-        Row(prompt=example.prompt, seed=seed, group=0, member=0, share_noise=False)
-        for example, seed in zip(examples, seeds, strict=True)
+        Row(prompt=example.prompt, seed=seed, group=0, member=0) for example, seed in zip(examples, seeds, strict=True)
     ]
     call = two_steps(call)
     data = targets(examples, rows, call)

@@ -174,9 +174,10 @@ class Rollouts:
         return taken.in_turns(sample) if sample.turn_ends else taken
 
     def _drawing(self, plan: Plan) -> Drawing:
-        if plan.stochastic or plan.share_noise or any(value.view == OLD for value in plan.values):
+        if plan.stochastic or plan.share_noise or plan.splits or any(value.view == OLD for value in plan.values):
             raise PolicyError(
-                "tokens have no windows, shared noise or means: leave out window, share_noise and normalise_ratio"
+                "tokens have no windows, shared noise, trees of noise or means: leave out window, share_noise, tree and "
+                "normalise_ratio"
             )
         if unknown := [name for name in plan.sample_values if name not in NUMBERS]:
             raise ConfigError(f"tokens have no sample value {', '.join(unknown)}: known are {', '.join(NUMBERS)}")

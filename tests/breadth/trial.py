@@ -114,7 +114,7 @@ def _stock_error(name: str) -> str:
     pipeline = assembly.build(name)
     prompts, call = prompts_and_call(name, pipeline)
     form = replace(form_of(type(pipeline).__call__, ()), single=True)
-    row = Row(prompt=prompts[0], seed=SEED, group=0, member=0, share_noise=False)
+    row = Row(prompt=prompts[0], seed=SEED, group=0, member=0)
     try:
         pipeline(**form.arguments([row], call))
     except Exception as error:

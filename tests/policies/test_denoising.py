@@ -27,7 +27,7 @@ GREEDY = Plan(stochastic=())
 
 def _generators(prompts: list[Prompt], group_size: int) -> list[torch.Generator]:
     return [
-        Row(prompt=prompt, seed=SEED, group=group, member=member, share_noise=False).generator()
+        Row(prompt=prompt, seed=SEED, group=group, member=member).generator()
         for group, prompt in enumerate(prompts)
         for member in range(group_size)
     ]

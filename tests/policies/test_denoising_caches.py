@@ -92,7 +92,7 @@ def test_samples_without_noise_keep_the_cache(name: str) -> None:
 
 
 def _generator(prompt: Prompt) -> torch.Generator:
-    return Row(prompt=prompt, seed=SEED, group=0, member=0, share_noise=False).generator()
+    return Row(prompt=prompt, seed=SEED, group=0, member=0).generator()
 
 
 def test_a_cache_switched_on_later_is_passed_by_too() -> None:

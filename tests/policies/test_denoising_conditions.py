@@ -80,9 +80,7 @@ def test_pipelines_that_begin_in_the_middle_of_the_schedule_are_exact(
 def test_a_video_may_be_given_as_a_path(tmp_path: Path) -> None:
     frames = _video()
     frames[0].save(tmp_path / "source.gif", save_all=True, append_images=frames[1:])
-    row = Row(
-        prompt=Prompt("a red fox", videos=(str(tmp_path / "source.gif"),)), seed=0, group=0, member=0, share_noise=False
-    )
+    row = Row(prompt=Prompt("a red fox", videos=(str(tmp_path / "source.gif"),)), seed=0, group=0, member=0)
     found = CallForm().arguments([row], {})["video"]
     assert [frame.size for frame in found] == [(32, 32)] * 5
     differences = [
