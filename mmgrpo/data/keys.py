@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,35 +44,26 @@ def prompt_keys(prompts: Sequence[Prompt]) -> tuple[str, ...]:
 
 
 def _content_hash(prompt: Prompt) -> str:
-    whole = hashlib.blake2b(digest_size=12)
-    _feed(whole, (prompt.text, prompt.messages, prompt.negative, prompt.columns))
-    for media in (prompt.images, prompt.videos):
-        plain = media if isinstance(media, tuple | list) else [None] * len(media)  # others are decoded as they are read
-        _feed(whole, [Path(one).name if isinstance(one, str | Path) else one for one in plain])
-    return whole.hexdigest()
+    media = [_names(prompt.images), _names(prompt.videos)]
+    columns = [[str(name), prompt.columns[name]] for name in sorted(prompt.columns, key=str)]
+    content = [prompt.text, prompt.messages, prompt.negative, columns, media]
+    written = json.dumps(content, default=_described, skipkeys=True, ensure_ascii=False)
+    return hashlib.blake2b(written.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
-def _feed(whole: Any, value: Any) -> None:
-    """Adds a value to a hash, so that different values add different bytes; what has no content adds its type."""
+def _names(media: Sequence[Any]) -> list[Any]:
+    """Files by their names; what would be decoded as it is read is only counted."""
+    if not isinstance(media, tuple | list):
+        return [None] * len(media)
+    return [Path(one).name if isinstance(one, str | Path) else one for one in media]
+
+
+def _described(value: Any) -> Any:
+    """What JSON does not know: bytes and pictures by a hash, other sequences as lists, the rest by its type."""
+    if isinstance(value, Image.Image):
+        return [value.mode, *value.size, hashlib.blake2b(value.tobytes(), digest_size=12).hexdigest()]
+    if isinstance(value, bytes):
+        return hashlib.blake2b(value, digest_size=12).hexdigest()
     if isinstance(value, Mapping):
-        _mark(whole, "mapping", len(value))
-        for key in sorted(value, key=str):
-            _feed(whole, str(key))
-            _feed(whole, value[key])
-    elif isinstance(value, str | int | float | None | bytes):
-        text = value if isinstance(value, bytes) else repr(value).encode()
-        _mark(whole, type(value).__name__, len(text))
-        whole.update(text)
-    elif isinstance(value, Image.Image):
-        _mark(whole, f"image {value.mode} {value.size}", 0)
-        whole.update(value.tobytes())
-    elif isinstance(value, tuple | list):
-        _mark(whole, "sequence", len(value))
-        for inner in value:
-            _feed(whole, inner)
-    else:
-        _mark(whole, type(value).__name__, 0)
-
-
-def _mark(whole: Any, kind: str, size: int) -> None:
-    whole.update(f"{kind}:{size};".encode())
+        return {str(key): inner for key, inner in value.items()}
+    return type(value).__name__

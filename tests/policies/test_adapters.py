@@ -62,12 +62,12 @@ def test_adapters_of_peft(tmp_path: Path) -> None:
     policy = made("llama", **LORA)
     base = copy.deepcopy(made("llama").model)
     wrapped = get_peft_model(base, LoraConfig(r=2, lora_alpha=2, target_modules=["q_proj"], init_lora_weights=False))
-    wrapped.save_pretrained(tmp_path)
+    wrapped.save_pretrained(str(tmp_path))
     with pytest.raises(CheckpointError, match="is of another model or other LoRA settings"):
         made("llama", adapter=str(tmp_path), **LORA)
     begun = made("llama", adapter=str(tmp_path), lora={**LORA["lora"], "targets": ["q_proj"]})
     rollout = policy.rollout(tiny_language.prompts_of("llama"), group_size=2, seed=1)
-    merged = wrapped.merge_and_unload()
+    merged: Any = wrapped.merge_and_unload()
     plain = LanguagePolicy(merged, policy.processor, {**policy.settings.model_dump(), "lora": None})
     torch.testing.assert_close(values(begun, rollout), values(plain, rollout), rtol=0, atol=1e-5)
 

@@ -1,0 +1,56 @@
+"""What docs/memory-and-schedules.md shows works."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from mmgrpo.config import Named
+from mmgrpo.config.binding import bound
+from mmgrpo.config.loading import validated
+from mmgrpo.config.schedules import Course
+from mmgrpo.data.stream import PromptStream
+from mmgrpo.maths.controllers import CONTROLLERS
+from mmgrpo.maths.schedules import VALUE_SCHEDULES
+from mmgrpo.system.yamls import parsed_yaml
+from mmgrpo.train.memory import Facts, remember
+from mmgrpo.types import Prompt
+from tests.test_docs import DOCS, shown
+
+PAGE = "memory-and-schedules.md"
+
+
+def test_the_sampler() -> None:
+    sampler = shown(PAGE)["least_visited"]()
+    prompts = [Prompt(str(i)) for i in range(4)]
+    stream = PromptStream(prompts, num_per_step=3, seed=0, sampler=sampler)
+    assert [index for index, _ in stream.take(0)] == [0, 1, 2]
+    facts = Facts(keys=stream.keys[:3], reward_B=torch.zeros(3), valid_B=torch.ones(3, dtype=torch.bool), step=0)
+    assert [index for index, _ in stream.take(1, remember(stream.memory, facts))] == [3, 0, 1]
+
+
+def test_the_schedule_and_the_controller() -> None:
+    names = shown(PAGE)
+    schedules = {**VALUE_SCHEDULES, "triangle": names["triangle_value"]}
+    named = Named.model_validate({"name": "triangle", "low": 0, "high": 1, "period": 4})
+    assert [bound("schedules.x", schedules, named)(step) for step in range(6)] == [0, 0.5, 1, 0.5, 0, 0.5]
+    controllers = {**CONTROLLERS, "halved_above": names["halved_above"]}
+    halved = bound("controllers.x", controllers, Named.model_validate({"name": "halved_above", "limit": 1}))
+    assert (halved(4.0, 2.0), halved(4.0, 0.5)) == (2.0, 4.0)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_the_configurations(number: int) -> None:
+    """Each block of YAML is valid, line by line where its lines are alternatives."""
+    text = re.findall(r"```yaml\n(.*?)```", (DOCS / PAGE).read_text(), re.DOTALL)[number]
+    alternatives = re.split(r"\n(?=[a-z]+: \{)", text) if number != 2 else [text]
+    for one in alternatives:
+        values = parsed_yaml(one)
+        if number == 2:
+            overlong = {"name": "overlong", "max_length": 4096, "margin": 16}
+            rewards = [{**overlong, "label": "short"}, {**overlong, "label": "safe"}]
+            values |= {"rewards": rewards, "policy": {"name": "language", "model": "m"}}
+            values |= {"objective": {"divergence": "k3", "kl_beta": 0.1}}
+        Course(validated(values))
