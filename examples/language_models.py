@@ -9,6 +9,7 @@ to a Llama of 0.3 M. Both tokenizers are built here; nothing is downloaded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -32,6 +33,8 @@ START = "<|im_start|>"
 IMAGE, VIDEO = "<|image_pad|>", "<|video_pad|>"
 VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
 DIGITS = tuple("0123456789")
+CALL_PIECES = ('<tool_call>{"name": "multiply", "arguments": {"a": ', ', "b": ', "}}</tool_call>")
+"""A call of a function of two numbers: what stands before, between and behind them, a token each."""
 QUESTION_WORDS = ("user", "assistant", "which", "digit", "is", "shown", "?", "<answer>", "</answer>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
@@ -98,6 +101,28 @@ def arithmetic_lm(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerF
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=32,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config), tokenizer
+
+
+def calculator_lm(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """An untrained language model that reads products and may call ``multiply``; the seed fixes its weights."""
+    split = "|".join([*(re.escape(piece) for piece in CALL_PIECES), "."])
+    tokenizer = _tokenizer([END], [*DIGITS, "*", "=", *CALL_PIECES], split=split, eos_token=END, pad_token=END)
+    tokenizer.backend_tokenizer.decoder = Fuse()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=64,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

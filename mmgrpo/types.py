@@ -104,6 +104,7 @@ class Sample:
         num_forced: how many of its first tokens were given, not drawn.
         turn_starts: where each turn that it wrote in an exchange begins, in tokens; empty: there was none.
         turn_ends: where each ends.
+        turn_texts: what it wrote in each.
         turn_rewards: what the environment gave for each; None where nothing.
     """
 
@@ -122,6 +123,7 @@ class Sample:
     num_forced: int = 0
     turn_starts: Sequence[int] = ()
     turn_ends: Sequence[int] = ()
+    turn_texts: Sequence[str] = ()
     turn_rewards: Sequence[float | None] = ()
 
     @property

@@ -21,7 +21,7 @@ ROOMS = (
     ("memory",),
     ("maths",),
     ("policy", "reward", "environment"),
-    ("config",),
+    ("config", "tools"),
     ("data",),
     ("scoring",),
     ("run", "explain", "serving"),

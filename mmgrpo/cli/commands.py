@@ -137,7 +137,7 @@ def evaluate(
         from mmgrpo.data.prompts import load_prompts_of
         from mmgrpo.run.processes import Job
         from mmgrpo.scoring import Scorer
-        from mmgrpo.train.build import build_rewards
+        from mmgrpo.train.build import build_rewards, exchange_plan
         from mmgrpo.train.evaluation import evaluate
 
         settings = settings_of(config, overrides)
@@ -146,7 +146,8 @@ def evaluate(
         judges = Scorer(build_rewards(settings.evaluation.rewards or settings.rewards), max_failure_frac=1.0)
         prompts = load_prompts_of(settings.evaluation.prompts, key="evaluation.prompts", note=settings.note)
         policy = policy_of(settings, weights_for(config, checkpoint))
-        judged = evaluate(policy, prompts, judges, settings.evaluation, Job(Accelerator()))
+        job = Job(Accelerator())
+        judged = evaluate(policy, prompts, judges, settings.evaluation, job, plan=exchange_plan(settings))
         if judged is not None and as_json:
             sys.stdout.write(json.dumps(judged.metrics()) + "\n")
         elif judged is not None:

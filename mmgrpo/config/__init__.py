@@ -62,6 +62,12 @@ class RolloutConfig(Section):
     planner: Named = Field(
         default_factory=lambda: Named(name="fixed"), description="what is drawn at a step, round by round"
     )
+    environment: Named | None = Field(
+        default=None,
+        description="what samples are exchanges with, turn by turn, for policies that write: {name: tools, functions: "
+        "[python:module:function, ...]}, or python:module:Class with its arguments; null: one turn",
+    )
+    max_turns: int = Field(default=8, ge=1, description="of an exchange, the most turns that a sample writes")
     window: Named | None = Field(
         default=None, description="which denoising steps are stochastic; null: all but the last"
     )

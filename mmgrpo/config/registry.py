@@ -93,11 +93,13 @@ EXAMPLES: Mapping[str, str] = {
     "careless_sums": "mmgrpo.examples.arithmetic:careless_sums",
 }
 
-_OWN = {"policies": POLICIES, "rewards": REWARDS, "examples": EXAMPLES}
+ENVIRONMENTS: Mapping[str, str] = {"tools": "mmgrpo.tools:ToolEnvironment"}
+
+_OWN = {"policies": POLICIES, "rewards": REWARDS, "examples": EXAMPLES, "environments": ENVIRONMENTS}
 
 
 def names(kind: str) -> dict[str, str]:
-    """All known names of a kind ("policies", "rewards" or "examples") with where each lives; ours come first."""
+    """All known names of a kind (one of ``resolve``'s) with where each lives; ours come first."""
     own = dict(_OWN[kind])
     return {point.name: point.value for point in entry_points(group=f"mmgrpo.{kind}")} | own
 
@@ -106,7 +108,7 @@ def resolve(kind: str, name: str) -> Any:
     """What a name stands for; ``python:module:attribute`` names anything importable.
 
     Args:
-        kind: policies, rewards or examples.
+        kind: policies, rewards, examples or environments.
         name: a registered name.
 
     Returns:

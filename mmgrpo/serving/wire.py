@@ -60,6 +60,7 @@ class WireTensor(BaseModel):
     tensor: str
 
 
+TURNS = ("turn_starts", "turn_ends", "turn_texts", "turn_rewards")
 Picture = str | WireTensor
 Video = list[str] | WireTensor
 
@@ -94,6 +95,10 @@ class WireSample(BaseModel):
     logprob: float | None = None
     values: dict[str, float] = Field(default_factory=dict)
     num_forced: int = 0
+    turn_starts: list[int] = Field(default_factory=list)
+    turn_ends: list[int] = Field(default_factory=list)
+    turn_texts: list[str] = Field(default_factory=list)
+    turn_rewards: list[float | None] = Field(default_factory=list)
 
 
 class ScoreRequest(BaseModel):
@@ -242,6 +247,7 @@ def _packed_sample(sample: Sample, prompt: int, tensors: dict[str, Any] | None) 
         "logprob": sample.logprob,
         "values": dict(sample.values),
         "num_forced": sample.num_forced,
+        **{name: list(getattr(sample, name)) for name in TURNS},
     }
 
 
@@ -332,6 +338,7 @@ class _Reader:
             logprob=sample.logprob,
             values=sample.values,
             num_forced=sample.num_forced,
+            **{name: getattr(sample, name) for name in TURNS},
         )
 
     def _picture(self, picture: Picture) -> Image.Image:

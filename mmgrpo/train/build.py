@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from mmgrpo.config import RewardConfig, RunConfig
 from mmgrpo.config.binding import bound, build_objective, window_at
 from mmgrpo.config.loading import explain_validation
 from mmgrpo.config.registry import resolve
+from mmgrpo.environment import Environment
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.planners import Setting
 from mmgrpo.maths.schedules import SCHEDULES, WEIGHT_SCHEDULES
@@ -84,6 +86,27 @@ def build_rewards(configs: Sequence[RewardConfig]) -> list[NamedReward]:
     return [_named_reward(reward) for reward in configs]
 
 
+def exchange_plan(config: RunConfig) -> Plan:
+    """The plan of samples that are exchanges with the run's environment, if it has one.
+
+    Raises ConfigError if that cannot be made of its arguments, or is none.
+    """
+    named, turns = config.rollout.environment, config.rollout.max_turns
+    if named is None:
+        return Plan(max_turns=turns)
+    make = partial(resolve("environments", named.name), **named.numbers)
+    try:
+        made = make()
+    except TypeError as error:
+        raise ConfigError(f"rollout.environment ({named.name}): {error}") from error
+    if not isinstance(made, Environment):
+        raise ConfigError(
+            f"rollout.environment ({named.name}) makes a {type(made).__name__}; give a class of "
+            "mmgrpo.environment.Environment, or a function that makes one"
+        )
+    return Plan(environment=make, max_turns=turns)
+
+
 def build_plan(config: RunConfig, policy: Policy, step: int, settings: Mapping[str, Any] | None = None) -> Plan:
     """How decisions are drawn at a step; the window is a function of the run's seed and the step, the same everywhere.
 
@@ -100,7 +123,8 @@ def build_plan(config: RunConfig, policy: Policy, step: int, settings: Mapping[s
         ConfigError: the window lies outside the schedule, or the policy has no fixed number of decisions.
     """
     objective = build_objective(config.objective)
-    return Plan(
+    return replace(
+        exchange_plan(config),
         stochastic=window_at(config, policy, step),
         share_noise=config.rollout.share_noise,
         values=tuple(sorted(objective.values | objective.first_values, key=str)),

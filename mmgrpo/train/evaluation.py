@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mmgrpo.config import EvaluationConfig
 from mmgrpo.maths.seeds import derive_seed
@@ -60,6 +60,7 @@ def evaluate(
     config: EvaluationConfig,
     job: Job,
     *,
+    plan: Plan | None = None,
     on_samples: Callable[[Sequence[Sample]], None] | None = None,
 ) -> Judged | None:
     """Draws ``samples_per_prompt`` for every prompt and asks the judges once about all of them together.
@@ -70,6 +71,7 @@ def evaluate(
         judges: the rewards to ask; none of their failures stops an evaluation if it is made so.
         config: how many samples, and their seed.
         job: the processes.
+        plan: whose environment the samples are exchanges with; None: there is none.
         on_samples: takes samples as they are drawn.
 
     Returns:
@@ -78,7 +80,8 @@ def evaluate(
     mine = list(enumerate(prompts))[job.rank :: job.size]
     samples: list[Sample] = []
     if mine:
-        plan = Plan(
+        plan = replace(
+            plan or Plan(),
             stochastic=(),
             sample_values=judges.needs_values,
             prompt_ids=tuple(index for index, _ in mine),

@@ -29,7 +29,7 @@ from mmgrpo.run.stopping import Stopping, Terminated
 from mmgrpo.run.watchdog import Alarm, Watchdog, watched
 from mmgrpo.scoring import Scorer
 from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_of
-from mmgrpo.train.build import build_plan, build_rewards, build_setting, optimizer_of
+from mmgrpo.train.build import build_plan, build_rewards, build_setting, exchange_plan, optimizer_of
 from mmgrpo.train.credit import Batch, Credit, estimate, valued
 from mmgrpo.train.ema import Average
 from mmgrpo.train.evaluation import evaluate, try_out
@@ -346,7 +346,15 @@ class Trainer:
         share = len(self.held_out[self.job.rank :: self.job.size])
         taken = progress.doing("evaluation", share * config.samples_per_prompt, self._stopping.give_up_alone)
         with self.average.applied() if self.average else nullcontext():
-            judged = evaluate(self.policy, self.held_out, self.judges, config, self.job, on_samples=taken)
+            judged = evaluate(
+                self.policy,
+                self.held_out,
+                self.judges,
+                config,
+                self.job,
+                plan=exchange_plan(self.config),
+                on_samples=taken,
+            )
         self.session.evaluated.add(self.step)
         if judged is None:
             return

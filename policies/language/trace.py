@@ -74,6 +74,10 @@ def sample_of(sample: Sample, completion: Completion, tokenizer: Any, names: Seq
         num_forced=completion.num_forced,
         turn_starts=[turn.start for turn in completion.turns],
         turn_ends=[turn.end for turn in completion.turns],
+        turn_texts=[
+            tokenizer.decode(completion.token_T[turn.start : turn.end], skip_special_tokens=True)
+            for turn in completion.turns
+        ],
         turn_rewards=[turn.reward for turn in completion.turns],
     )
 

@@ -1,0 +1,91 @@
+"""Products of two numbers and a calculator: a model too small to multiply finds that calling a function pays.
+
+The warm-up shows the tool as one way among two: most products are answered at once, as well as the model can, some by a
+call whose result is repeated. GRPO then sees only whether the last turn is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from random import Random
+
+from mmgrpo.errors import DataError
+from mmgrpo.examples.language_models import CALL_PIECES, END
+from mmgrpo.types import Example, Prompt, Sample
+
+LOW, HIGH = 10, 100  # factors, the upper end excluded
+SPLIT_SEED = 0
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiplies two numbers.
+
+    Args:
+        a: a number.
+        b: another.
+
+    Returns:
+        Their product.
+    """
+    return a * b
+
+
+def products() -> list[Prompt]:
+    """80 % of the 8,100 products, such as ``34*58=``, with the result as text in the column ``answer``."""
+    return [_prompt(*factors) for factors in _pairs()[0]]
+
+
+def held_out_products() -> list[Prompt]:
+    """500 of the others, which no warm-up and no rollout ever shows."""
+    return [_prompt(*factors) for factors in _pairs()[1][:500]]
+
+
+def examples(called: float = 0.25, seed: int = 0) -> list[Example]:
+    """Answers to learn from: this share of the products by a call and then its result, the others at once.
+
+    A call makes two examples: the call, and the answer behind the call and what the tool returned.
+
+    Raises: DataError if the share is outside [0, 1].
+    """
+    if not 0 <= called <= 1:
+        raise DataError(f"the share of called products must lie in [0, 1], got {called}")
+    pairs = _pairs()[0]
+    by_call = set(Random(seed).sample(range(len(pairs)), round(called * len(pairs))))
+    found = []
+    for i, (a, b) in enumerate(pairs):
+        prompt, result = _prompt(a, b), str(a * b)
+        if i not in by_call:
+            found.append(Example(prompt, result))
+            continue
+        found.append(Example(prompt, _call(a, b)))
+        found.append(Example(Prompt(f"{prompt.text}{_call(a, b)}{END}{result}"), result))
+    return found
+
+
+def right(samples: Sequence[Sample]) -> list[float]:
+    """A reward: whether the last turn is the product, and nothing else."""
+    return [float(bool(s.turn_texts) and s.turn_texts[-1] == s.prompt.columns["answer"]) for s in samples]
+
+
+def called(samples: Sequence[Sample]) -> list[float]:
+    """A reward, to be looked at alone: whether the tool was called."""
+    return [float(any(CALL_PIECES[0] in turn for turn in sample.turn_texts)) for sample in samples]
+
+
+def _call(a: int, b: int) -> str:
+    before, between, behind = CALL_PIECES
+    return f"{before}{a}{between}{b}{behind}"
+
+
+@lru_cache(maxsize=1)
+def _pairs() -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """The pairs of factors to train on and those held out, 80 to 20, in one fixed random order."""
+    pairs = [(a, b) for a in range(LOW, HIGH) for b in range(LOW, HIGH)]
+    Random(SPLIT_SEED).shuffle(pairs)
+    cut = len(pairs) * 4 // 5
+    return pairs[:cut], pairs[cut:]
+
+
+def _prompt(a: int, b: int) -> Prompt:
+    return Prompt(f"{a}*{b}=", columns={"answer": str(a * b)})

@@ -1,0 +1,90 @@
+"""Tools: plain Python functions with docstrings that a language model may call between its turns."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, final
+
+from mmgrpo.environment import Environment, Turn
+from mmgrpo.errors import ConfigError
+from mmgrpo.system.targets import own_attribute
+from mmgrpo.types import Prompt
+
+CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+
+DESCRIPTION = """\
+You may call these functions:
+<tools>
+{schemas}
+</tools>
+To call one, write its name and arguments as JSON, and nothing after it:
+<tool_call>
+{{"name": "...", "arguments": {{...}}}}
+</tool_call>"""
+
+
+@final
+class ToolEnvironment(Environment):
+    """Runs the functions that a turn calls and tells what they returned; a turn that calls none ends the exchange.
+
+    Calls are written as Hermes and Qwen write them, ``<tool_call>{"name": .., "arguments": {..}}</tool_call>``; what
+    cannot be called, and what a function raises, is told as ``{"error": ..}``. Functions take the form of transformers
+    and TRL: annotated arguments, a docstring with ``Args:``.
+    """
+
+    def __init__(self, functions: Sequence[Callable[..., Any] | str], describe: bool = True) -> None:
+        """Takes the functions.
+
+        Args:
+            functions: the functions, or ``python:module:function`` of each.
+            describe: whether ``reset`` puts their signatures behind the prompt; a chat template that knows of tools has
+                them by ``policy.template: {tools: [..]}`` instead.
+
+        Raises:
+            ConfigError: there are none, two of one name, or one whose signature cannot be described.
+        """
+        found = [own_attribute(one) if isinstance(one, str) else one for one in functions]
+        self._functions: Mapping[str, Callable[..., Any]] = {one.__name__: one for one in found}
+        if not found or len(self._functions) != len(found):
+            raise ConfigError(f"tools must be one or more functions, each of its own name, got {list(functions)}")
+        self._describe = describe
+        self._schemas = [schema_of(one) for one in found]
+
+    def reset(self, prompt: Prompt) -> Turn:
+        """The signatures of the functions, if they are to be described."""
+        return Turn(text=DESCRIPTION.format(schemas="\n".join(self._schemas)) if self._describe else "")
+
+    def step(self, text: str) -> Turn:
+        """What the called functions returned, in order, a line each."""
+        calls = CALL.findall(text)
+        if not calls:
+            return Turn(done=True)
+        return Turn(text="\n".join(self._returned(call) for call in calls), role="tool")
+
+    def _returned(self, call: str) -> str:
+        try:
+            asked = json.loads(call)
+            name, arguments = asked["name"], asked.get("arguments", {})
+            if name not in self._functions:
+                raise KeyError(f"there is no function {name!r}; known are {', '.join(self._functions)}")
+            result = self._functions[name](**arguments)
+        except Exception as error:  # whatever a model calls with whatever arguments: it is told, and may do better
+            return json.dumps({"error": f"{type(error).__name__}: {error}"[:500]})
+        return result if isinstance(result, str) else json.dumps(result, default=str)
+
+
+@cache
+def schema_of(function: Callable[..., Any]) -> str:
+    """A function's signature as JSON. Raises ConfigError where annotations or the docstring do not tell it."""
+    from transformers.utils import get_json_schema
+
+    try:
+        return json.dumps(get_json_schema(function)["function"])
+    except Exception as error:  # of transformers' own, without a common base
+        raise ConfigError(
+            f"the tool {function.__name__} cannot be described: {error}; annotate its arguments and its result, and "
+            "give it a docstring with a line for each under Args:"
+        ) from error
