@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmgrpo.errors import ConfigError, DataError, ReplayError
+from mmgrpo.errors import ConfigError, DataError, PolicyError, ReplayError
 from mmgrpo.policies.denoising.branching import branching_of, require_parted, states_of
 from mmgrpo.policies.denoising.drawing import Drawing
 from mmgrpo.policies.denoising.record import Recorder, is_stochastic
@@ -55,7 +55,13 @@ def make_groups(prompts: Sequence[Prompt], group_size: int, seed: int, plan: Pla
 
     Raises:
         DataError: no prompts, an empty group, ids that do not match the prompts, or a member drawn twice.
+        PolicyError: what only policies that write can do is asked for.
     """
+    if plan.environment is not None or plan.continues is not None or any(one.prefix for one in prompts):
+        raise PolicyError(
+            "pictures are not written turn by turn and have no beginning that is given: leave out "
+            "rollout.environment, Plan.continues and Prompt.prefix"
+        )
     if not prompts or group_size < 1:
         raise DataError(f"a rollout needs prompts and group_size >= 1, got {len(prompts)} prompts, {group_size}")
     ids = plan.prompt_ids if plan.prompt_ids is not None else tuple(range(len(prompts)))

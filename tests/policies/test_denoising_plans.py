@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.types import Plan, Prompt, Rollout
+from mmgrpo.errors import ConfigError, DataError, PolicyError
+from mmgrpo.types import Continuation, Plan, Prompt, Rollout
 from tests.policies.contract import gradients, move, relative_difference, sample_difference, values
 from tests.policies.tiny_policies import final_latent, policy_of, prompts_of
 
@@ -164,3 +164,12 @@ def test_latents_are_kept_where_the_plan_asks(name: str, stochastic: tuple[int, 
             pixels = shown(latents[1] / config.scaling_factor + config.shift_factor).sample
         image = policy.pipeline.image_processor.postprocess(pixels)[0]
         assert np.abs(np.asarray(image, dtype=float) - np.asarray(rollout.samples[1].image, dtype=float)).max() <= 1
+
+
+def test_what_only_texts_have_is_refused() -> None:
+    policy, prompts = policy_of("sd3"), prompts_of("sd3")[:1]
+    for plan in (Plan(environment=dict), Plan(continues=(Continuation([1]),))):
+        with pytest.raises(PolicyError, match="pictures are not written turn by turn"):
+            policy.rollout(prompts, group_size=2, seed=SEED, plan=plan)
+    with pytest.raises(PolicyError, match="and have no beginning that is given"):
+        policy.rollout([replace(prompts[0], prefix="a")], group_size=2, seed=SEED)

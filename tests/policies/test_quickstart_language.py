@@ -94,7 +94,7 @@ def test_saved_models_load_as_they_were(tmp_path: Path) -> None:
             assert torch.equal(model.eval()(**given).logits, loaded.eval()(**given).logits)
 
 
-@pytest.mark.parametrize("name", ["digits-vlm", "arithmetic-text"])
+@pytest.mark.parametrize("name", ["digits-vlm", "arithmetic-text", "calculator-tool"])
 def test_the_quickstart_runs(name: str, tmp_path: Path) -> None:
     small = ["warmup.steps=3", "steps=2", "rollout.prompts_per_step=4", "evaluation.prompts.limit=8"]
     folder = trained(name, [*small, f"output={tmp_path}"])
@@ -103,7 +103,7 @@ def test_the_quickstart_runs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["digits-vlm", "arithmetic-text"])
+@pytest.mark.parametrize("name", ["digits-vlm", "arithmetic-text", "calculator-tool"])
 def test_the_quickstart_learns(name: str, tmp_path: Path) -> None:
     accuracies = [
         line["eval/held_out_accuracy/mean"]
