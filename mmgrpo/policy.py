@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
+    from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
     from mmgrpo.values import Value
 
 
@@ -125,6 +125,21 @@ class Reading(ABC):
 
         Returns:
             A row of each sample, in their order; ``old_logprob_BT`` as given, or the policy's own of now.
+        """
+
+
+class Writing(ABC):
+    """A policy whose decisions write a text piece by piece, so that what is said of a piece is said of decisions."""
+
+    @abstractmethod
+    def text_ends(self, sample: Sample) -> Sequence[int]:
+        """How many characters of ``Sample.text`` there are after each decision of the sample.
+
+        Args:
+            sample: as a rollout of this policy holds it.
+
+        Returns:
+            A number for each decision, never lower than the one before it.
         """
 
 

@@ -8,12 +8,36 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmgrpo.errors import DataError, ShapeError
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A part of a sample with what a reward says of it.
+
+    Attributes:
+        start: where the part begins: a character of ``Sample.text``, or of a sample without text the number of a
+            decision (of a denoising step), from 0.
+        end: where it ends, itself no longer in the part.
+        value: the number; None where the reward does not apply to the part, NaN or infinity where judging failed.
+    """
+
+    start: int
+    end: int
+    value: float | None
+
+    def __post_init__(self) -> None:
+        for name in ("start", "end"):
+            if type(getattr(self, name)) is not int:
+                raise DataError(f"Scope.{name} must be an integer, got {getattr(self, name)!r:.60}")
+        if not 0 <= self.start < self.end:
+            raise DataError(f"a scope must begin at 0 or later and end after it begins, got {self.start} to {self.end}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +48,15 @@ class Score:
         value: the number; NaN or infinity where judging failed.
         explanation: what people may want to see of it, small and of what JSON knows; see ``docs/rewards.md`` for the
             keys that the report draws.
+        scopes: what it says of parts of the sample, in order, none over another; None: it judges the whole alone.
     """
 
     value: float
     explanation: Mapping[str, Any] = field(default_factory=dict)
+    scopes: Sequence[Scope] | None = None
 
     def __post_init__(self) -> None:
+        _require_scopes(self.scopes)
         if not isinstance(self.explanation, Mapping):
             raise DataError(f"Score.explanation must be a mapping, got {type(self.explanation).__name__}")
         try:
@@ -52,6 +79,7 @@ class Scores:
         valid_BR: bool, whether the reward applied and gave a finite number.
         failures: per reward, how many samples it failed on (raised, took too long, or gave NaN or infinity).
         explanations: per reward that explains itself, one entry per sample; None where it said nothing.
+        scopes: per reward that says anything of parts, one entry per sample; None where it said nothing of any.
         cached: per reward whose results are kept, for how many samples it was not asked.
         took_s: per reward, seconds that it ran.
     """
@@ -62,6 +90,7 @@ class Scores:
     valid_BR: Tensor
     failures: Mapping[str, int] = field(default_factory=dict)
     explanations: Mapping[str, Sequence[Mapping[str, Any] | None]] = field(default_factory=dict)
+    scopes: Mapping[str, Sequence[Sequence[Scope] | None]] = field(default_factory=dict)
     cached: Mapping[str, int] = field(default_factory=dict)
     took_s: Mapping[str, float] = field(default_factory=dict)
 
@@ -73,9 +102,11 @@ class Scores:
             raise ShapeError(f"valid_BR must be bool of shape {tuple(self.value_BR.shape)}")
         if not torch.isfinite(self.value_BR).all():
             raise ShapeError("value_BR must be finite; mask what does not apply with valid_BR")
-        wrong = {name: len(said) for name, said in self.explanations.items() if len(said) != len(self.value_BR)}
-        if wrong:
-            raise ShapeError(f"explanations must be one per sample, of {len(self.value_BR)}, got {wrong}")
+        for what in ("explanations", "scopes"):
+            said_of = getattr(self, what)
+            wrong = {name: len(said) for name, said in said_of.items() if len(said) != len(self.value_BR)}
+            if wrong:
+                raise ShapeError(f"{what} must be one per sample, of {len(self.value_BR)}, got {wrong}")
 
     @classmethod
     def joined(cls, parts: Sequence[Scores]) -> Scores:
@@ -87,11 +118,8 @@ class Scores:
             value_BR=torch.cat([part.value_BR for part in parts]),
             valid_BR=torch.cat([part.valid_BR for part in parts]),
             failures={name: sum(part.failures.get(name, 0) for part in parts) for name in first.names},
-            explanations={
-                name: [said for part in parts for said in part.explanations.get(name, [None] * len(part.value_BR))]
-                for name in first.names
-                if any(name in part.explanations for part in parts)
-            },
+            explanations=_joined(first.names, [(part.explanations, len(part.value_BR)) for part in parts]),
+            scopes=_joined(first.names, [(part.scopes, len(part.value_BR)) for part in parts]),
             cached={name: sum(part.cached[name] for part in parts) for name in first.cached},
             took_s={name: max(part.took_s[name] for part in parts) for name in first.took_s},
         )
@@ -103,12 +131,35 @@ class Scores:
             value_BR=self.value_BR[list(chosen)],
             valid_BR=self.valid_BR[list(chosen)],
             explanations={name: [said[row] for row in chosen] for name, said in self.explanations.items()},
+            scopes={name: [said[row] for row in chosen] for name, said in self.scopes.items()},
         )
 
     @property
     def scored_B(self) -> Tensor:
         """Whether any reward of a weight other than 0 applied to the sample."""
         return (self.valid_BR & (self.weight_R != 0)).any(1)
+
+
+def _joined(names: Sequence[str], parts: Sequence[tuple[Mapping[str, Sequence[Any]], int]]) -> dict[str, list[Any]]:
+    """What rewards said of each sample of several calls, None where a call's reward said nothing."""
+    return {
+        name: [one for said, B in parts for one in said.get(name, [None] * B)]
+        for name in names
+        if any(name in said for said, _ in parts)
+    }
+
+
+def _require_scopes(scopes: Sequence[Scope] | None) -> None:
+    if scopes is None:
+        return
+    if not isinstance(scopes, Sequence) or not all(isinstance(scope, Scope) for scope in scopes):
+        raise DataError(f"Score.scopes must be a sequence of Scope, got {scopes!r:.80}")
+    for before, after in pairwise(scopes):
+        if after.start < before.end:
+            raise DataError(
+                f"Score.scopes must stand in order, none over another: one ends at {before.end} and the next begins at "
+                f"{after.start}; parts that overlap are for two rewards"
+            )
 
 
 def _described(tensor: Tensor) -> str:

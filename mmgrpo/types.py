@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmgrpo.errors import DataError, ShapeError
+from mmgrpo.scores import Scope as Scope
 from mmgrpo.scores import Score as Score
 from mmgrpo.scores import Scores as Scores
 from mmgrpo.splits import Split as Split

@@ -227,11 +227,13 @@ class Estimator:
         assign: (feedback, advantage_BT) -> advantage_BT; what comes in is what the step before it gave.
         values: what the feedback must carry beside the log-probability.
         tokens: whether it must carry the tokens.
+        parts: rewards whose words of parts it must carry.
     """
 
     assign: Callable[[Feedback, Tensor], Tensor]
     values: tuple[Value, ...] = ()
     tokens: bool = False
+    parts: tuple[str, ...] = ()
 
 
 def row_mean(value_BT: Tensor, mask_BT: Tensor) -> Tensor:

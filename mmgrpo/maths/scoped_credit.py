@@ -1,7 +1,8 @@
 """Credit by parts: estimators that lay what a reward said of spans, turns, steps or ranks on their decisions.
 
 They add to the advantage that comes in; a reward that should speak through its parts alone has a weight of 0 among the
-rewards. A part that the reward said nothing of gets nothing, and so do decisions in no part.
+rewards, and trains the samples of whose parts it said anything. A part that the reward said nothing of gets nothing,
+and so do decisions in no part.
 
 Axes: B samples, T decisions, S scopes of a sample, P groups, G size of the largest group.
 """
@@ -30,7 +31,7 @@ def scoped(*, reward: str, weight: float = 1.0, eps: float = 1e-4) -> Estimator:
     Units: weight is advantage per standard deviation.
     Source: EviSRAG, arXiv:2510.09733, whose rewards are each standardised and laid on their own spans.
     """
-    return Estimator(assign=partial(_laid, reward=reward, weight=weight, of=partial(_by_scope, eps=eps)))
+    return _from_parts(reward, weight, partial(_by_scope, eps=eps))
 
 
 def ranks(*, reward: str, weight: float = 1.0, discounted: bool = True, eps: float = 1e-4) -> Estimator:
@@ -44,7 +45,7 @@ def ranks(*, reward: str, weight: float = 1.0, discounted: bool = True, eps: flo
         infinity. Left out: its shaping of the end token and of items beyond the list.
     """
     values = partial(_ranks, eps=eps) if discounted else partial(_by_scope, eps=eps)
-    return Estimator(assign=partial(_laid, reward=reward, weight=weight, of=values))
+    return _from_parts(reward, weight, values)
 
 
 def process_supervision(*, reward: str, weight: float = 1.0, eps: float = 1e-4) -> Estimator:
@@ -56,7 +57,7 @@ def process_supervision(*, reward: str, weight: float = 1.0, eps: float = 1e-4) 
     Units: weight is advantage per standard deviation.
     Source: DeepSeekMath, arXiv:2402.03300, sec. 4.1.3.
     """
-    return Estimator(assign=partial(_laid, reward=reward, weight=weight, of=partial(_process, eps=eps)))
+    return _from_parts(reward, weight, partial(_process, eps=eps))
 
 
 def process_returns(*, reward: str, weight: float = 1.0) -> Estimator:
@@ -66,7 +67,7 @@ def process_returns(*, reward: str, weight: float = 1.0) -> Estimator:
 
     Units: weight is advantage per reward.   Source: REINFORCE with rewards to go, Williams 1992.
     """
-    return Estimator(assign=partial(_laid, reward=reward, weight=weight, of=_returns))
+    return _from_parts(reward, weight, _returns)
 
 
 def clipped_differences(*, reward: str, weight: float = 1.0, limit: float | None = None) -> Estimator:
@@ -78,7 +79,7 @@ def clipped_differences(*, reward: str, weight: float = 1.0, limit: float | None
     Units: weight is advantage per reward; limit in the reward's units.
     Source: clip and delta of Gao et al., arXiv:2410.15115, as the catalogue of ``research/`` gives them.
     """
-    return Estimator(assign=partial(_laid, reward=reward, weight=weight, of=partial(_clip_delta, limit=limit)))
+    return _from_parts(reward, weight, partial(_clip_delta, limit=limit))
 
 
 def segment_differences(*, reward: str, weight: float = 1.0, below: float = 1.0) -> Estimator:
@@ -91,10 +92,14 @@ def segment_differences(*, reward: str, weight: float = 1.0, below: float = 1.0)
     Units: weight is advantage per reward; below is a probability (0.9), 1 for all decisions.
     Source: SPO, arXiv:2505.23564, and its code (AIFrameResearch/SPO): V by rollouts from each cut point.
     """
-    return Estimator(assign=partial(_segments, reward=reward, weight=weight, below=below))
+    return Estimator(assign=partial(_segments, reward=reward, weight=weight, below=below), parts=(reward,))
 
 
 Values = Callable[[Scoped, Groups], "Tensor"]
+
+
+def _from_parts(reward: str, weight: float, of: Values) -> Estimator:
+    return Estimator(assign=partial(_laid, reward=reward, weight=weight, of=of), parts=(reward,))
 
 
 def _laid(feedback: Feedback, advantage_BT: Tensor, *, reward: str, weight: float, of: Values) -> Tensor:

@@ -89,6 +89,7 @@ def _beside(parts: Sequence[Scores], count: int) -> Scores:
         value_BR=torch.cat([nothing, *(part.value_BR for part in parts)], dim=1),
         valid_BR=torch.cat([nothing.bool(), *(part.valid_BR for part in parts)], dim=1),
         explanations={name: notes for part in parts for name, notes in part.explanations.items()},
+        scopes={name: said for part in parts for name, said in part.scopes.items()},
     )
 
 

@@ -21,6 +21,7 @@ from mmgrpo.types import Prompt, Sample
 
 PLACE = ("prompt", "group", "member")  # what is hashed apart, and where a sample stands, which is not
 ENTRY_BYTES = 400  # an entry without an explanation takes about that much
+SCOPE_BYTES = 150  # a part
 
 
 @final
@@ -138,4 +139,5 @@ def _on_disk(media: object) -> object:
 
 
 def _size(result: Result) -> int:
-    return ENTRY_BYTES + (0 if result.explanation is None else 2 * len(json.dumps(result.explanation)))
+    explained = 0 if result.explanation is None else 2 * len(json.dumps(result.explanation))
+    return ENTRY_BYTES + explained + SCOPE_BYTES * len(result.scopes or ())

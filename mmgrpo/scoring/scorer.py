@@ -12,7 +12,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.scoring.cache import fingerprints
 from mmgrpo.scoring.inquiry import Answer, Judge, Token
 from mmgrpo.scoring.named import NamedReward
-from mmgrpo.scoring.reading import explanations_of
+from mmgrpo.scoring.reading import explanations_of, scopes_of
 from mmgrpo.types import Sample, Scores
 
 CACHE_MB = 64.0
@@ -190,6 +190,7 @@ class Scoring:
         said = dict(zip(names, answers, strict=True))
         value_RB = [[result.value for result in answer.results] for answer in answers]
         explained = {name: explanations_of(answer.results) for name, answer in said.items()}
+        scopes = {name: scopes_of(answer.results) for name, answer in said.items()}
         return Scores(
             names=names,
             weight_R=self._weight_R,
@@ -197,6 +198,7 @@ class Scoring:
             valid_BR=torch.tensor([[value is not None for value in values] for values in value_RB]).T.bool(),
             failures={name: sum(result.failed for result in answer.results) for name, answer in said.items()},
             explanations={name: entries for name, entries in explained.items() if entries is not None},
+            scopes={name: entries for name, entries in scopes.items() if entries is not None},
             cached={judge.name: said[judge.name].num_cached for judge in self._judges if judge.cache is not None},
             took_s={name: answer.took_s for name, answer in said.items()},
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmgrpo.config.rewards import gate_order
 from mmgrpo.scoring.named import Gate, NamedReward
-from mmgrpo.types import Scores
+from mmgrpo.types import Scope, Scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Shaped:
 
 
 def shaped(scores: Scores, rewards: Sequence[NamedReward], step: int) -> Shaped:
-    """The scores as they count at a step.
+    """The scores as they count at a step; clips and weights are of whole samples, gates of their parts too.
 
     Args:
         scores: what the rewards said, in the rewards' order.
@@ -42,6 +42,7 @@ def shaped(scores: Scores, rewards: Sequence[NamedReward], step: int) -> Shaped:
         ConfigError: gates that name no reward, or depend on each other in a circle.
     """
     value_BR, valid_BR, metrics = scores.value_BR.clone(), scores.valid_BR.clone(), {}
+    scopes = dict(scores.scopes)
     for r, reward in enumerate(rewards):
         if reward.clip is not None:
             value_BR[:, r] = scores.value_BR[:, r].clamp(*reward.clip).where(scores.valid_BR[:, r], 0.0)
@@ -55,8 +56,11 @@ def shaped(scores: Scores, rewards: Sequence[NamedReward], step: int) -> Shaped:
         value_BR[:, r] = value_BR[:, r].where(~gated.closed_B, 0.0)
         valid_BR[:, r] &= ~gated.absent_B
         metrics[f"reward/{name}/gated_frac"] = float(shut_B.float().mean())
+        if name in scopes:
+            scopes[name] = _gated_scopes(scopes[name], gated)
     weight_R = torch.tensor([reward.weight_at(step) for reward in rewards], dtype=torch.float32)
-    return Shaped(replace(scores, value_BR=value_BR, valid_BR=valid_BR, weight_R=weight_R), metrics)
+    counting = replace(scores, value_BR=value_BR, valid_BR=valid_BR, weight_R=weight_R, scopes=scopes)
+    return Shaped(counting, metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,16 @@ class _Gated:
 
     closed_B: Tensor
     absent_B: Tensor
+
+
+def _gated_scopes(scopes: Sequence[Sequence[Scope] | None], gated: _Gated) -> list[Sequence[Scope] | None]:
+    """What is said of parts behind a gate: as it is where it is open, else zeros, or nothing where that is absent."""
+    return [
+        None
+        if absent or said is None
+        else [replace(scope, value=0.0) if closed and scope.value is not None else scope for scope in said]
+        for said, closed, absent in zip(scopes, gated.closed_B.tolist(), gated.absent_B.tolist(), strict=True)
+    ]
 
 
 def _gated(scores: Scores, gates: Mapping[str, Gate]) -> dict[str, _Gated]:

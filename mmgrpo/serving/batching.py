@@ -15,8 +15,8 @@ from typing import Any, final
 
 from mmgrpo.errors import RewardError
 from mmgrpo.serving.metrics import Metrics
-from mmgrpo.serving.wire import ScoreResponse
-from mmgrpo.types import Sample, Score
+from mmgrpo.serving.wire import ScoreResponse, WireScope
+from mmgrpo.types import Sample, Scope, Score
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +152,13 @@ def response_of(said: Sequence[float | Score | None]) -> ScoreResponse:
     """What a reward said of the samples of one request; NaN and infinity are failures."""
     numbers = [None if value is None else float(value) for value in said]
     explained = [_as_json(value.explanation) if isinstance(value, Score) else None for value in said]
+    parts = [_wire_scopes(value.scopes) if isinstance(value, Score) else None for value in said]
     return ScoreResponse.model_validate(
         {
             "values": [value if value is not None and math.isfinite(value) else None for value in numbers],
             "failed": [i for i, value in enumerate(numbers) if value is not None and not math.isfinite(value)],
             "explanations": explained if any(explained) else None,
+            "scopes": parts if any(one is not None for one in parts) else None,
         }
     )
 
@@ -168,6 +170,17 @@ def _plain(value: Any) -> float | Score | None:
 def _as_json(explanation: Mapping[str, Any]) -> dict[str, Any] | None:
     """The explanation as it will arrive: tuples as lists, keys as texts, half a surrogate pair as a question mark."""
     return json.loads(_sendable(json.dumps(dict(explanation), ensure_ascii=False))) or None
+
+
+def _wire_scopes(scopes: Sequence[Scope] | None) -> list[WireScope] | None:
+    if scopes is None:
+        return None
+    numbers = [None if scope.value is None else float(scope.value) for scope in scopes]
+    failed = [number is not None and not math.isfinite(number) for number in numbers]
+    return [
+        WireScope(start=scope.start, end=scope.end, value=None if lost else number, failed=lost)
+        for scope, number, lost in zip(scopes, numbers, failed, strict=True)
+    ]
 
 
 def _all_failed(num: int, error: BaseException) -> ScoreResponse:

@@ -111,6 +111,17 @@ class ScoreRequest(BaseModel):
     samples: list[WireSample] = Field(max_length=MAX_SAMPLES)
 
 
+class WireScope(BaseModel):
+    """A ``Scope``; ``failed`` stands for a number that is not finite."""
+
+    model_config = _STRICT
+
+    start: int = Field(ge=0)
+    end: int
+    value: float | None = None
+    failed: bool = False
+
+
 class ScoreResponse(BaseModel):
     """What the reward said.
 
@@ -118,6 +129,7 @@ class ScoreResponse(BaseModel):
         values: one per sample, in order; None where the reward does not apply or failed.
         failed: the places of those that it failed on.
         explanations: one per sample or None, if the reward explains any.
+        scopes: the parts of each sample or None, if the reward says anything of any.
         error: what it raised, if it did.
     """
 
@@ -126,6 +138,7 @@ class ScoreResponse(BaseModel):
     values: list[float | None]
     failed: list[int] = Field(default_factory=list)
     explanations: list[dict[str, Finite] | None] | None = None
+    scopes: list[list[WireScope] | None] | None = None
     error: str | None = None
 
 

@@ -22,6 +22,7 @@ from mmgrpo.train.feedback import feedback_of
 from mmgrpo.train.gather import Experience, Valued
 from mmgrpo.train.judge import Verdict
 from mmgrpo.train.learner import measured
+from mmgrpo.train.parts import heard
 from mmgrpo.types import Rollout, Scores
 from mmgrpo.values import from_reference
 
@@ -33,7 +34,8 @@ class Credit:
     Attributes:
         advantage_B: float32; 0 where the sample is not trained on.
         keep_B: bool, whether the sample is trained on and counts: whether any reward applied to it, and with
-            ``equal_groups: drop``, whether its group teaches anything.
+            ``equal_groups: drop``, whether its group teaches anything; or an estimator reads what a reward said of its
+            parts.
         zero_std_frac: share of the groups that teach nothing, all their advantages being 0.
         total_B: float64, the rewards as one, where any applied: what was compared, or their weighted sum where rewards
             are normalised first.
@@ -247,6 +249,7 @@ def estimate(
         rollout = measured(policy, rollout, [divergence])
         divergence_N = torch.cat(job.gather(rollout.values[divergence].sum(1).cpu()))
     credit = form_credit(verdict.counting, verdict.group_N, config, divergence_N, verdict.keep_N)
+    credit = replace(credit, keep_B=credit.keep_B | (heard(verdict.counting, _parts_read(config)) & verdict.keep_N))
     advantage_BT = credit.advantage_B[verdict.mine][:, None].expand(rollout.shape)
     rollout = rollout.keep(credit.keep_B[verdict.mine][:, None])
     if config.estimators or config.filters:
@@ -262,6 +265,11 @@ def estimate(
         mine=verdict.mine,
         divergence_N=divergence_N,
     )
+
+
+def _parts_read(config: AdvantageConfig) -> set[str]:
+    """The rewards whose words of parts estimators read."""
+    return {name for estimator in build_estimators(config) for name in estimator.parts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,8 +292,10 @@ def _by_decision(
     """The advantage of each decision after all estimators, and the rows that all filters keep."""
     estimators, filters = build_estimators(config), build_filters(config)
     asked = {value for one in (*estimators, *filters) for value in one.values}
+    parts = _parts_read(config)
     rollout = measured(policy, rollout, sorted(asked, key=str))
-    feedback = feedback_of(rollout, verdict, credit.total_B[verdict.mine], asked=asked, step=step, job=job)
+    reward_B = credit.total_B[verdict.mine]
+    feedback = feedback_of(policy, rollout, verdict, reward_B, asked=asked, parts=parts, step=step, job=job)
     for estimator in estimators:
         advantage_BT = estimator.assign(feedback, advantage_BT).float()
     for one in filters:

@@ -12,28 +12,34 @@ from torch import Tensor
 
 from mmgrpo.maths.feedback import Column, Feedback, job_feedback
 from mmgrpo.maths.feedback import joined as joined_feedback
+from mmgrpo.policy import Policy
 from mmgrpo.run.processes import Job
 from mmgrpo.train.judge import Verdict
+from mmgrpo.train.parts import scoped_of
 from mmgrpo.types import Rollout, Sample
 from mmgrpo.values import Value
 
 
 def feedback_of(
+    policy: Policy,
     rollout: Rollout,
     verdict: Verdict,
     reward_B: Tensor,
     *,
     asked: Collection[Value],
+    parts: Collection[str] = (),
     step: int,
     job: Job,
 ) -> Feedback:
     """What estimators and filters see of this process's rows. One collective.
 
     Args:
+        policy: what drew the rows.
         rollout: its mask keeps the rows that take part; it knows what is asked for.
         verdict: on the rows of all processes.
         reward_B: what the rewards of each row come to.
         asked: values of decisions.
+        parts: rewards whose words of parts are asked for.
         step: of the run, from 0.
         job: the processes.
 
@@ -63,6 +69,7 @@ def feedback_of(
             for r, name in enumerate(scores.names)
         },
         columns=_columns(rollout.samples),
+        scoped={name: scoped_of(policy, rollout, verdict, name) for name in sorted(parts)},
         origin_B=rollout.origin_B,
         step=step,
     )

@@ -31,18 +31,19 @@ from mmgrpo.policies.language.rollouts import Rollouts
 from mmgrpo.policies.language.sampling import Sampling
 from mmgrpo.policies.language.scoring import logprobs
 from mmgrpo.policies.language.settings import LanguageSettings
+from mmgrpo.policies.language.text_ends import text_ends
 from mmgrpo.policies.language.trace import Trace
 from mmgrpo.policies.language.values import views_of
 from mmgrpo.policies.language.ways import Cached, Way
 from mmgrpo.policies.weights import PeftFiles, Weights
-from mmgrpo.policy import Keeping, Policy, Reading, Supervised
+from mmgrpo.policy import Keeping, Policy, Reading, Supervised, Writing
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
 from mmgrpo.values import ENTROPY, REFERENCE, Value
 
 WHOLE = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.empty(0, dtype=torch.long))
 
 
-class LanguagePolicy(Policy, Supervised, Reading, Keeping):
+class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping):
     """A causal language model, a vision-language model or an encoder-decoder, whose tokens are decisions.
 
     A prompt, with its pictures, goes through the model once per group in the rollout and once in the update; its
@@ -155,6 +156,10 @@ class LanguagePolicy(Policy, Supervised, Reading, Keeping):
                 yield
         finally:
             self._copies = before
+
+    def text_ends(self, sample: Sample) -> Sequence[int]:
+        """What each token adds to the text, by decoding."""
+        return text_ends(self._tokenizer, list(sample.tokens or ()), sample.text or "")
 
     def reference(self) -> AbstractContextManager[None]:
         """``using("reference")``."""

@@ -15,9 +15,9 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import ValidationError
 
 from mmgrpo.errors import ConfigError, DataError, RewardError
-from mmgrpo.serving.wire import Form, ScoreResponse, check_values, packed, token_of
+from mmgrpo.serving.wire import Form, ScoreResponse, WireScope, check_values, packed, token_of
 from mmgrpo.system.bounded import Connection, SecureConnection, body_of
-from mmgrpo.types import Sample, Score
+from mmgrpo.types import Sample, Scope, Score
 
 logger = logging.getLogger(__name__)
 
@@ -156,13 +156,16 @@ class Remote:
             raise RewardError(f"the answer of the reward server {self._url} cannot be read: {error}") from error
         except ValidationError as error:
             raise RewardError(f"{self._url} is no reward server: {error.error_count()} errors in its answer") from error
-        explained = said.explanations or [None] * num
-        if len(said.values) != num or len(explained) != num or not set(said.failed) <= set(range(num)):
+        explained, scopes = said.explanations or [None] * num, said.scopes or [None] * num
+        if {len(said.values), len(explained), len(scopes)} != {num} or not set(said.failed) <= set(range(num)):
             raise RewardError(f"the reward server {self._url} gave {len(said.values)} values for {num} samples")
         if said.error is not None:
             logger.warning("the reward at %s failed on %d samples: %s", self._url, num, said.error[:1000])
         values = [math.nan if i in set(said.failed) else value for i, value in enumerate(said.values)]
-        return [_scored(value, why) for value, why in zip(values, explained, strict=True)]
+        try:
+            return [_scored(*told) for told in zip(values, explained, scopes, strict=True)]
+        except DataError as error:
+            raise RewardError(f"the answer of the reward server {self._url} cannot be read: {error}") from error
 
 
 def _address(url: str) -> SplitResult:
@@ -190,8 +193,13 @@ def batches(samples: Sequence[Sample], size: int) -> Iterator[list[int]]:
         yield batch
 
 
-def _scored(value: float | None, explanation: Mapping[str, object] | None) -> float | Score | None:
-    return value if value is None or explanation is None else Score(value, explanation)
+def _scored(
+    value: float | None, explanation: Mapping[str, object] | None, scopes: Sequence[WireScope] | None
+) -> float | Score | None:
+    if value is None or (explanation is None and scopes is None):
+        return value
+    parts = None if scopes is None else [Scope(s.start, s.end, math.nan if s.failed else s.value) for s in scopes]
+    return Score(value, explanation or {}, parts)
 
 
 def _detail(said: bytes) -> str:

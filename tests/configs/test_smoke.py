@@ -15,9 +15,10 @@ from mmgrpo.config.binding import window_at
 from mmgrpo.config.loading import CONFIGS, load_config, read_layers, shipped
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.scoring import NamedReward
 from mmgrpo.train.build import build_rewards
 from mmgrpo.train.trainer import Trainer
-from mmgrpo.types import Sample
+from mmgrpo.types import Sample, Scope, Score
 from tests.configs.tiny_scorers import TinyScorers
 from tests.tiny.pipelines import PIPELINES
 
@@ -112,6 +113,15 @@ def by_turns(samples: Sequence[Sample]) -> list[float]:
     return [float(sample.member % 2) for sample in samples]
 
 
+def steps_by_turns(samples: Sequence[Sample]) -> list[Score]:
+    """Every other member is right in all of its steps."""
+    return [Score(0.0, scopes=[Scope(0, 1, s.member % 2), Scope(1, 3, s.member % 2)]) for s in samples]
+
+
+PARTS = {"methods/process-supervision": [NamedReward("steps", steps_by_turns, weight=0.0)]}
+"""Those that read what a reward says of parts."""
+
+
 @pytest.mark.parametrize("name", ANY_KIND)
 def test_method_of_any_kind_trains_a_denoising_policy(
     name: str, write: Callable[[dict[str, Any]], Path], tmp_path: Path
@@ -124,6 +134,7 @@ def test_method_of_any_kind_trains_a_denoising_policy(
     small = {"policy.call.guidance_scale": 1.0, "policy.call.num_inference_steps": 4, "update.minibatches": 2}
     config = load_config(write(values), SHRUNK | small | JUDGED.get(name, {}) | {"output": str(tmp_path)})
     rewards = build_rewards(config.rewards) if name not in JUDGED else {"brightness": by_turns}
+    rewards = PARTS.get(name, rewards)
     metrics = trained(config, "sd3", rewards)
     assert [(line["step"], line["update"]) for line in metrics] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     for line in metrics:
@@ -131,7 +142,7 @@ def test_method_of_any_kind_trains_a_denoising_policy(
         assert line["policy/weighed_frac"] == 1.0
         assert line["optimizer/grad_norm"] > 0
         assert ("reward/kl/mean" in line) == (name == "methods/rloo")
-        assert ("policy/kl_mean" in line) == (name in ("methods/grpo", "methods/mapo"))
+        assert ("policy/kl_mean" in line) == (name in ("methods/grpo", "methods/mapo", "methods/process-supervision"))
     assert metrics[0]["policy/ratio_mean"] == pytest.approx(1.0, abs=1e-6)
     assert metrics[1]["policy/ratio_std"] > 0
 

@@ -16,9 +16,10 @@ import torch
 from mmgrpo.config.loading import load_config
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.scoring import NamedReward
 from mmgrpo.train.build import build_rewards
 from mmgrpo.train.trainer import Trainer
-from mmgrpo.types import Sample
+from mmgrpo.types import Sample, Scope, Score
 from tests.policies.tiny_language import picture, policy_of, prompts_of
 from tests.tiny.language_models import make
 
@@ -78,6 +79,31 @@ def test_method_of_right_and_wrong_trains(name: str, tmp_path: Path) -> None:
         assert line["reward/mean"] == pytest.approx(3 / 8)
         assert line["policy/weighed_frac"] == 1.0
         assert ("policy/kl_mean" in line) == (name == "mapo")
+    assert any(not torch.equal(now, then) for now, then in zip(policy.trainable, before, strict=True))
+
+
+def test_process_supervision_trains(tmp_path: Path) -> None:
+    small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 4, "update.minibatches": 2}
+    config = load_config("methods/process-supervision", {**small, "update.lr": 1e-3, "output": str(tmp_path)})
+
+    def halves(samples: Sequence[Sample]) -> list[Score]:
+        found = []
+        for sample in samples:
+            length = len(sample.text or "")
+            parts = [Scope(0, length // 2, sample.member), Scope(length // 2, length, sample.member)]
+            found.append(Score(0.0, scopes=parts))
+        return found
+
+    policy = policy_of("llama", max_new_tokens=5)
+    before = [parameter.detach().clone() for parameter in policy.trainable]
+    folder = Trainer(policy, [NamedReward("steps", halves, weight=0.0)], prompts_of("llama"), config).train()
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["update"]) for line in lines] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    for line in lines:
+        assert line["policy/on_policy_gap"] < 1e-5
+        assert line["optimizer/grad_norm"] > 0
+        assert line["policy/weighed_frac"] == 1.0
+        assert "policy/kl_mean" in line
     assert any(not torch.equal(now, then) for now, then in zip(policy.trainable, before, strict=True))
 
 
