@@ -54,10 +54,11 @@ def step_s(policy: DenoisingPolicy, wait_s: float, *, concurrent: bool) -> float
         return [0.0] * len(samples)
 
     prompts = digit_prompts()
-    scoring = Scorer([NamedReward("waiting", waiting, concurrent=concurrent)]).open(group_size=GROUP_SIZE)
+    group_sizes = dict.fromkeys(range(len(prompts)), GROUP_SIZE)
+    pending = Scorer([NamedReward("waiting", waiting, concurrent=concurrent)]).open(group_sizes=group_sizes)
     began = time.perf_counter()
-    rollout = policy.rollout(prompts, group_size=GROUP_SIZE, seed=0, plan=Plan(on_samples=scoring.add))
-    scoring.scores(rollout.samples)
+    rollout = policy.rollout(prompts, group_size=GROUP_SIZE, seed=0, plan=Plan(on_samples=pending.submit))
+    pending.collect(rollout.samples)
     return time.perf_counter() - began
 
 

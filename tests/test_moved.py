@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 from mmgrpo.cli import app
 from mmgrpo.config.registry import resolve
 from mmgrpo.errors import ConfigError
-from mmgrpo.system.moved import MOVED
+from mmgrpo.system.moved import MOVED, RENAMED
 
 PROMPTS = "mmgrpo.rewards.digits:digit_prompts"
 
@@ -34,3 +35,13 @@ def test_explain_says_it_without_importing_the_reward() -> None:
 def test_everything_is_where_it_is_said_to_be() -> None:
     assert not [new for new in MOVED.values() if find_spec(new) is None]
     assert not set(MOVED) & set(MOVED.values())
+
+
+def test_a_name_that_has_changed_is_an_error_that_gives_the_new_one() -> None:
+    for old, new in RENAMED.items():
+        module, _, name = old.partition(":")
+        with pytest.raises(AttributeError, match=f"it is called {new} now"):
+            getattr(import_module(module), name)
+        assert hasattr(import_module(module), new)
+    with pytest.raises(AttributeError, match=r"no attribute 'Scorer2'$"):
+        getattr(import_module("mmgrpo.scoring"), "Scorer2")  # noqa: B009

@@ -166,11 +166,11 @@ class TestOverlap:
     def test_rewards_on_threads_are_asked_about_whole_groups_and_the_others_once(self):
         beside, after = Counting(deterministic=False), Counting(deterministic=False)
         scorer = Scorer([NamedReward("after", after), NamedReward("beside", beside, concurrent=True)])
-        scoring = scorer.open(group_sizes=PAIRS)
+        pending = scorer.open(group_sizes=PAIRS)
         a, aa, _, bb = self.ROLLOUT
         for portion in ([bb], [aa], [a]):
-            scoring.add(portion)
-        scores = scoring.scores(self.ROLLOUT)
+            pending.submit(portion)
+        scores = pending.collect(self.ROLLOUT)
         assert beside.asked == [["a", "aa"], ["b", "bb"]]  # the second group was never whole before the end
         assert after.asked == [["a", "aa", "b", "bb"]]
         assert scores.names == ("after", "beside")
@@ -180,20 +180,20 @@ class TestOverlap:
     def test_equal_samples_in_different_groups_are_asked_about_once(self):
         same = [Sample(Prompt("q"), group, member, text="a" * (member + 1)) for group in (0, 1) for member in (0, 1)]
         reward = Counting()
-        scoring = Scorer([NamedReward("x", reward, concurrent=True)]).open(group_sizes=PAIRS)
-        scoring.add(same[:2])
-        scoring.add(same[2:])
-        scores = scoring.scores(same)
+        pending = Scorer([NamedReward("x", reward, concurrent=True)]).open(group_sizes=PAIRS)
+        pending.submit(same[:2])
+        pending.submit(same[2:])
+        scores = pending.collect(same)
         assert reward.asked == [["a", "aa"]]
         assert scores.value_BR[:, 0].tolist() == [1.0, 2.0, 1.0, 2.0]
         assert scores.cached == {"x": 2}
 
     def test_samples_that_were_not_handed_over_are_asked_about_at_the_end(self):
         reward = Counting(deterministic=False)
-        scoring = Scorer([NamedReward("x", reward, concurrent=True)]).open(group_sizes=PAIRS)
-        scoring.add(self.ROLLOUT[2:])
+        pending = Scorer([NamedReward("x", reward, concurrent=True)]).open(group_sizes=PAIRS)
+        pending.submit(self.ROLLOUT[2:])
         copies = [replace(sample) for sample in self.ROLLOUT[2:]]  # a policy that hands over others than it returns
-        scores = scoring.scores([*self.ROLLOUT[:2], *copies])
+        scores = pending.collect([*self.ROLLOUT[:2], *copies])
         assert reward.asked == [["b", "bb"], ["a", "aa", "b", "bb"]]
         assert scores.value_BR[:, 0].tolist() == [1.0, 2.0, 1.0, 2.0]
 
@@ -205,10 +205,10 @@ class TestOverlap:
 
         def scored(max_failure_frac: float) -> Scores:
             reward = NamedReward("x", Counting(broken, deterministic=False), concurrent=True)
-            scoring = Scorer([reward], max_failure_frac=max_failure_frac).open(group_sizes=PAIRS)
-            scoring.add(self.ROLLOUT[:2])
-            scoring.add(self.ROLLOUT[2:])
-            return scoring.scores(self.ROLLOUT)
+            pending = Scorer([reward], max_failure_frac=max_failure_frac).open(group_sizes=PAIRS)
+            pending.submit(self.ROLLOUT[:2])
+            pending.submit(self.ROLLOUT[2:])
+            return pending.collect(self.ROLLOUT)
 
         assert scored(0.5).valid_BR[:, 0].tolist() == [True, True, False, False]
         with pytest.raises(RewardError, match=r"'x' failed on 2 of 4.*OSError: away"):
@@ -229,11 +229,11 @@ class TestOverlap:
         monkeypatch.setattr(calling, "wait", waited)
         rollout = [Sample(Prompt("q"), group, 0, text="a") for group in range(20)]
         reward = NamedReward("stuck", stuck, timeout_s=0.5, concurrent=True)
-        scoring = Scorer([reward], max_failure_frac=1.0).open(group_sizes=SINGLES)
+        pending = Scorer([reward], max_failure_frac=1.0).open(group_sizes=SINGLES)
         for sample in rollout:
-            scoring.add([sample])
+            pending.submit([sample])
         assert began.wait(60)
-        assert scoring.scores(rollout).failures == {"stuck": 20}
+        assert pending.collect(rollout).failures == {"stuck": 20}
         assert clock[0] == 0.5  # and not twenty limits, one after the other
         leave.set()
 
@@ -243,10 +243,10 @@ class TestOverlap:
             return [1.0] * len(samples)
 
         rollout = [Sample(Prompt("q"), group, 0, text="a") for group in range(8)]
-        scoring = Scorer([NamedReward("slow", slow, timeout_s=1.0, concurrent=True)]).open(group_sizes=SINGLES)
+        pending = Scorer([NamedReward("slow", slow, timeout_s=1.0, concurrent=True)]).open(group_sizes=SINGLES)
         for sample in rollout:
-            scoring.add([sample])
-        scores = scoring.scores(rollout)  # 1.6 s in all, none of them more than 1 s
+            pending.submit([sample])
+        scores = pending.collect(rollout)  # 1.6 s in all, none of them more than 1 s
         assert scores.failures == {"slow": 0}
         assert scores.took_s["slow"] >= 1.6
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from mmgrpo.errors import DataError
 from mmgrpo.report.about import environment, facts
-from mmgrpo.report.albums import Album, Shot, common_changes, read_albums, shared_requests
 from mmgrpo.report.charts import Headline, headlines, measures
 from mmgrpo.report.choosing import in_turn
 from mmgrpo.report.curves import Chart, draw_chart, read_curve, span
 from mmgrpo.report.numbers import clip
-from mmgrpo.report.pictures import MEDIA_BYTES, Easel, scales_of
+from mmgrpo.report.pictures import MEDIA_BYTES, CellBuilder, scales_of
 from mmgrpo.report.reading import Log, parse_mapping, read_log
 from mmgrpo.report.rendering import write_page
 from mmgrpo.report.run_files import RunFiles
+from mmgrpo.report.sample_sets import SampleRecord, SampleSet, common_changes, read_sample_sets, shared_requests
 from mmgrpo.report.sections import drawn_once
 from mmgrpo.system.yamls import YamlError, parsed_yaml
 
@@ -38,7 +38,7 @@ class Run:
         settings: dotted key of the configuration -> value, as text.
         metrics: of training.
         evaluation: of the evaluations.
-        album: the samples of the last evaluated step, if there are any.
+        sample_set: the samples of the last evaluated step, if there are any.
     """
 
     label: str
@@ -47,7 +47,7 @@ class Run:
     settings: Mapping[str, str]
     metrics: Log
     evaluation: Log
-    album: Album | None
+    sample_set: SampleSet | None
 
 
 def write_comparison(folders: Sequence[Path], out: Path | None = None) -> Path:
@@ -86,7 +86,7 @@ def _labels(folders: Sequence[Path]) -> list[str]:
 
 def _read(folder: Path, label: str) -> Run:
     files = RunFiles(folder)
-    albums = read_albums(files)
+    sample_sets = read_sample_sets(files)
     return Run(
         label=label,
         files=files,
@@ -94,7 +94,7 @@ def _read(folder: Path, label: str) -> Run:
         settings=_settings(files.text("config.yaml")),
         metrics=read_log(files, "metrics.jsonl"),
         evaluation=read_log(files, "evaluation.jsonl"),
-        album=albums[-1] if albums else None,
+        sample_set=sample_sets[-1] if sample_sets else None,
     )
 
 
@@ -126,12 +126,12 @@ def _page(runs: Sequence[Run]) -> dict[str, Any]:
         "measured": _rows(judged),
         "section": drawn_once({"all": _charts(runs)})["all"],
         "requests": requests,
-        "steps": [run.album.step if run.album else None for run in runs],
+        "steps": [run.sample_set.step if run.sample_set else None for run in runs],
         "left_out": [(run.label, name) for run in runs for name in [*run.files.refused, *run.files.cut][:MAX_ROWS]],
         "unreadable": [
             (run.label, log.name, log.num_unreadable)
             for run in runs
-            for log in (run.metrics, run.evaluation, *([run.album.log] if run.album else []))
+            for log in (run.metrics, run.evaluation, *([run.sample_set.log] if run.sample_set else []))
             if log.num_unreadable
         ],
     }
@@ -163,32 +163,34 @@ def _charts(runs: Sequence[Run]) -> list[Chart]:
 
 def _shared(runs: Sequence[Run]) -> list[tuple[str, list[tuple[Any, Any]]]]:
     """(prompt, the picture and the sample of each run) of a few requests that every run answered at its end."""
-    albums = [run.album for run in runs if run.album]
-    if len(albums) < len(runs):
+    sample_sets = [run.sample_set for run in runs if run.sample_set]
+    if len(sample_sets) < len(runs):
         return []
-    common = set(shared_requests(albums[:1])).intersection(*(shared_requests([albums[0], a]) for a in albums[1:]))
+    common = set(shared_requests(sample_sets[:1])).intersection(
+        *(shared_requests([sample_sets[0], a]) for a in sample_sets[1:])
+    )
     by_prompt: dict[str, list[int]] = {}
     for index in sorted(common):
-        by_prompt.setdefault(albums[0].shots[index].prompt, []).append(index)
+        by_prompt.setdefault(sample_sets[0].records[index].prompt, []).append(index)
     chosen = sorted(in_turn(list(by_prompt.values()), MAX_REQUESTS))
-    said_of_all = {change.name for change in common_changes(albums, sorted(common))}
-    scales = scales_of(albums, said_of_all)
+    said_of_all = {change.name for change in common_changes(sample_sets, sorted(common))}
+    scales = scales_of(sample_sets, said_of_all)
     share = MEDIA_BYTES // max(len(chosen) * len(runs), 1)
-    easels = [Easel(files=run.files, share=share, scales=scales) for run in runs]
+    builders = [CellBuilder(files=run.files, share=share, scales=scales) for run in runs]
     return [
         (
-            albums[0].shots[index].prompt,
+            sample_sets[0].records[index].prompt,
             [
                 (
-                    easel.cell(album, index) if album.shots[index].path else None,
-                    _without(album.shots[index], said_of_all),
+                    builder.cell(sample_set, index) if sample_set.records[index].path else None,
+                    _without(sample_set.records[index], said_of_all),
                 )
-                for easel, album in zip(easels, albums, strict=True)
+                for builder, sample_set in zip(builders, sample_sets, strict=True)
             ],
         )
         for index in chosen
     ]
 
 
-def _without(shot: Shot, names: Container[str]) -> Shot:
-    return replace(shot, rewards={name: value for name, value in shot.rewards.items() if name not in names})
+def _without(record: SampleRecord, names: Container[str]) -> SampleRecord:
+    return replace(record, rewards={name: value for name, value in record.rewards.items() if name not in names})

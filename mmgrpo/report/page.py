@@ -7,7 +7,6 @@ from typing import Any
 
 from mmgrpo.errors import DataError
 from mmgrpo.report.about import environment, facts, parse_note
-from mmgrpo.report.albums import read_albums
 from mmgrpo.report.charts import (
     completion_charts,
     evaluation_charts,
@@ -24,6 +23,7 @@ from mmgrpo.report.pictures import pictures_of
 from mmgrpo.report.reading import by_step, mean_or_none, parse_mapping, read_log
 from mmgrpo.report.rendering import write_page
 from mmgrpo.report.run_files import RunFiles
+from mmgrpo.report.sample_sets import read_sample_sets
 from mmgrpo.report.sections import drawn_once
 from mmgrpo.report.texts import MEDIA_BYTES, texts_of
 
@@ -53,9 +53,9 @@ def _page(run: Path) -> dict[str, Any]:
     about, config_text = parse_mapping(files.text("run.json") or "") or {}, files.text("config.yaml")
     logs = ("metrics", "warmup", "evaluation", "alarms")
     metrics, warmup, evaluation, alarms = (read_log(files, f"{name}.jsonl") for name in logs)
-    albums, trained = read_albums(files), read_albums(files, "train")
-    pictures = pictures_of(files, albums)
-    texts = texts_of(files, albums, trained, media_bytes=MEDIA_BYTES // 4 if pictures else MEDIA_BYTES)
+    sample_sets, trained = read_sample_sets(files), read_sample_sets(files, "train")
+    pictures = pictures_of(files, sample_sets)
+    texts = texts_of(files, sample_sets, trained, media_bytes=MEDIA_BYTES // 4 if pictures else MEDIA_BYTES)
     versions = about.get("versions")
     return {
         "about": about,
@@ -93,7 +93,7 @@ def _page(run: Path) -> dict[str, Any]:
         "cut": list(files.cut),
         "unreadable": [
             log
-            for log in (metrics, warmup, evaluation, alarms, *(a.log for a in (*albums, *trained)))
+            for log in (metrics, warmup, evaluation, alarms, *(a.log for a in (*sample_sets, *trained)))
             if log.num_unreadable
         ],
     }

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from mmgrpo.report.albums import Album, Change, common_changes, first_and_last, reward_changes, shared_requests
 from mmgrpo.report.choosing import evenly, in_turn, moved_most
 from mmgrpo.report.drawings import Mark, marks_of
 from mmgrpo.report.media import Picture, load_picture
 from mmgrpo.report.numbers import clip, number
 from mmgrpo.report.run_files import RunFiles
+from mmgrpo.report.sample_sets import Change, SampleSet, common_changes, first_and_last, reward_changes, shared_requests
 
 MAX_PER_GRID = 100
 MAX_VIDEOS_PER_GRID = 36
@@ -91,58 +91,60 @@ class Pictures:
         return sum(rises), len(rises) - sum(rises)
 
 
-def pictures_of(files: RunFiles, albums: Sequence[Album]) -> Pictures | None:
+def pictures_of(files: RunFiles, sample_sets: Sequence[SampleSet]) -> Pictures | None:
     """What the page shows of the samples; None if none is a picture.
 
     A grid that cannot hold every request takes them from the prompts in turn, so that each prompt has its row.
     """
-    ends = first_and_last(albums)
+    ends = first_and_last(sample_sets)
     requests = shared_requests(ends)
-    drawn = [index for index in requests if any(album.shots[index].path for album in ends)]
+    drawn = [index for index in requests if any(sample_set.records[index].path for sample_set in ends)]
     if not drawn:
         return None
     by_prompt = _by_prompt(ends[0], drawn)
-    moving = any(shot.path and shot.path.suffix in (".gif", ".webp") for album in ends for shot in album.shots)
+    moving = any(
+        record.path and record.path.suffix in (".gif", ".webp") for sample_set in ends for record in sample_set.records
+    )
     most = MAX_VIDEOS_PER_GRID if moving else MAX_PER_GRID
     shown = _by_prompt(ends[0], sorted(in_turn(list(by_prompt.values()), most)))
     common = common_changes(ends, drawn)
     said_once = {change.name for change in common}
     scales = scales_of(ends, said_once)
     movement = {index: _movement(ends, index, scales) for index in drawn} if len(ends) > 1 else {}
-    strips = _strips(ends[0], movement, list(by_prompt.values())) if len(albums) > 1 else []
-    timeline = _timeline(albums) if strips else []
+    strips = _strips(ends[0], movement, list(by_prompt.values())) if len(sample_sets) > 1 else []
+    timeline = _timeline(sample_sets) if strips else []
     num_cells = len(ends) * sum(map(len, shown.values())) + len(strips) * len(timeline)
-    easel = Easel(files=files, share=MEDIA_BYTES // num_cells, scales=scales)
+    builder = CellBuilder(files=files, share=MEDIA_BYTES // num_cells, scales=scales)
     return Pictures(
-        steps=tuple(album.step for album in ends),
+        steps=tuple(sample_set.step for sample_set in ends),
         rows=tuple(
             PictureRow(
                 prompt=prompt,
-                strips=tuple(tuple(easel.cell(album, index) for index in grid) for album in ends),
+                strips=tuple(tuple(builder.cell(sample_set, index) for index in grid) for sample_set in ends),
                 changes=tuple(c for c in reward_changes(ends, by_prompt[prompt]) if c.name not in said_once),
             )
             for prompt, grid in shown.items()
         ),
-        strip_steps=tuple(album.step for album in timeline),
+        strip_steps=tuple(sample_set.step for sample_set in timeline),
         movement=movement,
         strips=tuple(
             PictureRow(
-                prompt=ends[0].shots[index].prompt,
-                strips=(tuple(easel.cell(album, index) for album in timeline),),
+                prompt=ends[0].records[index].prompt,
+                strips=(tuple(builder.cell(sample_set, index) for sample_set in timeline),),
                 changes=tuple(c for c in reward_changes(ends, [index]) if c.name not in said_once),
             )
             for index in strips
         ),
-        scales=easel.scales,
+        scales=builder.scales,
         common=common,
         num_requests=len(drawn),
-        num_unmatched=min(len(album.shots) for album in ends) - len(requests),
+        num_unmatched=min(len(sample_set.records) for sample_set in ends) - len(requests),
     )
 
 
-def _movement(ends: Sequence[Album], request: int, scales: Mapping[str, tuple[float, float]]) -> float:
+def _movement(ends: Sequence[SampleSet], request: int, scales: Mapping[str, tuple[float, float]]) -> float:
     """How far a request's scores rose, each on its scale of empty to full, on average; 0 where none has both."""
-    before, after = ends[0].shots[request].rewards, ends[-1].shots[request].rewards
+    before, after = ends[0].records[request].rewards, ends[-1].records[request].rewards
     rises = [
         (after[name] - before[name]) / (full - empty)
         for name, (empty, full) in scales.items()
@@ -151,34 +153,34 @@ def _movement(ends: Sequence[Album], request: int, scales: Mapping[str, tuple[fl
     return sum(rises) / max(len(rises), 1)
 
 
-def _strips(album: Album, movement: Mapping[int, float], by_prompt: Sequence[Sequence[int]]) -> list[int]:
+def _strips(sample_set: SampleSet, movement: Mapping[int, float], by_prompt: Sequence[Sequence[int]]) -> list[int]:
     """The requests of the gallery: those that moved most, both ways; by position where too few moved."""
-    moved = moved_most(movement, lambda index: album.shots[index].prompt, MAX_STRIPS)
+    moved = moved_most(movement, lambda index: sample_set.records[index].prompt, MAX_STRIPS)
     still = [[index for index in requests if not movement[index]] for requests in by_prompt]
     return moved + in_turn([requests for requests in still if requests], MAX_STRIPS - len(moved))
 
 
-def _timeline(albums: Sequence[Album]) -> list[Album]:
-    """A few albums from the first to the last, at equal distances where that leaves at least six."""
-    last = len(albums) - 1
+def _timeline(sample_sets: Sequence[SampleSet]) -> list[SampleSet]:
+    """A few sets from the first to the last, at equal distances where that leaves at least six."""
+    last = len(sample_sets) - 1
     strides = [
         stride for stride in range(1, last + 1) if last % stride == 0 and 6 <= last // stride + 1 <= MAX_STRIP_STEPS
     ]
-    return list(albums[:: strides[0]]) if strides else evenly(albums, MAX_STRIP_STEPS)
+    return list(sample_sets[:: strides[0]]) if strides else evenly(sample_sets, MAX_STRIP_STEPS)
 
 
-def _by_prompt(album: Album, requests: Sequence[int]) -> dict[str, list[int]]:
+def _by_prompt(sample_set: SampleSet, requests: Sequence[int]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for index in requests:
-        found.setdefault(album.shots[index].prompt, []).append(index)
+        found.setdefault(sample_set.records[index].prompt, []).append(index)
     return found
 
 
-def scales_of(ends: Sequence[Album], said_once: Container[str]) -> dict[str, tuple[float, float]]:
+def scales_of(ends: Sequence[SampleSet], said_once: Container[str]) -> dict[str, tuple[float, float]]:
     """Per reward the values of an empty and a full bar: 0 and 1 where all fit, else the range seen."""
     values: dict[str, list[float]] = {}
-    for shot in (shot for album in ends for shot in album.shots):
-        for name, value in shot.rewards.items():
+    for record in (record for sample_set in ends for record in sample_set.records):
+        for name, value in record.rewards.items():
             values.setdefault(name, []).append(value)
     return {
         name: (0.0, 1.0) if min(seen) >= 0 and max(seen) <= 1 else (min(seen), max(seen))
@@ -188,27 +190,27 @@ def scales_of(ends: Sequence[Album], said_once: Container[str]) -> dict[str, tup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Easel:
+class CellBuilder:
     """Makes cells of ``files``: ``share`` is how many bytes a picture may take, ``scales`` the rewards' bars."""
 
     files: RunFiles
     share: int
     scales: Mapping[str, tuple[float, float]]
 
-    def cell(self, album: Album, request: int) -> Cell:
-        """The album's answer to a request; empty where it has none."""
-        shot = album.shots[request] if request < len(album.shots) else None
-        if shot is None or shot.path is None:
-            return Cell(request=request, picture=None, alt=f"step {album.step}: no picture", bars=())
-        rewards = "".join(f"; {name} {number(value)}" for name, value in shot.rewards.items())
-        picture = load_picture(self.files, shot.path, self.share)
+    def cell(self, sample_set: SampleSet, request: int) -> Cell:
+        """The answer to a request; empty where it has none."""
+        record = sample_set.records[request] if request < len(sample_set.records) else None
+        if record is None or record.path is None:
+            return Cell(request=request, picture=None, alt=f"step {sample_set.step}: no picture", bars=())
+        rewards = "".join(f"; {name} {number(value)}" for name, value in record.rewards.items())
+        picture = load_picture(self.files, record.path, self.share)
         size = (picture.width, picture.height) if picture is not None and picture.exact else None
         return Cell(
             request=request,
             picture=picture,
-            alt=f"step {album.step}: {clip(shot.prompt, 200)}{rewards}",
-            bars=tuple(self._filled(shot.rewards.get(name), *self.scales[name]) for name in list(self.scales)[:3]),
-            marks=tuple(marks_of(shot.explanations, size, "after")),
+            alt=f"step {sample_set.step}: {clip(record.prompt, 200)}{rewards}",
+            bars=tuple(self._filled(record.rewards.get(name), *self.scales[name]) for name in list(self.scales)[:3]),
+            marks=tuple(marks_of(record.explanations, size, "after")),
         )
 
     def _filled(self, value: float | None, empty: float, full: float) -> float | None:

@@ -8,12 +8,12 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from mmgrpo.report.albums import Album, Change, Shot, common_changes, first_and_last, shared_requests
 from mmgrpo.report.choosing import evenly
 from mmgrpo.report.drawings import MAX_MARKS, Mark, marks_of
 from mmgrpo.report.media import Picture, load_picture
 from mmgrpo.report.numbers import clip
 from mmgrpo.report.run_files import RunFiles
+from mmgrpo.report.sample_sets import Change, SampleRecord, SampleSet, common_changes, first_and_last, shared_requests
 
 Load = Callable[[Path], Picture | None]
 
@@ -53,7 +53,7 @@ class TextRow:
     """One request's answers, one per step; None where a step has none."""
 
     request: Request
-    answers: tuple[Shot | None, ...]
+    answers: tuple[SampleRecord | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class TrainedGroup:
 
     step: int
     request: Request
-    members: tuple[Shot, ...]
+    members: tuple[SampleRecord, ...]
     num_members: int
     is_dead: bool
 
@@ -124,36 +124,42 @@ class Texts:
     @property
     def is_brief(self) -> bool:
         """Whether every text is short, so that many fit beside each other."""
-        said = [shot for row in self.rows for shot in row.answers] + [s for group in self.groups for s in group.members]
-        return all(len(shot.text or "") <= 60 for shot in said if shot)
+        said = [record for row in self.rows for record in row.answers] + [
+            s for group in self.groups for s in group.members
+        ]
+        return all(len(record.text or "") <= 60 for record in said if record)
 
 
 def texts_of(
-    files: RunFiles, albums: Sequence[Album], trained: Sequence[Album], *, media_bytes: int = MEDIA_BYTES
+    files: RunFiles, sample_sets: Sequence[SampleSet], trained: Sequence[SampleSet], *, media_bytes: int = MEDIA_BYTES
 ) -> Texts | None:
     """What the page shows of the evaluations' texts and of the training's; None if nothing was written.
 
     Requests and steps are chosen by their position, never by what was written or what it earned.
     """
-    ends = first_and_last(albums)
-    written = [index for index in shared_requests(ends) if any(album.shots[index].text is not None for album in ends)]
+    ends = first_and_last(sample_sets)
+    written = [
+        index
+        for index in shared_requests(ends)
+        if any(sample_set.records[index].text is not None for sample_set in ends)
+    ]
     chosen = evenly(written, MAX_TEXTS)
-    groups = [group for album in evenly(trained, MAX_TRAINED_STEPS) for group in _groups(album)]
+    groups = [group for sample_set in evenly(trained, MAX_TRAINED_STEPS) for group in _groups(sample_set)]
     if not chosen and not groups:
         return None
-    asking = [ends[0].shots[index] for index in chosen] + [shots[0] for _, shots in groups]
-    num_pictures = sum(min(len(shot.images), MAX_IMAGES) for shot in asking)
+    asking = [ends[0].records[index] for index in chosen] + [records[0] for _, records in groups]
+    num_pictures = sum(min(len(record.images), MAX_IMAGES) for record in asking)
     load = partial(load_picture, files, share=media_bytes // max(num_pictures, 1))
     common = common_changes(ends, written)
     said_once = {change.name for change in common}
-    verdicts = _verdicts([shot for album in (*ends, *trained) for shot in album.shots])
-    answered = {name for album in ends for index in written for name in album.shots[index].rewards}
+    verdicts = _verdicts([record for sample_set in (*ends, *trained) for record in sample_set.records])
+    answered = {name for sample_set in ends for index in written for name in sample_set.records[index].rewards}
     return Texts(
-        steps=tuple(album.step for album in ends),
+        steps=tuple(sample_set.step for sample_set in ends),
         rows=tuple(
             TextRow(
-                request=_request([album.shots[index] for album in ends], load),
-                answers=tuple(_answer(album.shots[index], said_once) for album in ends),
+                request=_request([sample_set.records[index] for sample_set in ends], load),
+                answers=tuple(_answer(sample_set.records[index], said_once) for sample_set in ends),
             )
             for index in chosen
         ),
@@ -161,23 +167,25 @@ def texts_of(
         verdicts=frozenset(verdicts),
         turned={name: _turned(name, ends, written) for name in sorted(verdicts & answered)},
         num_requests=len(written),
-        groups=tuple(_trained_group(step, shots, load) for step, shots in groups),
+        groups=tuple(_trained_group(step, records, load) for step, records in groups),
         num_kept_steps=len(trained),
     )
 
 
-def _verdicts(shots: Sequence[Shot]) -> set[str]:
+def _verdicts(records: Sequence[SampleRecord]) -> set[str]:
     """The rewards that only ever gave 0 or 1, and both."""
     given: dict[str, set[float]] = {}
-    for shot in shots:
-        for name, value in shot.rewards.items():
+    for record in records:
+        for name, value in record.rewards.items():
             given.setdefault(name, set()).add(value)
     return {name for name, values in given.items() if values == {0, 1}}
 
 
-def _turned(name: str, ends: Sequence[Album], requests: Sequence[int]) -> Turned:
+def _turned(name: str, ends: Sequence[SampleSet], requests: Sequence[int]) -> Turned:
     """How a verdict turned, over the requests that have it at every end."""
-    pairs = [tuple(album.shots[index].rewards.get(name) for album in (ends[0], ends[-1])) for index in requests]
+    pairs = [
+        tuple(sample_set.records[index].rewards.get(name) for sample_set in (ends[0], ends[-1])) for index in requests
+    ]
     return Turned(
         num=sum(None not in pair for pair in pairs),
         gained=pairs.count((0, 1)),
@@ -187,39 +195,43 @@ def _turned(name: str, ends: Sequence[Album], requests: Sequence[int]) -> Turned
     )
 
 
-def _answer(shot: Shot, said_once: Container[str]) -> Shot | None:
+def _answer(record: SampleRecord, said_once: Container[str]) -> SampleRecord | None:
     """What was written, with the rewards that are not said once for all."""
-    kept = {name: value for name, value in shot.rewards.items() if name not in said_once or name in shot.explanations}
-    return replace(shot, rewards=kept) if shot.text is not None else None
+    kept = {
+        name: value for name, value in record.rewards.items() if name not in said_once or name in record.explanations
+    }
+    return replace(record, rewards=kept) if record.text is not None else None
 
 
-def _groups(album: Album) -> list[tuple[int, list[Shot]]]:
-    groups = [list(shots) for _, shots in groupby(album.shots, key=lambda shot: shot.group)]
-    return [(album.step, shots) for shots in groups[:MAX_GROUPS]]
+def _groups(sample_set: SampleSet) -> list[tuple[int, list[SampleRecord]]]:
+    groups = [list(records) for _, records in groupby(sample_set.records, key=lambda record: record.group)]
+    return [(sample_set.step, records) for records in groups[:MAX_GROUPS]]
 
 
-def _trained_group(step: int, shots: Sequence[Shot], load: Load) -> TrainedGroup:
-    ranked = sorted(shots, key=lambda shot: -(shot.advantage or 0.0))
+def _trained_group(step: int, records: Sequence[SampleRecord], load: Load) -> TrainedGroup:
+    ranked = sorted(records, key=lambda record: -(record.advantage or 0.0))
     return TrainedGroup(
         step=step,
-        request=_request(shots, load, grouped=True),
+        request=_request(records, load, grouped=True),
         members=tuple(evenly(ranked, MAX_MEMBERS)),
-        num_members=len(shots),
-        is_dead=all(shot.advantage == 0 for shot in shots),
+        num_members=len(records),
+        is_dead=all(record.advantage == 0 for record in records),
     )
 
 
-def _request(shots: Sequence[Shot], load: Load, *, grouped: bool = False) -> Request:
+def _request(records: Sequence[SampleRecord], load: Load, *, grouped: bool = False) -> Request:
     """What was asked, with the marks of all answers; of those to one request over time the first is before."""
-    shot, shown = shots[0], shots[0].images[:MAX_IMAGES]
-    kinds = ["after" if grouped or len(shots) == 1 else "before", *["after"] * (len(shots) - 1)]
-    marks = [m for s, kind in zip(shots, kinds, strict=True) for m in marks_of(s.explanations, shot.image_size, kind)]
+    record, shown = records[0], records[0].images[:MAX_IMAGES]
+    kinds = ["after" if grouped or len(records) == 1 else "before", *["after"] * (len(records) - 1)]
+    marks = [
+        m for s, kind in zip(records, kinds, strict=True) for m in marks_of(s.explanations, record.image_size, kind)
+    ]
     return Request(
-        prompt=shot.prompt,
+        prompt=record.prompt,
         pictures=tuple(load(path) if path else None for path in shown),
-        num_more=len(shot.images) - len(shown),
-        num_videos=shot.num_videos,
-        reference=shot.reference,
-        alt=f"shown with: {clip(shot.prompt, 200)}",
-        marks=tuple(dict.fromkeys(marks))[:MAX_MARKS] if shot.path is None else (),
+        num_more=len(record.images) - len(shown),
+        num_videos=record.num_videos,
+        reference=record.reference,
+        alt=f"shown with: {clip(record.prompt, 200)}",
+        marks=tuple(dict.fromkeys(marks))[:MAX_MARKS] if record.path is None else (),
     )

@@ -35,7 +35,7 @@ class Job:
         """Whether this process writes files and talks."""
         return self.accelerator.is_main_process
 
-    def share(self, items: Sequence[T], what: str) -> list[tuple[int, T]]:
+    def shard(self, items: Sequence[T], what: str) -> list[tuple[int, T]]:
         """This process's consecutive share of the job's items, each with its index in the whole.
 
         Args:

@@ -1,7 +1,10 @@
 """Asks every reward about every sample, and keeps apart what does not apply, what failed and what is zero."""
 
 from mmgrpo.scoring.named import Gate, NamedReward, named_rewards
-from mmgrpo.scoring.scorer import Scorer, Scoring, score
+from mmgrpo.scoring.scorer import PendingScores, Scorer, score
 from mmgrpo.scoring.trl_form import as_reward
+from mmgrpo.system.moved import renamed
 
-__all__ = ["Gate", "NamedReward", "Scorer", "Scoring", "as_reward", "named_rewards", "score"]
+__all__ = ["Gate", "NamedReward", "PendingScores", "Scorer", "as_reward", "named_rewards", "score"]
+
+__getattr__ = renamed(__name__)

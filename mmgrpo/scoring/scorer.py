@@ -10,9 +10,9 @@ import torch
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.scoring.cache import fingerprints
-from mmgrpo.scoring.inquiry import Answer, Judge, Token
 from mmgrpo.scoring.named import NamedReward
 from mmgrpo.scoring.reading import explanations_of, scopes_of
+from mmgrpo.scoring.workers import CollectedResults, RewardWorker, SampleKey
 from mmgrpo.types import Sample, Scores
 
 CACHE_MB = 64.0
@@ -41,7 +41,7 @@ class Scorer:
 
         Args:
             rewards: one or more, each with its own name.
-            max_failure_frac: share of a scoring's samples on which a reward may fail.
+            max_failure_frac: share of a rollout's samples on which a reward may fail.
             cache_mb: MiB that the results of each deterministic reward may take; 0 keeps none.
 
         Raises:
@@ -53,7 +53,7 @@ class Scorer:
         self.needs_values = tuple(sorted({name for reward in rewards for name in reward.needs_values or ()}))
         self._rewards, self._max_failure_frac, self._cache_mb = list(rewards), max_failure_frac, cache_mb
         self._weight_R = torch.tensor([reward.weight for reward in rewards], dtype=torch.float32)
-        self._judges = [Judge(reward, max_failure_frac, int(cache_mb * 2**20)) for reward in rewards]
+        self._workers = [RewardWorker(reward, max_failure_frac, int(cache_mb * 2**20)) for reward in rewards]
 
     def __call__(self, samples: Sequence[Sample]) -> Scores:
         """Asks every reward at most once.
@@ -68,7 +68,7 @@ class Scorer:
             RewardError: at once for a reward that returns the wrong number of values or something other than numbers,
                 or raises RewardError itself; and when one fails on more than ``max_failure_frac`` of the samples.
         """
-        return self.open(group_sizes={}).scores(samples)
+        return self.open(group_sizes={}).collect(samples)
 
     def renewed(self, rewards: Sequence[NamedReward]) -> Scorer:
         """A scorer of the same rewards in other forms; what is known of one whose function is the same stays known.
@@ -82,8 +82,8 @@ class Scorer:
         renewed = Scorer(rewards, max_failure_frac=self._max_failure_frac, cache_mb=self._cache_mb)
         pairs = zip(self._rewards, rewards, strict=True)
         kept = [before.function is after.function for before, after in pairs]
-        judges = zip(self._judges, renewed._judges, kept, strict=True)
-        renewed._judges = [mine if same else new for mine, new, same in judges]
+        workers = zip(self._workers, renewed._workers, kept, strict=True)
+        renewed._workers = [mine if same else new for mine, new, same in workers]
         return renewed
 
     def try_out(self, samples: Sequence[Sample]) -> None:
@@ -95,19 +95,19 @@ class Scorer:
         Raises:
             RewardError: a reward returns what no reward may return, or raises something, where any may fail it.
         """
-        for judge in self._judges:
-            judge.try_out(samples)
+        for worker in self._workers:
+            worker.try_out(samples)
 
-    def open(self, *, group_sizes: Mapping[int, int]) -> Scoring:
-        """A scoring whose samples may come some at a time.
+    def open(self, *, group_sizes: Mapping[int, int]) -> PendingScores:
+        """Scores whose samples may come some at a time.
 
         Args:
             group_sizes: how many members make each group whole.
 
         Returns:
-            The scoring.
+            The scores to come.
         """
-        return Scoring(self._judges, self._weight_R, group_sizes)
+        return PendingScores(self._workers, self._weight_R, group_sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,28 +116,28 @@ class _Early:
 
     sample: Sample  # kept, so that its identity stays its own
     key: bytes | None
-    tokens: Sequence[Token]
+    result_keys: Sequence[SampleKey]
 
 
 @final
-class Scoring:
+class PendingScores:
     """The scores of one rollout; rewards on threads are asked about its first groups while the rest is drawn."""
 
-    def __init__(self, judges: Sequence[Judge], weight_R: torch.Tensor, group_sizes: Mapping[int, int]) -> None:
+    def __init__(self, workers: Sequence[RewardWorker], weight_R: torch.Tensor, group_sizes: Mapping[int, int]) -> None:
         self._weight_R = weight_R
         self._group_sizes = group_sizes
-        self._judges = judges
-        self._inquiries = [judge.inquire() for judge in judges]
-        self._threaded = [r for r, judge in enumerate(judges) if judge.caller.threaded]
-        self._others = [r for r, judge in enumerate(judges) if not judge.caller.threaded]
+        self._workers = workers
+        self._pending = [worker.open() for worker in workers]
+        self._threaded = [r for r, worker in enumerate(workers) if worker.caller.threaded]
+        self._others = [r for r, worker in enumerate(workers) if not worker.caller.threaded]
         self._unfinished: dict[int, list[Sample]] = {}
         self._early: dict[int, _Early] = {}
 
-    def add(self, samples: Sequence[Sample]) -> None:
+    def submit(self, samples: Sequence[Sample]) -> None:
         """Takes samples of a rollout that is being drawn, in any order: ``Plan.on_samples``.
 
         Rewards on threads are asked about a group when it is whole; the others, and groups that never are, wait for
-        ``scores``.
+        ``collect``.
         """
         whole: list[Sample] = []
         for sample in samples:
@@ -147,15 +147,15 @@ class Scoring:
                 whole += sorted(self._unfinished.pop(sample.group), key=lambda one: one.member)
         if whole and self._threaded:
             keys = self._keys(whole, self._threaded)
-            asked = [self._inquiries[r].ask(whole, keys) for r in self._threaded]
-            for sample, key, *tokens in zip(whole, keys, *asked, strict=True):
-                self._early[id(sample)] = _Early(sample, key, tokens)
+            asked = [self._pending[r].submit(whole, keys) for r in self._threaded]
+            for sample, key, *result_keys in zip(whole, keys, *asked, strict=True):
+                self._early[id(sample)] = _Early(sample, key, result_keys)
 
-    def scores(self, samples: Sequence[Sample]) -> Scores:
-        """Asks about everything that was not asked about yet, and waits for all answers.
+    def collect(self, samples: Sequence[Sample]) -> Scores:
+        """Asks about everything that was not asked about yet, and waits for the rewards.
 
         Args:
-            samples: the whole rollout; those that ``add`` was given are known by identity.
+            samples: the whole rollout; those that ``submit`` was given are known by identity.
 
         Returns:
             The scores, in the samples' order.
@@ -165,42 +165,44 @@ class Scoring:
         """
         early = [self._early.get(id(sample)) for sample in samples]
         late = [row for row, known in enumerate(early) if known is None]
-        late_keys = iter(self._keys([samples[row] for row in late], range(len(self._judges))))
+        late_keys = iter(self._keys([samples[row] for row in late], range(len(self._workers))))
         keys = [next(late_keys) if known is None else known.key for known in early]
-        tokens_R: dict[int, Sequence[Token]] = {}
+        result_keys_R: dict[int, Sequence[SampleKey]] = {}
         for place, r in enumerate(self._threaded):
             new = iter(self._asked(r, samples, keys, late) if late or not samples else ())
-            tokens_R[r] = [next(new) if known is None else known.tokens[place] for known in early]
+            result_keys_R[r] = [next(new) if known is None else known.result_keys[place] for known in early]
         for r in self._others:
-            tokens_R[r] = self._asked(r, samples, keys, range(len(samples)))
-        answer_R = {r: self._inquiries[r].answer(tokens_R[r]) for r in (*self._others, *self._threaded)}
-        return self._as_scores([answer_R[r] for r in range(len(self._judges))])
+            result_keys_R[r] = self._asked(r, samples, keys, range(len(samples)))
+        collected_R = {r: self._pending[r].collect(result_keys_R[r]) for r in (*self._others, *self._threaded)}
+        return self._as_scores([collected_R[r] for r in range(len(self._workers))])
 
     def _asked(
         self, r: int, samples: Sequence[Sample], keys: Sequence[bytes | None], rows: Sequence[int]
-    ) -> list[Token]:
-        return self._inquiries[r].ask([samples[row] for row in rows], [keys[row] for row in rows])
+    ) -> list[SampleKey]:
+        return self._pending[r].submit([samples[row] for row in rows], [keys[row] for row in rows])
 
     def _keys(self, samples: Sequence[Sample], asked: Iterable[int]) -> Sequence[bytes | None]:
-        remembers = any(self._judges[r].cache is not None for r in asked)
+        remembers = any(self._workers[r].cache is not None for r in asked)
         return fingerprints(samples) if remembers else [None] * len(samples)
 
-    def _as_scores(self, answers: Sequence[Answer]) -> Scores:
-        names = tuple(judge.name for judge in self._judges)
-        said = dict(zip(names, answers, strict=True))
-        value_RB = [[result.value for result in answer.results] for answer in answers]
-        explained = {name: explanations_of(answer.results) for name, answer in said.items()}
-        scopes = {name: scopes_of(answer.results) for name, answer in said.items()}
+    def _as_scores(self, collected: Sequence[CollectedResults]) -> Scores:
+        names = tuple(worker.name for worker in self._workers)
+        by_name = dict(zip(names, collected, strict=True))
+        value_RB = [[result.value for result in one.results] for one in collected]
+        explained = {name: explanations_of(results.results) for name, results in by_name.items()}
+        scopes = {name: scopes_of(results.results) for name, results in by_name.items()}
         return Scores(
             names=names,
             weight_R=self._weight_R,
             value_BR=torch.tensor([[value or 0.0 for value in values] for values in value_RB], dtype=torch.float32).T,
             valid_BR=torch.tensor([[value is not None for value in values] for values in value_RB]).T.bool(),
-            failures={name: sum(result.failed for result in answer.results) for name, answer in said.items()},
+            failures={name: sum(result.failed for result in results.results) for name, results in by_name.items()},
             explanations={name: entries for name, entries in explained.items() if entries is not None},
             scopes={name: entries for name, entries in scopes.items() if entries is not None},
-            cached={judge.name: said[judge.name].num_cached for judge in self._judges if judge.cache is not None},
-            took_s={name: answer.took_s for name, answer in said.items()},
+            cached={
+                worker.name: by_name[worker.name].num_cached for worker in self._workers if worker.cache is not None
+            },
+            took_s={name: results.took_s for name, results in by_name.items()},
         )
 
 

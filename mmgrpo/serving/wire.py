@@ -397,5 +397,4 @@ def _first_problem(error: ValidationError | RecursionError) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(str(part) for part in problem["loc"])
-    return f"{where or 'document'}: {problem['msg']}"[:500]
+    return f"{'.'.join(map(str, problem['loc'])) or 'document'}: {problem['msg']}"[:500]

@@ -1,8 +1,9 @@
-"""Where modules are now that people may have named in a configuration."""
+"""Where modules are now that people may have named in a configuration, and what names in modules became."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NoReturn
 
 from mmgrpo.errors import ConfigError
 
@@ -66,6 +67,23 @@ MOVED: Mapping[str, str] = {
     "mmgrpo.trainer": "mmgrpo.train.trainer",
     "mmgrpo.wire": "mmgrpo.serving.wire",
 }
+
+RENAMED: Mapping[str, str] = {
+    "mmgrpo.scoring:Scoring": "PendingScores",
+}
+"""Names in modules, by their former name: what they are called now."""
+
+
+def renamed(module: str) -> Callable[[str], NoReturn]:
+    """The ``__getattr__`` of a module of which names have changed: raises AttributeError, which says the new name."""
+
+    def missing(name: str) -> NoReturn:
+        now = RENAMED.get(f"{module}:{name}")
+        raise AttributeError(
+            f"module {module!r} has no attribute {name!r}" + ("" if now is None else f": it is called {now} now")
+        )
+
+    return missing
 
 
 def require_current(module: str, attribute: str) -> None:

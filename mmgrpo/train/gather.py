@@ -17,7 +17,7 @@ from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.maths.planners import Planner, Request, Round, Setting
 from mmgrpo.policy import Policy
 from mmgrpo.run.processes import Job
-from mmgrpo.scoring import Scorer, Scoring
+from mmgrpo.scoring import PendingScores, Scorer
 from mmgrpo.train.joining import joined
 from mmgrpo.types import Plan, Prompt, Rollout, Sample, Scores
 
@@ -31,14 +31,14 @@ class Experience:
     Attributes:
         rollout: its rows, round after round.
         keep_B: bool, the rows that are trained on and that groups are compared by.
-        scorings: the rewards' work on each round, begun while it was drawn.
+        scored_rounds: the rewards' work on each round, begun while it was drawn.
         requests: what was asked of the whole job, over all rounds.
         num_rounds: how often the planner was asked.
     """
 
     rollout: Rollout
     keep_B: Tensor
-    scorings: Sequence[ScoredRound]
+    scored_rounds: Sequence[ScoredRound]
     requests: Sequence[Request]
     num_rounds: int
 
@@ -66,18 +66,18 @@ class ScoredRound:
     """The rewards' work on the rows of one round.
 
     Attributes:
-        scoring: takes samples and gives their scores.
+        pending: takes samples and gives their scores.
         samples: this process's, in order.
         scores: what they came to, where that was waited for already.
     """
 
-    scoring: Scoring
+    pending: PendingScores
     samples: Sequence[Sample]
     scores: Scores | None = None
 
     def collected(self) -> Scores:
         """The scores, waited for now if they were not."""
-        return self.scoring.scores(self.samples) if self.scores is None else self.scores
+        return self.pending.collect(self.samples) if self.scores is None else self.scores
 
 
 def gather(
@@ -124,11 +124,11 @@ def gather(
     while requests := tuple(planner.ask(rounds, setting)):
         _assign(requests, owner, loads)
         mine = [n for n, request in enumerate(requests) if owner[request.prompt] == job.rank]
-        scoring = scorer.open(group_sizes=_sizes([requests[n] for n in mine]))
+        pending = scorer.open(group_sizes=_sizes([requests[n] for n in mine]))
 
-        def taken(samples: Sequence[Sample], scoring: Scoring = scoring) -> None:
+        def taken(samples: Sequence[Sample], pending: PendingScores = pending) -> None:
             on_samples(samples)
-            scoring.add(samples)
+            pending.submit(samples)
 
         one = _draw(
             policy,
@@ -139,11 +139,11 @@ def gather(
             replace(plan, sample_values=scorer.needs_values, on_samples=taken),
             setting.seed,
         )
-        part = ScoredRound(scoring, one.samples)
+        part = ScoredRound(pending, one.samples)
         if not planner.looks_back:
             drawn.append(replace(one, scored=part))
             break
-        said = _said(one, part, job)
+        said = _rows_of_all(one, part, job)
         rounds.append(_round(requests, said, value))
         drawn.append(replace(one, scored=replace(part, scores=said[job.rank].scores)))
     if not any(one.rollouts for one in drawn):
@@ -154,7 +154,7 @@ def gather(
     return Experience(
         rollout=rollout,
         keep_B=_kept(planner, rounds, setting, drawn, job),
-        scorings=[one.scored for one in drawn if one.scored is not None],
+        scored_rounds=[one.scored for one in drawn if one.scored is not None],
         requests=[request for one in drawn for request in one.requests],
         num_rounds=len(drawn),
     )
@@ -264,7 +264,7 @@ def _using(policy: Policy, name: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
+class _RoundRows:
     """What one process has to say of its rows of a round."""
 
     request_B: Tensor
@@ -273,12 +273,12 @@ class _Said:
     scores: Scores
 
 
-def _said(drawn: _Drawn, part: ScoredRound, job: Job) -> list[_Said]:
+def _rows_of_all(drawn: _Drawn, part: ScoredRound, job: Job) -> list[_RoundRows]:
     """What every process says of its rows, in rank order. One collective, whatever a process has drawn."""
 
-    def mine() -> _Said:
+    def mine() -> _RoundRows:
         identity = [(sample.group, sample.member) for sample in part.samples]
-        return _Said(
+        return _RoundRows(
             request_B=drawn.request_B,
             identity_B2=torch.tensor(identity, dtype=torch.long).reshape(-1, 2),
             length_B=torch.cat([torch.zeros(0, dtype=torch.long), *(r.mask_BT.sum(1) for r in drawn.rollouts)]),
@@ -289,7 +289,7 @@ def _said(drawn: _Drawn, part: ScoredRound, job: Job) -> list[_Said]:
 
 
 def _round(
-    requests: Sequence[Request], said: Sequence[_Said], value: Callable[[Scores, Tensor], Valued] | None
+    requests: Sequence[Request], said: Sequence[_RoundRows], value: Callable[[Scores, Tensor], Valued] | None
 ) -> Round:
     """The round as all processes know it."""
     if value is None:

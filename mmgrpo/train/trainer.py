@@ -90,7 +90,7 @@ class Trainer:
         cache_mb = self.config.reward_cache_mb
         self.now = Moving(self.config, self.rewards)
         self.stream = stream_of(asked, self.config)
-        self.job.share(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
+        self.job.shard(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
         require_movable(policy, self.config.reference)
         require_credit(self.config.advantage)
         build_plan(self.config, policy, 0)

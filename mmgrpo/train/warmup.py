@@ -74,7 +74,7 @@ class Warmup:
         for step in range(start, self.config.steps):
             if should_stop():
                 return
-            share = self.job.share(self._batch(step), "warmup.batch_size")
+            share = self.job.shard(self._batch(step), "warmup.batch_size")
             seeds = [derive_seed(self.seed, WARMUP_SEED, step, index) for index, _ in share]
             self.optimizer.clear()
             loss = supervised.supervised_loss([example for _, example in share], seeds=seeds)

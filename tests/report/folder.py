@@ -45,8 +45,8 @@ def write_run(run: Path) -> None:
             Image.fromarray(pixels(step, request)).save(folder / f"{request:04d}.png")
         before_and_after = 0.25 if step == 0 else 0.75  # of the first prompt; the second earns 0.5 throughout
         rewards = [before_and_after] * MEMBERS + [0.5] * MEMBERS
-        shots = [sample(f"{r:04d}.png", r, reward) for r, reward in enumerate(rewards)]
-        write_lines(folder / "samples.jsonl", shots)
+        records = [sample(f"{r:04d}.png", r, reward) for r, reward in enumerate(rewards)]
+        write_lines(folder / "samples.jsonl", records)
     (run / "config.yaml").write_text("note: the low start is <b>made</b> on purpose\npolicy:\n  path: http://hub/x\n")
     about = {
         "name": "digits",

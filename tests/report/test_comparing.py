@@ -56,9 +56,9 @@ def test_the_same_requests_lie_beside_each_other(runs: list[Path]) -> None:
     for index in (0, 3):
         (runs[1] / f"samples/step-000020/000{index}.png").write_bytes(before)
     log = runs[1] / "samples/step-000020/samples.jsonl"
-    shots = [json.loads(line) for line in log.read_text().splitlines()]
-    shots[4]["prompt"] = "something else"
-    write_lines(log, shots)
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    records[4]["prompt"] = "something else"
+    write_lines(log, records)
     page = compared(runs)
     captions = page.texts("p", "caption")
     assert captions == [PROMPTS[0]] * 3 + [" ".join(PROMPTS[1].split())] * 2  # request 4 asks two things

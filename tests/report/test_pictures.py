@@ -32,8 +32,8 @@ def test_pictures_are_the_files_in_reading_order(run: Path) -> None:
 def test_the_gallery_shows_what_moved_most_both_ways(run: Path) -> None:
     before, after = [0.5] * 6 + [0.0, 1.0], [0.6, 0.5, 0.9, 0.2, 0.4, 0.5, 0.8, 1.0]
     for step, rewards in ((0, before), (20, after)):
-        shots = [sample("0000.png", r % 6, reward) | {"prompt": f"p{r}"} for r, reward in enumerate(rewards)]
-        write_lines(run / f"samples/step-{step:06d}/samples.jsonl", shots)
+        records = [sample("0000.png", r % 6, reward) | {"prompt": f"p{r}"} for r, reward in enumerate(rewards)]
+        write_lines(run / f"samples/step-{step:06d}/samples.jsonl", records)
     (run / "samples/step-000010/samples.jsonl").unlink()
     page = render(run)
     # rises: +0.1 (0), +0.4 (2), +0.8 (6); falls: -0.3 (3), -0.1 (4); request 1 of those that stayed fills the six
@@ -45,8 +45,8 @@ def test_the_gallery_shows_what_moved_most_both_ways(run: Path) -> None:
 def test_what_is_said_of_the_whole_set_is_said_once(run: Path) -> None:
     for step, recall in ((0, 0.75), (20, 0.5)):
         folder = run / f"samples/step-{step:06d}/samples.jsonl"
-        shots = [json.loads(line) for line in folder.read_text().splitlines()]
-        write_lines(folder, [shot | {"rewards": {"recall": recall, **shot["rewards"]}} for shot in shots])
+        records = [json.loads(line) for line in folder.read_text().splitlines()]
+        write_lines(folder, [record | {"rewards": {"recall": recall, **record["rewards"]}} for record in records])
     page = render(run)
     assert page.texts("p", "lead")[0].endswith("judge, 0 to 1. The same for every request: recall 0.750 → 0.500")
     captions = [f"{PROMPTS[0]} 0.250 → 0.750", f"{PROMPTS[1]} 0.500 → 0.500"]
@@ -65,9 +65,9 @@ def test_a_single_request_keeps_its_numbers(run: Path) -> None:
 
 
 def test_requests_that_differ_are_left_out(run: Path) -> None:
-    shots = [sample(f"{r:04d}.png", r, None) for r in range(6)]
-    shots[0]["prompt"] = "something else"
-    write_lines(run / "samples/step-000020/samples.jsonl", shots)
+    records = [sample(f"{r:04d}.png", r, None) for r in range(6)]
+    records[0]["prompt"] = "something else"
+    write_lines(run / "samples/step-000020/samples.jsonl", records)
     page = render(run)
     assert "1 line asks something else at the two steps" in page.texts("p", "lead")[0]
     assert len(page.attributes("img")) == 2 * 5 + 3 * 5

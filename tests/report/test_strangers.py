@@ -59,8 +59,8 @@ class TestPlaces:
                 "pipe.png",
                 "within.png",
             ]
-            shots = [sample(name, request, 1.0) for request, name in enumerate(names)]
-            write_lines(folder / "samples.jsonl", shots)
+            records = [sample(name, request, 1.0) for request, name in enumerate(names)]
+            write_lines(folder / "samples.jsonl", records)
         page = report(run)
         shown = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
         assert len(shown) == 5  # the link that stays within, at two steps in the grid and at three in the gallery

@@ -58,7 +58,7 @@ def credit(policy: Policy, rollout: Rollout, rewards: Sequence[NamedReward], *es
         mine=slice(0, len(keep_B)),
         metrics={},
     )
-    experience = Experience(rollout=rollout, keep_B=keep_B, scorings=(), requests=(), num_rounds=1)
+    experience = Experience(rollout=rollout, keep_B=keep_B, scored_rounds=(), requests=(), num_rounds=1)
     section = AdvantageConfig.model_validate({"estimators": list(estimators), **config})
     return estimate(policy, experience, verdict, section, job=Job(Accelerator(cpu=True)))
 

@@ -17,7 +17,7 @@ MAX_ALBUMS = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shot:
+class SampleRecord:
     """One recorded sample.
 
     Attributes:
@@ -63,12 +63,12 @@ class Shot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Album:
-    """The samples of one step; line i of two albums of evaluations answers the same request."""
+class SampleSet:
+    """The samples of one step; line i of two sets, of evaluations, answers the same request."""
 
     step: int
     log: Log
-    shots: tuple[Shot, ...]
+    records: tuple[SampleRecord, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,16 +80,16 @@ class Change:
     after: float | None
 
 
-def read_albums(files: RunFiles, kind: str = "step") -> list[Album]:
+def read_sample_sets(files: RunFiles, kind: str = "step") -> list[SampleSet]:
     """Every step that has samples of the kind (``step``: evaluations; ``train``: groups of training), in order."""
     steps = [number for number in map(_number_of, files.folders("samples", f"{kind}-")) if number is not None]
-    albums = []
+    sample_sets = []
     for step, name in evenly(sorted(steps), MAX_ALBUMS):
         log = read_log(files, f"samples/{name}/samples.jsonl")
         if log.rows:
             folder = files.root / "samples" / name
-            albums.append(Album(step=step, log=log, shots=tuple(_shot(row, folder) for row in log.rows)))
-    return albums
+            sample_sets.append(SampleSet(step=step, log=log, records=tuple(_record(row, folder) for row in log.rows)))
+    return sample_sets
 
 
 def _number_of(name: str) -> tuple[int, str] | None:
@@ -98,26 +98,28 @@ def _number_of(name: str) -> tuple[int, str] | None:
     return (int(digits), name) if digits.isdecimal() and len(digits) < 16 else None
 
 
-def first_and_last(albums: Sequence[Album]) -> list[Album]:
+def first_and_last(sample_sets: Sequence[SampleSet]) -> list[SampleSet]:
     """The two ends of the run; fewer if fewer steps have samples."""
-    return [albums[0], albums[-1]] if len(albums) > 1 else list(albums)
+    return [sample_sets[0], sample_sets[-1]] if len(sample_sets) > 1 else list(sample_sets)
 
 
-def shared_requests(ends: Sequence[Album]) -> list[int]:
+def shared_requests(ends: Sequence[SampleSet]) -> list[int]:
     """Lines that ask the same at the first step and the last."""
     if not ends:
         return []
-    num_lines = min(len(album.shots) for album in ends)
-    asked = [[(shot.prompt, shot.images) for shot in album.shots] for album in (ends[0], ends[-1])]
+    num_lines = min(len(sample_set.records) for sample_set in ends)
+    asked = [[(record.prompt, record.images) for record in sample_set.records] for sample_set in (ends[0], ends[-1])]
     return [index for index in range(num_lines) if _same(*asked[0][index], *asked[1][index])]
 
 
-def reward_changes(ends: Sequence[Album], requests: Sequence[int]) -> tuple[Change, ...]:
+def reward_changes(ends: Sequence[SampleSet], requests: Sequence[int]) -> tuple[Change, ...]:
     """Mean reward of the requests at the first step and the last, reward by reward."""
-    names = dict.fromkeys(name for album in ends for index in requests for name in album.shots[index].rewards)
+    names = dict.fromkeys(
+        name for sample_set in ends for index in requests for name in sample_set.records[index].rewards
+    )
     means = {
         name: [
-            mean_or_none(a.shots[index].rewards[name] for index in requests if name in a.shots[index].rewards)
+            mean_or_none(a.records[index].rewards[name] for index in requests if name in a.records[index].rewards)
             for a in ends
         ]
         for name in names
@@ -125,13 +127,16 @@ def reward_changes(ends: Sequence[Album], requests: Sequence[int]) -> tuple[Chan
     return tuple(Change(name=name, before=mean[0], after=mean[-1]) for name, mean in means.items())
 
 
-def common_changes(ends: Sequence[Album], requests: Sequence[int]) -> tuple[Change, ...]:
+def common_changes(ends: Sequence[SampleSet], requests: Sequence[int]) -> tuple[Change, ...]:
     """The rewards that gave all of the requests one and the same value, at the first step and at the last.
 
     So does whatever judges the samples as a whole. None where there are fewer than two requests.
     """
-    names = {name for album in ends for index in requests for name in album.shots[index].rewards}
-    values = {name: [{album.shots[index].rewards.get(name) for index in requests} for album in ends] for name in names}
+    names = {name for sample_set in ends for index in requests for name in sample_set.records[index].rewards}
+    values = {
+        name: [{sample_set.records[index].rewards.get(name) for index in requests} for sample_set in ends]
+        for name in names
+    }
     common = {name for name, found in values.items() if all(len(seen) == 1 for seen in found) and len(requests) > 1}
     return tuple(change for change in reward_changes(ends, requests) if change.name in common)
 
@@ -141,14 +146,14 @@ def _same(prompt: str, images: Sequence[Path | None], other: str, others: Sequen
     return prompt == other and names[0] == names[1]
 
 
-def _shot(row: Mapping[str, Any], folder: Path) -> Shot:
+def _record(row: Mapping[str, Any], folder: Path) -> SampleRecord:
     rewards, images = row.get("rewards"), row.get("images")
     numbers = rewards.items() if isinstance(rewards, dict) else ()
     shown = images if isinstance(images, list) else []
     explained, sizes = row.get("explanations"), row.get("image_sizes")
     known = explained if isinstance(explained, dict) else {}
     size = sizes[0] if isinstance(sizes, list) and sizes and isinstance(sizes[0], list) else []
-    return Shot(
+    return SampleRecord(
         prompt=str(row.get("prompt", "")),
         path=folder / row["file"] if isinstance(row.get("file"), str) else None,
         text=_text(row, "text"),

@@ -1,4 +1,4 @@
-"""Asks one reward, only about what it has not said yet."""
+"""Submits samples to one reward, only those whose result is not known, and collects the results."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mmgrpo.types import Sample
 
 logger = logging.getLogger(__name__)
 
-Token = int | bytes
-"""What a question goes by: the sample's fingerprint where known results are kept, or a number of its own."""
+SampleKey = int | bytes
+"""What a sample's result goes by: its fingerprint where known results are kept, or a number of its own."""
 
 _traceback_shown: set[str] = set()  # reward names; one traceback per reward and process is enough
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CollectedResults:
     """What a reward said of every sample.
 
     Attributes:
@@ -39,7 +39,7 @@ class Answer:
 
 
 @final
-class Judge:
+class RewardWorker:
     """One reward, how it is called, and what it is known to say.
 
     Attributes:
@@ -53,7 +53,7 @@ class Judge:
 
         Args:
             reward: the reward, and how it is called.
-            max_failure_frac: share of a scoring's samples on which it may fail.
+            max_failure_frac: share of a rollout's samples on which it may fail.
             cache_bytes: what its known results may take, if it is deterministic; 0 keeps none.
         """
         self.name = reward.name
@@ -61,9 +61,9 @@ class Judge:
         self.cache = ResultCache(cache_bytes) if reward.deterministic and cache_bytes > 0 else None
         self._max_failure_frac = max_failure_frac
 
-    def inquire(self) -> Inquiry:
-        """A fresh round of questions."""
-        return Inquiry(self)
+    def open(self) -> PendingResults:
+        """The results of a rollout, of which nothing is submitted yet."""
+        return PendingResults(self)
 
     def read(self, call: Call, num_asked: int) -> tuple[list[Result], BaseException | None]:
         """What it said, and what it raised, if so."""
@@ -105,63 +105,63 @@ class Judge:
 
 
 @final
-class Inquiry:
-    """The questions of one scoring, asked at once or some at a time; equal samples are asked about once."""
+class PendingResults:
+    """One reward's results of a rollout, submitted at once or some samples at a time; equal samples only once."""
 
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
+    def __init__(self, worker: RewardWorker) -> None:
+        self._worker = worker
         self._numbers = count()
-        self._known: dict[Token, Result] = {}
-        self._calls: list[tuple[list[Token], Call]] = []
-        self._asked: set[Token] = set()
+        self._known: dict[SampleKey, Result] = {}
+        self._calls: list[tuple[list[SampleKey], Call]] = []
+        self._asked: set[SampleKey] = set()
 
-    def ask(self, samples: Sequence[Sample], keys: Sequence[bytes | None]) -> list[Token]:
-        """Begins a call about what is neither known nor asked yet.
+    def submit(self, samples: Sequence[Sample], keys: Sequence[bytes | None]) -> list[SampleKey]:
+        """Begins a call with the samples whose result is neither known nor on its way.
 
         Args:
             samples: what is to be judged.
             keys: their fingerprints, where there are any.
 
         Returns:
-            One token per sample.
+            One key per sample, to collect by.
         """
-        cache = self._judge.cache
-        tokens = [next(self._numbers) if cache is None or key is None else key for key in keys]
-        new: dict[Token, Any] = {}
-        for token, sample in zip(tokens, samples, strict=True):
-            if token in self._known or token in self._asked or token in new:
+        cache = self._worker.cache
+        result_keys = [next(self._numbers) if cache is None or key is None else key for key in keys]
+        new: dict[SampleKey, Any] = {}
+        for result_key, sample in zip(result_keys, samples, strict=True):
+            if result_key in self._known or result_key in self._asked or result_key in new:
                 continue
-            result = cache.get(token) if cache is not None and isinstance(token, bytes) else None
+            result = cache.get(result_key) if cache is not None and isinstance(result_key, bytes) else None
             if result is None:
-                new[token] = sample
+                new[result_key] = sample
             else:
-                self._known[token] = result
+                self._known[result_key] = result
         if new or not samples:
             self._asked |= new.keys()
-            self._calls.append((list(new), self._judge.caller.start(list(new.values()))))
-        return tokens
+            self._calls.append((list(new), self._worker.caller.start(list(new.values()))))
+        return result_keys
 
-    def answer(self, tokens: Sequence[Token]) -> Answer:
-        """Waits for everything that was asked.
+    def collect(self, result_keys: Sequence[SampleKey]) -> CollectedResults:
+        """Waits for everything that was submitted.
 
         Args:
-            tokens: one per sample, as ``ask`` gave them.
+            result_keys: one per sample, as ``submit`` gave them.
 
         Returns:
-            The results, in the tokens' order.
+            The results, in the keys' order.
 
         Raises:
             RewardError: the reward says what no reward may say, or fails on too many samples.
         """
         cause = None
         for asked, call in self._calls:
-            results, error = self._judge.read(call, len(asked))
+            results, error = self._worker.read(call, len(asked))
             cause = cause or error
             self._known |= zip(asked, results, strict=True)
-            for token in asked:
-                if self._judge.cache is not None and isinstance(token, bytes):
-                    self._judge.cache.put(token, self._known[token])
-        results = [self._known[token] for token in tokens]
-        self._judge.check(sum(result.failed for result in results), len(results), cause)
+            for result_key in asked:
+                if self._worker.cache is not None and isinstance(result_key, bytes):
+                    self._worker.cache.put(result_key, self._known[result_key])
+        results = [self._known[result_key] for result_key in result_keys]
+        self._worker.check(sum(result.failed for result in results), len(results), cause)
         took_s = sum(call.took_s for _, call in self._calls)
-        return Answer(results, len(tokens) - sum(len(asked) for asked, _ in self._calls), took_s)
+        return CollectedResults(results, len(result_keys) - sum(len(asked) for asked, _ in self._calls), took_s)
