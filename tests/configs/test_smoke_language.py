@@ -20,6 +20,7 @@ from mmgrpo.scoring import NamedReward
 from mmgrpo.train.build import build_rewards
 from mmgrpo.train.trainer import Trainer
 from mmgrpo.types import Sample, Scope, Score
+from tests.configs.mechanisms import TOKENS, applies_to, untrained
 from tests.policies.tiny_language import picture, policy_of, prompts_of
 from tests.tiny.language_models import make
 
@@ -48,20 +49,18 @@ RECIPES = {
 }
 
 
-VERDICTS: dict[str, dict[str, Any]] = {
-    "bnpo": {},
-    "f-grpo": {},
-    "mapo": {},
-    "ngrpo": {},
-    "nsr": {},
+SMALL: dict[str, dict[str, Any]] = {
+    "gfpo": {"advantage.estimators": [{"name": "among_most_efficient", "count": 3}]},
+    "gtpo": {"advantage.estimators": [{"name": "conflict_tokens", "entropy_limit": None}]},
     "pass-k-training": {"advantage.scale.k": 2},
+    "prorl": {"reference.reset_every": 1},
 }
 
 
-@pytest.mark.parametrize("name", VERDICTS)
-def test_method_of_right_and_wrong_trains(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", TOKENS)
+def test_method_trains_a_language_policy(name: str, tmp_path: Path) -> None:
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 4, "update.minibatches": 2}
-    changes = {**small, "update.lr": 1e-3, "output": str(tmp_path), **VERDICTS[name]}
+    changes = {**small, "update.lr": 1e-3, "output": str(tmp_path), **SMALL.get(name, {})}
     config = load_config(f"methods/{name}", changes)
 
     def right(samples: Sequence[Sample]) -> list[float]:
@@ -77,9 +76,25 @@ def test_method_of_right_and_wrong_trains(name: str, tmp_path: Path) -> None:
         assert line["optimizer/grad_norm"] > 0
         assert line["groups/zero_std_frac"] == 0.0
         assert line["reward/mean"] == pytest.approx(3 / 8)
-        assert line["policy/weighed_frac"] == 1.0
-        assert ("policy/kl_mean" in line) == (name == "mapo")
+        assert (line["policy/weighed_frac"] == 1.0) == (name != "gfpo")  # which gives some members no advantage
+        assert ("policy/kl_mean" in line) == (config.objective.kl_beta > 0)
     assert any(not torch.equal(now, then) for now, then in zip(policy.trainable, before, strict=True))
+
+
+def test_every_function_that_a_method_of_tokens_names_is_trained() -> None:
+    assert {applies_to(f"methods/{name}") for name in TOKENS} == {"both", "tokens"}
+    assert untrained("tokens", TOKENS) == set()
+
+
+def test_groups_of_equal_rewards_teach_by_entropy(tmp_path: Path) -> None:
+    small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
+    right = {"right": lambda samples: [float(sample.group % 2) for sample in samples]}
+    folder = Trainer(
+        policy_of("llama", max_new_tokens=5), right, prompts_of("llama"), load_config("methods/rl-zvp", small)
+    ).train()
+    (line,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert line["groups/zero_std_frac"] == 1.0
+    assert line["optimizer/grad_norm"] > 0
 
 
 def test_process_supervision_trains(tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""Which shipped methods are trained in tests: as many as it takes for every function that any of them names.
+
+The numbers of each method are another test's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from mmgrpo.config.loading import CONFIGS, read_layers, shipped
+
+PLACES = ("prompts", "rollout", "advantage", "objective", "reference")
+"""Sections in which a method says what it is."""
+
+ANY_KIND = [
+    "bnpo", "cispo", "clip-cov", "competence-curriculum", "cppo", "disco", "dr-grpo", "f-grpo", "gmpo", "gpg",
+    "greso", "grpo", "gspo", "gvpo", "kl-cov", "klear-gppo", "mapo", "ngrpo", "nsr", "online-dpo", "pacs",
+    "pass-k-training", "process-supervision", "prorl", "real", "rloo", "sapo", "simple-policy-optimization", "vespo",
+]  # fmt: skip
+"""Trained on a denoising policy."""
+
+TOKENS = [
+    "archer", "bnpo", "dcpo-clip", "disco", "dr-grpo", "edge-grpo", "f-grpo", "gfpo", "gtpo", "gvpo",
+    "kl-cov", "lambda-grpo", "mapo", "nft", "ngrpo", "nsr", "online-dpo", "pass-k-training", "prorl",
+    "rl-zvp", "tempo",
+]  # fmt: skip
+"""Trained on a language policy."""
+
+
+def functions(name: str) -> set[tuple[str, str]]:
+    """The functions that a method's file names, each with its place."""
+    values = read_layers(CONFIGS / f"{name}.yaml")
+    return {found for section in PLACES for found in _named(section, values.get(section, {}))}
+
+
+def applies_to(name: str) -> str:
+    """The policies that a method is for."""
+    return read_layers(CONFIGS / f"{name}.yaml")["method"]["applies_to"]
+
+
+def untrained(kind: str, trained: list[str]) -> set[tuple[str, str]]:
+    """What the methods of a kind name, and none of those that are trained does."""
+    known = {found for name in trained for found in functions(f"methods/{name}")}
+    named = {found for name in shipped("methods") if applies_to(name) == kind for found in functions(name)}
+    return named - known
+
+
+def _named(where: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        if isinstance(value.get("name"), str):
+            yield where, value["name"]
+        for key, inner in value.items():
+            yield from _named(f"{where}.{key}", inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _named(where, inner)
+    elif isinstance(value, str) and where.rpartition(".")[2] in ("scale", "divergence", "ratio_level"):
+        yield where, value

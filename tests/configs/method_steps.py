@@ -1,0 +1,152 @@
+"""What a shipped method makes of a few rows: their advantages, who trains, and the loss.
+
+Axes: B rows, T decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from mmgrpo.config import RunConfig
+from mmgrpo.config.binding import build_estimators, build_filters, build_objective
+from mmgrpo.config.loading import load_config
+from mmgrpo.maths.aggregates import count
+from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.feedback import Scoped
+from mmgrpo.maths.modulation import known
+from mmgrpo.train.credit import form_credit
+from mmgrpo.types import Scores
+from mmgrpo.values import ENTROPY, Value
+from tests.maths.feedback_rows import feedback_of
+
+Rows = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Rows of a rollout, in numbers small enough to work out by hand.
+
+    Attributes:
+        reward: of each row.
+        groups: of each row; None: all are of one.
+        log_ratio: of each decision to the policy that sampled; None: 0, two decisions a row.
+        old_logprob: of each decision; None: -1.
+        tokens: of each decision.
+        lengths: how many decisions of each row there are; None: all.
+        entropy: of each decision.
+        values: further values of each decision.
+        parts: what the reward ``steps`` says of each row's decisions, one by one.
+    """
+
+    reward: Sequence[float]
+    groups: Sequence[int] | None = None
+    log_ratio: Rows | None = None
+    old_logprob: Rows | None = None
+    tokens: Sequence[Sequence[int]] | None = None
+    lengths: Sequence[int] | None = None
+    entropy: Rows | None = None
+    values: Mapping[Value, Rows] = field(default_factory=dict)
+    parts: Rows | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(B, T)."""
+        given = self.tokens or self.log_ratio or self.old_logprob or self.entropy or self.parts
+        return len(self.reward), len(given[0]) if given else max(self.lengths or [2])
+
+    @property
+    def group_B(self) -> Tensor:
+        """Group of each row."""
+        return torch.zeros(len(self.reward), dtype=torch.long) if self.groups is None else torch.tensor(self.groups)
+
+    def matrix(self, rows: Rows | None, otherwise: float) -> Tensor:
+        """(B, T), float64."""
+        if rows is None:
+            return torch.full(self.shape, otherwise, dtype=torch.float64)
+        return torch.tensor(rows, dtype=torch.float64)
+
+    @property
+    def known(self) -> dict[Value, Tensor]:
+        """The values that the decisions have."""
+        found = {} if self.entropy is None else {ENTROPY: self.matrix(self.entropy, 0.0)}
+        return found | {value: self.matrix(rows, 0.0) for value, rows in self.values.items()}
+
+    @property
+    def scoped(self) -> dict[str, Scoped]:
+        """What rewards say of parts."""
+        if self.parts is None:
+            return {}
+        value_BT = torch.tensor(self.parts, dtype=torch.float64)
+        scope_BT = torch.arange(value_BT.shape[1]).expand(value_BT.shape)
+        return {"steps": Scoped(scope_BT=scope_BT, value_BS=value_BT, valid_BS=torch.ones(value_BT.shape).bool())}
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """What a method makes of rows before it learns.
+
+    Attributes:
+        advantage_BT: float64.
+        mask_BT: bool, the decisions that train.
+    """
+
+    advantage_BT: Tensor
+    mask_BT: Tensor
+
+
+def config_of(name: str) -> RunConfig:
+    """A method over no model."""
+    return load_config(f"methods/{name}", {"policy": None})
+
+
+def taught(config: RunConfig, step: Step) -> Taught:
+    """The advantages and the rows that train, by the whole of the section ``advantage``."""
+    B, T = step.shape
+    mask_BT = torch.ones(B, T, dtype=torch.bool)
+    if step.lengths is not None:
+        mask_BT = torch.arange(T) < torch.tensor(step.lengths)[:, None]
+    value_B1 = torch.tensor(step.reward)[:, None]
+    scores = Scores(names=("reward",), weight_R=torch.ones(1), value_BR=value_B1, valid_BR=torch.ones(B, 1).bool())
+    credit = form_credit(scores, step.group_B, config.advantage)
+    mask_BT = mask_BT & credit.keep_B[:, None]
+    feedback = feedback_of(
+        step.reward,
+        step.group_B.tolist(),
+        mask=mask_BT.int().tolist(),
+        tokens=step.tokens,
+        values=step.known,
+        scoped=step.scoped,
+    )
+    advantage_BT = credit.advantage_B[:, None].expand(B, T)
+    for estimator in build_estimators(config.advantage):
+        advantage_BT = estimator.assign(feedback, advantage_BT)
+    for one in build_filters(config.advantage):
+        mask_BT = mask_BT & one.keep(feedback, advantage_BT)[:, None]
+    return Taught(advantage_BT.double(), mask_BT)
+
+
+def loss(config: RunConfig, step: Step) -> float:
+    """The loss of one update on the rows."""
+    objective, credit = build_objective(config.objective), taught(config, step)
+    old_BT, mask_BT, shape = step.matrix(step.old_logprob, -1.0), credit.mask_BT, credit.mask_BT.shape
+    totals = count(mask_BT, group_B=step.group_B)
+    decisions = Decisions(
+        logprob_BT=old_BT + step.matrix(step.log_ratio, 0.0),
+        old_logprob_BT=old_BT,
+        advantage_BT=credit.advantage_BT,
+        mask_BT=mask_BT,
+        weight_BT=objective.weights(mask_BT, totals),
+        mean_weight_BT=objective.mean_weights(mask_BT, totals),
+        segment_BT=torch.zeros(shape, dtype=torch.long),
+        reward_BT=torch.tensor(step.reward, dtype=torch.float64)[:, None].expand(shape),
+        group_BT=step.group_B[:, None].expand(shape),
+        num_groups=totals.num_groups,
+        values=step.known,
+    )
+    job_values = {value: known(decisions, value)[mask_BT] for value in objective.job_values}
+    decisions = objective.selected(objective.modulated(decisions, job_values), job_values)
+    return float(objective(decisions).value)
