@@ -71,6 +71,17 @@ class RolloutConfig(Section):
     window: Named | None = Field(
         default=None, description="which denoising steps are stochastic; null: all but the last"
     )
+    tree: Named | None = Field(
+        default=None,
+        description="the members of a group are the leaves of a tree, whose branches part at some steps, each drawn; "
+        "null: members have nothing in common, or with share_noise all until the first stochastic step",
+    )
+
+    @model_validator(mode="after")
+    def _begins_once(self) -> RolloutConfig:
+        if self.tree is not None and self.share_noise:
+            raise ValueError("a tree begins with one noise as it is: leave out share_noise, or tree")
+        return self
 
 
 class AdvantageConfig(Section):

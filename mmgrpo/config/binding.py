@@ -30,8 +30,10 @@ from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.maths.terms import Term, weighted
+from mmgrpo.maths.trees import TREES
 from mmgrpo.maths.windows import WINDOWS
 from mmgrpo.policy import Policy, Scheduled
+from mmgrpo.splits import Split
 
 KINDS: Mapping[str, type | tuple[type, ...]] = {"int": int, "float": (int, float)}
 """What values a number may have, by the annotation of its parameter; of others the function judges itself."""
@@ -92,7 +94,7 @@ def _term(config: TermConfig) -> Term:
 
 
 def window_at(config: RunConfig, policy: Policy | Scheduled, step: int) -> tuple[int, ...] | None:
-    """The stochastic decisions of a step; None for all of them."""
+    """The stochastic decisions of a step, those among them that branches part at; None for all."""
     window = config.rollout.window
     if window is None:
         return None
@@ -104,7 +106,22 @@ def window_at(config: RunConfig, policy: Policy | Scheduled, step: int) -> tuple
     if window.name == "progressive":
         keyed["step"] = step
     draw = bound("rollout.window", WINDOWS, window, given=("num_decisions", *keyed))
-    return draw(policy.num_decisions, **keyed)
+    return tuple(sorted({*draw(policy.num_decisions, **keyed), *(split.decision for split in tree_of(config, policy))}))
+
+
+def tree_of(config: RunConfig, policy: Policy | Scheduled) -> tuple[Split, ...]:
+    """Where the members of a group part; empty: the configuration has no tree.
+
+    Raises:
+        ConfigError: the tree fits neither the group nor the schedule, or the policy has no schedule.
+    """
+    rollout = config.rollout
+    if rollout.tree is None:
+        return ()
+    if not isinstance(policy, Scheduled):
+        raise ConfigError(f"rollout.tree parts denoising steps; {type(policy).__name__} has none")
+    splits = bound("rollout.tree", TREES, rollout.tree, given=("num_decisions", "group_size"))
+    return splits(policy.num_decisions, rollout.group_size)
 
 
 def bound(

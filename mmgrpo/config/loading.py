@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 MAX_INCLUDED = 20
 """How deep files may include each other."""
 
-NAMED = ("policy", "window", "scale", "combine", "surrogate", "bound", "aggregate", "examples")
+NAMED = ("policy", "window", "tree", "scale", "combine", "surrogate", "bound", "aggregate", "examples")
 """Keys whose value may be a bare name, to which an override of a number is added."""
 
 MAX_NAMED = 8

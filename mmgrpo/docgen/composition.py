@@ -50,6 +50,8 @@ def _rollout(rollout: RolloutConfig) -> Iterator[str]:
         yield f"window {_function(rollout.window)}"
     if rollout.share_noise:
         yield "shared noise"
+    if rollout.tree is not None:
+        yield f"tree {_function(rollout.tree)}"
     if rollout.planner.name != "fixed":
         yield _function(rollout.planner)
 

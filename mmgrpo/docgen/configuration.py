@@ -36,6 +36,7 @@ from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.maths.transitions import SAMPLERS
+from mmgrpo.maths.trees import TREES
 from mmgrpo.maths.windows import WINDOWS
 from mmgrpo.reward import Reward
 
@@ -63,6 +64,7 @@ FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "advantage.filters": FILTERS,
     "rollout.planner": PLANNERS,
     "rollout.window": WINDOWS,
+    "rollout.tree": TREES,
     "objective.surrogate": SURROGATES,
     "objective.terms": TERMS,
     "objective.modulations": MODULATIONS,

@@ -38,6 +38,7 @@ from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.maths.transitions import SAMPLERS
+from mmgrpo.maths.trees import TREES
 from mmgrpo.maths.windows import WINDOWS
 
 WIDTH = 118
@@ -100,6 +101,10 @@ def _policy(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[t
         yield "window", "none: every step but the last is stochastic and trained on"
     if config.rollout.share_noise:
         yield "noise", "shared by the group, which computes its common steps once"
+    tree = config.rollout.tree
+    if tree is not None:
+        line = f"{tree.name}{_numbers(tree.numbers)}: {_summary(named_in('rollout.tree', TREES, tree.name))}"
+        yield "tree", f"{line}; the group's members are its leaves, and each state is computed once"
 
 
 def _policy_line(policy: Named, settings: Mapping[str, Any] | None) -> str:
@@ -302,6 +307,9 @@ def _costs(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[tu
         yield "forwards", "counted by the policy as it runs: count/forwards_per_sample in metrics.jsonl"
         return
     num_steps = _num_steps(settings, "call")
+    if num_steps is None and config.rollout.tree is not None:
+        yield "forwards", "the states of a tree are counted once policy.call.num_inference_steps is known"
+        return
     counted = forwards_per_sample(config, num_steps)
     parts = {"rollout": counted.rollout, "values": counted.values, "reference": counted.reference}
     parts = {name: count for name, count in parts.items() if count != Count(0, 0)} | {"update": counted.update}

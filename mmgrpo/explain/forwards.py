@@ -11,10 +11,12 @@ from statistics import fmean
 from typing import Any, final
 
 from mmgrpo.config import Named, RunConfig
-from mmgrpo.config.binding import bound, build_objective, window_at
+from mmgrpo.config.binding import bound, build_objective, tree_of, window_at
+from mmgrpo.errors import ConfigError
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.windows import WINDOWS, subset_size
 from mmgrpo.policy import Scheduled
+from mmgrpo.splits import Branching
 from mmgrpo.values import REFERENCE
 
 MAX_WINDOWS = 1000  # steps of a run whose windows are looked at
@@ -67,7 +69,7 @@ def forwards_per_sample(config: RunConfig, num_steps: int | None) -> Forwards:
 
     rollout = N, less (f + 1) (1 - 1 / G) where the group shares its noise: the steps up to the first stochastic one,
     f, run once for its G members. A pass over the sample costs one forward per trained step; with shared noise the
-    first of them costs 1 / G.
+    first of them costs 1 / G. In a tree a step costs 1 / w, w the leaves of a branch before it.
 
     Args:
         config: the run's configuration.
@@ -77,19 +79,24 @@ def forwards_per_sample(config: RunConfig, num_steps: int | None) -> Forwards:
         The counts, over all updates that a rollout is used for.
 
     Raises:
-        ConfigError: the window does not fit the schedule, or the objective is not one.
+        ConfigError: the window or the tree does not fit the schedule, a tree is counted without N, or the objective
+            is not one.
     """
     objective, update, rollout = build_objective(config.objective), config.update, config.rollout
-    saved = 1 - 1 / rollout.group_size if rollout.share_noise else 0.0
-    one_pass = _trained_steps(rollout.window, num_steps) + Count(0, -saved)
-    first = _mean_first(config, num_steps)
+    if rollout.tree is not None:
+        drawing, one_pass = _tree(config, num_steps)
+    else:
+        saved = 1 - 1 / rollout.group_size if rollout.share_noise else 0.0
+        one_pass = _trained_steps(rollout.window, num_steps) + Count(0, -saved)
+        first = _mean_first(config, num_steps)
+        drawing = Count(1, -(first + 1) * saved) if first is not None else Count(1, 0) if not saved else None
     passes = float(update.epochs)
     values = 0.0
     if objective.needs_values:
         first_minibatch = ceil(rollout.prompts_per_step / update.minibatches) / rollout.prompts_per_step
         values = passes - first_minibatch if objective.rollout_knows_values else passes
     return Forwards(
-        rollout=Count(1, -(first + 1) * saved) if first is not None else Count(1, 0) if not saved else None,
+        rollout=drawing,
         values=one_pass.times(values + (1.0 if config.advantage.kl_beta else 0.0)),
         reference=one_pass.times(_reference_passes(config, objective, passes, values)),
         update=one_pass.times(passes),
@@ -112,6 +119,18 @@ class _Schedule(Scheduled):
     @property
     def num_decisions(self) -> int:
         return self._num_decisions
+
+
+def _tree(config: RunConfig, num_steps: int | None) -> tuple[Count, Count]:
+    """What a tree takes to draw, and a pass over its trained steps, on average over the run's windows."""
+    if num_steps is None:
+        raise ConfigError("the states of a tree are counted for a known number of steps: set num_inference_steps")
+    schedule = _Schedule(num_steps - 1)
+    branching = Branching.of(tree_of(config, schedule))
+    cost_T = [1 / branching.width(step - 1) for step in range(num_steps)]
+    windows = [window_at(config, schedule, step) for step in range(min(max(config.steps, 1), MAX_WINDOWS))]
+    trained = fmean(sum(cost_T[t] for t in (range(num_steps - 1) if w is None else w)) for w in windows)
+    return Count(0, sum(cost_T)), Count(0, trained)
 
 
 def _trained_steps(window: Named | None, num_steps: int | None) -> Count:

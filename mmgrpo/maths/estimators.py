@@ -8,7 +8,15 @@ from types import MappingProxyType
 from mmgrpo.maths.entropy_credit import inverse_entropy, zero_variance_entropy
 from mmgrpo.maths.feedback import Estimator as Estimator
 from mmgrpo.maths.filters import among_most_efficient
-from mmgrpo.maths.forest_credit import by_depth, shared_once, siblings, temporal_difference, trunk_and_exits
+from mmgrpo.maths.forest_credit import (
+    by_depth,
+    prune_depths,
+    prune_width,
+    shared_once,
+    siblings,
+    temporal_difference,
+    trunk_and_exits,
+)
 from mmgrpo.maths.scoped_credit import (
     clipped_differences,
     process_returns,
@@ -32,6 +40,8 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
         "temporal_difference": temporal_difference,
         "trunk_and_exits": trunk_and_exits,
         "shared_once": shared_once,
+        "prune_depths": prune_depths,
+        "prune_width": prune_width,
         "scoped": scoped,
         "ranks": ranks,
         "process_supervision": process_supervision,

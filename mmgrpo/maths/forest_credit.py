@@ -8,9 +8,11 @@ Axes: B samples, T decisions, M nodes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mmgrpo.errors import ConfigError
 from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.maths.forest import Forest, forest, standardised_among
 from mmgrpo.system.lazy import torch
@@ -119,6 +121,58 @@ def shared_once() -> Estimator:
 
 def _shared_once(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     return advantage_BT / _forest(feedback).sharing().clamp(min=1).to(advantage_BT)
+
+
+def prune_depths(*, depths: Sequence[int]) -> Estimator:
+    """Decisions that lead to nodes of these depths earn nothing, and take no forward in the update.
+
+    A_t <- 0 where the depth of the node is among ``depths``; 1 is that of the nodes that first decisions lead to.
+
+    Units: those of the advantage.
+    Raises: ConfigError for a depth below 1.
+    Source: BranchGRPO's code, ``depth_pruning``. Deviation: its means leave out what is pruned, here it is a zero.
+    """
+    if not depths or min(depths) < 1:
+        raise ConfigError(f"depths are those of nodes that decisions lead to, from 1 on; got {list(depths)}")
+    return Estimator(assign=partial(_prune_depths, depths=tuple(depths)))
+
+
+def _prune_depths(feedback: Feedback, advantage_BT: Tensor, *, depths: tuple[int, ...]) -> Tensor:
+    tree = _forest(feedback)
+    pruned_BT = torch.isin(tree.laid(tree.depth_M), torch.tensor(depths))
+    return advantage_BT.where(~pruned_BT, 0.0)
+
+
+def prune_width(*, share: float = 0.5) -> Estimator:
+    """Below the last split of a sample, the best and the worst samples of its group alone earn anything.
+
+    A_t <- 0 there but for the k // 2 best and k - k // 2 worst rewards, k = max(2, floor(share n)), n those of a group.
+
+    A decision is below the last split if its state is the sample's alone. The update does not compute what is pruned.
+
+    Units: those of the advantage.
+    Raises: ConfigError for a share that is not within 0 to 1.
+    Source: BranchGRPO's code, ``width_pruning_mode`` 2. Deviations: within a group instead of a process's trees; its
+        means leave out what is pruned, here it is a zero.
+    """
+    if not 0 < share <= 1:
+        raise ConfigError(f"prune_width keeps a share above 0 and at most 1, got {share}")
+    return Estimator(assign=partial(_prune_width, share=share))
+
+
+def _prune_width(feedback: Feedback, advantage_BT: Tensor, *, share: float) -> Tensor:
+    tree, groups = _forest(feedback), feedback.groups
+    valid_PG = groups.valid(feedback.valid_B)
+    reward_PG = groups.matrix(feedback.reward_B).where(valid_PG, -torch.inf)
+    place_PG = reward_PG.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    num_P1 = valid_PG.sum(1, keepdim=True)
+    kept_P1 = (share * num_P1).long().clamp(min=2)
+    best_P1 = kept_P1 // 2
+    extreme_PG = (place_PG < best_P1) | (place_PG >= num_P1 - (kept_P1 - best_P1))
+    left_K = tree.from_BT[tree.mask_BT]
+    leaving_M = torch.zeros_like(tree.depth_M).index_add(0, left_K, torch.ones_like(left_K))
+    alone_BT = tree.mask_BT & (leaving_M[tree.from_BT] == 1)
+    return advantage_BT.where(~alone_BT | groups.rows(extreme_PG)[:, None], 0.0)
 
 
 def _forest(feedback: Feedback) -> Forest:

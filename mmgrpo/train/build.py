@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from mmgrpo.config import RewardConfig, RunConfig
-from mmgrpo.config.binding import bound, build_objective, window_at
+from mmgrpo.config.binding import bound, build_objective, tree_of, window_at
 from mmgrpo.config.loading import explain_validation
 from mmgrpo.config.registry import resolve
 from mmgrpo.environment import Environment
@@ -120,13 +120,15 @@ def build_plan(config: RunConfig, policy: Policy, step: int, settings: Mapping[s
         The plan, for any prompts.
 
     Raises:
-        ConfigError: the window lies outside the schedule, or the policy has no fixed number of decisions.
+        ConfigError: the window or the tree lies outside the schedule, the tree is of another size than the group, or
+            the policy has no fixed number of decisions.
     """
     objective = build_objective(config.objective)
     return replace(
         exchange_plan(config),
         stochastic=window_at(config, policy, step),
         share_noise=config.rollout.share_noise,
+        splits=tree_of(config, policy),
         values=tuple(sorted(objective.values | objective.first_values, key=str)),
         settings=settings or {},
     )

@@ -176,8 +176,8 @@ class Rollouts:
     def _drawing(self, plan: Plan) -> Drawing:
         if plan.stochastic or plan.share_noise or plan.splits or any(value.view == OLD for value in plan.values):
             raise PolicyError(
-                "tokens have no windows, shared noise, trees of noise or means: leave out window, share_noise, tree and "
-                "normalise_ratio"
+                "tokens have no windows, shared noise, trees of noise or means: leave out window, share_noise, tree "
+                "and normalise_ratio"
             )
         if unknown := [name for name in plan.sample_values if name not in NUMBERS]:
             raise ConfigError(f"tokens have no sample value {', '.join(unknown)}: known are {', '.join(NUMBERS)}")

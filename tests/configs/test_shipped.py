@@ -93,7 +93,7 @@ def settings_of(config: RunConfig) -> DenoisingSettings:
 
 
 def test_everything_asked_for_ships() -> None:
-    drawing = {"dance-grpo", "flow-grpo", "flow-grpo-fast", "grpo-guard", "mix-grpo"}
+    drawing = {"branch-grpo", "dance-grpo", "flow-grpo", "flow-grpo-fast", "grpo-guard", "mix-grpo"}
     any_kind = {"grpo", "dr-grpo", "dapo", "gspo", "cispo", "sapo", "gmpo", "gpg", "luspo", "bnpo", "vespo", "rloo"}
     any_kind |= {"token-mean-grpo", "nsr", "ngrpo", "pass-k-training", "f-grpo", "mapo"}
     any_kind |= {"gfpo", "cppo", "archer", "dcpo-clip", "clip-cov", "kl-cov", "klear-gppo", "nft"}

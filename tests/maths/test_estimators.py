@@ -34,6 +34,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "log_ratio": {"view": "teacher", "scale": 1.25},
     "column_margin": {"column": "level"},
     "among_most_efficient": {"count": 2},
+    "prune_depths": {"depths": [2]},
 }
 MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]).bool()
 
