@@ -110,10 +110,9 @@ def window_at(config: RunConfig, policy: Policy | Scheduled, step: int) -> tuple
 
 
 def tree_of(config: RunConfig, policy: Policy | Scheduled) -> tuple[Split, ...]:
-    """Where the members of a group part; empty: the configuration has no tree.
+    """Where the members of a group part; nowhere without a tree.
 
-    Raises:
-        ConfigError: the tree fits neither the group nor the schedule, or the policy has no schedule.
+    Raises ConfigError if it does not fit the group or the schedule, or the policy has no schedule.
     """
     rollout = config.rollout
     if rollout.tree is None:
