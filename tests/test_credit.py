@@ -142,7 +142,7 @@ def test_rewards_near_the_end_of_float32_neither_overflow_nor_vanish() -> None:
 def test_a_divergence_needs_its_weight_and_a_weight_its_divergence() -> None:
     for values in ({"kl_beta": 0.1}, {"divergence": "k1"}):
         with pytest.raises(ValueError, match="go together"):
-            AdvantageConfig.model_validate(values)
+            validated({"advantage": values})
 
 
 @pytest.mark.parametrize(("choice", "keep"), [("zero", [True, True, True, True]), ("drop", [False, False, True, True])])

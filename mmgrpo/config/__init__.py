@@ -55,7 +55,11 @@ class RolloutConfig(Section):
     """What is drawn at a step, over the whole job."""
 
     prompts_per_step: int = Field(default=8, ge=1, description="groups; a multiple of the number of processes")
-    group_size: int = Field(default=8, ge=2, description="members per prompt; advantages are relative to the group")
+    group_size: int = Field(
+        default=8,
+        ge=1,
+        description="members per prompt; advantages are relative to the group, of 1 with scale raw alone",
+    )
     share_noise: bool = Field(
         default=False, description="a group starts from one noise; shared states are computed once"
     )
@@ -374,6 +378,11 @@ class RunConfig(Section):
             raise ValueError(f"rewards are logged by name, and {labels} repeat: give each a label")
         if unknown := list(unknown_keys(RunConfig, self.published)):
             raise ValueError(f"published: no key of the configuration is {', '.join(unknown)}")
+        if self.rollout.group_size == 1 and self.advantage.scale.name != "raw":
+            raise ValueError(
+                "rollout.group_size must be at least 2: a group of 1 has nothing to be compared with but "
+                "what is remembered, with advantage.scale: raw and the estimator remembered_baseline"
+            )
         moving = moving_keys(self.schedules, self.controllers, self.stages)
         if wrong := list(faults(moving, self.stages)):
             raise ValueError("; ".join(wrong))

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import final
 
 from mmgrpo.config import RunConfig
+from mmgrpo.config.binding import build_estimators
 from mmgrpo.data.keys import prompt_keys
 from mmgrpo.data.samplers import Pool, PromptSampler, build_sampler, in_order, permutation, shuffled
 from mmgrpo.errors import DataError
 from mmgrpo.maths.prompt_weights import apportioned
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.memory import Memory, Outcomes
+from mmgrpo.memory import Column, Memory, Outcomes
 from mmgrpo.types import Prompt
 
 FURTHER = -1  # keys the order of a step's further prompts, apart from every epoch
@@ -29,6 +30,7 @@ def stream_of(prompts: Sequence[Prompt], config: RunConfig) -> PromptStream:
         shuffle=section is None or section.shuffle,
         sampler=build_sampler(section.sampler) if section and section.sampler else None,
         weights={part.known_as: part.weight for part in section.sources} if section and section.sources else None,
+        columns=[column for one in build_estimators(config.advantage) for column in one.memory],
     )
 
 
@@ -88,7 +90,7 @@ class PromptStream:
 
     Attributes:
         keys: of each prompt, what it is remembered by.
-        memory: with which a run begins: empty, with the columns that the sampler reads.
+        memory: with which a run begins: empty, with the columns that are read.
         learners: what the sampler makes of a step in its own state.
     """
 
@@ -101,6 +103,7 @@ class PromptStream:
         shuffle: bool = True,
         sampler: PromptSampler | None = None,
         weights: Mapping[str, float] | None = None,
+        columns: Sequence[Column] = (),
     ) -> None:
         """Takes the prompts.
 
@@ -111,6 +114,7 @@ class PromptStream:
             shuffle: False: in the order they have, if no sampler is given.
             sampler: which prompts a step takes; None: as ``shuffle`` says.
             weights: of several sources, by the label that their prompts have as ``source``; None: all are of one.
+            columns: of the memory, that others read beside the sampler.
 
         Raises:
             DataError: there are no prompts, or none of one of the sources.
@@ -133,7 +137,7 @@ class PromptStream:
             found = sorted({str(prompt.source) for prompt in prompts} - set(weights or ()))
             raise DataError(f"prompts of {', '.join(found)} belong to none of the sources {', '.join(weights or ())}")
         self.keys = tuple(key_of[place] for place in range(len(prompts)))
-        self.memory = Memory().declared(self._sampler.columns)
+        self.memory = Memory().declared([*self._sampler.columns, *columns])
         self.learners: tuple[Callable[[Memory, Outcomes], Memory], ...] = (
             (self._sampler.learn,) if self._sampler.learn else ()
         )

@@ -87,11 +87,11 @@ def raw_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:
 
     A = r: a group of equal rewards other than 0 teaches something.
 
-    Shapes: (P, G) -> (P, G), G >= 2.   Units: those of the reward.
-    Raises: ShapeError if not 2-D, G < 2, or valid_PG is not a bool matrix of the same shape.
+    Shapes: (P, G) -> (P, G), G >= 1.   Units: those of the reward.
+    Raises: ShapeError if not 2-D, or valid_PG is not a bool matrix of the same shape.
     Source: REINFORCE, Williams 1992; Reinforce-Rej, arXiv:2504.11343, with ``equal_groups: drop``.
     """
-    return reward_PG.where(checked_rewards(reward_PG, valid_PG), 0.0)
+    return reward_PG.where(checked_rewards(reward_PG, valid_PG, least=1), 0.0)
 
 
 def leave_one_out_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None) -> Tensor:

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def checked_rewards(reward: Tensor, valid: Tensor | None, *, ndim: int = 2) -> Tensor:
+def checked_rewards(reward: Tensor, valid: Tensor | None, *, ndim: int = 2, least: int = 2) -> Tensor:
     """Where rewards exist: ``valid``, or everywhere.
 
     Shapes: (P, G) or (R, P, G) -> bool, the same.
-    Raises: ShapeError if the rewards have other axes, G < 2, or valid is not bool of the same shape.
+    Raises: ShapeError if the rewards have other axes, G < least, or valid is not bool of the same shape.
     """
     axes = "(P, G)" if ndim == 2 else "(R, P, G)"
-    if reward.ndim != ndim or reward.shape[-1] < 2 or not reward.is_floating_point():
+    if reward.ndim != ndim or reward.shape[-1] < least or not reward.is_floating_point():
         raise ShapeError(
-            f"rewards must be floating point {axes} with a group of at least 2, got {reward.dtype} "
+            f"rewards must be floating point {axes} with a group of at least {least}, got {reward.dtype} "
             f"{tuple(reward.shape)}; raise the group size, or reshape prompt-major"
         )
     if valid is None:

@@ -26,7 +26,7 @@ from mmgrpo.maths.scoped_credit import (
     segment_differences,
 )
 from mmgrpo.maths.token_credit import conflict_tokens, prefix_count, prefix_tree
-from mmgrpo.maths.value_credit import column_margin, drawn_baseline, gae, log_ratio
+from mmgrpo.maths.value_credit import column_margin, drawn_baseline, gae, log_ratio, remembered_baseline
 
 ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
     {
@@ -52,6 +52,7 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
         "log_ratio": log_ratio,
         "column_margin": column_margin,
         "drawn_baseline": drawn_baseline,
+        "remembered_baseline": remembered_baseline,
         "among_most_efficient": among_most_efficient,
     }
 )

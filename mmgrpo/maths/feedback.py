@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from mmgrpo.errors import ConfigError, ShapeError
 from mmgrpo.maths.groups import Groups, grouped
+from mmgrpo.memory import Column as MemoryColumn
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import Value
 
@@ -129,6 +130,7 @@ class Feedback:
         scoped: what rewards said of parts of the samples, by the reward's name.
         origin_B: where each row comes from, a number of ``Origin``; None: all were drawn.
         step: of the run, from 0.
+        remembered: (N,) columns of the memory before the step, of the prompts of the job's samples, by name.
     """
 
     reward_B: Tensor
@@ -148,6 +150,7 @@ class Feedback:
     scoped: Mapping[str, Scoped] = field(default_factory=dict)
     origin_B: Tensor | None = None
     step: int = 0
+    remembered: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shape = self.mask_BT.shape
@@ -157,6 +160,8 @@ class Feedback:
             _require_bool(name, getattr(self, name))
         vectors = {name: getattr(self, name) for name in ("reward_B", "valid_B", "group_B", "finished_B", "origin_B")}
         vectors |= {f"column {name}": column_B for name, column_B in self.columns.items()}
+        for name, column_N in self.remembered.items():
+            _require_vector(f"remembered {name}", column_N, self.job.reward_N.shape)
         vectors |= {f"reward {name}": column.value_B for name, column in self.rewards.items()}
         for name, vector in vectors.items():
             if vector is not None:
@@ -228,12 +233,14 @@ class Estimator:
         values: what the feedback must carry beside the log-probability.
         tokens: whether it must carry the tokens.
         parts: rewards whose words of parts it must carry.
+        memory: columns of the memory that it must carry.
     """
 
     assign: Callable[[Feedback, Tensor], Tensor]
     values: tuple[Value, ...] = ()
     tokens: bool = False
     parts: tuple[str, ...] = ()
+    memory: tuple[MemoryColumn, ...] = ()
 
 
 def row_mean(value_BT: Tensor, mask_BT: Tensor) -> Tensor:

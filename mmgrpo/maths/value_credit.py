@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mmgrpo.maths.columns import column_of
 from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.system.lazy import torch
 from mmgrpo.values import REFERENCE, Value
@@ -117,3 +118,30 @@ def _drawn_baseline(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     mean_P1 = highest_P1.where(lowest_P1 == highest_P1, mean_P1)
     advantage_B = groups.rows((reward_PG - mean_P1).where(valid_PG & (count_P1 > 0), 0.0))
     return advantage_B[:, None].to(advantage_BT).expand_as(advantage_BT)
+
+
+def remembered_baseline(*, column: str = "value", normalise: bool = True, eps: float = 1e-4) -> Estimator:
+    """The reward less what is remembered of its prompt, compared over the whole job: one sample a prompt is enough.
+
+    d = r - m(prompt), m before the step;   A = (d - mean_N d) / (std_N d + eps) over the job's samples with a reward
+    where ``normalise``, else A = d. It replaces the advantage.
+
+    Units: those of the reward, or standard deviations.
+    Source: SPO, arXiv:2509.13232. Deviation: ``value`` is a running mean of decay 0.9, where SPO's tracker is a Beta
+    posterior that forgets the faster the further the policy has moved.
+    """
+    kept = column_of(column)
+    assign = partial(_remembered_baseline, column=column, normalise=normalise, eps=eps)
+    return Estimator(assign=assign, memory=(kept,))
+
+
+def _remembered_baseline(
+    feedback: Feedback, advantage_BT: Tensor, *, column: str, normalise: bool, eps: float
+) -> Tensor:
+    job = feedback.job
+    gain_N = job.reward_N - feedback.remembered[column].to(job.reward_N)
+    if normalise and int(job.valid_N.sum()) > 1:
+        scored = gain_N[job.valid_N]
+        gain_N = (gain_N - scored.mean()) / (scored.std() + eps)
+    gain_B = gain_N.where(job.valid_N, 0.0)[job.mine]
+    return gain_B[:, None].expand(advantage_BT.shape).to(advantage_BT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from mmgrpo.config import AdvantageConfig
 from mmgrpo.config.binding import bound, build_estimators, build_filters
+from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import SCALES, clamp_advantage
 from mmgrpo.maths.combinations import COMBINATIONS, weighted_sum
 from mmgrpo.maths.groups import Groups, grouped
@@ -225,6 +226,7 @@ def estimate(
     truncated: str = "keep",
     step: int = 0,
     job: Job,
+    remembered: Callable[[str], Tensor] | None = None,
 ) -> Batch:
     """Advantages of every decision, from what the rewards say of the whole job's samples.
 
@@ -239,6 +241,7 @@ def estimate(
             ``objective.truncated`` says.
         step: of the run, from 0.
         job: the processes.
+        remembered: columns of the memory before the step, of the verdict's samples; for estimators that read it.
 
     Returns:
         What is learnt from.
@@ -253,7 +256,9 @@ def estimate(
     advantage_BT = credit.advantage_B[verdict.mine][:, None].expand(rollout.shape)
     rollout = rollout.keep(credit.keep_B[verdict.mine][:, None])
     if config.estimators or config.filters:
-        shaped_rows = _by_decision(policy, rollout, advantage_BT, verdict, credit, config, step=step, job=job)
+        shaped_rows = _by_decision(
+            policy, rollout, advantage_BT, verdict, credit, config, step=step, job=job, remembered=remembered
+        )
         rollout, advantage_BT = shaped_rows.rollout, shaped_rows.advantage_BT
     kept = without_truncated(rollout, truncated)
     return Batch(
@@ -288,6 +293,7 @@ def _by_decision(
     *,
     step: int,
     job: Job,
+    remembered: Callable[[str], Tensor] | None,
 ) -> _Rows:
     """The advantage of each decision after all estimators, and the rows that all filters keep."""
     estimators, filters = build_estimators(config), build_filters(config)
@@ -295,7 +301,20 @@ def _by_decision(
     parts = _parts_read(config)
     rollout = measured(policy, rollout, sorted(asked, key=str))
     reward_B = credit.total_B[verdict.mine]
-    feedback = feedback_of(policy, rollout, verdict, reward_B, asked=asked, parts=parts, step=step, job=job)
+    columns = {column.name for one in estimators for column in one.memory}
+    if columns and remembered is None:
+        raise ConfigError("an estimator reads the memory, and estimate() was not given what is remembered")
+    feedback = feedback_of(
+        policy,
+        rollout,
+        verdict,
+        reward_B,
+        asked=asked,
+        parts=parts,
+        step=step,
+        job=job,
+        remembered={name: remembered(name) for name in sorted(columns)} if remembered else {},
+    )
     for estimator in estimators:
         advantage_BT = estimator.assign(feedback, advantage_BT).float()
     for one in filters:

@@ -5,7 +5,7 @@ Axes: B rows of this process, T decisions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ def feedback_of(
     parts: Collection[str] = (),
     step: int,
     job: Job,
+    remembered: Mapping[str, Tensor] | None = None,
 ) -> Feedback:
     """What estimators and filters see of this process's rows. One collective.
 
@@ -42,6 +43,7 @@ def feedback_of(
         parts: rewards whose words of parts are asked for.
         step: of the run, from 0.
         job: the processes.
+        remembered: columns of the memory, of the whole job's samples.
 
     Returns:
         The feedback.
@@ -72,6 +74,7 @@ def feedback_of(
         scoped={name: scoped_of(policy, rollout, verdict, name) for name in sorted(parts)},
         origin_B=rollout.origin_B,
         step=step,
+        remembered=remembered or {},
     )
 
 

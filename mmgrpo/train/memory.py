@@ -87,6 +87,22 @@ def remember(memory: Memory, facts: Facts, learners: Sequence[Learner] = ()) -> 
     return memory
 
 
+def remembered(memory: Memory, group_N: Tensor, key_of: Callable[[int], str], column: str) -> Tensor:
+    """(N,) a column's number of the prompt of each of the job's rows.
+
+    Args:
+        memory: before the step.
+        group_N: number of each row's prompt in the step.
+        key_of: the key of a prompt by its number.
+        column: a declared one.
+
+    Returns:
+        The numbers.
+    """
+    groups, place_N = group_N.unique(return_inverse=True)
+    return memory.read(column, [key_of(group) for group in groups.tolist()])[place_N]
+
+
 def outcomes_of(facts: Facts) -> Outcomes:
     """The step's rewards per prompt, over the rows that have one; groups of one prompt count as one."""
     keys = tuple(dict.fromkeys(facts.keys))

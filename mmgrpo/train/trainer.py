@@ -36,7 +36,7 @@ from mmgrpo.train.evaluation import evaluate, try_out
 from mmgrpo.train.gather import Experience, gather
 from mmgrpo.train.judge import judge
 from mmgrpo.train.learn import Update, learn
-from mmgrpo.train.memory import facts_of_step, remember
+from mmgrpo.train.memory import facts_of_step, remember, remembered
 from mmgrpo.train.metrics import step_metrics, update_metrics
 from mmgrpo.train.moving import Moving
 from mmgrpo.train.references import move_reference, require_movable
@@ -213,6 +213,7 @@ class Trainer:
             truncated=config.objective.truncated,
             step=self.step,
             job=self.job,
+            remembered=partial(remembered, self.session.memory, verdict.group_N, prompts.key),
         )
         metrics = step_metrics(experience, verdict, batch, config.advantage, self.job) | self.now.metrics
         metrics |= source_metrics(verdict.scores, verdict.group_N, prompts.prompt)
