@@ -105,14 +105,15 @@ def sample(
     """Draws samples for one prompt from the base model or a checkpoint; texts are printed too."""
     with _plain_errors():
         from mmgrpo.run.drawing import captions_of, draw, write
-        from mmgrpo.train.build import build_rewards
+        from mmgrpo.train.build import build_rewards, exchange_plan
         from mmgrpo.types import Prompt
 
         settings = settings_of(config, overrides)
         judges = (settings.evaluation and settings.evaluation.rewards) or settings.rewards
         policy = policy_of(settings, weights_for(config, checkpoint))
         asked = Prompt(prompt, images=tuple(map(str, image or ())))
-        drawn = draw(policy, asked, build_rewards(judges), count=count, seed=seed, noise=noise)
+        plan = exchange_plan(settings)
+        drawn = draw(policy, asked, build_rewards(judges), count=count, seed=seed, noise=noise, plan=plan)
         folder = write(drawn, out)
         texts = [_written(sample) for sample in drawn.samples if sample.text is not None]
         for text, times in Counter(texts).items():

@@ -64,6 +64,7 @@ REWARDS: Mapping[str, str] = {
     "semantic_clusters": "mmgrpo.rewards.groups.votes:SemanticClusters",
     "diversity_adjusted": "mmgrpo.rewards.groups.diversity:DiversityAdjusted",
     "unlikeliness": "mmgrpo.rewards.groups.likelihoods:Unlikeliness",
+    "environment_return": "mmgrpo.rewards.text.exchanges:EnvironmentReturn",
     "self_certainty": "mmgrpo.rewards.groups.likelihoods:SelfCertainty",
     "likelihood_consistency": "mmgrpo.rewards.groups.likelihoods:LikelihoodConsistency",
     "noisy_verifier": "mmgrpo.rewards.groups.verdicts:NoisyVerifier",

@@ -27,7 +27,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         *("rewards.text.mathematics", "rewards.text.captions"),
     ),
     "Grounding: boxes, points, masks, actions, time": ("rewards.grounding",),
-    "Checks of form and length": ("rewards.text.structure", "rewards.text.lengths"),
+    "Checks of form, length and turns": ("rewards.text.structure", "rewards.text.lengths", "rewards.text.exchanges"),
     "Image: what people prefer, judges": (
         *("rewards.images.clip_scores", "rewards.images.image_reward", "rewards.judges.looking"),
         "rewards.judges.endpoints",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -71,8 +72,8 @@ def examine(
     where = torch.device(device) if device is not None else next((p.device for p in policy.trainable), None)
     _take_peak(where)
     try:
-        rollout, _ = _drawn(config, policy, asked)
-        again, rollout_s = _drawn(config, policy, asked)
+        rollout, _ = _drawn(config, policy, asked, judges)
+        again, rollout_s = _drawn(config, policy, asked, judges)
     except (MmgrpoError, torch.OutOfMemoryError) as error:
         check = "on-policy gap" if isinstance(error, ReplayError) else "rollout"
         return [_refused(check, error), *_rewards(judges, _plain_samples(policy, asked), raw=raw)]
@@ -98,10 +99,13 @@ def render(findings: Sequence[Finding]) -> Table:
     return table
 
 
-def _drawn(config: RunConfig, policy: Policy, prompts: Sequence[Prompt]) -> tuple[Rollout, float]:
-    """A rollout as the run's first step draws it, and the seconds it took."""
+def _drawn(
+    config: RunConfig, policy: Policy, prompts: Sequence[Prompt], rewards: Sequence[NamedReward]
+) -> tuple[Rollout, float]:
+    """A rollout as the run's first step draws it for these rewards, and the seconds it took."""
     clock = time.perf_counter()
-    plan = build_plan(config, policy, 0)
+    needed = tuple(sorted({name for reward in rewards for name in reward.needs_values or ()}))
+    plan = replace(build_plan(config, policy, 0), sample_values=needed)
     seed = build_setting(config, 0).seed
     rollout = policy.rollout(prompts, group_size=GROUP_SIZE, seed=seed, plan=plan)
     return rollout, time.perf_counter() - clock

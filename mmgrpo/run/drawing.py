@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
@@ -38,7 +38,14 @@ class Drawn:
 
 
 def draw(
-    policy: Policy, prompt: Prompt, rewards: Sequence[NamedReward], *, count: int, seed: int, noise: bool
+    policy: Policy,
+    prompt: Prompt,
+    rewards: Sequence[NamedReward],
+    *,
+    count: int,
+    seed: int,
+    noise: bool,
+    plan: Plan | None = None,
 ) -> Drawn:
     """Draws samples of one prompt and asks every reward about them; one that fails is named and left out.
 
@@ -49,11 +56,13 @@ def draw(
         count: how many.
         seed: of the draw.
         noise: whether decisions are drawn as in training.
+        plan: whose environment the samples are exchanges with; None: there is none.
 
     Returns:
         Samples and scores.
     """
-    plan = Plan(stochastic=None if noise else ())
+    needed = Scorer(rewards).needs_values if rewards else ()
+    plan = replace(plan or Plan(), stochastic=None if noise else (), sample_values=needed)
     samples = policy.rollout([prompt], group_size=count, seed=seed, plan=plan).samples
     said: list[Scores] = []
     unasked: dict[str, str] = {}
