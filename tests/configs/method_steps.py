@@ -36,6 +36,7 @@ class Step:
         log_ratio: of each decision to the policy that sampled; None: 0, two decisions a row.
         old_logprob: of each decision; None: -1.
         tokens: of each decision.
+        states: that each decision is taken in; None: each its own.
         lengths: how many decisions of each row there are; None: all.
         entropy: of each decision.
         values: further values of each decision.
@@ -47,6 +48,7 @@ class Step:
     log_ratio: Rows | None = None
     old_logprob: Rows | None = None
     tokens: Sequence[Sequence[int]] | None = None
+    states: Sequence[Sequence[int]] | None = None
     lengths: Sequence[int] | None = None
     entropy: Rows | None = None
     values: Mapping[Value, Rows] = field(default_factory=dict)
@@ -55,7 +57,7 @@ class Step:
     @property
     def shape(self) -> tuple[int, int]:
         """(B, T)."""
-        given = self.tokens or self.log_ratio or self.old_logprob or self.entropy or self.parts
+        given = self.tokens or self.states or self.log_ratio or self.old_logprob or self.entropy or self.parts
         return len(self.reward), len(given[0]) if given else max(self.lengths or [2])
 
     @property
@@ -118,6 +120,7 @@ def taught(config: RunConfig, step: Step) -> Taught:
         step.group_B.tolist(),
         mask=mask_BT.int().tolist(),
         tokens=step.tokens,
+        states=step.states,
         values=step.known,
         scoped=step.scoped,
     )

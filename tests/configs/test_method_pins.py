@@ -80,6 +80,11 @@ CREDIT: dict[str, tuple[Step, Sequence[Sequence[float]]]] = {
     ),
     # [a] is shared by three, [a b] by two
     "lambda-grpo": (TREE, [[A_TREE / 3, A_TREE / 2]] * 2 + [[-A_TREE / 3, -A_TREE], [-A_TREE, -A_TREE]]),
+    # decision 0 parts two and two, of means 0.5 and 0: +-0.25 / 0.353553, which two samples share; then 0.75 / 0.5
+    "branch-grpo": (
+        Step(reward=ONE_OF_FOUR, states=((0, 1), (0, 1), (0, 3), (0, 3))),
+        [[0.353553, 1.5], [0.353553, -0.5], [-0.353553, -0.5], [-0.353553, -0.5]],
+    ),
     # z = 1.499700 of the one step that is right, -0.499900 of the others, summed to the end
     "process-supervision": (
         Step(reward=(0, 0), parts=((1, 0), (0, 0))),
