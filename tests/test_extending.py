@@ -1,0 +1,140 @@
+"""What docs/extending.md shows is put into its registry, as the page says, and trains with its YAML."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import mmgrpo
+from mmgrpo.config.loading import CONFIGS
+from mmgrpo.data import samplers
+from mmgrpo.maths import (
+    advantages,
+    controllers,
+    estimators,
+    filters,
+    losses,
+    modulations,
+    planners,
+    schedules,
+    surrogates,
+)
+from mmgrpo.maths.planners import Round, Setting
+from mmgrpo.memory import Outcomes
+from mmgrpo.types import Prompt
+
+DOCS = CONFIGS.resolve().parent / "docs"
+PAGE = (DOCS / "extending.md").read_text()
+HOMES = {
+    "SCALES": advantages,
+    "ESTIMATORS": estimators,
+    "FILTERS": filters,
+    "SURROGATES": surrogates,
+    "TERMS": losses,
+    "MODULATIONS": modulations,
+    "PLANNERS": planners,
+    "SAMPLERS": samplers,
+    "VALUE_SCHEDULES": schedules,
+    "CONTROLLERS": controllers,
+}
+"""The module of each registry."""
+
+SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))
+
+
+def defined(page: str) -> dict[str, Any]:
+    """The names that a page's Python defines."""
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL):
+        exec(block, names)
+    return names
+
+
+def lines_of(section: str) -> list[tuple[str, str]]:
+    """The registry lines that a section shows, each with its registry."""
+    text = re.sub(r"```.*?```", "", section, flags=re.DOTALL)
+    found = re.findall(r"`([A-Z_]+)`|`\"(\w+)\": \w+`", text)
+    registry, lines = "", []
+    for name, entry in found:
+        registry = name or registry
+        if entry:
+            lines.append((registry, entry))
+    return lines
+
+
+def _put(registry: str, name: str, function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A registry with one line more, wherever it was imported."""
+    known = getattr(HOMES[registry], registry)
+    for module in [module for key, module in sys.modules.items() if key.startswith("mmgrpo.")]:
+        if getattr(module, registry, None) is known:
+            monkeypatch.setattr(module, registry, {**known, name: function})
+
+
+@pytest.mark.parametrize("title", [title for title, section in SECTIONS.items() if "```yaml" in section])
+def test_example_trains(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names, lines = defined("extending.md"), lines_of(SECTIONS[title])
+    assert lines
+    for registry, entry in lines:
+        assert f"`{HOMES[registry].__name__.replace('.', '/')}.py`" in SECTIONS[title]
+        _put(registry, entry, names[entry], monkeypatch)
+    (text,) = re.findall(r"```yaml\n(.*?)```", SECTIONS[title], re.DOTALL)
+    config = {"output": str(tmp_path), "steps": 2, **yaml.safe_load(text)}
+    config["rollout"] = {"prompts_per_step": 2, "group_size": 4, **config.get("rollout", {})}
+    assert all(entry in text for _, entry in lines)
+    policy = defined("design.md")["LetterPolicy"]()
+    rewards = {"a": lambda samples: [sample.text.count("a") + sample.member % 2 for sample in samples]}
+    folder = mmgrpo.Trainer(policy, rewards, [Prompt("one"), Prompt("three")], config).train()
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(row["optimizer/grad_norm"] > 0 for row in rows)
+    assert bool(policy.logits.any())
+
+
+def test_examples_are_short() -> None:
+    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        code = [line for line in block.splitlines() if line.strip() and not line.startswith(("import", "from"))]
+        assert len(code) <= 12, block
+
+
+def test_numbers_of_the_examples() -> None:
+    names = defined("extending.md")
+    reward_PG = torch.tensor([[1.0, 0.0, 0.0]])
+    assert names["above_median"](reward_PG, factor=2.0).tolist() == [[2.0, 0.0, 0.0]]
+    assert [names["halving"](step, initial=2.0, every=2) for step in range(5)] == [2.0, 2.0, 1.0, 1.0, 0.5]
+    assert names["thermostat"](0.1, 0.4, target=0.5, by=0.05) == pytest.approx(0.15)
+    outcomes = Outcomes(
+        keys=("a", "b"),
+        num_K=torch.tensor([2, 0]),
+        reward_sum_K=torch.tensor([1.5, 0.0], dtype=torch.float64),
+        reward_square_sum_K=torch.zeros(2, dtype=torch.float64),
+        step=0,
+    )
+    assert names["best"](torch.tensor([0.5, 0.5], dtype=torch.float64), outcomes).tolist() == [0.75, 0.5]
+
+
+def test_the_second_look_draws_again() -> None:
+    """Nobody is right in the first two groups of two: two further prompts, and all four groups are trained on."""
+
+    def ask(reward: float) -> list[int]:
+        planner = defined("extending.md")["second_look"]()
+        setting = Setting(step=0, num_prompts=2, group_size=2)
+        first = Round(
+            requests=planner.ask((), setting),
+            request_B=torch.tensor([0, 0, 1, 1]),
+            prompt_B=torch.tensor([0, 0, 1, 1]),
+            member_B=torch.tensor([0, 1, 0, 1]),
+            reward_B=torch.full((4,), reward, dtype=torch.float64),
+            valid_B=torch.ones(4, dtype=torch.bool),
+            length_B=torch.ones(4, dtype=torch.long),
+        )
+        return [request.prompt for request in planner.ask((first,), setting)]
+
+    assert ask(0.0) == [2, 3]
+    assert ask(1.0) == []
