@@ -1,0 +1,68 @@
+"""The engine does not grow with the methods: none is named in it but in its function and its registry line.
+
+What counts is code: identifiers, and texts that are names or keys. Sentences, docstrings and comments may speak of them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mmgrpo.config.loading import CONFIGS, shipped
+
+ENGINE = CONFIGS.resolve().parent / "mmgrpo"
+LINKED = ("configs", "examples", "policies", "rewards")
+NAMES = sorted(name.removeprefix("methods/") for name in shipped("methods"))
+WORDS = {"real"}
+"""Methods whose name is a word that says something else of runs and samples."""
+
+
+def words(name: str) -> list[str]:
+    """The words of an identifier: f_grpo_advantage -> f, grpo, advantage."""
+    spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
+    return [word for word in re.split(r"[^A-Za-z0-9]+", spaced.lower()) if word]
+
+
+def names_in(path: Path) -> Iterator[str]:
+    """Identifiers of a module, and texts without a space in them that are no docstrings."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and not re.search(r"\s", node.value):
+            yield node.value
+        for attribute in ("id", "attr", "name", "arg"):
+            if isinstance(found := getattr(node, attribute, None), str):
+                yield found
+
+
+def modules() -> list[Path]:
+    """Those of the engine."""
+    found = [path for path in ENGINE.rglob("*.py") if path.relative_to(ENGINE).parts[0] not in LINKED]
+    assert len(found) > 100
+    return sorted(found)
+
+
+FOUND = {path.relative_to(ENGINE).as_posix(): [words(name) for name in names_in(path)] for path in modules()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_method_is_named_by_its_function_and_its_registry_alone(name: str) -> None:
+    """A name stands in at most two modules, both of maths: the function's and the registry's."""
+    parts = words(name)
+    homes = [path for path, found in FOUND.items() if any(one[: len(parts)] == parts for one in found)]
+    if name in WORDS:
+        homes = [path for path in homes if path.startswith("maths/")]
+    assert all(path.startswith("maths/") for path in homes)
+    assert len(homes) <= 2
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in WORDS])
+def test_nothing_but_maths_has_a_method_within_a_name(name: str) -> None:
+    """No ``train_dapo``, ``is_gspo`` or ``use_nft`` either; the package's own name is one word."""
+    parts = words(name)
+    for path, found in FOUND.items():
+        if not path.startswith("maths/"):
+            within = [one for one in found for place in range(len(one)) if one[place : place + len(parts)] == parts]
+            assert within == [], path
