@@ -115,6 +115,7 @@ class Adapters:
         """
         self.modules = modules
         self.names: set[str] = set()
+        self._layers = [layer for module in modules.values() for layer in _tuned(module)]
         self._magnitude = {
             id(parameter): parameter.detach().clone()
             for parameter, attribute in self._parameters(ADAPTER)
@@ -142,11 +143,11 @@ class Adapters:
     def add(self, name: str) -> None:
         """Adapters that hold the weights of now."""
         key = self.key(name)
+        for layer in self._layers:
+            for held in (*vars(layer).values(), *layer.children()):
+                if isinstance(held, (dict, nn.ModuleDict, nn.ParameterDict)) and ADAPTER in held:
+                    held[key] = copy.deepcopy(held[ADAPTER])
         for module in self.modules.values():
-            for layer in _tuned(module):
-                for held in (*vars(layer).values(), *layer.children()):
-                    if isinstance(held, (dict, nn.ModuleDict, nn.ParameterDict)) and ADAPTER in held:
-                        held[key] = copy.deepcopy(held[ADAPTER])
             config: Any = getattr(module, "peft_config", None)
             config[key] = config[ADAPTER]
         for mine, _ in self._parameters(key):
@@ -157,11 +158,10 @@ class Adapters:
     def using(self, name: str) -> Iterator[Mapping[str, nn.Module]]:
         """Gives no stand-ins: within it the modules themselves have the kept adapters, or none."""
         require_kept(name, {*self.names, REFERENCE})
-        layers = [layer for module in self.modules.values() for layer in _tuned(module)]
         keys = [ADAPTER, *map(self.key, self.names)]
         before = [(parameter, parameter.requires_grad) for key in keys for parameter, _ in self._parameters(key)]
-        states = [(layer.active_adapters, layer.disable_adapters) for layer in layers]
-        for layer in layers:
+        states = [(layer.active_adapters, layer.disable_adapters) for layer in self._layers]
+        for layer in self._layers:
             if name in self.names:
                 layer.enable_adapters(enabled=True)
                 layer.set_adapter([self.key(name)], inference_mode=True)
@@ -170,7 +170,7 @@ class Adapters:
         try:
             yield {}
         finally:
-            for layer, (active, disabled) in zip(layers, states, strict=True):
+            for layer, (active, disabled) in zip(self._layers, states, strict=True):
                 layer.set_adapter(active, inference_mode=True)
                 layer.enable_adapters(enabled=not disabled)
             for parameter, requires_grad in before:
@@ -180,8 +180,7 @@ class Adapters:
         """The parameters of a set of adapters in a fixed order, and what peft calls those of their kind."""
         return [
             (parameter, attribute)
-            for module in self.modules.values()
-            for layer in _tuned(module)
+            for layer in self._layers
             for attribute in dict.fromkeys(layer.adapter_layer_names)  # DoRA names its own again
             if key in getattr(layer, attribute)
             for parameter in _parameters_of(getattr(layer, attribute)[key])
