@@ -16,7 +16,8 @@ PLACES = ("prompts", "rollout", "advantage", "objective", "reference")
 ANY_KIND = [
     "bnpo", "cispo", "clip-cov", "competence-curriculum", "cppo", "disco", "dr-grpo", "f-grpo", "gmpo", "gpg",
     "greso", "grpo", "gspo", "gvpo", "kl-cov", "klear-gppo", "mapo", "ngrpo", "nsr", "online-dpo", "pacs",
-    "pass-k-training", "process-supervision", "prorl", "real", "rloo", "sapo", "simple-policy-optimization", "vespo",
+    "pass-k-training", "process-supervision", "prorl", "real", "rloo", "sapo", "simple-policy-optimization", "spo",
+    "vespo",
 ]  # fmt: skip
 """Trained on a denoising policy."""
 

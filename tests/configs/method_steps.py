@@ -6,7 +6,7 @@ Axes: B rows, T decisions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -124,6 +124,9 @@ def taught(config: RunConfig, step: Step) -> Taught:
         values=step.known,
         scoped=step.scoped,
     )
+    columns = [column for estimator in build_estimators(config.advantage) for column in estimator.memory]
+    never_seen = {column.name: torch.full((B,), column.default, dtype=torch.float64) for column in columns}
+    feedback = replace(feedback, remembered=never_seen)
     advantage_BT = credit.advantage_B[:, None].expand(B, T)
     for estimator in build_estimators(config.advantage):
         advantage_BT = estimator.assign(feedback, advantage_BT)

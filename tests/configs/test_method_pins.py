@@ -38,6 +38,8 @@ CREDIT: dict[str, tuple[Step, Sequence[Sequence[float]]]] = {
         Step(reward=ONE_OF_FOUR, lengths=[1] * 4),
         [[0.8660254 * A_FOUR], *[[-0.8660254 * A_FOUR / 3]] * 3],
     ),
+    # of prompts never seen 0.5 is expected: 0.5 and -0.5, of deviation 0.7071068
+    "spo": (Step(reward=ONE_OF_TWO, groups=[0, 1], lengths=[1, 1]), [[A_TWO], [-A_TWO]]),
     # l = 1 - 4 / 4 * 3 / 4 = 0.25, population deviation 0.4330127: 0.75 * 0.75 / 0.4331127 + 0.25 * 0.75 / 0.25
     "mapo": (Step(reward=ONE_OF_FOUR, lengths=[1] * 4), [[2.048737], *[[-0.682912]] * 3]),
     # with one virtual sample of 1: mean 0.4; squares (0.36 * 2 + 0.16 * 3) / 4 = 0.3, sqrt 0.5477226
