@@ -1,6 +1,6 @@
 """The engine does not grow with the methods: none is named in it but in its function and its registry line.
 
-What counts is code: identifiers, and texts that are names or keys. Sentences, docstrings and comments may speak of them.
+What counts is code: identifiers, and texts that are names or keys. Sentences, docstrings and comments may speak of it.
 """
 
 from __future__ import annotations
