@@ -100,6 +100,15 @@ def test_windows_shared_noise_and_normalised_sequences_pass_too() -> None:
     assert found["drift"].measured == "kept; 0.0e+00 at the weights that sampled"
 
 
+def test_a_tree_is_examined_whole() -> None:
+    found = findings_of(
+        policy_of(), config_of(rollout={"group_size": 4, "tree": {"name": "evenly"}}), bright=Brightness()
+    )
+    assert all(finding.ok for finding in found.values())
+    assert found["same-seed replay"].measured == "8 of 8 samples identical"
+    assert "; spread in 2 of 2 groups; failed on 0 of 8 samples" in found["reward bright"].measured
+
+
 def test_the_policy_is_left_as_it_was() -> None:
     policy = policy_of()
     parameters = policy.trainable

@@ -87,6 +87,22 @@ def test_shared_noise_averages_over_the_windows_of_the_run() -> None:
     assert numbers(forwards_per_sample(config, 10), 10)[0] == pytest.approx((2 + 16 * 8) / 16, abs=1e-12)
 
 
+def test_a_tree_counts_its_states() -> None:
+    rollout = {"group_size": 4, "window": None, "tree": {"name": "evenly"}}
+    config = changed(rollout=rollout, objective={"kl_beta": 0})
+    # splits at 0 and 10 // 2 = 5: 1 state at step 0, 2 at steps 1 to 5, 4 at 6 to 9, the last of which is not drawn
+    assert numbers(forwards_per_sample(config, 10), 10) == [(1 + 5 * 2 + 4 * 4) / 4, 0.0, 0.0, (1 + 5 * 2 + 3 * 4) / 4]
+    assert "rollout 6.8, update 5.8; in all 12.5" in rows(config)["forwards"]
+    assert rows(config)["tree"].startswith("evenly: Every branch becomes factor at n decisions")
+    # of a window of 2, 3 the splits are drawn too: 0, 2, 3, 5
+    window = changed(rollout=rollout | {"window": {"name": "fixed", "start": 2, "size": 2}}, objective={"kl_beta": 0})
+    assert numbers(forwards_per_sample(window, 10), 10)[3] == (1 + 2 + 2 + 2) / 4
+    unknown = changed(policy={"name": "denoising", "call": {}}, rollout=rollout)
+    assert rows(unknown)["forwards"] == "the states of a tree are counted once policy.call.num_inference_steps is known"
+    with pytest.raises(ConfigError, match=r"a tree of 1 splits into 2 has 2 leaves, rollout\.group_size is 4"):
+        rows(changed(rollout=rollout | {"tree": {"name": "at", "at": [0]}}))
+
+
 def test_a_share_of_the_steps_is_that_of_the_schedule() -> None:
     config = changed(rollout={"window": {"name": "random_subset", "size": 0.5}}, objective={"kl_beta": 0})
     # of 10 steps 9 are stochastic: int(4.5); where N is not known yet, half of N - 1

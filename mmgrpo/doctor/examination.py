@@ -29,6 +29,7 @@ from mmgrpo.doctor.checks import (
 from mmgrpo.errors import ConfigError, DataError, MmgrpoError, ReplayError
 from mmgrpo.policy import Choosing, Policy
 from mmgrpo.scoring import NamedReward, named_rewards, score
+from mmgrpo.splits import num_leaves
 from mmgrpo.system.console import shown
 from mmgrpo.train.build import build_plan, build_setting
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
@@ -107,7 +108,8 @@ def _drawn(
     needed = tuple(sorted({name for reward in rewards for name in reward.needs_values or ()}))
     plan = replace(build_plan(config, policy, 0), sample_values=needed)
     seed = build_setting(config, 0).seed
-    rollout = policy.rollout(prompts, group_size=GROUP_SIZE, seed=seed, plan=plan)
+    group_size = max(GROUP_SIZE, num_leaves(plan.splits))  # a tree is whole
+    rollout = policy.rollout(prompts, group_size=group_size, seed=seed, plan=plan)
     return rollout, time.perf_counter() - clock
 
 
@@ -192,7 +194,8 @@ def _reward(reward: NamedReward, samples: Sequence[Sample], *, raw: bool) -> Fin
     check, clock = f"reward {reward.name}", time.perf_counter()
     scores = score(samples, [reward], max_failure_frac=1.0)
     seconds = time.perf_counter() - clock
-    value_PG, valid_PG = scores.value_BR.reshape(-1, GROUP_SIZE), scores.valid_BR.reshape(-1, GROUP_SIZE)
+    group_size = 1 + max(sample.member for sample in samples)
+    value_PG, valid_PG = scores.value_BR.reshape(-1, group_size), scores.valid_BR.reshape(-1, group_size)
     num_valid, num_failed, B = int(valid_PG.sum()), scores.failures[reward.name], len(samples)
     said = f"failed on {num_failed} of {B} samples, None on {B - num_valid - num_failed}"
     if num_failed:
