@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mmgrpo.rewards.geometry.boxes import Box, Point, Space
+from mmgrpo.rewards.geometry.boxes import Box, CoordinateFrame, Point
 
 MAX_CHARS = 200
 MAX_SHAPES = 30  # boxes or points of each side
@@ -62,7 +62,7 @@ def drawn_boxes(
     labels: Sequence[str | None] = (),
     pairs: Sequence[tuple[int, int, float]] = (),
 ) -> dict[str, Any]:
-    """Boxes of one space with it; which stated box goes with which reference, and how much they overlap.
+    """Boxes of one frame with it; which stated box goes with which reference, and how much they overlap.
 
     Args:
         stated: what the answer says.
@@ -77,16 +77,16 @@ def drawn_boxes(
     named = [*labels, *[None] * (len(stated) - len(labels))]
     boxes = [_box(box, "stated", label) for box, label in list(zip(stated, named, strict=True))[:MAX_SHAPES]]
     boxes += [_box(box, "reference", None) for box in wanted[:MAX_SHAPES]]
-    drawn: dict[str, Any] = {"boxes": boxes, "space": _space((*wanted, *stated)[0].space)} if boxes else {"boxes": []}
+    drawn: dict[str, Any] = {"boxes": boxes, "space": _frame((*wanted, *stated)[0].frame)} if boxes else {"boxes": []}
     kept = [(s, w, overlap) for s, w, overlap in pairs if max(s, w) < MAX_SHAPES]
     drawn |= {"num_boxes": len(stated)} if len(stated) > MAX_SHAPES else {}
     return drawn | ({"pairs": [[s, w, round(overlap, 4)] for s, w, overlap in kept]} if kept else {})
 
 
 def drawn_points(stated: Sequence[Point], wanted: Box) -> dict[str, Any]:
-    """Points and the box that they should lie in, all of one space."""
+    """Points and the box that they should lie in, all of one frame."""
     points = [{"point": _rounded(point.x, point.y), "role": "stated"} for point in stated[:MAX_SHAPES]]
-    return {"points": points, "boxes": [_box(wanted, "reference", None)], "space": _space(wanted.space)}
+    return {"points": points, "boxes": [_box(wanted, "reference", None)], "space": _frame(wanted.frame)}
 
 
 def drawn_mask(grid_HW: np.ndarray, around: Box, role: str) -> dict[str, Any]:
@@ -110,9 +110,9 @@ def drawn_mask(grid_HW: np.ndarray, around: Box, role: str) -> dict[str, Any]:
     return _box(around, role, None) | {"size": [height, width], "counts": [0, *counts] if cells[0] else counts}
 
 
-def drawn_masks(masks: Sequence[Mapping[str, Any]], space: Space) -> dict[str, Any]:
-    """Regions of one space with it."""
-    return {"masks": [dict(mask) for mask in masks], "space": _space(space)}
+def drawn_masks(masks: Sequence[Mapping[str, Any]], frame: CoordinateFrame) -> dict[str, Any]:
+    """Regions of one frame with it."""
+    return {"masks": [dict(mask) for mask in masks], "space": _frame(frame)}
 
 
 def drawn_spans(stated: Sequence[Span], wanted: Span) -> dict[str, Any]:
@@ -130,8 +130,8 @@ def _box(box: Box, role: str, label: str | None) -> dict[str, Any]:
     return corners if label is None else corners | {"label": excerpt(label)}
 
 
-def _space(space: Space) -> dict[str, Any]:
-    return {"name": space.name, "width": space.width, "height": space.height}
+def _frame(frame: CoordinateFrame) -> dict[str, Any]:
+    return {"name": frame.name, "width": frame.width, "height": frame.height}
 
 
 def _rounded(*numbers: float) -> list[float]:

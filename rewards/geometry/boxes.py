@@ -1,7 +1,7 @@
-"""Boxes, points and spans in a declared coordinate space.
+"""Boxes, points and spans in a declared coordinate frame.
 
-A space is a rectangle with its origin at the top left; coordinates are continuous (a picture W pixels wide reaches from
-0 to W, no pixel is added or taken off), so two spaces of one picture differ by a scale along each axis.
+A frame is a rectangle with its origin at the top left; coordinates are continuous (a picture W pixels wide reaches from
+0 to W, no pixel is added or taken off), so two frames of one picture differ by a scale along each axis.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Literal
 
 from mmgrpo.errors import DataError
 
-SpaceName = Literal["original", "resized", "norm1000", "norm1"]
+FrameName = Literal["original", "resized", "norm1000", "norm1"]
 Layout = Literal["xyxy", "xywh", "yxyx"]
 
 NORMALISED: Mapping[str, float] = {"norm1000": 1000.0, "norm1": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
-    """A coordinate space of one picture.
+class CoordinateFrame:
+    """A coordinate frame of one picture.
 
     Attributes:
         name: ``original`` pixels, ``resized`` pixels (what the processor made of it), ``norm1000`` or ``norm1``.
@@ -28,45 +28,45 @@ class Space:
         height: the y coordinate of the lower edge.
     """
 
-    name: SpaceName
+    name: FrameName
     width: float | None = None
     height: float | None = None
 
     def __post_init__(self) -> None:
         edges = (self.width, self.height)
         if any(edge is not None and not edge > 0 for edge in edges):
-            raise DataError(f"width and height of a space must be positive, got {edges} for '{self.name}'")
+            raise DataError(f"width and height of a frame must be positive, got {edges} for '{self.name}'")
 
 
-def normalised_space(name: Literal["norm1000", "norm1"]) -> Space:
-    """The space 0 to 1000, or 0 to 1, along both axes."""
-    return Space(name, NORMALISED[name], NORMALISED[name])
+def normalised_frame(name: Literal["norm1000", "norm1"]) -> CoordinateFrame:
+    """The frame 0 to 1000, or 0 to 1, along both axes."""
+    return CoordinateFrame(name, NORMALISED[name], NORMALISED[name])
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point in a space."""
+    """A point in a frame."""
 
     x: float
     y: float
-    space: Space
+    frame: CoordinateFrame
 
-    def to(self, space: Space) -> Point:
-        """The same point of the picture in another space of it."""
-        if space == self.space:
+    def to(self, frame: CoordinateFrame) -> Point:
+        """The same point of the picture in another frame of it."""
+        if frame == self.frame:
             return self
-        return Point(*_converted((self.x, self.y), self.space, space), space)
+        return Point(*_converted((self.x, self.y), self.frame, frame), frame)
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A box in a space, by its edges; empty if right is not beyond left or bottom not below top."""
+    """A box in a frame, by its edges; empty if right is not beyond left or bottom not below top."""
 
     left: float
     top: float
     right: float
     bottom: float
-    space: Space
+    frame: CoordinateFrame
 
     @property
     def area(self) -> float:
@@ -78,31 +78,31 @@ class Box:
         """Whether it holds nothing, as a box with swapped corners does."""
         return self.right <= self.left or self.bottom <= self.top
 
-    def to(self, space: Space) -> Box:
-        """The same box of the picture in another space of it."""
-        if space == self.space:
+    def to(self, frame: CoordinateFrame) -> Box:
+        """The same box of the picture in another frame of it."""
+        if frame == self.frame:
             return self
         corners = ((self.left, self.top), (self.right, self.bottom))
-        (left, top), (right, bottom) = (_converted(corner, self.space, space) for corner in corners)
-        return Box(left, top, right, bottom, space)
+        (left, top), (right, bottom) = (_converted(corner, self.frame, frame) for corner in corners)
+        return Box(left, top, right, bottom, frame)
 
     def holds(self, point: Point) -> bool:
-        """Whether a point of the same space lies in it, edges included."""
-        _same(self.space, point.space)
+        """Whether a point of the same frame lies in it, edges included."""
+        _same(self.frame, point.frame)
         return not self.empty and self.left <= point.x <= self.right and self.top <= point.y <= self.bottom
 
 
-def box_of(numbers: Sequence[float], layout: Layout, space: Space) -> Box:
+def box_of(numbers: Sequence[float], layout: Layout, frame: CoordinateFrame) -> Box:
     """The box that four numbers stand for: corners, left top width height, or corners with y first (Gemini)."""
     a, b, c, d = numbers
     if layout == "xywh":
-        return Box(a, b, a + c, b + d, space)
-    return Box(b, a, d, c, space) if layout == "yxyx" else Box(a, b, c, d, space)
+        return Box(a, b, a + c, b + d, frame)
+    return Box(b, a, d, c, frame) if layout == "yxyx" else Box(a, b, c, d, frame)
 
 
 def iou(box: Box, other: Box) -> float:
-    """Area of the intersection over area of the union, 0 to 1; 0 if either is empty. Both in one space."""
-    _same(box.space, other.space)
+    """Area of the intersection over area of the union, 0 to 1; 0 if either is empty. Both in one frame."""
+    _same(box.frame, other.frame)
     if box.empty or other.empty:
         return 0.0
     shared = _intersection(box, other)
@@ -114,7 +114,7 @@ def giou(box: Box, other: Box) -> float:
 
     Source: Rezatofighi et al. 2019, arXiv:1902.09630, algorithm 1.
     """
-    _same(box.space, other.space)
+    _same(box.frame, other.frame)
     if box.empty or other.empty:
         return -1.0
     shared = _intersection(box, other)
@@ -125,15 +125,15 @@ def giou(box: Box, other: Box) -> float:
     return shared / union - (hull - union) / hull
 
 
-def _converted(corner: tuple[float, float], source: Space, target: Space) -> tuple[float, float]:
+def _converted(corner: tuple[float, float], source: CoordinateFrame, target: CoordinateFrame) -> tuple[float, float]:
     if source.width is None or source.height is None or target.width is None or target.height is None:
         raise DataError(f"cannot convert from '{source.name}' to '{target.name}' without the sizes of both")
     return corner[0] * target.width / source.width, corner[1] * target.height / source.height
 
 
-def _same(space: Space, other: Space) -> None:
-    if space != other:
-        raise DataError(f"coordinates of two spaces cannot be compared: {space} and {other}; convert one with to()")
+def _same(frame: CoordinateFrame, other: CoordinateFrame) -> None:
+    if frame != other:
+        raise DataError(f"coordinates of two frames cannot be compared: {frame} and {other}; convert one with to()")
 
 
 def _intersection(box: Box, other: Box) -> float:

@@ -1,4 +1,4 @@
-"""Reads boxes, points and spans of time out of model text or of a data row, as bare numbers in no space yet."""
+"""Reads boxes, points and spans of time out of model text or of a data row, as bare numbers in no frame yet."""
 
 from __future__ import annotations
 

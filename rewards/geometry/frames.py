@@ -1,4 +1,4 @@
-"""How the model and the data of a reward write coordinates: spaces, layouts, and where a picture's sizes are."""
+"""How the model and the data of a reward write coordinates: frames, layouts, and where a picture's sizes are."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 
 from mmgrpo.data.media import opened
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.rewards.geometry.boxes import NORMALISED, Box, Layout, Point, Space, SpaceName, box_of
+from mmgrpo.rewards.geometry.boxes import NORMALISED, Box, CoordinateFrame, FrameName, Layout, Point, box_of
 from mmgrpo.rewards.geometry.coordinates import Stated
 from mmgrpo.rewards.parsing.extraction import one_of
 from mmgrpo.types import Prompt
+
+RENAMED = {"space": "frame", "reference_space": "reference_frame"}
+"""Fields by their former name: what they are called now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +22,8 @@ class Coordinates:
     """What the setting ``coordinates`` of a reward declares; see "Coordinates" in ``docs/rewards.md``.
 
     Attributes:
-        space: space of the coordinates that the model writes.
-        reference_space: space of those in the data.
+        frame: frame of the coordinates that the model writes.
+        reference_frame: frame of those in the data.
         layout: of the model's boxes.
         reference_layout: of the data's boxes.
         original_size: column with [width, height] of the picture, upright; else the prompt's only image says it.
@@ -29,8 +32,8 @@ class Coordinates:
         factor: what both edges of the resized picture are a multiple of, for ``pixels``.
     """
 
-    space: SpaceName = "resized"
-    reference_space: SpaceName = "original"
+    frame: FrameName = "resized"
+    reference_frame: FrameName = "original"
     layout: Layout = "xyxy"
     reference_layout: Layout = "xyxy"
     original_size: str = "original_size"
@@ -39,8 +42,8 @@ class Coordinates:
     factor: int = 28
 
     def __post_init__(self) -> None:
-        one_of("coordinates.space", self.space, SpaceName)
-        one_of("coordinates.reference_space", self.reference_space, SpaceName)
+        one_of("coordinates.frame", self.frame, FrameName)
+        one_of("coordinates.reference_frame", self.reference_frame, FrameName)
         one_of("coordinates.layout", self.layout, Layout)
         one_of("coordinates.reference_layout", self.reference_layout, Layout)
         if self.pixels is not None and (len(self.pixels) != 2 or not 0 < self.pixels[0] <= self.pixels[1]):
@@ -48,16 +51,16 @@ class Coordinates:
         if self.factor < 1:
             raise ConfigError(f"coordinates.factor must be at least 1, got {self.factor}")
 
-    def of_model(self, prompt: Prompt) -> Space:
-        """The model's space for one prompt."""
-        return self._space(self.space, prompt)
+    def of_model(self, prompt: Prompt) -> CoordinateFrame:
+        """The model's frame for one prompt."""
+        return self._frame(self.frame, prompt)
 
-    def of_reference(self, prompt: Prompt) -> Space:
-        """The data's space for one prompt."""
-        return self._space(self.reference_space, prompt)
+    def of_reference(self, prompt: Prompt) -> CoordinateFrame:
+        """The data's frame for one prompt."""
+        return self._frame(self.reference_frame, prompt)
 
     def boxes(self, prompt: Prompt, stated: Sequence[Stated], known: Sequence[Stated]) -> tuple[list[Box], list[Box]]:
-        """The boxes of an answer and those of its reference, all in the reference's space.
+        """The boxes of an answer and those of its reference, all in the reference's frame.
 
         Sizes are looked for only where something is to be converted.
         """
@@ -67,19 +70,19 @@ class Coordinates:
         return made, [box_of(one.numbers, self.reference_layout, target) for one in known]
 
     def points(self, prompt: Prompt, stated: Sequence[tuple[float, float]]) -> list[Point]:
-        """The points of an answer in the reference's space."""
+        """The points of an answer in the reference's frame."""
         if not stated:
             return []
         source, target = self.of_model(prompt), self.of_reference(prompt)
         return [Point(*one, source).to(target) for one in stated]
 
-    def _space(self, name: SpaceName, prompt: Prompt) -> Space:
-        if self.space == self.reference_space:
-            return Space(name)
+    def _frame(self, name: FrameName, prompt: Prompt) -> CoordinateFrame:
+        if self.frame == self.reference_frame:
+            return CoordinateFrame(name)
         if name in NORMALISED:
-            return Space(name, NORMALISED[name], NORMALISED[name])
+            return CoordinateFrame(name, NORMALISED[name], NORMALISED[name])
         width, height = self._original(prompt) if name == "original" else self._resized(prompt)
-        return Space(name, width, height)
+        return CoordinateFrame(name, width, height)
 
     def _original(self, prompt: Prompt) -> Sequence[float]:
         stated = prompt.columns.get(self.original_size)
@@ -111,7 +114,7 @@ class Coordinates:
 
 
 Declared = str | Mapping[str, Any] | Coordinates
-"""Coordinates as a setting: the name of the model's space, or the fields of ``Coordinates``."""
+"""Coordinates as a setting: the name of the model's frame, or the fields of ``Coordinates``."""
 
 
 def declared(owner: str, said: Declared) -> Coordinates:
@@ -129,8 +132,11 @@ def declared(owner: str, said: Declared) -> Coordinates:
     """
     if isinstance(said, Coordinates):
         return said
-    given: dict[str, Any] = {"space": said} if isinstance(said, str) else dict(said)
+    given: dict[str, Any] = {"frame": said} if isinstance(said, str) else dict(said)
     known = [field.name for field in fields(Coordinates)]
+    for former, now in RENAMED.items():
+        if former in given:
+            raise ConfigError(f"{owner}.coordinates.{former} is called {now} now")
     strange = sorted(set(map(str, given)) - set(known))
     if strange:
         raise ConfigError(f"{owner}.coordinates takes {', '.join(known)}; got {', '.join(strange)}")

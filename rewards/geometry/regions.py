@@ -25,7 +25,7 @@ _SHAPE_KEYS = ("segmentation", "polygons", "polygon", "mask", "points", "rle")
 
 @dataclass(frozen=True, slots=True)
 class Polygon:
-    """A closed outline, in no space yet; where it crosses itself, inside is what an odd number of turns encloses."""
+    """A closed outline, in no frame yet; where it crosses itself, inside is what an odd number of turns encloses."""
 
     corners: tuple[tuple[float, float], ...]
 

@@ -35,7 +35,7 @@ class GuiAction:
     such an object or text, with a point or a ``bbox``.
 
     Settings: ``coordinates`` and ``extract`` as in ``box_iou``.
-    Range: 0 to 1.   Units: ``distance`` is in those of the reference's space.
+    Range: 0 to 1.   Units: ``distance`` is in those of the reference's frame.
     Source: Luo et al. 2025 (GUI-R1), arXiv:2504.10458, r1gui.py: no weight for the type, 140 pixels, F1 from 0.5 on,
     no text in "no input text". Deviation: parsed, never evaluated; a lone word inside the other is no hit, as the
     letter "a" would be one almost anywhere; edges count; a text is asked of every type.
@@ -106,8 +106,8 @@ class GuiAction:
             return float(any(box.holds(point) for point in points)), drawn_points(points, box)
         x, y = wanted.place or (0.0, 0.0)
         near = any((point.x - x) ** 2 + (point.y - y) ** 2 < self._distance**2 for point in points)
-        reach, space = self._distance, self._coordinates.of_reference(prompt)
-        return float(near), drawn_points(points, Box(x - reach, y - reach, x + reach, y + reach, space))
+        reach, frame = self._distance, self._coordinates.of_reference(prompt)
+        return float(near), drawn_points(points, Box(x - reach, y - reach, x + reach, y + reach, frame))
 
     def _text(self, stated: str, wanted: str) -> float:
         value = word_f1(stated, wanted)
@@ -143,5 +143,5 @@ def _written(action: Action) -> str:
 
 
 def _named(action: Action) -> str:
-    """Without its place, which is drawn, in another space perhaps than the answer's."""
+    """Without its place, which is drawn, in another frame perhaps than the answer's."""
     return _written(replace(action, point=None, box=None))

@@ -68,7 +68,7 @@ class Action:
 
     Attributes:
         kind: name of the action in lower case, by its usual name if it has several.
-        point: where, in no space yet.
+        point: where, in no frame yet.
         box: where, as a box; of a stated one the middle counts.
         text: what is typed, or the direction, the key, the name of the application.
     """

@@ -40,12 +40,12 @@ class BoxIou:
 
     Read are JSON (``[x1, y1, x2, y2]``, ``{"bbox_2d": [..]}``), ``(x1,y1),(x2,y2)``, and four bare numbers.
 
-    Settings: ``coordinates`` declares the spaces and layouts of model and data, see "Coordinates"; ``extract`` as in
+    Settings: ``coordinates`` declares the frames and layouts of model and data, see "Coordinates"; ``extract`` as in
     ``exact_match``.
     Range: 0 to 1; ``giou`` from -1 to 1.   Units: as declared; edges are continuous, without the ``+1`` of pixel
     counts.
     Source: Rezatofighi et al. 2019, arXiv:1902.09630 (GIoU).
-    Traps: a wrong space is not seen, boxes merely seem bad: check a few by hand. Ask for one box: several score the
+    Traps: a wrong frame is not seen, boxes merely seem bad: check a few by hand. Ask for one box: several score the
     least, so that none can be picked.
     """
 

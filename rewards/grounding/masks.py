@@ -11,7 +11,7 @@ import numpy as np
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import drawn_mask, drawn_masks, rounded
-from mmgrpo.rewards.geometry.boxes import Box, Layout, Point, Space, box_of
+from mmgrpo.rewards.geometry.boxes import Box, CoordinateFrame, Layout, Point, box_of
 from mmgrpo.rewards.geometry.coordinates import Stated
 from mmgrpo.rewards.geometry.frames import Declared, declared
 from mmgrpo.rewards.geometry.regions import Mask, Polygon, Shape, painted, shapes_in
@@ -35,7 +35,7 @@ class MaskIou:
     and around those on cells that grow with the distance.
 
     The reference, in ``column``, is a run-length mask, a picture whose region is not black, or polygons or boxes in
-    the data's space. A mask covers the whole picture and so gives its size, unless there is a column
+    the data's frame. A mask covers the whole picture and so gives its size, unless there is a column
     ``original_size``. ``threshold`` makes it 1 for an IoU of at least that, else 0.
 
     Settings: ``coordinates`` and ``extract`` as in ``box_iou``.
@@ -73,29 +73,29 @@ class MaskIou:
         source, target = self._source_and_target(sample.prompt, known)
         made = [_moved(shape, self._coordinates.layout, source, target) for shape in stated]
         real = [_moved(shape, self._coordinates.reference_layout, target, target) for shape in known]
-        whole = _Frame(0, 0, *real[0].size, *real[0].size, target) if isinstance(real[0], Mask) else None
-        frame = whole or _around(real, target, self._grid)
-        value = _iou(made, real, frame)
-        drawn = ((whole or _around(made, target, self._grid)).drawn(made, "stated"), frame.drawn(real, "reference"))
+        whole = _Raster(0, 0, *real[0].size, *real[0].size, target) if isinstance(real[0], Mask) else None
+        raster = whole or _around(real, target, self._grid)
+        value = _iou(made, real, raster)
+        drawn = ((whole or _around(made, target, self._grid)).drawn(made, "stated"), raster.drawn(real, "reference"))
         said = {"parsed": _named(stated)} | drawn_masks([one for one in drawn if one is not None], target)
         if self._threshold is None:
             return Score(value, said)
         return Score(float(value >= self._threshold), said | {"parts": rounded({"overlap": value})})
 
-    def _source_and_target(self, prompt: Prompt, known: Sequence[Shape]) -> tuple[Space, Space]:
-        """The model's space, and the one to compare in: the picture of the reference's mask, or the reference's."""
+    def _source_and_target(self, prompt: Prompt, known: Sequence[Shape]) -> tuple[CoordinateFrame, CoordinateFrame]:
+        """The model's frame, and the one to compare in: the picture of the reference's mask, or the reference's."""
         coordinates = self._coordinates
         if not isinstance(known[0], Mask):
             return coordinates.of_model(prompt), coordinates.of_reference(prompt)
         size = known[0].size
         sized = replace(prompt, columns={coordinates.original_size: list(size), **prompt.columns})
-        apart = replace(coordinates, reference_space="norm1000" if coordinates.space == "norm1" else "norm1")
-        return apart.of_model(sized), Space("original", *size)
+        apart = replace(coordinates, reference_frame="norm1000" if coordinates.frame == "norm1" else "norm1")
+        return apart.of_model(sized), CoordinateFrame("original", *size)
 
 
 @dataclass(frozen=True, slots=True)
-class _Frame:
-    """A grid laid over a rectangle of a space."""
+class _Raster:
+    """A grid laid over a rectangle of a frame."""
 
     left: float
     top: float
@@ -103,7 +103,7 @@ class _Frame:
     height: float
     columns: int
     rows: int
-    space: Space
+    frame: CoordinateFrame
 
     @property
     def cell(self) -> float:
@@ -128,14 +128,14 @@ class _Frame:
             return None
         left, right = (self.left + self.width * edge / self.columns for edge in (columns[0], columns[-1] + 1))
         top, bottom = (self.top + self.height * edge / self.rows for edge in (rows[0], rows[-1] + 1))
-        around = Box(float(left), float(top), float(right), float(bottom), self.space)
+        around = Box(float(left), float(top), float(right), float(bottom), self.frame)
         return drawn_mask(grid_HW[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1], around, role)
 
-    def wider(self) -> _Frame:
-        """As many cells, in eighths, of which this frame is the middle quarter of each side."""
+    def wider(self) -> _Raster:
+        """As many cells, in eighths, of which this raster is the middle quarter of each side."""
         left, top = self.left - 1.5 * self.width, self.top - 1.5 * self.height
         columns, rows = (count // 8 * 8 for count in (self.columns, self.rows))
-        return _Frame(left, top, 4 * self.width, 4 * self.height, columns, rows, self.space)
+        return _Raster(left, top, 4 * self.width, 4 * self.height, columns, rows, self.frame)
 
     def ring(self, shapes: Regions) -> float:
         """The area that shapes cover outside of the middle quarter of each side."""
@@ -143,8 +143,8 @@ class _Frame:
         grid_HW[3 * self.rows // 8 : 5 * self.rows // 8, 3 * self.columns // 8 : 5 * self.columns // 8] = False
         return np.count_nonzero(grid_HW) * self.cell
 
-    def holds(self, other: _Frame) -> bool:
-        """Whether another frame lies within it."""
+    def holds(self, other: _Raster) -> bool:
+        """Whether another raster lies within it."""
         across = self.left <= other.left and other.left + other.width <= self.left + self.width
         return across and self.top <= other.top and other.top + other.height <= self.top + self.height
 
@@ -153,7 +153,7 @@ class _Frame:
 
     def _sampled(self, mask: Mask) -> np.ndarray:
         """Each cell takes the pixel of the mask that its centre lies in."""
-        width, height = _extent(mask, self.space)
+        width, height = _extent(mask, self.frame)
         x = (self.left + (np.arange(self.columns) + 0.5) * self.width / self.columns) * mask.size[0] / width
         y = (self.top + (np.arange(self.rows) + 0.5) * self.height / self.rows) * mask.size[1] / height
         inside_HW = ((y >= 0) & (y < mask.size[1]))[:, None] & ((x >= 0) & (x < mask.size[0]))
@@ -161,39 +161,39 @@ class _Frame:
         return inside_HW & mask.grid_HW[rows][:, np.clip(x, 0, mask.size[0] - 1).astype(int)]
 
 
-def _iou(made: Regions, real: Regions, frame: _Frame) -> float:
-    """Intersection over union, on the frame of the reference and, unless that is a picture, on ever wider rings.
+def _iou(made: Regions, real: Regions, raster: _Raster) -> float:
+    """Intersection over union, on the raster of the reference and, unless that is a picture, on ever wider rings.
 
-    One frame around both would let a sliver far off make its cells so coarse that any box were as good as the right
+    One raster around both would let a sliver far off make its cells so coarse that any box were as good as the right
     one.
     """
-    made_HW, real_HW = frame.covered(made), frame.covered(real)
-    shared = np.count_nonzero(made_HW & real_HW) * frame.cell
-    union = np.count_nonzero(made_HW | real_HW) * frame.cell
-    reach = frame if isinstance(real[0], Mask) else _around(made, frame.space, frame.rows)
+    made_HW, real_HW = raster.covered(made), raster.covered(real)
+    shared = np.count_nonzero(made_HW & real_HW) * raster.cell
+    union = np.count_nonzero(made_HW | real_HW) * raster.cell
+    reach = raster if isinstance(real[0], Mask) else _around(made, raster.frame, raster.rows)
     for _ in range(MAX_RINGS):
-        if frame.holds(reach):
+        if raster.holds(reach):
             break
-        frame = frame.wider()
-        union += frame.ring(made)
+        raster = raster.wider()
+        union += raster.ring(made)
     return float(shared / union) if union else 0.0
 
 
-def _around(shapes: Regions, space: Space, cells: int) -> _Frame:
+def _around(shapes: Regions, frame: CoordinateFrame, cells: int) -> _Raster:
     """A grid around everything, a mask's whole picture too."""
     corners = [corner for shape in shapes if isinstance(shape, Polygon) for corner in shape.corners]
-    corners += [corner for shape in shapes if isinstance(shape, Mask) for corner in ((0.0, 0.0), _extent(shape, space))]
+    corners += [corner for shape in shapes if isinstance(shape, Mask) for corner in ((0.0, 0.0), _extent(shape, frame))]
     xs, ys = zip(*corners, strict=True) if corners else ((0.0,), (0.0,))
-    return _Frame(min(xs), min(ys), (max(xs) - min(xs)) or 1.0, (max(ys) - min(ys)) or 1.0, cells, cells, space)
+    return _Raster(min(xs), min(ys), (max(xs) - min(xs)) or 1.0, (max(ys) - min(ys)) or 1.0, cells, cells, frame)
 
 
-def _extent(mask: Mask, space: Space) -> tuple[float, float]:
-    """How far the picture of a mask reaches in a space; where that has no size, it is in pixels of the mask."""
-    return space.width or float(mask.size[0]), space.height or float(mask.size[1])
+def _extent(mask: Mask, frame: CoordinateFrame) -> tuple[float, float]:
+    """How far the picture of a mask reaches in a frame; where that has no size, it is in pixels of the mask."""
+    return frame.width or float(mask.size[0]), frame.height or float(mask.size[1])
 
 
-def _moved(shape: Shape, layout: Layout, source: Space, target: Space) -> Polygon | Mask | None:
-    """A shape in the target space, a box as a polygon; None for an empty box."""
+def _moved(shape: Shape, layout: Layout, source: CoordinateFrame, target: CoordinateFrame) -> Polygon | Mask | None:
+    """A shape in the target frame, a box as a polygon; None for an empty box."""
     if isinstance(shape, Mask):
         return shape
     if isinstance(shape, Stated):

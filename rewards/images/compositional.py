@@ -11,7 +11,7 @@ from PIL import Image
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import drawn_boxes, excerpt
-from mmgrpo.rewards.geometry.boxes import Space
+from mmgrpo.rewards.geometry.boxes import CoordinateFrame
 from mmgrpo.rewards.images.compositional_prompts import COLOURS
 from mmgrpo.rewards.images.detectors import DetectorSource
 from mmgrpo.rewards.images.scenes import Clause, Found, clauses_of, judged_scene, kept
@@ -106,7 +106,7 @@ class Compositional:
         )
         value = sum(verdict.held) / len(verdict.held) if self._partial else float(all(verdict.held))
         labels = [f"{found.label} {found.score:.2f}" for found in objects]
-        placed = [replace(found.box, space=Space("original", *image.size)) for found in objects]
+        placed = [replace(found.box, frame=CoordinateFrame("original", *image.size)) for found in objects]
         wrong = {"reason": excerpt("; ".join(verdict.reasons))} if verdict.reasons else {}
         return Score(value, drawn_boxes(placed, (), labels=labels) | wrong)
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmgrpo.errors import DataError
-from mmgrpo.rewards.geometry.boxes import Box, Space, iou
+from mmgrpo.rewards.geometry.boxes import Box, CoordinateFrame, iou
 
 RELATIONS = ("left of", "right of", "above", "below")
-SPACE = Space("original")
+FRAME = CoordinateFrame("original")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.geometry.boxes import Box, Space
+from mmgrpo.rewards.geometry.boxes import Box, CoordinateFrame
 from mmgrpo.system.extras import required
 
 MAX_RATIO = 4
@@ -120,4 +120,4 @@ def _padded(image: Image.Image) -> Image.Image:
 def _around(corners: Any, image: Image.Image) -> Box:
     """The upright box around some points."""
     x, y = np.asarray(corners, dtype=np.float64).reshape(-1, 2).T.tolist()
-    return Box(min(x), min(y), max(x), max(y), Space("original", *image.size))
+    return Box(min(x), min(y), max(x), max(y), CoordinateFrame("original", *image.size))

@@ -17,8 +17,8 @@ TYPE = {"action": "type", "text": "hello big world"}
 
 
 def alike(**fields: Any) -> dict[str, Any]:
-    """Model and data in one space."""
-    return {"space": "original", "reference_space": "original", **fields}
+    """Model and data in one frame."""
+    return {"frame": "original", "reference_frame": "original", **fields}
 
 
 def reward(**settings: Any) -> GuiAction:

@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mmgrpo.errors import DataError
-from mmgrpo.rewards.geometry.boxes import Box, Point, Space, SpaceName, box_of, giou, iou, normalised_space
-from mmgrpo.rewards.geometry.frames import Coordinates
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.rewards.geometry.boxes import Box, CoordinateFrame, FrameName, Point, box_of, giou, iou, normalised_frame
+from mmgrpo.rewards.geometry.frames import Coordinates, declared
 from mmgrpo.types import Prompt
 
-PIXELS = Space("original", 640, 480)
-RESIZED = Space("resized", 308, 224)
-SPACES = (PIXELS, RESIZED, normalised_space("norm1000"), normalised_space("norm1"))
+PIXELS = CoordinateFrame("original", 640, 480)
+RESIZED = CoordinateFrame("resized", 308, 224)
+SPACES = (PIXELS, RESIZED, normalised_frame("norm1000"), normalised_frame("norm1"))
 
 
-def box(left: float, top: float, right: float, bottom: float, space: Space = PIXELS) -> Box:
-    return Box(left, top, right, bottom, space)
+def box(left: float, top: float, right: float, bottom: float, frame: CoordinateFrame = PIXELS) -> Box:
+    return Box(left, top, right, bottom, frame)
 
 
 def random_box(draw: random.Random) -> Box:
@@ -32,18 +32,18 @@ def edges(one: Box) -> list[float]:
 
 def test_conversion_by_hand():
     half = box(320, 120, 640, 480)  # the right half from a quarter down
-    assert half.to(normalised_space("norm1000")) == Box(500, 250, 1000, 1000, normalised_space("norm1000"))
-    assert half.to(normalised_space("norm1")) == Box(0.5, 0.25, 1, 1, normalised_space("norm1"))
+    assert half.to(normalised_frame("norm1000")) == Box(500, 250, 1000, 1000, normalised_frame("norm1000"))
+    assert half.to(normalised_frame("norm1")) == Box(0.5, 0.25, 1, 1, normalised_frame("norm1"))
     assert half.to(RESIZED) == Box(154, 56, 308, 224, RESIZED)
-    assert Point(64, 48, PIXELS).to(normalised_space("norm1000")) == Point(100, 100, normalised_space("norm1000"))
+    assert Point(64, 48, PIXELS).to(normalised_frame("norm1000")) == Point(100, 100, normalised_frame("norm1000"))
 
 
 def test_conversions_are_round_trips_and_keep_every_overlap():
     draw = random.Random(0)
     for _ in range(200):
         one, other = random_box(draw), random_box(draw)
-        for space in SPACES:
-            there, too = one.to(space), other.to(space)
+        for frame in SPACES:
+            there, too = one.to(frame), other.to(frame)
             assert edges(there.to(PIXELS)) == pytest.approx(edges(one), rel=1e-12)
             assert iou(there, too) == pytest.approx(iou(one, other), rel=1e-9, abs=1e-12)
             assert giou(there, too) == pytest.approx(giou(one, other), rel=1e-9, abs=1e-12)
@@ -78,29 +78,29 @@ def test_layouts():
 
 
 def test_two_spaces_are_never_mixed():
-    with pytest.raises(DataError, match=r"two spaces cannot be compared.*convert one with to\(\)"):
-        iou(box(0, 0, 1, 1), box(0, 0, 1, 1, space=RESIZED))
+    with pytest.raises(DataError, match=r"two frames cannot be compared.*convert one with to\(\)"):
+        iou(box(0, 0, 1, 1), box(0, 0, 1, 1, frame=RESIZED))
     with pytest.raises(DataError, match="from 'original' to 'resized' without the sizes"):
-        box(0, 0, 1, 1, space=Space("original")).to(Space("resized"))
+        box(0, 0, 1, 1, frame=CoordinateFrame("original")).to(CoordinateFrame("resized"))
     with pytest.raises(DataError, match="must be positive"):
-        Space("original", 0, 10)
+        CoordinateFrame("original", 0, 10)
 
 
-def spaces(model: SpaceName, reference: SpaceName, pixels: tuple[int, int] | None = None) -> Coordinates:
-    return Coordinates(space=model, reference_space=reference, pixels=pixels)
+def frames(model: FrameName, reference: FrameName, pixels: tuple[int, int] | None = None) -> Coordinates:
+    return Coordinates(frame=model, reference_frame=reference, pixels=pixels)
 
 
 def test_sizes_come_from_columns_or_the_picture(tmp_path: Path):
     picture = Image.new("RGB", (640, 480))
     picture.save(tmp_path / "a.png")
     known = Prompt("q", columns={"original_size": [640, 480], "resized_size": (308, 224)})
-    assert spaces("resized", "original").of_model(known) == RESIZED
+    assert frames("resized", "original").of_model(known) == RESIZED
     for prompt in (known, Prompt("q", images=[picture]), Prompt("q", images=[str(tmp_path / "a.png")])):
-        assert spaces("norm1000", "original").of_reference(prompt) == PIXELS
+        assert frames("norm1000", "original").of_reference(prompt) == PIXELS
     # as Qwen2.5-VL has it: 640 x 480 rounded to multiples of 28 is 644 x 476, 306544 pixels, more than 100000:
     # both divided by sqrt(307200 / 100000) = 1.7527 and rounded down: 365.1 -> 364, 273.9 -> 252
-    assert spaces("resized", "original", (3136, 100_000)).of_model(known_size()) == Space("resized", 364, 252)
-    assert spaces("norm1", "norm1").of_model(Prompt("q")) == Space("norm1")  # nothing to convert, no size needed
+    assert frames("resized", "original", (3136, 100_000)).of_model(known_size()) == CoordinateFrame("resized", 364, 252)
+    assert frames("norm1", "norm1").of_model(Prompt("q")) == CoordinateFrame("norm1")  # no size needed
 
 
 def known_size() -> Prompt:
@@ -109,8 +109,13 @@ def known_size() -> Prompt:
 
 def test_what_is_missing_is_named():
     with pytest.raises(DataError, match=r"'original_size' with \[width, height\]; the prompt has 0 images"):
-        spaces("norm1000", "original").of_reference(Prompt("q"))
+        frames("norm1000", "original").of_reference(Prompt("q"))
     with pytest.raises(DataError, match=r"'resized_size' with \[width, height\], or coordinates: \{pixels"):
-        spaces("resized", "original").of_model(known_size())
+        frames("resized", "original").of_model(known_size())
     with pytest.raises(DataError, match=r"'original_size' must be \[width, height\], both positive, got '640x480'"):
-        spaces("norm1", "original").of_reference(Prompt("q", columns={"original_size": "640x480"}))
+        frames("norm1", "original").of_reference(Prompt("q", columns={"original_size": "640x480"}))
+
+
+def test_former_names_of_the_settings_are_errors_that_give_the_new_ones() -> None:
+    with pytest.raises(ConfigError, match=r"BoxIou\.coordinates\.reference_space is called reference_frame now"):
+        declared("BoxIou", {"reference_space": "norm1"})

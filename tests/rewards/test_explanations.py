@@ -18,8 +18,8 @@ KEYS = {
 }  # fmt: skip
 """The vocabulary of ``docs/rewards.md``."""
 
-ALIKE = {"space": "norm1000", "reference_space": "norm1000"}
-SPACE = {"space": {"name": "norm1000", "width": None, "height": None}}
+ALIKE = {"frame": "norm1000", "reference_frame": "norm1000"}
+FRAME = {"space": {"name": "norm1000", "width": None, "height": None}}
 VERIFIABLE = [
     name
     for name, target in REWARDS.items()
@@ -116,33 +116,33 @@ CASES: dict[str, list[Case]] = {
     ],
     "box_iou": [
         Case(text="[0, 0, 10, 5]", **BOX, value=0.5,
-             said={"boxes": [stated(0, 0, 10, 5), wanted(0, 0, 10, 10)], "pairs": [[0, 0, 0.5]], **SPACE}),
+             said={"boxes": [stated(0, 0, 10, 5), wanted(0, 0, 10, 10)], "pairs": [[0, 0, 0.5]], **FRAME}),
         Case(text="[0, 0, 1, 1] [2, 2, 3, 3]", **BOX, value=0,
              said={"boxes": [stated(0, 0, 1, 1), stated(2, 2, 3, 3), wanted(0, 0, 10, 10)],
-                   "reason": "box stated 2 times, not once", **SPACE}),
+                   "reason": "box stated 2 times, not once", **FRAME}),
         Case(text="[9, 9, 0, 0]", **BOX, value=0,
-             said={"boxes": [stated(9, 9, 0, 0), wanted(0, 0, 10, 10)], "reason": "the box is empty", **SPACE}),
-        Case(text="nowhere", **BOX, value=0, said={"boxes": [wanted(0, 0, 10, 10)], "reason": "no box", **SPACE}),
+             said={"boxes": [stated(9, 9, 0, 0), wanted(0, 0, 10, 10)], "reason": "the box is empty", **FRAME}),
+        Case(text="nowhere", **BOX, value=0, said={"boxes": [wanted(0, 0, 10, 10)], "reason": "no box", **FRAME}),
     ],
     "detection": [
         Case(text='[{"bbox_2d": [0, 0, 10, 10], "label": "cat"}, {"bbox_2d": [5, 5, 6, 6]}]', **BOXES, value=0.5,
              said={"boxes": [stated(0, 0, 10, 10, label="cat"), stated(5, 5, 6, 6), wanted(0, 0, 10, 10)],
-                   "pairs": [[0, 0, 1]], "parts": {"overlap": 1, "length": 0.5}, **SPACE}),
-        Case(text="none", **BOXES, value=0, said={"boxes": [wanted(0, 0, 10, 10)], **SPACE}),
+                   "pairs": [[0, 0, 1]], "parts": {"overlap": 1, "length": 0.5}, **FRAME}),
+        Case(text="none", **BOXES, value=0, said={"boxes": [wanted(0, 0, 10, 10)], **FRAME}),
     ],
     "average_precision": [
         Case(text='{"bbox_2d": [0, 0, 10, 10], "label": "cat"}', **BOXES, value=1,
              said={"boxes": [stated(0, 0, 10, 10, label="cat"), wanted(0, 0, 10, 10)],
-                   "parts": {"precision": 1, "length": 1}, **SPACE}),
+                   "parts": {"precision": 1, "length": 1}, **FRAME}),
         Case(text="[[1, 1, 2, 2], [3, 3, 4, 4]]", answer=[[0, 0, 10, 10]],
              settings={"coordinates": ALIKE, "max_boxes": 1}, value=0,
              said={"boxes": [], "num_boxes": 2, "reason": "2 boxes, more than 1"}),
     ],
     "point_in_box": [
         Case(text="(3, 4)", **BOX, value=1,
-             said={"points": [{"point": [3, 4], "role": "stated"}], "boxes": [wanted(0, 0, 10, 10)], **SPACE}),
+             said={"points": [{"point": [3, 4], "role": "stated"}], "boxes": [wanted(0, 0, 10, 10)], **FRAME}),
         Case(text="here", **BOX, value=0,
-             said={"points": [], "boxes": [wanted(0, 0, 10, 10)], "reason": "no point", **SPACE}),
+             said={"points": [], "boxes": [wanted(0, 0, 10, 10)], "reason": "no point", **FRAME}),
     ],
     "mask_iou": [
         Case(text="[0, 0, 2, 4]", answer={"size": [4, 4], "counts": [0, 2, 2, 4, 8]}, value=0.75,
@@ -157,11 +157,11 @@ CASES: dict[str, list[Case]] = {
     "gui_action": [
         Case(text="click(5, 5, 'ok')", **CLICK, value=1,
              said={"parsed": "click at (5, 5): ok", "reference": "click: ok",
-                   "points": [{"point": [5, 5], "role": "stated"}], "boxes": [wanted(0, 0, 10, 10)], **SPACE,
+                   "points": [{"point": [5, 5], "role": "stated"}], "boxes": [wanted(0, 0, 10, 10)], **FRAME,
                    "parts": {"type": 1, "place": 1, "text": 1}}),
         Case(text="click(50, 5, 'ok')", **CLICK, value=0.5,
              said={"parsed": "click at (50, 5): ok", "reference": "click: ok",
-                   "points": [{"point": [50, 5], "role": "stated"}], "boxes": [wanted(0, 0, 10, 10)], **SPACE,
+                   "points": [{"point": [50, 5], "role": "stated"}], "boxes": [wanted(0, 0, 10, 10)], **FRAME,
                    "parts": {"type": 1, "place": 0, "text": 1}}),
         Case(text="I wait", **CLICK, value=0,
              said={"parsed": None, "reference": "click: ok", "reason": "no actions, where one is asked for"}),

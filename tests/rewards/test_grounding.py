@@ -16,8 +16,8 @@ from tests.rewards.written import explained, score_of, scores_of, wrote
 
 
 def same(**settings: Any) -> dict[str, Any]:
-    """Model and data in one space."""
-    return {"coordinates": {"space": "norm1000", "reference_space": "norm1000"}, **settings}
+    """Model and data in one frame."""
+    return {"coordinates": {"frame": "norm1000", "reference_frame": "norm1000"}, **settings}
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_several_boxes_or_a_swapped_one_score_the_least():
 
 
 @pytest.mark.parametrize(
-    ("space", "text"),
+    ("frame", "text"),
     [
         ("original", "[64, 120, 320, 360]"),
         ("resized", "[32, 60, 160, 180]"),
@@ -88,19 +88,19 @@ def test_several_boxes_or_a_swapped_one_score_the_least():
         ("norm1", "[0.1, 0.25, 0.5, 0.75]"),
     ],
 )
-def test_one_box_in_every_space(space: Any, text: str):
+def test_one_box_in_every_frame(frame: Any, text: str):
     columns = {"original_size": [640, 480], "resized_size": [320, 240], "answer": [64, 120, 320, 360]}
     sample = Sample(Prompt("q", columns=columns), 0, 0, text=text)
-    assert scores_of(BoxIou(coordinates=space), [sample]) == [pytest.approx(1)]
-    assert scores_of(Detection(coordinates=space), [sample]) == [pytest.approx(1)]
-    (other,) = scores_of(BoxIou(coordinates="norm1" if space == "norm1000" else "norm1000"), [sample])
-    assert other != pytest.approx(1)  # a wrong space is only seen in the score
+    assert scores_of(BoxIou(coordinates=frame), [sample]) == [pytest.approx(1)]
+    assert scores_of(Detection(coordinates=frame), [sample]) == [pytest.approx(1)]
+    (other,) = scores_of(BoxIou(coordinates="norm1" if frame == "norm1000" else "norm1000"), [sample])
+    assert other != pytest.approx(1)  # a wrong frame is only seen in the score
 
 
 def test_the_prompts_picture_says_its_size():
     prompt = Prompt("q", images=[Image.new("L", (640, 480))], columns={"answer": [64, 120, 256, 240]})
     sample = Sample(prompt, 0, 0, text="[100, 250, 500, 750]")
-    assert scores_of(BoxIou(coordinates={"space": "norm1000", "reference_layout": "xywh"}), [sample]) == [1]
+    assert scores_of(BoxIou(coordinates={"frame": "norm1000", "reference_layout": "xywh"}), [sample]) == [1]
     with pytest.raises(DataError, match="'resized_size'"):
         BoxIou()([sample])
 
@@ -196,7 +196,7 @@ def test_temporal_iou_by_hand():
 
 def test_settings_are_checked():
     with pytest.raises(
-        ConfigError, match=r"BoxIou\.coordinates\.space must be one of original, resized, norm1000, norm1, got 'pixels'"
+        ConfigError, match=r"BoxIou\.coordinates\.frame must be one of original, resized, norm1000, norm1, got 'pixels'"
     ):
         BoxIou(coordinates="pixels")
     with pytest.raises(ConfigError, match="positive fps for unit: frames and none for seconds, got None"):
@@ -217,21 +217,21 @@ def test_boxes_are_said_in_the_space_of_the_references():
         {"box": [180, 90, 200, 100], "role": "stated"},
         {"box": [0, 0, 100, 100], "role": "reference"},
     ]
-    space = {"name": "original", "width": 200, "height": 100}
+    frame = {"name": "original", "width": 200, "height": 100}
     assert explained(Detection(coordinates="norm1000"), sample) == {
         "boxes": boxes,
-        "space": space,
+        "space": frame,
         "pairs": [[0, 0, 1.0]],
         "parts": {"overlap": 1, "length": 0.5},
     }
     assert explained(BoxIou(coordinates="norm1000"), sample) == {
-        "boxes": boxes, "space": space, "reason": "box stated 2 times, not once",
+        "boxes": boxes, "space": frame, "reason": "box stated 2 times, not once",
     }  # fmt: skip
     pointed = wrote("[100, 500]", [0, 0, 100, 100], original_size=[200, 100])
     assert explained(PointInBox(coordinates="norm1000"), pointed) == {
         "points": [{"point": [20, 50], "role": "stated"}],
         "boxes": boxes[2:],
-        "space": space,
+        "space": frame,
     }
 
 

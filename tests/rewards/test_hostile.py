@@ -28,7 +28,7 @@ from tests.rewards.written import score_of
 MILLION = 1_000_000
 SECONDS = 100  # a bound on termination, not on speed: one reward takes up to 2 s on an idle core; quadratic ones hours
 
-SPACE: dict[str, Any] = {"coordinates": {"space": "norm1", "reference_space": "norm1"}}
+FRAME: dict[str, Any] = {"coordinates": {"frame": "norm1", "reference_frame": "norm1"}}
 REWARDS: dict[str, tuple[Callable[..., Any], Any]] = {
     "exact_match": (ExactMatch(extract="boxed"), "a"),
     "exact_match tag": (ExactMatch(extract="tag"), "a"),
@@ -41,15 +41,15 @@ REWARDS: dict[str, tuple[Callable[..., Any], Any]] = {
     "number": (Number(), 7),
     "mean_relative_accuracy": (MeanRelativeAccuracy(), 7),
     "count": (Count(mode="relative"), 7),
-    "box_iou": (BoxIou(**SPACE), [0, 0, 1, 1]),
-    "box_giou": (BoxIou(**SPACE, mode="giou"), [0, 0, 1, 1]),
-    "detection": (Detection(**SPACE), [[0, 0, 1, 1]]),
-    "point_in_box": (PointInBox(**SPACE), [0, 0, 1, 1]),
+    "box_iou": (BoxIou(**FRAME), [0, 0, 1, 1]),
+    "box_giou": (BoxIou(**FRAME, mode="giou"), [0, 0, 1, 1]),
+    "detection": (Detection(**FRAME), [[0, 0, 1, 1]]),
+    "point_in_box": (PointInBox(**FRAME), [0, 0, 1, 1]),
     "temporal_iou": (TemporalIou(), [0, 1]),
-    "average_precision": (AveragePrecision(**SPACE), [[0, 0, 1, 1]]),
-    "mask_iou": (MaskIou(**SPACE), {"size": [4, 4], "counts": [2, 9, 5]}),
-    "tracking": (Tracking(**SPACE), {"time": [0, 1], "boxes": {"1": [0, 0, 1, 1]}}),
-    "gui_action": (GuiAction(**SPACE), {"action": "a", "text": "dog"}),
+    "average_precision": (AveragePrecision(**FRAME), [[0, 0, 1, 1]]),
+    "mask_iou": (MaskIou(**FRAME), {"size": [4, 4], "counts": [2, 9, 5]}),
+    "tracking": (Tracking(**FRAME), {"time": [0, 1], "boxes": {"1": [0, 0, 1, 1]}}),
+    "gui_action": (GuiAction(**FRAME), {"action": "a", "text": "dog"}),
     "chart_answer": (ChartAnswer(percent="either"), "7"),
     "caption_score": (CaptionScore(metric="cider"), ["a b dog", "7"]),
     "format": (Format(max_chars=2 * MILLION), None),

@@ -18,8 +18,8 @@ LEFT_HALF = {"size": [10, 20], "counts": [0, 100, 100]}  # 10 rows, 20 columns; 
 
 
 def alike(**fields: Any) -> dict[str, Any]:
-    """Model and data in one space."""
-    return {"space": "original", "reference_space": "original", **fields}
+    """Model and data in one frame."""
+    return {"frame": "original", "reference_frame": "original", **fields}
 
 
 def reward(**settings: Any) -> MaskIou:
@@ -179,7 +179,7 @@ def test_a_sliver_far_off_makes_no_box_better():
 
 
 @pytest.mark.parametrize(
-    ("space", "text"),
+    ("frame", "text"),
     [
         ("original", "[0, 0, 10, 10]"),
         ("resized", "[0, 0, 20, 30]"),
@@ -187,23 +187,23 @@ def test_a_sliver_far_off_makes_no_box_better():
         ("norm1", "[[0, 0], [0.5, 0], [0.5, 1], [0, 1]]"),
     ],
 )
-def test_one_region_in_every_space(space: Any, text: str):
+def test_one_region_in_every_frame(frame: Any, text: str):
     sample = wrote(text, LEFT_HALF, resized_size=[40, 30])
-    assert explained(MaskIou(coordinates=space), sample) == {
-        "parsed": "1 polygon" if space == "norm1" else "1 box",
+    assert explained(MaskIou(coordinates=frame), sample) == {
+        "parsed": "1 polygon" if frame == "norm1" else "1 box",
         "masks": [
             {"box": [0, 0, 10, 10], "role": role, "size": [10, 10], "counts": [0, 100]}
             for role in ("stated", "reference")
         ],
         "space": {"name": "original", "width": 20, "height": 10},
     }
-    (said,) = MaskIou(coordinates=space)([wrote(text, [0, 0, 10, 10], original_size=[20, 10], resized_size=[40, 30])])
+    (said,) = MaskIou(coordinates=frame)([wrote(text, [0, 0, 10, 10], original_size=[20, 10], resized_size=[40, 30])])
     assert said is not None
     assert float(said) == pytest.approx(1, abs=1e-9)
     halved = wrote(text, LEFT_HALF, resized_size=[40, 30], original_size=[40, 20])  # a mask at half the resolution
-    (other,) = MaskIou(coordinates=space)([halved])
+    (other,) = MaskIou(coordinates=frame)([halved])
     assert other is not None
-    assert float(other) == (25 / 100 if space == "original" else 1)
+    assert float(other) == (25 / 100 if frame == "original" else 1)
 
 
 def test_a_picture_is_a_mask():

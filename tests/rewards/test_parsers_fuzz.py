@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mmgrpo.rewards.geometry.boxes import Box, Space, iou
+from mmgrpo.rewards.geometry.boxes import Box, CoordinateFrame, iou
 from mmgrpo.rewards.geometry.coordinates import MAX_COORDINATE, points_in, spans_in, stated_boxes
 from mmgrpo.rewards.geometry.regions import MAX_SHAPES, decoded, painted, shapes_in
 from mmgrpo.rewards.grounding.calls import MAX_ACTIONS, actions_in
@@ -124,8 +124,8 @@ def test_masks_are_read_back(height: int, width: int, data: st.DataObject) -> No
 @fuzzed
 @given(BOX, BOX)
 def test_overlaps_are_symmetric_and_bounded(one: list[int], other: list[int]) -> None:
-    space = Space("norm1000", 1000, 1000)
-    made, known = (Box(left, top, right, bottom, space) for left, top, right, bottom in (one, other))
+    frame = CoordinateFrame("norm1000", 1000, 1000)
+    made, known = (Box(left, top, right, bottom, frame) for left, top, right, bottom in (one, other))
     assert 0 <= iou(made, known) == iou(known, made) <= 1
     first, second = (one[0], one[1]), (other[0], other[1])
     assert 0 <= span_iou(first, second) == span_iou(second, first) <= 1

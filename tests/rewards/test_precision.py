@@ -21,8 +21,8 @@ FAR = [900, 900, 999, 999]
 
 
 def alike(**fields: Any) -> dict[str, Any]:
-    """Model and data in one space."""
-    return {"space": "norm1000", "reference_space": "norm1000", **fields}
+    """Model and data in one frame."""
+    return {"frame": "norm1000", "reference_frame": "norm1000", **fields}
 
 
 def reward(**settings: Any) -> AveragePrecision:

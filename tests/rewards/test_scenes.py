@@ -10,11 +10,11 @@ import pytest
 from mmgrpo.errors import DataError
 from mmgrpo.rewards.geometry.boxes import Box
 from mmgrpo.rewards.images.compositional_prompts import COLOURS, OBJECTS, TASKS, compositional_prompts
-from mmgrpo.rewards.images.scenes import SPACE, Clause, Found, Verdict, clauses_of, judged_scene, kept, relations
+from mmgrpo.rewards.images.scenes import FRAME, Clause, Found, Verdict, clauses_of, judged_scene, kept, relations
 
 
 def box(left: float, top: float, right: float, bottom: float) -> Box:
-    return Box(left, top, right, bottom, SPACE)
+    return Box(left, top, right, bottom, FRAME)
 
 
 def thing(label: str, score: float = 0.9, at: tuple[float, float, float, float] = (0, 0, 10, 10)) -> Found:

@@ -18,8 +18,8 @@ SPANNED = {"time": [2, 6], "boxes": {"2": BOX, "4": BOX}}
 
 
 def alike(**fields: Any) -> dict[str, Any]:
-    """Model and data in one space."""
-    return {"space": "norm1000", "reference_space": "norm1000", **fields}
+    """Model and data in one frame."""
+    return {"frame": "norm1000", "reference_frame": "norm1000", **fields}
 
 
 def reward(**settings: Any) -> Tracking:
