@@ -340,3 +340,4 @@ def test_what_moves_is_shown() -> None:
     assert "stage from step 0 to 19: rollout.group_size = 4 stage from step 20 on: rollout.group_size = 16" in said
     assert "objective.kl_beta, adaptive_kl: value' = value (1 + rate clip(measured / target - 1, -clip, clip))" in said
     assert "metric = policy/kl_mean, target = 0.01" in said
+    assert "objective.kl_beta moves: a pass at the steps at which it is above 0" in said

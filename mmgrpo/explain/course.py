@@ -48,6 +48,8 @@ def course_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 def moving_reference_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     """How the reference moves, if it does, and what is done around each optimiser step."""
+    if moving := [key for key in Course(config).keys if key.endswith(".kl_beta")]:
+        yield "", f"{' and '.join(sorted(moving))} moves: a pass at the steps at which it is above 0"
     reference = config.reference
     if reference is not None and reference.reset_every is not None:
         anew = ", and the optimiser begins anew" if reference.reset_optimizer else ""
