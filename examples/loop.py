@@ -34,7 +34,7 @@ def train(name: str, overrides: Sequence[str] = ()) -> Policy:
 
     for step in range(config.steps):
         prompts = stream.at_step(step, memory)
-        setting = mmgrpo.build_setting(config, step, memory)
+        setting = mmgrpo.build_setting(config, step, memory, prompts.key)
         value = partial(mmgrpo.valued, rewards=rewards, config=config.advantage, step=step)
         plan = mmgrpo.build_plan(config, policy, step)
         experience = mmgrpo.gather(
@@ -48,9 +48,8 @@ def train(name: str, overrides: Sequence[str] = ()) -> Policy:
         ):
             reward = float(batch.credit.total_B.mean())
             print(f"step {step + 1}.{update.number}: reward {reward:.3f}, gradient {update.applied.grad_norm:.3g}")
-        credit = batch.credit
-        facts = mmgrpo.facts_of_step(verdict.group_N, credit.total_B, credit.scored_B, prompts.key, step=step)
-        memory = mmgrpo.remember(memory, facts, stream.learners)
+        facts = mmgrpo.step_facts(verdict, batch, prompts.key, step=step, replay=planner.replay, job=job)
+        memory = mmgrpo.remember(memory, facts, stream.learners, replay=planner.replay)
     return policy
 
 

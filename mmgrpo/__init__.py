@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mmgrpo.train.gather import gather
     from mmgrpo.train.judge import judge
     from mmgrpo.train.learn import learn
-    from mmgrpo.train.memory import facts_of_step, remember
+    from mmgrpo.train.memory import remember, step_facts
     from mmgrpo.train.trainer import Trainer
     from mmgrpo.train.warmup import Warmup
     from mmgrpo.types import Evaluation, Example, Noise, Plan, Prompt, Rollout, Sample, Scores, SupervisedLoss
@@ -43,12 +43,12 @@ HOMES = {
         ("build_plan", "build_policy", "build_rewards", "build_setting", "optimizer_of"), "mmgrpo.train.build"
     ),
     "estimate": "mmgrpo.train.credit",
-    "facts_of_step": "mmgrpo.train.memory",
     "gather": "mmgrpo.train.gather",
     "judge": "mmgrpo.train.judge",
     "learn": "mmgrpo.train.learn",
     "load_prompts_of": "mmgrpo.data.prompts",
     "remember": "mmgrpo.train.memory",
+    "step_facts": "mmgrpo.train.memory",
     "stream_of": "mmgrpo.data.stream",
     "valued": "mmgrpo.train.credit",
 }
@@ -77,7 +77,6 @@ __all__ = [
     "build_rewards",
     "build_setting",
     "estimate",
-    "facts_of_step",
     "gather",
     "judge",
     "learn",
@@ -85,6 +84,7 @@ __all__ = [
     "load_prompts_of",
     "optimizer_of",
     "remember",
+    "step_facts",
     "stream_of",
     "valued",
 ]

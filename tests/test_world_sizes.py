@@ -89,6 +89,27 @@ def a_rank_without_rows(output: Path) -> Trainer:
     return finished(Trainer(policy, {"length": first_half_at_first}, prompts_of("llama"), values))
 
 
+def uneven(samples: Sequence[Sample]) -> list[float | None]:
+    """Groups of equal rewards, of differing ones, and members without any."""
+    kinds = {0: lambda m: 1.0, 1: lambda m: m, 2: lambda m: None if m == 1 else 0.3 * m}
+    return [kinds[(s.group + len(s.prompt.text)) % 3](s.member) for s in samples]
+
+
+def refilled(output: Path) -> Trainer:
+    """Rounds of prompts that the two processes share unevenly, groups that are dropped, and rewards that are None."""
+    rollout = {"prompts_per_step": 2, "group_size": 3, "planner": {"name": "refill", "factor": 1.5, "rounds": 3}}
+    policy = policy_of("llama", batch=1)
+    return finished(Trainer(policy, {"uneven": uneven}, prompts_of("llama"), base(output, rollout=rollout)))
+
+
+def joined_by_replay(output: Path) -> Trainer:
+    """Ragged groups: remembered rows join those whose prompt has any; the loss compares the members of a group."""
+    rollout = {"prompts_per_step": 2, "group_size": 2, "planner": {"name": "with_replay", "num": 1}}
+    objective = {"surrogate": None, "terms": [{"name": "gvpo"}]}
+    values = base(output, rollout=rollout, objective=objective, steps=3)
+    return finished(Trainer(policy_of("llama", batch=1), {"uneven": uneven}, prompts_of("llama"), values))
+
+
 def warmed_on_texts(output: Path) -> Trainer:
     warmup = {"examples": "python:tests.test_world_sizes:read_aloud", "steps": 3, "batch_size": 8}
     values = base(output, steps=0, warmup={**warmup, "log_every": 1})
@@ -106,6 +127,8 @@ SCENARIOS: dict[str, Callable[[Path], Trainer]] = {
     "images remembered": on_images_remembered,
     "pictures and words": on_pictures_and_words,
     "a rank without rows": a_rank_without_rows,
+    "refilled": refilled,
+    "joined by replay": joined_by_replay,
     "warm-up on texts": warmed_on_texts,
     "warm-up on images": warmed_on_images,
 }

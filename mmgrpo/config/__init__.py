@@ -72,6 +72,10 @@ class RolloutConfig(Section):
         "[python:module:function, ...]}, or python:module:Class with its arguments; null: one turn",
     )
     max_turns: int = Field(default=8, ge=1, description="of an exchange, the most turns that a sample writes")
+    contexts: dict[str, Named] = Field(
+        default_factory=dict,
+        description="what a planner may show in place of the prompt, by names of your own",
+    )
     window: Named | None = Field(
         default=None, description="which denoising steps are stochastic; null: all but the last"
     )

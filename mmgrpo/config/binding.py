@@ -23,8 +23,9 @@ from mmgrpo.maths.filters import FILTERS, Filter
 from mmgrpo.maths.losses import TERMS
 from mmgrpo.maths.modulations import MODULATIONS
 from mmgrpo.maths.objectives import Objective
-from mmgrpo.maths.planners import PLANNERS, Planner
+from mmgrpo.maths.planners import Planner
 from mmgrpo.maths.ratios import BOUNDS
+from mmgrpo.maths.second_chances import PLANNERS
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS

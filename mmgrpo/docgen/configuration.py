@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from mmgrpo.config import Named, RunConfig
 from mmgrpo.config.registry import POLICIES, settings_type
+from mmgrpo.data.contexts import CONTEXTS
 from mmgrpo.data.samplers import SAMPLERS as PROMPT_SAMPLERS
 from mmgrpo.maths.advantages import SCALES
 from mmgrpo.maths.aggregates import AGGREGATES
@@ -29,9 +30,9 @@ from mmgrpo.maths.filters import FILTERS
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.losses import TERMS
 from mmgrpo.maths.modulations import MODULATIONS
-from mmgrpo.maths.planners import PLANNERS
 from mmgrpo.maths.ratios import BOUNDS
 from mmgrpo.maths.schedules import VALUE_SCHEDULES, WEIGHT_SCHEDULES
+from mmgrpo.maths.second_chances import PLANNERS
 from mmgrpo.maths.selections import SELECTIONS
 from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.surrogates import SURROGATES
@@ -63,6 +64,7 @@ FUNCTIONS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "advantage.estimators": ESTIMATORS,
     "advantage.filters": FILTERS,
     "rollout.planner": PLANNERS,
+    "rollout.contexts": CONTEXTS,
     "rollout.window": WINDOWS,
     "rollout.tree": TREES,
     "objective.surrogate": SURROGATES,

@@ -27,6 +27,7 @@ from mmgrpo.doctor.checks import (
     same_seed_replay,
 )
 from mmgrpo.errors import ConfigError, DataError, MmgrpoError, ReplayError
+from mmgrpo.memory import Memory
 from mmgrpo.policy import Choosing, Policy
 from mmgrpo.scoring import NamedReward, named_rewards, score
 from mmgrpo.splits import num_leaves
@@ -107,7 +108,7 @@ def _drawn(
     clock = time.perf_counter()
     needed = tuple(sorted({name for reward in rewards for name in reward.needs_values or ()}))
     plan = replace(build_plan(config, policy, 0), sample_values=needed)
-    seed = build_setting(config, 0).seed
+    seed = build_setting(config, 0, Memory(), str).seed
     group_size = max(GROUP_SIZE, num_leaves(plan.splits))  # a tree is whole
     rollout = policy.rollout(prompts, group_size=group_size, seed=seed, plan=plan)
     return rollout, time.perf_counter() - clock

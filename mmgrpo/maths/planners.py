@@ -13,10 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.memory import Memory, ReplayRow
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ class Request:
         settings: the policy's own settings of drawing, for them alone.
         weights: name under which the policy keeps the weights that draw; None: those of now.
         trained: whether they may be trained on; otherwise they are drawn to be judged.
+        behind_prompt: whether what is drawn in a context is trained on behind the prompt as it is: its ratio is then to
+            the policy that saw the context.
+        given: in place of drawing, a sample for each member: a row of the memory, or an answer of the data row.
     """
 
     prompt: int
@@ -43,6 +46,23 @@ class Request:
     settings: Mapping[str, Any] = field(default_factory=dict)
     weights: str | None = None
     trained: bool = True
+    behind_prompt: bool = False
+    given: Sequence[ReplayRow | Answer] = ()
+
+    def __post_init__(self) -> None:
+        if self.given and len(self.given) != len(self.members):
+            raise ConfigError(f"a sample for each of {len(self.members)} members, got {len(self.given)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer that a data row brings along, as a member of its group.
+
+    Attributes:
+        column: which holds it, as text.
+    """
+
+    column: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,21 +102,41 @@ class Setting:
         group_size: members per group.
         seed: of all that is drawn.
         memory: what is remembered of earlier steps.
+        key_of: what a prompt is remembered by, by its identity in the step.
     """
 
     step: int
     num_prompts: int
     group_size: int
     seed: int = 0
-    memory: Any = None
+    memory: Memory = field(default_factory=Memory)
+    key_of: Callable[[int], str] = str
 
     def groups(self, first: int, num: int) -> tuple[Request, ...]:
         """Whole groups of prompts, from one on."""
         return tuple(Request(prompt=first + k, members=tuple(range(self.group_size))) for k in range(num))
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """How many rows are remembered.
+
+    Attributes:
+        per_prompt: of one prompt, the newest.
+        total: of all prompts.
+    """
+
+    per_prompt: int
+    total: int
+
+
 class Planner(ABC):
     """Says what is drawn next, and in the end what of it is trained on."""
+
+    @property
+    @abstractmethod
+    def replay(self) -> Replay | None:
+        """What of a step's rows it wants remembered, to be read again; None: nothing."""
 
     @property
     @abstractmethod
@@ -116,6 +156,10 @@ class Planner(ABC):
 @dataclass(frozen=True, slots=True)
 class Fixed(Planner):
     """One round of ``num_prompts`` groups of ``group_size``."""
+
+    @property
+    def replay(self) -> None:
+        """Nothing."""
 
     @property
     def looks_back(self) -> bool:
@@ -144,6 +188,10 @@ class Refill(Planner):
     rounds: int
     target: int | None
     factor: float
+
+    @property
+    def replay(self) -> None:
+        """Nothing."""
 
     @property
     def looks_back(self) -> bool:
@@ -201,7 +249,3 @@ def trained(one: Round) -> Tensor:
     """
     may = torch.tensor([request.trained for request in one.requests], dtype=torch.bool)
     return may[one.request_B]
-
-
-PLANNERS: Mapping[str, Callable[..., Planner]] = MappingProxyType({"fixed": fixed, "refill": refill})
-"""Planners by the name that ``rollout.planner`` uses; called with their numbers."""

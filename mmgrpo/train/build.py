@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from mmgrpo.config import RewardConfig, RunConfig
 from mmgrpo.config.binding import bound, build_objective, tree_of, window_at
 from mmgrpo.config.loading import explain_validation
 from mmgrpo.config.registry import resolve
+from mmgrpo.data.contexts import CONTEXTS, Context
 from mmgrpo.environment import Environment
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.planners import Setting
@@ -134,15 +135,33 @@ def build_plan(config: RunConfig, policy: Policy, step: int, settings: Mapping[s
     )
 
 
-def build_setting(config: RunConfig, step: int, memory: Memory | None = None) -> Setting:
-    """A step as its planner is told of it; its seed is a function of the run's and of the step."""
+def build_setting(config: RunConfig, step: int, memory: Memory, key_of: Callable[[int], str]) -> Setting:
+    """A step as its planner is told of it; its seed is a function of the run's and of the step.
+
+    Args:
+        config: the run.
+        step: counted from 0.
+        memory: before the step.
+        key_of: what a prompt is remembered by, by its number in the step.
+
+    Returns:
+        The setting.
+    """
     return Setting(
         step=step,
         num_prompts=config.rollout.prompts_per_step,
         group_size=config.rollout.group_size,
         seed=derive_seed(config.seed, ROLLOUT_SEED, step),
         memory=memory,
+        key_of=key_of,
     )
+
+
+def build_contexts(config: RunConfig) -> dict[str, Context]:
+    """What a planner may show in place of the prompt. Raises ConfigError for settings that a context does not take."""
+    return {
+        label: bound(f"rollout.contexts.{label}", CONTEXTS, named)() for label, named in config.rollout.contexts.items()
+    }
 
 
 def build_optimizer(

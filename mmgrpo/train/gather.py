@@ -6,20 +6,20 @@ Axes: B rows, N rows of the whole job, T decisions.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmgrpo.errors import ConfigError, PolicyError
+from mmgrpo.data.contexts import Context
+from mmgrpo.errors import ConfigError
 from mmgrpo.maths.planners import Planner, Request, Round, Setting
 from mmgrpo.policy import Policy
 from mmgrpo.run.processes import Job
 from mmgrpo.scoring import PendingScores, Scorer
+from mmgrpo.train.drawing import Drawn, PromptOf, draw
 from mmgrpo.train.joining import joined
-from mmgrpo.types import Plan, Prompt, Rollout, Sample, Scores
+from mmgrpo.types import Plan, Rollout, Sample, Scores
 
 OnSamples = Callable[[Sequence[Sample]], None]
 
@@ -83,14 +83,14 @@ class ScoredRound:
 def gather(
     policy: Policy,
     planner: Planner,
-    prompt_of: Callable[[int], Prompt],
+    prompt_of: PromptOf,
     scorer: Scorer,
     *,
     setting: Setting,
     plan: Plan,
     job: Job,
     value: Callable[[Scores, Tensor], Valued] | None = None,
-    contexts: Mapping[str, Callable[[Prompt, int], Prompt]] | None = None,
+    contexts: Mapping[str, Context] | None = None,
     on_samples: OnSamples = lambda samples: None,
 ) -> Experience:
     """Draws what the planner asks for until it asks for nothing more.
@@ -120,7 +120,8 @@ def gather(
     owner: dict[int, int] = {}
     loads = [0] * job.size
     rounds: list[Round] = []
-    drawn: list[_Drawn] = []
+    drawn: list[Drawn] = []
+    parts: list[ScoredRound] = []
     while requests := tuple(planner.ask(rounds, setting)):
         _assign(requests, owner, loads)
         mine = [n for n, request in enumerate(requests) if owner[request.prompt] == job.rank]
@@ -130,22 +131,23 @@ def gather(
             on_samples(samples)
             pending.submit(samples)
 
-        one = _draw(
+        one = draw(
             policy,
             requests,
             mine,
-            prompt_of,
-            contexts or {},
-            replace(plan, sample_values=scorer.needs_values, on_samples=taken),
-            setting.seed,
+            prompt_of=prompt_of,
+            contexts=contexts or {},
+            plan=replace(plan, sample_values=scorer.needs_values, on_samples=taken),
+            seed=setting.seed,
         )
+        drawn.append(one)
         part = ScoredRound(pending, one.samples)
         if not planner.looks_back:
-            drawn.append(replace(one, scored=part))
+            parts.append(part)
             break
         said = _rows_of_all(one, part, job)
         rounds.append(_round(requests, said, value))
-        drawn.append(replace(one, scored=replace(part, scores=said[job.rank].scores)))
+        parts.append(replace(part, scores=said[job.rank].scores))
     if not any(one.rollouts for one in drawn):
         raise ConfigError("the planner asked for nothing on this process: raise rollout.prompts_per_step")
     rollout = joined([rollout for one in drawn for rollout in one.rollouts])
@@ -154,24 +156,10 @@ def gather(
     return Experience(
         rollout=rollout,
         keep_B=_kept(planner, rounds, setting, drawn, job),
-        scored_rounds=[one.scored for one in drawn if one.scored is not None],
+        scored_rounds=parts,
         requests=[request for one in drawn for request in one.requests],
         num_rounds=len(drawn),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Drawn:
-    """One round on this process."""
-
-    requests: Sequence[Request]
-    rollouts: Sequence[Rollout]
-    request_B: Tensor
-    scored: ScoredRound | None = None
-
-    @property
-    def samples(self) -> list[Sample]:
-        return [sample for rollout in self.rollouts for sample in rollout.samples]
 
 
 def _assign(requests: Sequence[Request], owner: dict[int, int], loads: list[int]) -> None:
@@ -198,71 +186,6 @@ def _sizes(requests: Sequence[Request]) -> dict[int, int]:
     return sizes
 
 
-def _draw(
-    policy: Policy,
-    requests: Sequence[Request],
-    mine: Sequence[int],
-    prompt_of: Callable[[int], Prompt],
-    contexts: Mapping[str, Callable[[Prompt, int], Prompt]],
-    plan: Plan,
-    seed: int,
-) -> _Drawn:
-    """This process's requests of a round: those alike in settings and weights in one rollout."""
-    alike: dict[tuple[str, str | None], list[int]] = {}
-    for n in mine:
-        alike.setdefault((repr(sorted(requests[n].settings.items())), requests[n].weights), []).append(n)
-    rollouts, request_of_row = [], []
-    for chosen in alike.values():
-        entries = [_entry(n, requests[n], prompt_of, contexts) for n in chosen]
-        shown = [entry for one in entries for entry in one]
-        request = requests[chosen[0]]
-        sizes = {len(entry.members) for entry in shown}
-        usual = len(sizes) == 1 and all(entry.members == tuple(range(len(entry.members))) for entry in shown)
-        own = replace(
-            plan,
-            prompt_ids=tuple(entry.group for entry in shown),
-            members=None if usual else tuple(entry.members for entry in shown),
-            settings={**plan.settings, **request.settings},
-        )
-        with nullcontext() if request.weights is None else _using(policy, request.weights):
-            rollout = policy.rollout([entry.prompt for entry in shown], group_size=max(sizes), seed=seed, plan=own)
-        rollouts.append(rollout if request.weights is None else rollout.aged())
-        request_of_row += [entry.request for entry in shown for _ in entry.members]
-    return _Drawn(requests=requests, rollouts=rollouts, request_B=torch.tensor(request_of_row, dtype=torch.long))
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """A prompt as some members of a group are shown it."""
-
-    request: int
-    group: int
-    prompt: Prompt
-    members: tuple[int, ...]
-
-
-def _entry(
-    number: int,
-    request: Request,
-    prompt_of: Callable[[int], Prompt],
-    contexts: Mapping[str, Callable[[Prompt, int], Prompt]],
-) -> list[_Entry]:
-    prompt = prompt_of(request.prompt)
-    if request.context is None:
-        return [_Entry(number, request.prompt, prompt, request.members)]
-    if request.context not in contexts:
-        raise ConfigError(f"the planner asks for the context {request.context!r}, known are {sorted(contexts)}")
-    show = contexts[request.context]
-    return [_Entry(number, request.prompt, show(prompt, member), (member,)) for member in request.members]
-
-
-def _using(policy: Policy, name: str) -> Any:
-    using = getattr(policy, "using", None)
-    if using is None:
-        raise PolicyError(f"{type(policy).__name__} keeps no other weights, and {name!r} are asked for")
-    return using(name)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RoundRows:
     """What one process has to say of its rows of a round."""
@@ -273,7 +196,7 @@ class _RoundRows:
     scores: Scores
 
 
-def _rows_of_all(drawn: _Drawn, part: ScoredRound, job: Job) -> list[_RoundRows]:
+def _rows_of_all(drawn: Drawn, part: ScoredRound, job: Job) -> list[_RoundRows]:
     """What every process says of its rows, in rank order. One collective, whatever a process has drawn."""
 
     def mine() -> _RoundRows:
@@ -307,7 +230,7 @@ def _round(
     )
 
 
-def _kept(planner: Planner, rounds: Sequence[Round], setting: Setting, drawn: Sequence[_Drawn], job: Job) -> Tensor:
+def _kept(planner: Planner, rounds: Sequence[Round], setting: Setting, drawn: Sequence[Drawn], job: Job) -> Tensor:
     """This process's rows of what the planner keeps."""
     if not planner.looks_back:
         parts = [torch.tensor([one.requests[n].trained for n in one.request_B.tolist()]) for one in drawn]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from mmgrpo.config.registry import suggestion
-from mmgrpo.errors import ConfigError, ShapeError
+from mmgrpo.errors import ShapeError
+from mmgrpo.maths.planners import Replay
 from mmgrpo.memory import Memory, Outcomes, ReplayRow
+from mmgrpo.run.processes import Job
+from mmgrpo.train.credit import Batch
+from mmgrpo.train.judge import Verdict
+from mmgrpo.types import Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,12 +26,14 @@ class Facts:
         reward_B: the rewards as one, as they are compared; of rows without any it is not looked at.
         valid_B: bool, whether any reward applied.
         step: counted from 0.
+        rows: those that may be read again, in a fixed order.
     """
 
     keys: Sequence[str]
     reward_B: Tensor
     valid_B: Tensor
     step: int
+    rows: Sequence[ReplayRow] = ()
 
     def __post_init__(self) -> None:
         if not len(self.keys) == len(self.reward_B) == len(self.valid_B):
@@ -63,17 +67,67 @@ Learner = Callable[[Memory, Outcomes], Memory]
 """What a sampler or an estimator makes of a step in its own state, after the columns."""
 
 
-def remember(memory: Memory, facts: Facts, learners: Sequence[Learner] = ()) -> Memory:
-    """The memory after a step: each column by its rule, then what samplers learn of it.
+def step_facts(
+    verdict: Verdict, batch: Batch, key_of: Callable[[int], str], *, step: int, replay: Replay | None, job: Job
+) -> Facts:
+    """What the job saw at a step, with the rows that are to be remembered. A collective, where there are any.
+
+    Args:
+        verdict: on the rows of all processes.
+        batch: this process's.
+        key_of: the key of a prompt by its number in the step.
+        step: counted from 0.
+        replay: whether rows are remembered.
+        job: the processes.
+
+    Returns:
+        The facts, the same on all processes.
+    """
+    facts = facts_of_step(verdict.group_N, batch.credit.total_B, batch.credit.scored_B, key_of, step=step)
+    if replay is None:
+        return facts
+    parts = job.gather(replay_rows(batch, key_of, step=step))
+    everyones = sorted((one for part in parts for one in part), key=lambda one: one[:2])
+    return replace(facts, rows=[row for _, _, row in everyones])
+
+
+def replay_rows(batch: Batch, key_of: Callable[[int], str], *, step: int) -> list[tuple[int, int, ReplayRow]]:
+    """This process's rows that were drawn at this step and trained on, each with its group and member."""
+    rollout, mine = batch.rollout, batch.credit.advantage_B[batch.mine]
+    drawn_B = torch.ones(len(mine), dtype=torch.bool) if rollout.origin_B is None else rollout.origin_B == Origin.DRAWN
+    found = []
+    for row in (drawn_B & batch.credit.keep_B[batch.mine]).nonzero().flatten().tolist():
+        sample = rollout.samples[row]
+        T = None if sample.tokens is None else len(sample.tokens)
+        held = ReplayRow(
+            key=key_of(sample.group),
+            text=sample.text,
+            tokens=None if sample.tokens is None else torch.tensor(list(sample.tokens), dtype=torch.long),
+            array=sample.latent,
+            finished=sample.finished,
+            old_logprob_T=None if T is None else rollout.old_logprob_BT[row, :T].clone(),
+            reward=float(batch.reward_B[row]),
+            advantage=float(mine[row]),
+            step=step,
+        )
+        found.append((sample.group, sample.member, held))
+    return found
+
+
+def remember(memory: Memory, facts: Facts, learners: Sequence[Learner] = (), *, replay: Replay | None = None) -> Memory:
+    """The memory after a step: each column by its rule, then what samplers learn of it, then rows to read again.
 
     Args:
         memory: before the step.
         facts: of the whole job.
         learners: of samplers and estimators, in a fixed order.
+        replay: how many rows are held; None: none.
 
     Returns:
         The memory; itself, if no column has a rule and nobody learns.
     """
+    if replay is not None:
+        memory = memory.with_replay(facts.rows, per_prompt=replay.per_prompt, total=replay.total)
     ruled = [column for column in memory.columns.values() if column.rule is not None]
     if not ruled and not learners:
         return memory
@@ -117,50 +171,3 @@ def outcomes_of(facts: Facts) -> Outcomes:
         reward_square_sum_K=nothing_K.index_add(0, index_B, reward_B**2),
         step=facts.step,
     )
-
-
-def recent(rows: Sequence[ReplayRow], num: int) -> list[ReplayRow]:
-    """The newest rows, newest first. Source: RePO, arXiv:2506.09340, its recency-based strategy."""
-    return list(reversed(rows))[:num]
-
-
-def rewarded(rows: Sequence[ReplayRow], num: int) -> list[ReplayRow]:
-    """The rows of the highest rewards; among equals the newer. Source: RePO, arXiv:2506.09340, reward-oriented."""
-    return sorted(recent(rows, len(rows)), key=lambda row: -row.reward)[:num]
-
-
-def varied(rows: Sequence[ReplayRow], num: int) -> list[ReplayRow]:
-    """The rows whose rewards spread the most: some of the lowest and the rest of the highest.
-
-    Of all subsets of one size the one of the largest variance is a number of the smallest and a number of the largest.
-
-    Source: RePO, arXiv:2506.09340, variance-driven.
-    """
-    ordered = sorted(recent(rows, len(rows)), key=lambda row: -row.reward)
-    num = min(num, len(ordered))
-    if num == 0:
-        return []
-    ways = [[*ordered[:high], *ordered[len(ordered) - (num - high) :]] for high in range(num, -1, -1)]
-    return max(ways, key=_spread)
-
-
-def everything(rows: Sequence[ReplayRow], num: int) -> list[ReplayRow]:
-    """All of the prompt's rows, newest first, whatever the number. Source: RePO, arXiv:2506.09340, full-scope."""
-    return list(reversed(rows))
-
-
-STRATEGIES: Mapping[str, Callable[[Sequence[ReplayRow], int], list[ReplayRow]]] = MappingProxyType(
-    {"recency": recent, "reward": rewarded, "variance": varied, "full": everything}
-)
-"""Which of a prompt's rows are read again, by name; rows come oldest first."""
-
-
-def replayed(memory: Memory, key: str, num: int, strategy: str) -> list[ReplayRow]:
-    """Rows of a prompt to read again. Raises ConfigError for an unknown strategy."""
-    if strategy not in STRATEGIES:
-        raise ConfigError(f"unknown replay strategy {strategy!r}{suggestion(strategy, STRATEGIES)}")
-    return STRATEGIES[strategy](memory.replay.get(key, ()), num)
-
-
-def _spread(rows: Sequence[ReplayRow]) -> float:
-    return sum((one.reward - other.reward) ** 2 for one, other in combinations(rows, 2))

@@ -29,14 +29,21 @@ from mmgrpo.run.stopping import Stopping, Terminated
 from mmgrpo.run.watchdog import Alarm, Watchdog, watched
 from mmgrpo.scoring import Scorer
 from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_of
-from mmgrpo.train.build import build_plan, build_rewards, build_setting, exchange_plan, optimizer_of
+from mmgrpo.train.build import (
+    build_contexts,
+    build_plan,
+    build_rewards,
+    build_setting,
+    exchange_plan,
+    optimizer_of,
+)
 from mmgrpo.train.credit import Batch, Credit, estimate, valued
 from mmgrpo.train.ema import Average
 from mmgrpo.train.evaluation import evaluate, try_out
 from mmgrpo.train.gather import Experience, gather
 from mmgrpo.train.judge import judge
 from mmgrpo.train.learn import Update, learn
-from mmgrpo.train.memory import facts_of_step, remember, remembered
+from mmgrpo.train.memory import remember, remembered, step_facts
 from mmgrpo.train.metrics import step_metrics, update_metrics
 from mmgrpo.train.moving import Moving
 from mmgrpo.train.references import move_reference, require_movable
@@ -94,6 +101,7 @@ class Trainer:
         require_movable(policy, self.config.reference)
         require_credit(self.config.advantage)
         build_plan(self.config, policy, 0)
+        self.contexts = build_contexts(self.config)
         self.parameters = policy.trainable
         self.average = Average(self.parameters, self.config.update.ema) if self.config.update.ema else None
         self.optimizer = optimizer_of(self.config, self.parameters, job=self.job, average=self.average)
@@ -217,14 +225,15 @@ class Trainer:
         )
         metrics = step_metrics(experience, verdict, batch, config.advantage, self.job) | self.now.metrics
         metrics |= source_metrics(verdict.scores, verdict.group_N, prompts.prompt)
-        facts = facts_of_step(verdict.group_N, batch.credit.total_B, batch.credit.scored_B, prompts.key, step=self.step)
+        replay = self.now.planner.replay
+        facts = step_facts(verdict, batch, prompts.key, step=self.step, replay=replay, job=self.job)
         metrics |= {"time/rollout_s": drawn - clock, "time/reward_s": time.perf_counter() - drawn}
         self._stopping.give_up()
         self.step += 1
         self._keep(experience.samples, verdict.scores, batch.credit)
         line = self._learn(batch, metrics, progress)
         move_reference(self.policy, self.config.reference, self.step, self.optimizer)
-        memory = remember(self.session.memory, facts, self.stream.learners)
+        memory = remember(self.session.memory, facts, self.stream.learners, replay=replay)
         self.session.memory = self.now.course.controlled(memory, line)
         self._whole_step = self.step
         every = self.config.checkpoint.every
@@ -241,9 +250,10 @@ class Trainer:
             self.now.planner,
             prompts.prompt,
             self.now.scorer,
-            setting=build_setting(self.now.config, step, self.session.memory),
+            setting=build_setting(self.now.config, step, self.session.memory, prompts.key),
             plan=build_plan(self.now.config, self.policy, step, self.now.settings),
             job=self.job,
+            contexts=self.contexts,
             value=partial(valued, rewards=self.now.rewards, config=self.now.config.advantage, step=step),
             on_samples=progress.doing("rollout", num_drawn, self._stopping.give_up_alone),
         )

@@ -7,8 +7,9 @@ import torch
 
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.maths.columns import COLUMNS, column_of
+from mmgrpo.maths.replays import replayed
 from mmgrpo.memory import Column, Memory, ReplayRow
-from mmgrpo.train.memory import Facts, outcomes_of, remember, replayed
+from mmgrpo.train.memory import Facts, outcomes_of, remember
 
 ALL = Memory().declared(COLUMNS.values())
 
@@ -111,7 +112,7 @@ class TestReplay:
         assert steps("variance", 4) == [1, 4, 3, 0]
         assert steps("full", 1) == [4, 3, 2, 1, 0]
         assert replayed(memory, "nobody", 2, "recency") == []
-        with pytest.raises(ConfigError, match="did you mean recency"):
+        with pytest.raises(ConfigError, match="choose from recency"):
             replayed(memory, "a", 1, "recent")
 
 

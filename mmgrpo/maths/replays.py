@@ -1,0 +1,60 @@
+"""Which of a prompt's remembered rows are read again.
+
+Rows come oldest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from types import MappingProxyType
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.memory import Memory, ReplayRow
+
+
+def recent(rows: Sequence[ReplayRow], num: int) -> list[ReplayRow]:
+    """The newest rows, newest first. Source: RePO, arXiv:2506.09340, its recency-based strategy."""
+    return list(reversed(rows))[:num]
+
+
+def rewarded(rows: Sequence[ReplayRow], num: int) -> list[ReplayRow]:
+    """The rows of the highest rewards; among equals the newer. Source: RePO, arXiv:2506.09340, reward-oriented."""
+    return sorted(recent(rows, len(rows)), key=lambda row: -row.reward)[:num]
+
+
+def varied(rows: Sequence[ReplayRow], num: int) -> list[ReplayRow]:
+    """The rows whose rewards spread the most: some of the lowest and the rest of the highest.
+
+    Of all subsets of one size the one of the largest variance is a number of the smallest and a number of the largest.
+
+    Source: RePO, arXiv:2506.09340, variance-driven.
+    """
+    ordered = sorted(recent(rows, len(rows)), key=lambda row: -row.reward)
+    num = min(num, len(ordered))
+    if num == 0:
+        return []
+    ways = [[*ordered[:high], *ordered[len(ordered) - (num - high) :]] for high in range(num, -1, -1)]
+    return max(ways, key=_spread)
+
+
+def everything(rows: Sequence[ReplayRow], num: int) -> list[ReplayRow]:
+    """All of the prompt's rows, newest first, whatever the number. Source: RePO, arXiv:2506.09340, full-scope."""
+    return list(reversed(rows))
+
+
+STRATEGIES: Mapping[str, Callable[[Sequence[ReplayRow], int], list[ReplayRow]]] = MappingProxyType(
+    {"recency": recent, "reward": rewarded, "variance": varied, "full": everything}
+)
+"""Which of a prompt's rows are read again, by name; rows come oldest first."""
+
+
+def replayed(memory: Memory, key: str, num: int, strategy: str) -> list[ReplayRow]:
+    """Rows of a prompt to read again. Raises ConfigError for an unknown strategy."""
+    if strategy not in STRATEGIES:
+        raise ConfigError(f"unknown replay strategy {strategy!r}; choose from {', '.join(STRATEGIES)}")
+    return STRATEGIES[strategy](memory.replay.get(key, ()), num)
+
+
+def _spread(rows: Sequence[ReplayRow]) -> float:
+    return sum((one.reward - other.reward) ** 2 for one, other in combinations(rows, 2))

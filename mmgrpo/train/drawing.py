@@ -1,0 +1,213 @@
+"""One round's requests on one process: drawn by the policy, or read.
+
+Axes: B rows, T decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from mmgrpo.data.contexts import Context
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.maths.planners import Answer, Request
+from mmgrpo.memory import ReplayRow
+from mmgrpo.policy import Keeping, Policy, Reading
+from mmgrpo.types import Given, Origin, Plan, Prompt, Rollout, Sample
+
+PromptOf = Callable[[int], Prompt]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """What came of one round's requests on this process.
+
+    Attributes:
+        requests: of the whole round.
+        rollouts: this process's rows: those alike in settings and weights in one rollout.
+        request_B: which of the requests each row answers.
+    """
+
+    requests: Sequence[Request]
+    rollouts: Sequence[Rollout]
+    request_B: Tensor
+
+    @property
+    def samples(self) -> list[Sample]:
+        """One per row."""
+        return [sample for rollout in self.rollouts for sample in rollout.samples]
+
+
+def draw(
+    policy: Policy,
+    requests: Sequence[Request],
+    mine: Sequence[int],
+    *,
+    prompt_of: PromptOf,
+    contexts: Mapping[str, Context],
+    plan: Plan,
+    seed: int,
+) -> Drawn:
+    """Draws, or reads, what is asked of this process.
+
+    Args:
+        policy: what draws.
+        requests: of the whole round.
+        mine: which of them are this process's.
+        prompt_of: a prompt of the step by its identity.
+        contexts: what a member is shown in place of the prompt, by name.
+        plan: how decisions are drawn.
+        seed: of the step.
+
+    Returns:
+        The rows; rewards see the prompt itself with each, whatever its context was.
+
+    Raises:
+        ConfigError: the policy cannot do what is asked, or a context is not there.
+        DataError: an answer is to be read that a row does not have.
+    """
+    alike: dict[tuple[str, str | None, bool, bool], list[int]] = {}
+    for n in mine:
+        one = requests[n]
+        kind = repr(sorted(one.settings.items())), one.weights, bool(one.given), one.behind_prompt
+        alike.setdefault(kind, []).append(n)
+    rollouts, request_of_row = [], []
+    for chosen in alike.values():
+        asked = [requests[n] for n in chosen]
+        if asked[0].given:
+            rollouts.append(_read(policy, asked, prompt_of, plan, seed))
+            request_of_row += [n for n in chosen for _ in requests[n].members]
+            continue
+        entries = [entry for n in chosen for entry in _entries(n, requests[n], prompt_of, contexts)]
+        rollouts.append(_rollout(policy, asked[0], entries, prompt_of, plan, seed))
+        request_of_row += [entry.request for entry in entries for _ in entry.members]
+    return Drawn(requests=requests, rollouts=rollouts, request_B=torch.tensor(request_of_row, dtype=torch.long))
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A prompt as some members of a group are shown it."""
+
+    request: int
+    group: int
+    prompt: Prompt
+    members: tuple[int, ...]
+
+
+def _entries(number: int, request: Request, prompt_of: PromptOf, contexts: Mapping[str, Context]) -> list[_Entry]:
+    prompt = prompt_of(request.prompt)
+    if request.context is None:
+        return [_Entry(number, request.prompt, prompt, request.members)]
+    if request.context not in contexts:
+        raise ConfigError(
+            f"the planner shows prompts in the context {request.context!r}, which rollout.contexts does not have; it "
+            f"has {sorted(contexts)}"
+        )
+    show = contexts[request.context]
+    return [_Entry(number, request.prompt, show(prompt, member), (member,)) for member in request.members]
+
+
+@dataclass(slots=True)
+class _Bare:
+    """Samples with the prompt itself, each the same object whenever it is asked for."""
+
+    prompt_of: PromptOf
+    known: dict[int, tuple[Sample, Sample]] = field(default_factory=dict)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[Sample]:
+        return [self.known.setdefault(id(sample), (sample, self._bare(sample)))[1] for sample in samples]
+
+    def _bare(self, sample: Sample) -> Sample:
+        prompt = self.prompt_of(sample.group)
+        return sample if sample.prompt is prompt else replace(sample, prompt=prompt)
+
+
+def _rollout(
+    policy: Policy, request: Request, entries: Sequence[_Entry], prompt_of: PromptOf, plan: Plan, seed: int
+) -> Rollout:
+    """Rows that are drawn with the same settings and weights."""
+    sizes = {len(entry.members) for entry in entries}
+    usual = len(sizes) == 1 and all(entry.members == tuple(range(len(entry.members))) for entry in entries)
+    bare = _Bare(prompt_of)
+    own = replace(
+        plan,
+        prompt_ids=tuple(entry.group for entry in entries),
+        members=None if usual else tuple(entry.members for entry in entries),
+        settings={**plan.settings, **request.settings},
+        on_samples=lambda samples: plan.hand_over(bare(samples)),
+    )
+    with _weights(policy, request.weights):
+        rollout = policy.rollout([entry.prompt for entry in entries], group_size=max(sizes), seed=seed, plan=own)
+    rollout = replace(rollout, samples=bare(rollout.samples))
+    if request.behind_prompt:
+        return _behind_prompt(policy, rollout, seed)
+    return rollout if request.weights is None else rollout.aged()
+
+
+def _behind_prompt(policy: Policy, rollout: Rollout, seed: int) -> Rollout:
+    """The same answers behind the prompt itself; what drew them is the policy that saw the context."""
+    if any(sample.tokens is None for sample in rollout.samples):
+        raise ConfigError(
+            "only what is written can be trained on behind another prompt than it was drawn from: set behind_prompt to "
+            "false"
+        )
+    given = [
+        Given(
+            sample=sample,
+            num_forced=sample.num_forced,
+            old_logprob_T=rollout.old_logprob_BT[row, : len(sample.tokens or ())],
+            origin=Origin.GIVEN,
+        )
+        for row, sample in enumerate(rollout.samples)
+    ]
+    read = _reader(policy).read(given, seed=seed, plan=Plan())
+    return replace(read, samples=rollout.samples, num_forwards=rollout.num_forwards + read.num_forwards)
+
+
+def _read(policy: Policy, requests: Sequence[Request], prompt_of: PromptOf, plan: Plan, seed: int) -> Rollout:
+    """Rows of samples that are there already."""
+    given = [
+        _given(one, prompt_of(request.prompt), request.prompt, member)
+        for request in requests
+        for member, one in zip(request.members, request.given, strict=True)
+    ]
+    return _reader(policy).read(given, seed=seed, plan=replace(plan, stochastic=None))
+
+
+def _given(source: object, prompt: Prompt, group: int, member: int) -> Given:
+    if isinstance(source, Answer):
+        text = prompt.columns.get(source.column)
+        if not isinstance(text, str):
+            raise DataError(
+                f"the planner reads answers from the column {source.column!r}; the row has {sorted(prompt.columns)}"
+            )
+        return Given(sample=Sample(prompt=prompt, group=group, member=member, text=text))
+    assert isinstance(source, ReplayRow)
+    sample = Sample(
+        prompt=prompt,
+        group=group,
+        member=member,
+        text=source.text,
+        tokens=None if source.tokens is None else source.tokens.tolist(),
+        latent=source.array,
+        finished=source.finished,
+    )
+    return Given(sample=sample, old_logprob_T=source.old_logprob_T, origin=Origin.REPLAYED)
+
+
+def _reader(policy: Policy) -> Reading:
+    if not isinstance(policy, Reading):
+        raise ConfigError(f"the planner reads samples, and {type(policy).__name__} only draws: choose another planner")
+    return policy
+
+
+def _weights(policy: Policy, name: str | None) -> AbstractContextManager[None]:
+    if name is None:
+        return nullcontext()
+    if not isinstance(policy, Keeping):
+        raise ConfigError(f"the planner draws with the weights {name!r}, and {type(policy).__name__} keeps none")
+    return policy.using(name)

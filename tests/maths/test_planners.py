@@ -1,0 +1,131 @@
+"""Planners: what is asked, round after round, and what of it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.planners import Answer, Planner, Request, Round, Setting, fixed, refill
+from mmgrpo.maths.second_chances import on_failure, scouts, with_answer, with_replay
+from mmgrpo.memory import Memory, ReplayRow
+
+SETTING = Setting(step=0, num_prompts=2, group_size=2)
+
+
+def answered(requests: Sequence[Request], rewards: Sequence[float | None]) -> Round:
+    """The round that these rewards answer, in the order of requests and members."""
+    rows = [(n, one.prompt, member) for n, one in enumerate(requests) for member in one.members]
+    request_B, prompt_B, member_B = torch.tensor(rows, dtype=torch.long).reshape(-1, 3).unbind(1)
+    return Round(
+        requests=requests,
+        request_B=request_B,
+        prompt_B=prompt_B,
+        member_B=member_B,
+        reward_B=torch.tensor([0.0 if r is None else r for r in rewards], dtype=torch.float64),
+        valid_B=torch.tensor([r is not None for r in rewards]),
+        length_B=torch.ones(len(rows), dtype=torch.long),
+    )
+
+
+def kept(planner: Planner, rounds: Sequence[Round], setting: Setting = SETTING) -> list[list[bool]]:
+    return [keep_B.tolist() for keep_B in planner.kept(rounds, setting)]
+
+
+def test_fixed_asks_once() -> None:
+    planner = fixed()
+    asked = planner.ask((), SETTING)
+    assert asked == (Request(prompt=0, members=(0, 1)), Request(prompt=1, members=(0, 1)))
+    assert planner.ask([answered(asked, [1, 0, 1, 1])], SETTING) == ()
+    assert not planner.looks_back
+
+
+def test_refill_asks_for_further_prompts_until_two_groups_differ() -> None:
+    planner, four = refill(target=2), Setting(step=0, num_prompts=4, group_size=2)
+    first = answered(planner.ask((), four), [0, 0, 1, 1, 1, 0, 1, 1])  # rates 0, 1, 0.5, 1: one differs
+    more = planner.ask([first], four)
+    assert more == (Request(prompt=4, members=(0, 1)),)
+    second = answered(more, [None, 1])  # one reward says nothing of a group
+    again = planner.ask([first, second], four)
+    assert again == (Request(prompt=5, members=(0, 1)),)
+    third = answered(again, [0, 1])
+    assert planner.ask([first, second, third], four) == ()
+    expected = [[False] * 4 + [True, True] + [False] * 2, [False, False], [True, True]]
+    assert kept(planner, [first, second, third], four) == expected
+
+
+def test_refill_keeps_no_more_groups_than_wanted_and_gives_up() -> None:
+    planner = refill(target=1, rounds=2, factor=3.0)
+    first = answered(planner.ask((), SETTING), [1, 0, 0, 1])
+    assert planner.ask([first], SETTING) == ()
+    assert kept(planner, [first]) == [[True, True, False, False]]
+    equal = answered(planner.ask((), SETTING), [1, 1, 0, 0])
+    more = planner.ask([equal], SETTING)
+    assert [one.prompt for one in more] == [2, 3, 4]  # one missing, times three
+    assert planner.ask([equal, answered(more, [1] * 6)], SETTING) == ()
+
+
+def test_a_failed_group_is_drawn_again_with_a_hint() -> None:
+    planner = on_failure(members=1, context="hint")
+    first = answered(planner.ask((), SETTING), [0, 0, 1, 0])
+    (more,) = planner.ask([first], SETTING)
+    assert (more.prompt, more.members, more.context, more.behind_prompt) == (0, (2,), "hint", True)
+    second = answered([more], [1])
+    assert planner.ask([first, second], SETTING) == ()
+    assert kept(planner, [first, second]) == [[True, False, True, True], [True]]
+    assert kept(on_failure(members=1, context="hint", replace_failed=False), [first, second]) == [[True] * 4, [True]]
+
+
+def test_scouts_send_the_best_and_the_worst() -> None:
+    planner = scouts(scouts=4, best=1, worst=1, settings={"strength": 0.3})
+    asked = planner.ask((), SETTING)
+    assert all(not one.trained and one.members == (0, 1, 2, 3) for one in asked)
+    first = answered(asked, [0.1, 0.9, 0.5, 0.3, 0.5, 0.5, 0.5, None])
+    more = planner.ask([first], SETTING)
+    # of equal ones the first; what no reward applied to is the worst
+    assert more == (Request(prompt=0, members=(0, 1)), Request(prompt=1, members=(0, 3)))
+    second = answered(more, [0, 1, 0, 1])
+    assert kept(planner, [first, second]) == [[False] * 8, [True] * 4]
+
+
+def test_remembered_rows_join_their_group() -> None:
+    row = ReplayRow(key="b", text="x", reward=1.0, advantage=0.5, step=0)
+    memory = Memory().with_replay([row], per_prompt=2, total=9)
+    setting = Setting(step=1, num_prompts=2, group_size=2, memory=memory, key_of=lambda n: "ab"[n])
+    *own, read = with_replay(num=4).ask((), setting)
+    assert tuple(own) == SETTING.groups(0, 2)
+    assert (read.prompt, read.members, read.given) == (1, (2,), (row,))
+    assert with_replay(num=4, start=2).ask((), setting) == SETTING.groups(0, 2)
+    assert with_replay(num=4).ask((), SETTING) == SETTING.groups(0, 2)  # an empty memory
+
+
+def test_an_answer_joins_every_group_or_those_that_failed() -> None:
+    every = with_answer(column="solution").ask((), SETTING)
+    assert [(one.prompt, one.members, one.given) for one in every[2:]] == [
+        (0, (2,), (Answer("solution"),)),
+        (1, (2,), (Answer("solution"),)),
+    ]
+    planner = with_answer(below=1.0)
+    first = answered(planner.ask((), SETTING), [1, 0, 0, 0])
+    assert [one.prompt for one in planner.ask([first], SETTING)] == [1]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: refill(rounds=0),
+        lambda: refill(factor=0),
+        lambda: on_failure(members=0, context="hint"),
+        lambda: on_failure(),
+        lambda: scouts(scouts=2, best=2, worst=1, settings={"strength": 1}),
+        lambda: scouts(scouts=2, best=1, worst=1, settings={}),
+        lambda: with_replay(strategy="newest"),
+        lambda: with_replay(num=0),
+        lambda: Request(prompt=0, members=(0, 1), given=(Answer("a"),)),
+    ],
+)
+def test_what_asks_for_nothing_is_refused(build: object) -> None:
+    with pytest.raises(ConfigError):
+        build()  # pyright: ignore[reportCallIssue]
