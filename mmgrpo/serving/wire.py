@@ -1,9 +1,7 @@
 """Samples as bytes between a reward's client and its server: JSON with PNG, or safetensors; nothing is unpickled.
 
 A request is one JSON document, ``ScoreRequest``. Its pictures are PNG in base64, or name uint8 tensors; then the body
-is a safetensors file whose metadata hold the document under ``request``.
-
-Axes: H height, W width, C channels, T frames.
+is a safetensors file whose metadata hold the document under ``request``. Axes: H height, W width, C channels, T frames.
 """
 
 from __future__ import annotations
