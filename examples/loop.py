@@ -23,6 +23,7 @@ def train(name: str, overrides: Sequence[str] = ()) -> Policy:
     rewards = mmgrpo.build_rewards(config.rewards)
     scorer = mmgrpo.Scorer(rewards)
     objective, planner = mmgrpo.build_objective(config.objective), mmgrpo.build_planner(config.rollout)
+    contexts = mmgrpo.build_contexts(config)
     assert config.prompts is not None
     stream = mmgrpo.stream_of(mmgrpo.load_prompts_of(config.prompts), config)
     memory = stream.memory
@@ -37,11 +38,12 @@ def train(name: str, overrides: Sequence[str] = ()) -> Policy:
         setting = mmgrpo.build_setting(config, step, memory, prompts.key)
         value = partial(mmgrpo.valued, rewards=rewards, config=config.advantage, step=step)
         plan = mmgrpo.build_plan(config, policy, step)
-        experience = mmgrpo.gather(
-            policy, planner, prompts.prompt, scorer, setting=setting, plan=plan, job=job, value=value
-        )
+        told = {"setting": setting, "plan": plan, "value": value, "contexts": contexts}
+        experience = mmgrpo.gather(policy, planner, prompts.prompt, scorer, job=job, **told)
         verdict = mmgrpo.judge(experience, rewards, step=step, job=job)
-        batch = mmgrpo.estimate(policy, experience, verdict, config.advantage, step=step, job=job)
+        known = partial(mmgrpo.remembered, memory, verdict.group_N, prompts.key)
+        told = {"truncated": config.objective.truncated, "step": step, "remembered": known}
+        batch = mmgrpo.estimate(policy, experience, verdict, config.advantage, job=job, **told)
         epochs, minibatches = config.update.epochs, config.update.minibatches
         for update in mmgrpo.learn(
             policy, batch, objective, optimizer, epochs=epochs, minibatches=minibatches, job=job

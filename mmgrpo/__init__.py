@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from mmgrpo.data.stream import stream_of
     from mmgrpo.run.processes import Job
     from mmgrpo.scoring import Scorer
-    from mmgrpo.train.build import build_plan, build_policy, build_rewards, build_setting, optimizer_of
+    from mmgrpo.train.build import build_contexts, build_plan, build_policy, build_rewards, build_setting, optimizer_of
     from mmgrpo.train.credit import estimate, valued
     from mmgrpo.train.gather import gather
     from mmgrpo.train.judge import judge
     from mmgrpo.train.learn import learn
-    from mmgrpo.train.memory import remember, step_facts
+    from mmgrpo.train.memory import remember, remembered, step_facts
     from mmgrpo.train.trainer import Trainer
     from mmgrpo.train.warmup import Warmup
     from mmgrpo.types import Evaluation, Example, Noise, Plan, Prompt, Rollout, Sample, Scores, SupervisedLoss
@@ -40,7 +40,8 @@ HOMES = {
     "build_objective": "mmgrpo.config.binding",
     "build_planner": "mmgrpo.config.binding",
     **dict.fromkeys(
-        ("build_plan", "build_policy", "build_rewards", "build_setting", "optimizer_of"), "mmgrpo.train.build"
+        ("build_contexts", "build_plan", "build_policy", "build_rewards", "build_setting", "optimizer_of"),
+        "mmgrpo.train.build",
     ),
     "estimate": "mmgrpo.train.credit",
     "gather": "mmgrpo.train.gather",
@@ -48,6 +49,7 @@ HOMES = {
     "learn": "mmgrpo.train.learn",
     "load_prompts_of": "mmgrpo.data.prompts",
     "remember": "mmgrpo.train.memory",
+    "remembered": "mmgrpo.train.memory",
     "step_facts": "mmgrpo.train.memory",
     "stream_of": "mmgrpo.data.stream",
     "valued": "mmgrpo.train.credit",
@@ -70,6 +72,7 @@ __all__ = [
     "Trainer",
     "Warmup",
     "__version__",
+    "build_contexts",
     "build_objective",
     "build_plan",
     "build_planner",
@@ -84,6 +87,7 @@ __all__ = [
     "load_prompts_of",
     "optimizer_of",
     "remember",
+    "remembered",
     "step_facts",
     "stream_of",
     "valued",
