@@ -38,7 +38,8 @@ def train(name: str, overrides: Sequence[str] = ()) -> Policy:
         setting = mmgrpo.build_setting(config, step, memory, prompts.key)
         value = partial(mmgrpo.valued, rewards=rewards, config=config.advantage, step=step)
         plan = mmgrpo.build_plan(config, policy, step)
-        told = {"setting": setting, "plan": plan, "value": value, "contexts": contexts}
+        reads = config.rollout.decisions == "read"
+        told = {"setting": setting, "plan": plan, "value": value, "contexts": contexts, "reads": reads}
         experience = mmgrpo.gather(policy, planner, prompts.prompt, scorer, job=job, **told)
         verdict = mmgrpo.judge(experience, rewards, step=step, job=job)
         known = partial(mmgrpo.remembered, memory, verdict.group_N, prompts.key)

@@ -72,6 +72,11 @@ class RolloutConfig(Section):
         "[python:module:function, ...]}, or python:module:Class with its arguments; null: one turn",
     )
     max_turns: int = Field(default=8, ge=1, description="of an exchange, the most turns that a sample writes")
+    decisions: Literal["drawn", "read"] = Field(
+        default="drawn",
+        description="what a denoiser is trained on: drawn, the steps of its sampling; read, its samples, drawn without "
+        "noise and noised again at levels of their own (policy.reading)",
+    )
     contexts: dict[str, Named] = Field(
         default_factory=dict,
         description="what a planner may show in place of the prompt, by names of your own",
@@ -89,6 +94,8 @@ class RolloutConfig(Section):
     def _begins_once(self) -> RolloutConfig:
         if self.tree is not None and self.share_noise:
             raise ValueError("a tree begins with one noise as it is: leave out share_noise, or tree")
+        if self.decisions == "read" and (self.window is not None or self.tree is not None):
+            raise ValueError("decisions: read draws without noise, so there is no window and no tree: leave them out")
         return self
 
 

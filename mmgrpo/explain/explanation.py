@@ -310,6 +310,9 @@ def _costs(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[tu
     if num_steps is None and config.rollout.tree is not None:
         yield "forwards", "the states of a tree are counted once policy.call.num_inference_steps is known"
         return
+    if config.rollout.decisions == "read":
+        yield "forwards", "one a step of the rollout, one a level of what is read; one a level, with grad, in an update"
+        return
     counted = forwards_per_sample(config, num_steps)
     parts = {"rollout": counted.rollout, "values": counted.values, "reference": counted.reference}
     parts = {name: count for name, count in parts.items() if count != Count(0, 0)} | {"update": counted.update}

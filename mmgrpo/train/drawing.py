@@ -51,6 +51,7 @@ def draw(
     contexts: Mapping[str, Context],
     plan: Plan,
     seed: int,
+    reads: bool = False,
 ) -> Drawn:
     """Draws, or reads, what is asked of this process.
 
@@ -62,6 +63,7 @@ def draw(
         contexts: what a member is shown in place of the prompt, by name.
         plan: how decisions are drawn.
         seed: of the step.
+        reads: whether what is drawn, without noise, is read again, and what is read is trained on.
 
     Returns:
         The rows; rewards see the prompt itself with each, whatever its context was.
@@ -83,7 +85,7 @@ def draw(
             request_of_row += [n for n in chosen for _ in requests[n].members]
             continue
         entries = [entry for n in chosen for entry in _entries(n, requests[n], prompt_of, contexts)]
-        rollouts.append(_rollout(policy, asked[0], entries, prompt_of, plan, seed))
+        rollouts.append(_rollout(policy, asked[0], entries, prompt_of, plan, seed, reads=reads))
         request_of_row += [entry.request for entry in entries for _ in entry.members]
     return Drawn(requests=requests, rollouts=rollouts, request_B=torch.tensor(request_of_row, dtype=torch.long))
 
@@ -127,7 +129,14 @@ class _Bare:
 
 
 def _rollout(
-    policy: Policy, request: Request, entries: Sequence[_Entry], prompt_of: PromptOf, plan: Plan, seed: int
+    policy: Policy,
+    request: Request,
+    entries: Sequence[_Entry],
+    prompt_of: PromptOf,
+    plan: Plan,
+    seed: int,
+    *,
+    reads: bool,
 ) -> Rollout:
     """Rows that are drawn with the same settings and weights."""
     sizes = {len(entry.members) for entry in entries}
@@ -140,12 +149,25 @@ def _rollout(
         settings={**plan.settings, **request.settings},
         on_samples=lambda samples: plan.hand_over(bare(samples)),
     )
+    if reads:
+        own = replace(own, stochastic=(), keep_latents=True)
     with _weights(policy, request.weights):
         rollout = policy.rollout([entry.prompt for entry in entries], group_size=max(sizes), seed=seed, plan=own)
     rollout = replace(rollout, samples=bare(rollout.samples))
+    if reads:
+        return _read_again(policy, rollout, replace(plan, settings=own.settings, on_samples=None), seed)
     if request.behind_prompt:
         return _behind_prompt(policy, rollout, seed)
     return rollout if request.weights is None else rollout.aged()
+
+
+def _read_again(policy: Policy, rollout: Rollout, plan: Plan, seed: int) -> Rollout:
+    """The samples of a rollout as the rows that reading makes of them: a denoiser's, noised again."""
+    if any(sample.tokens is not None for sample in rollout.samples):
+        raise ConfigError("rollout.decisions: read is for denoisers; what is written is trained on as it was drawn")
+    given = [Given(sample=sample, origin=Origin.DRAWN) for sample in rollout.samples]
+    read = _reader(policy).read(given, seed=seed, plan=replace(plan, stochastic=None))
+    return replace(read, samples=rollout.samples, num_forwards=rollout.num_forwards + read.num_forwards)
 
 
 def _behind_prompt(policy: Policy, rollout: Rollout, seed: int) -> Rollout:

@@ -91,6 +91,7 @@ def gather(
     job: Job,
     value: Callable[[Scores, Tensor], Valued] | None = None,
     contexts: Mapping[str, Context] | None = None,
+    reads: bool = False,
     on_samples: OnSamples = lambda samples: None,
 ) -> Experience:
     """Draws what the planner asks for until it asks for nothing more.
@@ -108,6 +109,7 @@ def gather(
         value: what scores of a whole round, with the group of each row, combine to, and where any applied; for planners
             that look back.
         contexts: what a member is shown in place of the prompt, by name.
+        reads: whether samples are drawn without noise and what is trained on is read of them (``rollout.decisions``).
         on_samples: takes samples as they are drawn.
 
     Returns:
@@ -139,6 +141,7 @@ def gather(
             contexts=contexts or {},
             plan=replace(plan, sample_values=scorer.needs_values, on_samples=taken),
             seed=setting.seed,
+            reads=reads,
         )
         drawn.append(one)
         part = ScoredRound(pending, one.samples)

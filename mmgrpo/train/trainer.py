@@ -254,6 +254,7 @@ class Trainer:
             plan=build_plan(self.now.config, self.policy, step, self.now.settings),
             job=self.job,
             contexts=self.contexts,
+            reads=rollout.decisions == "read",
             value=partial(valued, rewards=self.now.rewards, config=self.now.config.advantage, step=step),
             on_samples=progress.doing("rollout", num_drawn, self._stopping.give_up_alone),
         )

@@ -36,7 +36,7 @@ class Drafter:
         batches: how many rows share a run.
         exactness: what is measured of the first rows of a kind.
         segments: lengths of the segments of a rollout, in steps.
-        evaluation_call: laid over the call where samples are drawn without noise.
+        evaluation_call: laid over the call where samples are drawn without noise and nothing of them is kept.
     """
 
     stage: Stage
@@ -57,7 +57,8 @@ class Drafter:
         """The stock pipeline with its stock sampler; nothing is recorded."""
         self._settle_batches(rows, drawing)
         samples: list[Sample] = []
-        call = {**drawing.call, **self.evaluation_call, **drawing.changed_call}
+        judged = {} if plan.keep_latents else self.evaluation_call  # what is kept is read, and trained on
+        call = {**drawing.call, **judged, **drawing.changed_call}
         num_forwards, T = 0, 1
         for chunk in chunked(rows, drawing.batch(self.batches.rollout)):
             session = Session(on_step=None)

@@ -11,6 +11,7 @@ import torch
 from mmgrpo.config.binding import build_planner
 from mmgrpo.config.loading import CONFIGS, read_layers, shipped
 from mmgrpo.data.samplers import Pool, build_sampler
+from mmgrpo.maths.matching_terms import negative_error, positive_error
 from mmgrpo.maths.planners import Request, Round, Setting
 from mmgrpo.memory import Memory
 from mmgrpo.types import Prompt
@@ -105,6 +106,28 @@ LOSSES: dict[str, tuple[Step, float]] = {
     "cppo": (Step(reward=ONE_OF_FOUR, values={from_reference("k3"): [[0.5, 0.5]] * 4}), -0.499999 + 0.04 * 0.5),
     # d - mean d = 0.4, -0.3, 0, -0.1; r - mean r = 0.75, -0.25: (0.71^2 + 0.22^2 + 0.25^2 + 0.24^2) / 6
     "gvpo": (Step(reward=ONE_OF_FOUR, log_ratio=SCORED), 0.1121),
+    # r = 0.5 + A / 10 of the first; both errors of the other are 0.4; kl 1e-4 * 0.5
+    "diffusion-nft": (
+        Step(
+            reward=ONE_OF_TWO,
+            lengths=(1, 1),
+            values={
+                positive_error(1.0): [[0.2], [0.4]],
+                negative_error(1.0): [[0.6], [0.4]],
+                from_reference("velocity_mse"): [[0.5]] * 2,
+            },
+        ),
+        5 * ((0.5 + A_TWO / 10) * 0.2 + (0.5 - A_TWO / 10) * 0.6 + 0.4) / 2 + 5e-5,
+    ),
+    # ratios 2.5, held at 2, and 1: (-2 A + A) / 2; kl 1e-3 * 0.5
+    "awm": (
+        Step(
+            reward=ONE_OF_TWO,
+            log_ratio=((log(2.5),), (0.0,)),
+            values={from_reference("velocity_mse"): [[0.5]] * 2},
+        ),
+        -A_TWO / 2 + 5e-4,
+    ),
     # psi 0.533333, -0.4, 0, -0.133333, losses 0.461617, 0.513015, 0.693147, 0.628702 at weights 2 and 2 / 3
     "pacs": (Step(reward=ONE_OF_FOUR, log_ratio=SCORED), (2 * 0.461617 + (0.513015 + 0.693147 + 0.628702) / 1.5) / 4),
     # log(1 + e^-0.2 + e^0) + log(1 + e^-0.4 + e^0.6)

@@ -151,6 +151,33 @@ def test_method_of_any_kind_trains_a_denoising_policy(
     assert metrics[1]["policy/ratio_std"] > 0
 
 
+@pytest.mark.parametrize("name", ["awm", "diffusion-nft"])
+def test_what_is_read_of_samples_drawn_without_noise_trains(
+    name: str, write: Callable[[dict[str, Any]], Path], tmp_path: Path
+) -> None:
+    values = {
+        "include": ["models/sd3.5-medium", f"methods/{name}"],
+        "prompts": {"source": str(tmp_path / "prompts.txt")},
+        "rewards": [{"name": "brightness"}],
+    }
+    small = {"policy.call.guidance_scale": 1.0, "policy.call.num_inference_steps": 4, "update.minibatches": 2}
+    config = load_config(write(values), SHRUNK | small | {"output": str(tmp_path)})
+    metrics = trained(config, "sd3", {"turns": by_turns})
+    assert [(line["step"], line["update"]) for line in metrics] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    levels = {"awm": 6, "diffusion-nft": 4}[name]
+    for line in metrics:
+        assert line["policy/on_policy_gap"] < 1e-5
+        assert line["optimizer/grad_norm"] > 0
+        assert line["groups/zero_std_frac"] == 0
+    # four steps without noise, a forward a level to read them, two a level in an update: of now and of the reference
+    assert metrics[1]["count/forwards_per_sample"] == pytest.approx(4 + 3 * levels)
+    assert metrics[0]["policy/kl_mean"] == pytest.approx(0.0, abs=1e-12)
+    assert metrics[-1]["policy/kl_mean"] > 0
+    if name == "awm":
+        assert metrics[0]["policy/ratio_mean"] == pytest.approx(1.0, abs=1e-6)
+        assert metrics[1]["policy/ratio_std"] > 0
+
+
 def test_every_function_that_a_method_of_any_kind_names_is_trained() -> None:
     assert {f"methods/{name}" for name in ANY_KIND} <= {
         name for name in shipped("methods") if applies_to(name) == "both"
