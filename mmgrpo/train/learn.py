@@ -63,8 +63,8 @@ def learn(
         job: the processes; each takes part in every update, with whatever rows it has.
         before_apply: called before the weights move.
 
-    Returns:
-        What was done, update by update.
+    Yields:
+        Update: what was done, update by update.
     """
     rollout = batch.rollout
     place_B = _places(rollout.prompt_index_B, job)
