@@ -22,8 +22,8 @@ from mmgrpo.maths import (
     filters,
     losses,
     modulations,
-    planners,
     schedules,
+    second_chances,
     surrogates,
 )
 from mmgrpo.maths.planners import Round, Setting
@@ -39,7 +39,7 @@ HOMES = {
     "SURROGATES": surrogates,
     "TERMS": losses,
     "MODULATIONS": modulations,
-    "PLANNERS": planners,
+    "PLANNERS": second_chances,
     "SAMPLERS": samplers,
     "VALUE_SCHEDULES": schedules,
     "CONTROLLERS": controllers,

@@ -63,6 +63,7 @@ def feedback_for(name: str, *, junk: float) -> Feedback:
         token_BT=torch.tensor([1, 2, 1, 2]).expand(6, 4),
         scoped={"steps": said},
         columns={"level": torch.linspace(0, 1, 6).double()},
+        remembered={"value": torch.linspace(0, 1, 6).double()},
     )
 
 

@@ -16,6 +16,7 @@ import mmgrpo
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config
 from mmgrpo.explain.forwards import forwards_per_sample
+from mmgrpo.memory import Memory
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.scoring import named_rewards
 from mmgrpo.train.credit import Batch
@@ -60,7 +61,7 @@ def batch_of(config: RunConfig, policy: DenoisingPolicy) -> Batch:
         mmgrpo.build_planner(config.rollout),
         lambda place: Prompt("a red fox"),
         mmgrpo.Scorer(rewards),
-        setting=mmgrpo.build_setting(config, 0, None),
+        setting=mmgrpo.build_setting(config, 0, Memory(), str),
         plan=mmgrpo.build_plan(config, policy, 0),
         job=job,
         value=partial(mmgrpo.valued, rewards=rewards, config=config.advantage, step=0),
