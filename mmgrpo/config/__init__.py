@@ -12,6 +12,7 @@ from mmgrpo.config.rewards import Closed, GateConfig, RewardConfig, gate_order
 from mmgrpo.config.sections import Named, Section, unknown_keys
 from mmgrpo.config.stages import StageConfig, faults, moving_keys
 from mmgrpo.config.update import EmaConfig, UpdateConfig
+from mmgrpo.config.warmup import WarmupConfig
 from mmgrpo.config.watchdog import AlarmKind, WatchdogConfig
 
 __all__ = [
@@ -29,26 +30,10 @@ __all__ = [
     "Section",
     "SourceConfig",
     "UpdateConfig",
+    "WarmupConfig",
     "WatchdogConfig",
     "gate_order",
 ]
-
-
-class WarmupConfig(Section):
-    """Supervised training before GRPO: flow matching for denoisers, cross-entropy for tokens."""
-
-    examples: Named = Field(
-        description="name: python:module:function, with its arguments; returns mmgrpo.types.Example rows"
-    )
-    steps: int = Field(ge=1, description="optimiser updates")
-    batch_size: int = Field(default=64, ge=1, description="examples per update, over the whole job")
-    lr: float = Field(default=1e-3, gt=0)
-    betas: tuple[float, float] = (0.9, 0.99)
-    weight_decay: float = Field(default=0.0, ge=0)
-    lr_warmup_steps: int = Field(default=50, ge=0, description="updates of the linear ramp")
-    lr_floor: float = Field(default=0.05, ge=0, le=1, description="the cosine schedule ends at this fraction of lr")
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    log_every: int = Field(default=50, ge=1, description="updates between lines of warmup.jsonl")
 
 
 class RolloutConfig(Section):

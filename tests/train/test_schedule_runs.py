@@ -48,7 +48,9 @@ class TestConfigAt:
         config = config_of(stages=[{"until": 20, "set": first}, {"set": {"rollout.group_size": 16}}])
         early, late = (config_at(config, step, Memory()) for step in (19, 20))
         assert (early.rollout.group_size, late.rollout.group_size) == (4, 16)
+        assert early.objective.surrogate is not None
         assert early.objective.surrogate.numbers == {"low": 0.1, "high": 0.2}
+        assert late.objective.surrogate is not None
         assert late.objective.surrogate.numbers == {"low": 0.2, "high": 0.2}
 
     def test_whole_numbers_stay_whole(self) -> None:
