@@ -158,9 +158,9 @@ class TestKeys:
     def test_order_of_rows_does_not_matter(self) -> None:
         rows = [Prompt("a", columns={"x": [1, {"y": 2.5}]}), Prompt("b", images=["folder/one.png"])]
         assert prompt_keys(rows[::-1]) == prompt_keys(rows)[::-1]
-        assert prompt_keys([Prompt("a", columns={1: "x", "y": {2}})]) == prompt_keys(
-            [Prompt("a", columns={"y": {2}, 1: "x"})]
-        )
+        one: dict[Any, Any] = {1: "x", "y": {2}}
+        other: dict[Any, Any] = {"y": {2}, 1: "x"}
+        assert prompt_keys([Prompt("a", columns=one)]) == prompt_keys([Prompt("a", columns=other)])
         assert prompt_keys([Prompt("b", images=["moved/one.png"])])[0] == prompt_keys(rows)[1]
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -27,9 +28,9 @@ NO_ENTROPY_N = torch.zeros(0)
 ENTROPY_BT = torch.tensor([[0.1, 0.5, 0.3], [0.4, 0.2, NAN]])
 
 
-def decisions(values: Mapping[Value, Tensor] | None = None, **changes: Tensor) -> Decisions:
+def decisions(values: Mapping[Value, Tensor] | None = None, **changes: Any) -> Decisions:
     zero_BT = torch.zeros(2, 3)
-    given = {
+    given: dict[str, Any] = {
         "logprob_BT": zero_BT,
         "old_logprob_BT": zero_BT,
         "advantage_BT": torch.tensor([[1.0], [-1.0]]).expand(2, 3),

@@ -39,7 +39,8 @@ def made(name: str, settings: dict[str, Any]) -> tuple[Any, Rollout]:
 
 def of_view(policy: Policy, rollout: Rollout, name: str) -> torch.Tensor:
     """(B, T) of the value, 0 where the mask is False."""
-    value = Value(*name.split("@"))
+    what, view = name.split("@")
+    value = Value(what, view)
     found_BT = torch.zeros(rollout.shape)
     with torch.no_grad():
         for part in policy.evaluate(rollout, values=[value]):

@@ -66,7 +66,7 @@ def test_slow_fast_goes_on_in_the_midst_of_a_round() -> None:
     hook = SlowFast([weight], inner=3, alpha=0.5)
     hook.before()
     with torch.no_grad():
-        weight += 1.0
+        weight.add_(1.0)
     hook.after()
     again = SlowFast([weight], inner=3, alpha=0.5)
     again.load_state_dict(hook.state_dict())
