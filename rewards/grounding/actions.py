@@ -13,7 +13,7 @@ from mmgrpo.rewards.geometry.boxes import Box
 from mmgrpo.rewards.geometry.coordinates import Stated
 from mmgrpo.rewards.geometry.frames import Declared, declared
 from mmgrpo.rewards.grounding.calls import Action, actions_in
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, normalised, one_of, share, words
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, normalised, place_of, share, words
 from mmgrpo.rewards.parsing.references import references
 from mmgrpo.types import Prompt, Sample, Score
 
@@ -68,7 +68,7 @@ class GuiAction:
         self._distance = distance
         self._pointing = frozenset(pointing)
         self._aliases = dict(aliases or {})
-        self._extract: Extract = one_of("GuiAction.extract", extract, Extract)
+        self._extract: Extract = place_of("GuiAction.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("gui_action", samples, self._column, _one_action)

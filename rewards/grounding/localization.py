@@ -21,7 +21,7 @@ from mmgrpo.rewards.geometry.coordinates import (
     stated_boxes,
 )
 from mmgrpo.rewards.geometry.frames import Declared, declared
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, share
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, place_of, share
 from mmgrpo.rewards.parsing.references import graded, references
 from mmgrpo.system.extras import required
 from mmgrpo.types import Sample, Score
@@ -61,7 +61,7 @@ class BoxIou:
         self._coordinates = declared("BoxIou", coordinates)
         self._mode: BoxMode = one_of("BoxIou.mode", mode, BoxMode)
         self._threshold = share("BoxIou.threshold", threshold)
-        self._extract: Extract = one_of("BoxIou.extract", extract, Extract)
+        self._extract: Extract = place_of("BoxIou.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("box_iou", samples, self._column, one_box)
@@ -121,7 +121,7 @@ class Detection:
         self._labels = labels
         self._length_power = length_power
         self._max_boxes = max_boxes
-        self._extract: Extract = one_of("Detection.extract", extract, Extract)
+        self._extract: Extract = place_of("Detection.extract", extract)
         self._assigned = required("scipy.optimize", "reward detection").linear_sum_assignment
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
@@ -183,7 +183,7 @@ class PointInBox:
     ) -> None:
         self._column = column
         self._coordinates = declared("PointInBox", coordinates)
-        self._extract: Extract = one_of("PointInBox.extract", extract, Extract)
+        self._extract: Extract = place_of("PointInBox.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("point_in_box", samples, self._column, one_box)
@@ -215,7 +215,7 @@ class TemporalIou:
         self, column: str = "answer", unit: TimeUnit = "seconds", fps: float | None = None, extract: Extract = "none"
     ) -> None:
         self._column = column
-        self._extract: Extract = one_of("TemporalIou.extract", extract, Extract)
+        self._extract: Extract = place_of("TemporalIou.extract", extract)
         frames = one_of("TemporalIou.unit", unit, TimeUnit) == "frames"
         if frames != (fps is not None) or (fps is not None and not fps > 0):
             raise ConfigError(f"TemporalIou needs a positive fps for unit: frames and none for seconds, got {fps}")

@@ -15,7 +15,7 @@ from mmgrpo.rewards.geometry.boxes import Box, CoordinateFrame, Layout, Point, b
 from mmgrpo.rewards.geometry.coordinates import Stated
 from mmgrpo.rewards.geometry.frames import Declared, declared
 from mmgrpo.rewards.geometry.regions import Mask, Polygon, Shape, painted, shapes_in
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, share
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, place_of, share
 from mmgrpo.rewards.parsing.references import references
 from mmgrpo.types import Prompt, Sample, Score
 
@@ -60,7 +60,7 @@ class MaskIou:
         self._coordinates = declared("MaskIou", coordinates)
         self._threshold = None if threshold is None else share("MaskIou.threshold", threshold)
         self._grid = grid
-        self._extract: Extract = one_of("MaskIou.extract", extract, Extract)
+        self._extract: Extract = place_of("MaskIou.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("mask_iou", samples, self._column, _region)

@@ -12,7 +12,7 @@ from mmgrpo.rewards.explaining import drawn_boxes, rounded, too_many
 from mmgrpo.rewards.geometry.boxes import Box, iou
 from mmgrpo.rewards.geometry.coordinates import Stated, box_list, stated_boxes
 from mmgrpo.rewards.geometry.frames import Declared, declared
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, share
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, place_of, share
 from mmgrpo.rewards.parsing.references import references
 from mmgrpo.types import Sample, Score
 
@@ -67,7 +67,7 @@ class AveragePrecision:
         self._labels = labels
         self._length_power = length_power
         self._max_boxes = max_boxes
-        self._extract: Extract = one_of(f"{owner}.extract", extract, Extract)
+        self._extract: Extract = place_of(f"{owner}.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("average_precision", samples, self._column, box_list)

@@ -11,7 +11,7 @@ from mmgrpo.rewards.explaining import MAX_SHAPES, drawn_spans, rounded
 from mmgrpo.rewards.geometry.boxes import iou
 from mmgrpo.rewards.geometry.coordinates import Stated, pair, span_iou, stated_boxes
 from mmgrpo.rewards.geometry.frames import Declared, declared
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, finite, json_values, one_of, share
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, finite, json_values, one_of, place_of, share
 from mmgrpo.rewards.parsing.numerals import seconds
 from mmgrpo.rewards.parsing.references import references
 from mmgrpo.types import Sample, Score
@@ -74,7 +74,7 @@ class Tracking:
         self._over: Over = one_of("Tracking.over", over, Over)
         self._tolerance = tolerance + _SAME
         self._max_moments = max_moments
-        self._extract: Extract = one_of("Tracking.extract", extract, Extract)
+        self._extract: Extract = place_of("Tracking.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("tracking", samples, self._column, _reference)

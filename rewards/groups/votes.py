@@ -10,7 +10,7 @@ from typing import Any, Literal, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import excerpt
 from mmgrpo.rewards.groups.grouping import groups
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, normalised, one_of
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, normalised, one_of, place_of
 from mmgrpo.types import Sample, Score
 
 MAX_NAMED = 8  # winners of a tie, in an explanation
@@ -51,7 +51,7 @@ class MajorityVote:
         if not (entropy >= 0 and math.isfinite(entropy)):
             raise ConfigError(f"MajorityVote.entropy must be at least 0, got {entropy}")
         self._mode: Mode = one_of("MajorityVote.mode", mode, Mode)
-        self._extract: Extract = one_of("MajorityVote.extract", extract, Extract)
+        self._extract: Extract = place_of("MajorityVote.extract", extract)
         self._ignore_case = ignore_case
         self._entropy = entropy
 
@@ -116,7 +116,7 @@ class SemanticClusters:
             )
         self._entails = entails
         self._threshold = threshold
-        self._extract: Extract = one_of("SemanticClusters.extract", extract, Extract)
+        self._extract: Extract = place_of("SemanticClusters.extract", extract)
         self._ignore_case = ignore_case
         self._entropy_min = entropy_min
         self._entropy_max = entropy_max

@@ -9,13 +9,14 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from mmgrpo.errors import ConfigError
 
-Extract = Literal["none", "tag", "boxed", "line"]
+Place = Literal["none", "tag", "boxed", "line"]
+Extract = Place | Mapping[str, str]
 
 MAX_TEXT_CHARS = 100_000
 """Of a longer answer only its end is read."""
@@ -37,6 +38,16 @@ def one_of(where: str, value: str, allowed: Any) -> Any:
     return value
 
 
+def place_of(where: str, extract: Extract) -> Extract:
+    """The setting, if it is one of ``Place`` or ``{tag: NAME}``; else a ConfigError that lists them."""
+    if not isinstance(extract, Mapping):
+        return one_of(where, extract, Place)
+    name = extract.get("tag")
+    if set(extract) != {"tag"} or not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][\w.-]*", name):
+        raise ConfigError(f"{where} must be {{tag: NAME}} with the name of a tag, or a word, got {extract!r}")
+    return dict(extract)
+
+
 def share(where: str, value: float) -> float:
     """The value, if it lies in [0, 1]; else a ConfigError."""
     if not 0 <= value <= 1:
@@ -49,12 +60,14 @@ def extracted(text: str, how: Extract) -> str | None:
 
     A thought, ``<think>..</think>`` or one that never closes, holds no answer: it is left out first.
     ``none`` is the whole text, ``tag`` what the last ``<answer>..</answer>`` holds, ``boxed`` what the last
-    ``\boxed{..}`` holds (its braces balanced), ``line`` the last line that is not blank. It ends where it ends, and
-    begins at most ``MAX_TEXT_CHARS`` characters before.
+    ``\boxed{..}`` holds (its braces balanced), ``line`` the last line that is not blank. ``{tag: NAME}`` is what the
+    last ``<NAME>..</NAME>`` holds, of a thought as well, and the thought itself. It ends where it ends, and begins at
+    most ``MAX_TEXT_CHARS`` characters before.
     """
-    text = without_thought(text)
-    if how == "tag":
-        found = _last_tag(text)
+    named = isinstance(how, Mapping)
+    text = text if named else without_thought(text)
+    if named or how == "tag":
+        found = _last_tag(text, how["tag"] if named else "answer")
     elif how == "boxed":
         found = _last_boxed(text)
     else:
@@ -113,9 +126,10 @@ def finite(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _last_tag(text: str) -> str | None:
-    start = text.rfind("<answer>", 0, max(text.rfind("</answer>"), 0))
-    return None if start < 0 else text[start + len("<answer>") :].partition("</answer>")[0].strip()
+def _last_tag(text: str, name: str) -> str | None:
+    opening, closing = f"<{name}>", f"</{name}>"
+    start = text.rfind(opening, 0, max(text.rfind(closing), 0))
+    return None if start < 0 else text[start + len(opening) :].partition(closing)[0].strip()
 
 
 def _last_boxed(text: str) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import compared
-from mmgrpo.rewards.parsing.extraction import MAX_ANSWER_CHARS, Extract, extracted, normalised, one_of, words
+from mmgrpo.rewards.parsing.extraction import MAX_ANSWER_CHARS, Extract, extracted, normalised, one_of, place_of, words
 from mmgrpo.rewards.parsing.letters import standalone_letters
 from mmgrpo.rewards.parsing.references import graded, texts
 from mmgrpo.system.extras import required
@@ -27,9 +27,11 @@ class ExactMatch:
     Normalised: Unicode NFKC, runs of white space as one blank, stripped, and case folded unless ``ignore_case`` is
     false. The answer is what ``extract`` takes from the text: ``none`` the whole text, ``tag`` the last
     ``<answer>..</answer>``, ``boxed`` the last ``\boxed{..}``, ``line`` the last line that is not blank; a thought,
-    ``<think>..</think>`` or one that never closes, holds no answer and is left out before. The reference,
-    in ``column``, is a text, a number, or a list of which any will do.
+    ``<think>..</think>`` or one that never closes, holds no answer and is left out before. ``{tag: NAME}`` takes the
+    last ``<NAME>..</NAME>`` wherever it stands, so that several rewards may each read a part of one text. The
+    reference, in ``column``, is a text, a number, or a list of which any will do.
 
+    Example: ``{name: exact_match, extract: tag}``.
     Range: 0 or 1.
     Source: exact match after normalisation, as in SQuAD (Rajpurkar et al. 2016, arXiv:1606.05250). Deviation: articles
     and punctuation stay.
@@ -39,7 +41,7 @@ class ExactMatch:
 
     def __init__(self, column: str = "answer", extract: Extract = "none", ignore_case: bool = True) -> None:
         self._column = column
-        self._extract: Extract = one_of("ExactMatch.extract", extract, Extract)
+        self._extract: Extract = place_of("ExactMatch.extract", extract)
         self._ignore_case = ignore_case
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
@@ -79,7 +81,7 @@ class MultipleChoice:
         if not letters or not set(letters) <= set(string.ascii_uppercase):
             raise ConfigError(f"MultipleChoice.letters must be capital letters such as ABCD, got {letters!r}")
         self._column = column
-        self._extract: Extract = one_of("MultipleChoice.extract", extract, Extract)
+        self._extract: Extract = place_of("MultipleChoice.extract", extract)
         self._letters = letters
         self._several: Several = one_of("MultipleChoice.several", several, Several)
 
@@ -115,7 +117,7 @@ class YesNo:
 
     def __init__(self, column: str = "answer", extract: Extract = "none") -> None:
         self._column = column
-        self._extract: Extract = one_of("YesNo.extract", extract, Extract)
+        self._extract: Extract = place_of("YesNo.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("yes_no", samples, self._column, self._reference, self._score)
@@ -150,7 +152,7 @@ class Classification:
         if labels is not None and (isinstance(labels, str) or not labels):
             raise ConfigError(f"Classification.labels must be a list of classes, got {labels!r}")
         self._column = column
-        self._extract: Extract = one_of("Classification.extract", extract, Extract)
+        self._extract: Extract = place_of("Classification.extract", extract)
         self._labels = None if labels is None else {_plain(label) for label in labels}
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
@@ -193,7 +195,7 @@ class EditDistance:
         if not 0 <= floor <= 1:
             raise ConfigError(f"EditDistance.floor must lie in [0, 1], got {floor}")
         self._column = column
-        self._extract: Extract = one_of("EditDistance.extract", extract, Extract)
+        self._extract: Extract = place_of("EditDistance.extract", extract)
         self._unit: Unit = one_of("EditDistance.unit", unit, Unit)
         self._ignore_case = ignore_case
         self._floor = floor

@@ -8,7 +8,7 @@ from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.rewards.explaining import compared
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, words
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, place_of, words
 from mmgrpo.rewards.parsing.references import graded, texts
 from mmgrpo.rewards.text.ngrams import Words, bleu, cider, document_frequencies, rouge_l
 from mmgrpo.types import Sample, Score
@@ -53,7 +53,7 @@ class CaptionScore:
             raise ConfigError(f"CaptionScore.corpus gives weights to metric: cider, and has none in {metric!r}")
         self._column = column
         self._order = order
-        self._extract: Extract = one_of("CaptionScore.extract", extract, Extract)
+        self._extract: Extract = place_of("CaptionScore.extract", extract)
         documents = [] if corpus is None else [[words(line)] for line in _lines(corpus)]
         self._documents = len(documents)
         self._frequencies = None if corpus is None else document_frequencies(documents, order)

@@ -9,7 +9,7 @@ from typing import Literal, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import compared
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, normalised, one_of
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, normalised, one_of, place_of
 from mmgrpo.rewards.parsing.references import graded, texts
 from mmgrpo.types import Sample, Score
 
@@ -57,7 +57,7 @@ class ChartAnswer:
         self._relative = relative
         self._percent: Percent = one_of("ChartAnswer.percent", percent, Percent)
         self._exact_years = exact_years
-        self._extract: Extract = one_of("ChartAnswer.extract", extract, Extract)
+        self._extract: Extract = place_of("ChartAnswer.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("chart_answer", samples, self._column, texts, self._score)

@@ -7,7 +7,7 @@ from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import compared
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, finite, one_of
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, finite, one_of, place_of
 from mmgrpo.rewards.parsing.numerals import numbers
 from mmgrpo.rewards.parsing.references import graded
 from mmgrpo.types import Sample, Score
@@ -144,7 +144,7 @@ class _Stated:
     """Which number of a text is its answer."""
 
     def __init__(self, owner: str, extract: Extract, which: Which, spoken: bool) -> None:
-        self._extract: Extract = one_of(f"{owner}.extract", extract, Extract)
+        self._extract: Extract = place_of(f"{owner}.extract", extract)
         self._which: Which = one_of(f"{owner}.which", which, Which)
         self._spoken = spoken
 

@@ -10,7 +10,7 @@ import regex
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import excerpt
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, json_document, json_values, one_of
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, json_document, json_values, place_of
 from mmgrpo.types import Sample, Score
 
 PATTERN_LIMIT_S = 1.0
@@ -121,7 +121,7 @@ class JsonSchema:
     ) -> None:
         _check_keys(keys, "JsonSchema.keys")
         self._keys = keys
-        self._extract: Extract = one_of("JsonSchema.extract", extract, Extract)
+        self._extract: Extract = place_of("JsonSchema.extract", extract)
         self._partial = partial
         self._strict = strict
         self._anywhere = anywhere

@@ -33,6 +33,7 @@ REWARDS: dict[str, tuple[Callable[..., Any], Any]] = {
     "exact_match": (ExactMatch(extract="boxed"), "a"),
     "exact_match tag": (ExactMatch(extract="tag"), "a"),
     "exact_match line": (ExactMatch(extract="line"), "a"),
+    "exact_match named": (ExactMatch(extract={"tag": "answer"}), "a"),
     "multiple_choice": (MultipleChoice(several="last"), "B"),
     "yes_no": (YesNo(), "yes"),
     "classification": (Classification(labels=["a b", "a b c d"]), "a b"),

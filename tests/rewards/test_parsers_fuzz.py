@@ -68,7 +68,7 @@ def test_any_text(text: str) -> None:
     assert all(len(pair) == 2 for pair in points_in(text) + spans_in(text))
     assert isinstance(json.dumps([json_values(text), json_document(text)], allow_nan=False), str)
     assert all(word == word.casefold() for word in words(text) if word.isascii())
-    for how in ("none", "tag", "boxed", "line"):
+    for how in ("none", "tag", "boxed", "line", {"tag": "answer"}):
         part = extracted(text, how)
         assert part is None or part in text
     plain = normalised(text)

@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import pytest
 
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.grounding.localization import BoxIou
 from mmgrpo.rewards.parsing import extraction as parsing
 from mmgrpo.rewards.parsing.extraction import Extract, extracted, json_document, json_values, normalised, words
+from mmgrpo.rewards.text.answers import ExactMatch
+from tests.rewards.written import scores_of, wrote
 
 
 @pytest.mark.parametrize(
@@ -32,10 +37,31 @@ from mmgrpo.rewards.parsing.extraction import Extract, extracted, json_document,
         ("tag", "<think><answer>3</answer></think><answer>4</answer>", "4"),
         ("tag", "<think>so <answer>3</answer>", None),
         ("boxed", r"</think>\boxed{1}</think>\boxed{2}", "2"),
+        ({"tag": "rephrase"}, "<rephrase>a</rephrase><answer>b</answer>", "a"),
+        ({"tag": "rephrase"}, "<rephrase>a</rephrase><rephrase> c\n</rephrase><rephrase>", "c"),
+        ({"tag": "rephrase"}, "<answer>b</answer>", None),
+        ({"tag": "answer"}, "<think><answer>3</answer></think> 4", "3"),
+        ({"tag": "think"}, "<think>so</think><answer>3</answer>", "so"),
+        ({"tag": "think"}, "<think>so", None),
     ],
 )
 def test_extraction(how: Extract, text: str, answer: str | None):
     assert extracted(text, how) == answer
+
+
+@pytest.mark.parametrize("extract", ["tags", {"tag": ""}, {"tag": "a>"}, {"tag": 3}, {"name": "a"}, {}])
+def test_unknown_places_are_refused(extract: Any):
+    with pytest.raises(ConfigError, match=r"ExactMatch\.extract must be"):
+        ExactMatch(extract=extract)
+
+
+def test_rewards_read_parts_of_their_own():
+    said = wrote("<where>[0, 0, 1, 1]</where><answer>blue</answer>", "blue", box=[0, 0, 1, 1])
+    alike = {"frame": "norm1", "reference_frame": "norm1"}
+    assert scores_of(BoxIou(column="box", extract={"tag": "where"}, coordinates=alike), [said]) == [1]
+    assert scores_of(BoxIou(column="box", extract="tag", coordinates=alike), [said]) == [0]
+    assert scores_of(ExactMatch(extract={"tag": "answer"}), [said]) == [1]
+    assert scores_of(ExactMatch(extract={"tag": "where"}), [said]) == [0]
 
 
 def test_normalisation():
