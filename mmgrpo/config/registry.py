@@ -83,6 +83,7 @@ REWARDS: Mapping[str, str] = {
     "frame_mean": "mmgrpo.rewards.video.motion:FrameMean",
     "video_align": "mmgrpo.rewards.video.video_align:VideoAlign",
     "vlm_judge": "mmgrpo.rewards.judges.looking:VlmJudge",
+    "text_judge": "mmgrpo.rewards.judges.texts:TextJudge",
     "prompt_likelihood": "mmgrpo.rewards.judges.looking:PromptLikelihood",
     "api_judge": "mmgrpo.rewards.judges.endpoints:ApiJudge",
     "ocr_accuracy": "mmgrpo.rewards.images.ocr:OcrAccuracy",

@@ -70,7 +70,7 @@ MOVED: Mapping[str, str] = {
     "mmgrpo.rewards.tracks": "mmgrpo.rewards.grounding.tracks",
     "mmgrpo.rewards.video_align": "mmgrpo.rewards.video.video_align",
     "mmgrpo.rewards.video_align_checkpoint": "mmgrpo.rewards.video.video_align_checkpoint",
-    "mmgrpo.rewards.vision_language": "mmgrpo.rewards.judges.vision_language",
+    "mmgrpo.rewards.vision_language": "mmgrpo.rewards.judges.local",
     "mmgrpo.trainer": "mmgrpo.train.trainer",
     "mmgrpo.wire": "mmgrpo.serving.wire",
 }

@@ -1,4 +1,4 @@
-"""A judge behind any OpenAI-compatible endpoint: pictures and a question go out, a score is read from the reply.
+"""A judge behind any OpenAI-compatible endpoint: pictures and a question go out, a reply or its first word comes back.
 
 Only the standard library speaks HTTP here; redirects are not followed, so the key goes to no other host.
 """
@@ -9,28 +9,33 @@ import base64
 import http.client
 import json
 import logging
+import math
 import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.message import Message
+from functools import partial
 from io import BytesIO
-from typing import IO, Any, Literal, final
+from typing import IO, Any, Literal, TypeVar, final
 from urllib.parse import urlsplit
 
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.judges.questions import HOW_WELL, Question, Scale, filled, shown
+from mmgrpo.rewards.judges.questions import Question, Scale, filled, picture_question, shown
+from mmgrpo.rewards.judges.verdicts import Asking, Choice, JudgeMode, Writing, where_both
 from mmgrpo.rewards.models.checkpoints import positive
 from mmgrpo.rewards.parsing.extraction import one_of
 from mmgrpo.system.bounded import Ends, EndsSecurely, body_of
 from mmgrpo.types import Sample, Score
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 PictureFormat = Literal["png", "jpeg"]
 
@@ -52,24 +57,82 @@ class Endpoint:
     Attributes:
         url: of the API, to which ``/chat/completions`` is added.
         model: the name the endpoint knows its model by.
+        system: system turn; None for none.
         key_variable: environment variable with the API key, read at every request; None sends none.
         timeout: seconds that connecting, sending and the whole of the reply may take, each, in one attempt.
         retries: further attempts after a passing failure.
         backoff: seconds before the second attempt; doubled each time, and as long as the server asks for.
+        concurrency: requests under way at once.
+        picture: how pictures travel: png, exactly, or jpeg.
         extra: further fields of the request.
     """
 
     url: str
     model: str
-    key_variable: str | None
-    timeout: float
-    retries: int
-    backoff: float
-    extra: Mapping[str, Any]
+    system: str | None = None
+    key_variable: str | None = None
+    timeout: float = 60.0
+    retries: int = 3
+    backoff: float = 1.0
+    concurrency: int = 8
+    picture: PictureFormat = "png"
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
-    def reply(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The text of the first choice. Raises NoReplyError after the last attempt."""
-        body = json.dumps({"model": self.model, "messages": list(messages), **self.extra}).encode()
+    def __post_init__(self) -> None:
+        address = urlsplit(self.url)
+        if address.scheme not in ("http", "https") or not address.hostname:
+            raise ConfigError(f"the url of a judge must be such as http://127.0.0.1:8000/v1, got {self.url!r}")
+        if not self.timeout > 0 or self.retries < 0 or self.backoff < 0:
+            raise ConfigError(
+                "a judge's endpoint needs timeout > 0, retries >= 0 and backoff >= 0, "
+                f"got {self.timeout}, {self.retries} and {self.backoff}"
+            )
+        positive("the judge's concurrency", self.concurrency)
+        one_of("the judge's picture", self.picture, PictureFormat)
+
+    def replies(self, questions: Sequence[Question], writing: Writing) -> list[list[str]]:
+        """What it writes to each question, each draw by a request of its own; what gave no reply is left out."""
+        limits = {"temperature": writing.temperature or 0, "max_tokens": writing.max_new_tokens}
+        seeds = [{"seed": draw} if writing.draws > 1 else {} for draw in range(writing.draws)]
+        said = self._all([(question, limits | seed) for question in questions for seed in seeds], _content)
+        by_question = [said[i * len(seeds) : (i + 1) * len(seeds)] for i in range(len(questions))]
+        return [[reply for reply in replies if reply is not None] for replies in by_question]
+
+    def first(self, questions: Sequence[Question], choices: Sequence[Choice]) -> list[list[float] | None]:
+        """Per question, how likely the reply begins with each choice, as far as it is among the 20 likeliest tokens."""
+        asked = {"temperature": 0, "max_tokens": 1, "logprobs": True, "top_logprobs": 20}
+        tops = self._all([(question, asked) for question in questions], _first_tokens)
+        return [None if top is None else [_mass(top, choice) for choice in choices] for top in tops]
+
+    def _all(self, asked: Sequence[tuple[Question, Mapping[str, Any]]], read: Callable[[bytes], T]) -> list[T | None]:
+        """What is read out of each reply; None where there is none, which is logged once with the first cause."""
+        with ThreadPoolExecutor(max_workers=self.concurrency) as pool:
+            found = list(pool.map(lambda one: self._tried(one[0], one[1], read), asked))
+        causes = [one for one in found if isinstance(one, NoReplyError)]
+        if causes:
+            logger.warning(
+                "%s gave no reply for %d of %d questions; the first: %s", self.url, len(causes), len(asked), causes[0]
+            )
+        return [None if isinstance(one, NoReplyError) else one for one in found]
+
+    def _tried(self, question: Question, fields: Mapping[str, Any], read: Callable[[bytes], T]) -> T | NoReplyError:
+        pictures = [
+            {"type": "image_url", "image_url": {"url": data_url(picture, self.picture)}}
+            for picture in question.pictures
+        ]
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": [*pictures, {"type": "text", "text": question.text}]}
+        ]
+        if self.system is not None:
+            messages.insert(0, {"role": "system", "content": self.system})
+        try:
+            return read(self._said({"model": self.model, "messages": messages, **fields, **self.extra}))
+        except NoReplyError as error:
+            return error
+
+    def _said(self, request: Mapping[str, Any]) -> bytes:
+        """The body of the reply. Raises NoReplyError after the last attempt."""
+        body = json.dumps(request).encode()
         for attempt in range(self.retries + 1):
             try:
                 return self._attempt(body)
@@ -84,7 +147,7 @@ class Endpoint:
             time.sleep(min(max(self.backoff * 2**attempt, waits), MAX_WAIT_S))
         raise AssertionError("the last attempt returns or raises")
 
-    def _attempt(self, body: bytes) -> str:
+    def _attempt(self, body: bytes) -> bytes:
         headers = {"Content-Type": "application/json"}
         if self.key_variable is not None:
             key = os.environ.get(self.key_variable, "").strip()
@@ -96,12 +159,12 @@ class Endpoint:
             said = body_of(response, MAX_REPLY_BYTES)
         if said is None:
             raise NoReplyError(f"the reply is longer than {MAX_REPLY_BYTES} bytes")
-        return _first_choice(said)
+        return said
 
 
 @final
 class ApiJudge:
-    """Reward: the score that a model behind an OpenAI-compatible endpoint writes: ``vlm_judge`` in mode ``parse``.
+    """Reward: the score that a model behind an OpenAI-compatible endpoint writes, or the probability of its answer.
 
     vLLM, SGLang, llama.cpp and hosted models are asked alike: ``POST URL/chat/completions`` with the pictures as data
     URLs before the question, at temperature 0. ``concurrency`` requests are under way at once. A request that times
@@ -112,7 +175,8 @@ class ApiJudge:
     Example: ``{name: api_judge, url: "http://127.0.0.1:8000/v1", model: Qwen/Qwen2.5-VL-7B-Instruct}``.
     Settings: ``url`` such as ``http://127.0.0.1:8000/v1``; ``key_variable``, the environment variable that holds the
     API key, never the key itself; ``extra``, further fields of the request; ``picture`` png or jpeg (quality 95);
-    ``question``, ``low``, ``high``, ``key``, ``frames``, ``source`` as in ``vlm_judge``.
+    ``mode``, ``question``, ``low``, ``high``, ``key``, ``frames``, ``source``, ``draws`` and ``temperature`` as in
+    ``vlm_judge``, of which ``yes`` and ``expected`` ask for the log-probabilities of the 20 likeliest first tokens.
     Range: 0 to 1; a score s is (s - low) / (high - low).
     Source: judges by prompt as UnifiedReward, arXiv:2503.05236, is served; own client.
     Traps: pictures and prompts leave the machine; a hosted model may change under its name, and with it the reward;
@@ -125,7 +189,7 @@ class ApiJudge:
         self,
         url: str,
         model: str,
-        question: str = HOW_WELL,
+        question: str | None = None,
         low: int = 1,
         high: int = 5,
         key: str = "score",
@@ -140,64 +204,35 @@ class ApiJudge:
         max_new_tokens: int = 256,
         picture: PictureFormat = "png",
         extra: Mapping[str, Any] | None = None,
+        mode: JudgeMode = "parse",
+        draws: int = 1,
+        temperature: float = 0.0,
     ) -> None:
-        address = urlsplit(url)
-        if address.scheme not in ("http", "https") or not address.hostname:
-            raise ConfigError(f"ApiJudge.url must be such as http://127.0.0.1:8000/v1, got {url!r}")
-        if not timeout > 0 or retries < 0 or backoff < 0:
-            raise ConfigError(
-                f"ApiJudge needs timeout > 0, retries >= 0 and backoff >= 0, got {timeout}, {retries} and {backoff}"
-            )
-        self._scale = Scale(low=low, high=high, key=key)
-        self._question = question
+        self._asking = Asking(
+            mode=mode,
+            scale=Scale(low=low, high=high, key=key),
+            writing=Writing(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature),
+        )
+        self._question = question or picture_question(mode)
         self._frames = positive("ApiJudge.frames", frames)
         self._shows_source = source
-        self._system = system
-        self._concurrency = positive("ApiJudge.concurrency", concurrency)
-        self._picture: PictureFormat = one_of("ApiJudge.picture", picture, PictureFormat)
-        limits = {"temperature": 0, "max_tokens": positive("ApiJudge.max_new_tokens", max_new_tokens)}
         self._endpoint = Endpoint(
             url=url,
             model=model,
+            system=system,
             key_variable=key_variable,
             timeout=timeout,
             retries=retries,
             backoff=backoff,
-            extra=limits | dict(extra or {}),
+            concurrency=concurrency,
+            picture=picture,
+            extra=extra or {},
         )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        texts = [filled(self._question, sample, self._scale) for sample in samples]
+        texts = [filled(self._question, sample, self._asking.scale) for sample in samples]
         pictures = [shown(sample, self._frames, self._shows_source) for sample in samples]
-        rows = [i for i, text in enumerate(texts) if text is not None and pictures[i]]
-        with ThreadPoolExecutor(max_workers=self._concurrency) as pool:
-            asked = [Question(pictures[i], texts[i] or "") for i in rows]
-            replies = list(pool.map(self._reply, asked))
-        causes = [reply for reply in replies if isinstance(reply, NoReplyError)]
-        if causes:
-            where = self._endpoint.url
-            logger.warning(
-                "%s gave no reply for %d of %d samples; the first: %s", where, len(causes), len(rows), causes[0]
-            )
-        values: list[float | Score | None] = [None] * len(samples)
-        for i, reply in zip(rows, replies, strict=True):
-            values[i] = self._scale.judged(None if isinstance(reply, NoReplyError) else reply)
-        return values
-
-    def _reply(self, question: Question) -> str | NoReplyError:
-        pictures = [
-            {"type": "image_url", "image_url": {"url": data_url(picture, self._picture)}}
-            for picture in question.pictures
-        ]
-        messages: list[dict[str, Any]] = [
-            {"role": "user", "content": [*pictures, {"type": "text", "text": question.text}]}
-        ]
-        if self._system is not None:
-            messages.insert(0, {"role": "system", "content": self._system})
-        try:
-            return self._endpoint.reply(messages)
-        except NoReplyError as error:
-            return error
+        return where_both(pictures, texts, partial(self._asking.verdicts, self._endpoint))
 
 
 def data_url(picture: Image.Image, form: PictureFormat) -> str:
@@ -214,14 +249,37 @@ def _beginning(error: urllib.error.HTTPError) -> str:
         return f"{type(broken).__name__}: {broken}"
 
 
-def _first_choice(said: bytes) -> str:
-    try:
-        content = json.loads(said)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise NoReplyError(f"not a chat completion ({type(error).__name__}): {said[:200]!r}") from error
+def _content(said: bytes) -> str:
+    """The text of the first choice."""
+    content = _held(said, "message", "content")
     if not isinstance(content, str):
         raise NoReplyError(f"the completion's content is no text: {content!r:.200}")
     return content
+
+
+def _first_tokens(said: bytes) -> list[tuple[str, float]]:
+    """The likeliest tokens that the first choice may begin with, and their log-probabilities."""
+    found = _held(said, "logprobs", "content", 0, "top_logprobs")
+    try:
+        return [(str(one["token"]), float(one["logprob"])) for one in found]
+    except (ValueError, LookupError, TypeError) as error:
+        raise NoReplyError(f"no log-probabilities of tokens: {found!r:.200}") from error
+
+
+def _held(said: bytes, *keys: str | int) -> Any:
+    """What the first choice of a chat completion holds under these keys."""
+    try:
+        found = json.loads(said)["choices"][0]
+        for key in keys:
+            found = found[key]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise NoReplyError(f"no {keys[0]} in a chat completion ({type(error).__name__}): {said[:200]!r}") from error
+    return found
+
+
+def _mass(top: Sequence[tuple[str, float]], choice: Choice) -> float:
+    """The probability of the tokens that write a choice, after a space or not."""
+    return sum(math.exp(min(logprob, 0.0)) for token, logprob in top if token.strip() in choice.forms)
 
 
 def _asked_wait(headers: Message) -> float:

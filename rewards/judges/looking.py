@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, final
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, final
 
-import torch
-from PIL import Image
-from torch import Tensor
-
-from mmgrpo.errors import RewardError
-from mmgrpo.rewards.explaining import parts
-from mmgrpo.rewards.judges.questions import HOW_WELL, SHOWS, Question, Scale, filled, shown
-from mmgrpo.rewards.judges.vision_language import JudgeSource, number_ids, word_ids
-from mmgrpo.rewards.models.checkpoints import Dtype, chosen_dtype, positive
-from mmgrpo.rewards.parsing.extraction import one_of
+from mmgrpo.rewards.judges.local import JudgeSource
+from mmgrpo.rewards.judges.questions import Question, Scale, filled, picture_question, shown
+from mmgrpo.rewards.judges.verdicts import Asking, JudgeMode, Writing, where_both
+from mmgrpo.rewards.models.checkpoints import Dtype, positive
 from mmgrpo.rewards.pictures import text_of
 from mmgrpo.types import Sample, Score
-
-JudgeMode = Literal["yes", "expected", "parse"]
-Value = float | Score | None
-Pictures = Sequence[Image.Image]
 
 
 @final
@@ -35,7 +26,9 @@ class VlmJudge:
     Example: ``{name: vlm_judge, model: Qwen/Qwen2.5-VL-7B-Instruct}``.
     Settings: ``question`` may hold ``{prompt}``, ``{low}``, ``{high}`` and the names of columns; a row that lacks one
     is not judged. ``frames`` of a video are shown as pictures, at even distances. ``source: true`` shows the prompt's
-    own pictures first, for edits. ``processor`` and ``template`` are arguments of the processor and the chat template.
+    own pictures first, for edits. In mode ``parse`` the scores of ``draws`` replies at a ``temperature`` are averaged,
+    drawn by seeds that are the question's own. ``processor`` and ``template`` are arguments of the processor and the
+    chat template.
     Range: 0 to 1 in every mode; a score s is (s - low) / (high - low).
     Source: ``yes``: Lin et al. 2024 (VQAScore), arXiv:2404.01291, sec. 3, there P(yes) alone; ``expected``: Wu et al.
     2023 (Q-Align), arXiv:2312.17090, sec. 3, there over words for the levels; ``parse``: Wang et al. 2025
@@ -64,32 +57,23 @@ class VlmJudge:
         device: str | None = None,
         dtype: Dtype = "float32",
         batch_size: int = 8,
+        draws: int = 1,
+        temperature: float = 0.0,
     ) -> None:
-        self._mode: JudgeMode = one_of("VlmJudge.mode", mode, JudgeMode)
-        self._question = question or (SHOWS if mode == "yes" else HOW_WELL)
-        self._scale = Scale(low=low, high=high, key=key)
+        self._asking = Asking(
+            mode=mode,
+            scale=Scale(low=low, high=high, key=key),
+            writing=Writing(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature),
+        )
+        self._question = question or picture_question(mode)
         self._frames = positive("VlmJudge.frames", frames)
         self._shows_source = source
-        self._max_new_tokens = positive("VlmJudge.max_new_tokens", max_new_tokens)
-        self._source = _source("VlmJudge", model, processor, template, system, device, dtype, batch_size)
+        self._source = _source(model, processor, template, system, device, dtype, batch_size)
 
-    def __call__(self, samples: Sequence[Sample]) -> list[Value]:
-        texts = [filled(self._question, sample, self._scale) for sample in samples]
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        texts = [filled(self._question, sample, self._asking.scale) for sample in samples]
         pictures = [shown(sample, self._frames, self._shows_source) for sample in samples]
-        return _where_both(pictures, texts, self._judged)
-
-    def _judged(self, pictures: list[Pictures], texts: list[str]) -> list[Score]:
-        judge, questions = self._source.load(), list(map(Question, pictures, texts))
-        if self._mode == "parse":
-            return [self._scale.judged(reply) for reply in judge.replies(questions, self._max_new_tokens)]
-        logprob_BV = judge.next_logprobs(questions)
-        if self._mode == "yes":
-            yes, no = word_ids(judge.tokenizer, "yes", "Yes", "YES"), word_ids(judge.tokenizer, "no", "No", "NO")
-            if not yes - no or not no - yes:
-                raise RewardError("the judge's tokenizer begins yes and no with the same token; take mode: expected")
-            return _expected(logprob_BV, {"no": no - yes, "yes": yes - no})
-        numbers = range(self._scale.low, self._scale.high + 1)
-        return _expected(logprob_BV, dict(zip(map(str, numbers), number_ids(judge.tokenizer, numbers), strict=True)))
+        return where_both(pictures, texts, partial(self._asking.verdicts, self._source))
 
 
 @final
@@ -126,44 +110,27 @@ class PromptLikelihood:
         self._question = question
         self._text_column = text_column
         self._frames = positive("PromptLikelihood.frames", frames)
-        self._source = _source("PromptLikelihood", model, processor, template, system, device, dtype, batch_size)
+        self._source = _source(model, processor, template, system, device, dtype, batch_size)
 
-    def __call__(self, samples: Sequence[Sample]) -> list[Value]:
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         texts = [text_of(sample.prompt, self._text_column) or None for sample in samples]
         pictures = [shown(sample, self._frames, source=False) for sample in samples]
-        return _where_both(pictures, texts, self._likelihoods)
+        return where_both(pictures, texts, self._likelihoods)
 
-    def _likelihoods(self, pictures: list[Pictures], texts: list[str]) -> Sequence[Value]:
-        return self._source.load().answer_logprobs([Question(one, self._question) for one in pictures], texts)
-
-
-def _where_both(
-    pictures: Sequence[Pictures],
-    texts: Sequence[str | None],
-    judge: Callable[[list[Pictures], list[str]], Sequence[Value]],
-) -> list[Value]:
-    """What a judge says of the samples that have pictures and a text, asked at once; None of the others."""
-    both = [
-        (row, seen, text)
-        for row, (seen, text) in enumerate(zip(pictures, texts, strict=True))
-        if seen and text is not None
-    ]
-    said = judge([seen for _, seen, _ in both], [text for _, _, text in both]) if both else ()
-    values = dict(zip([row for row, _, _ in both], said, strict=True))
-    return [values.get(row) for row in range(len(pictures))]
+    def _likelihoods(self, asked: Sequence[Question]) -> Sequence[float | None]:
+        questions = [Question(one.pictures, self._question) for one in asked]
+        return self._source.load().answer_logprobs(questions, [one.text for one in asked])
 
 
 def _source(
-    where: str,
     model: str,
     processor: Mapping[str, Any] | None,
     template: Mapping[str, Any] | None,
     system: str | None,
     device: str | None,
-    dtype: str,
+    dtype: Dtype,
     batch_size: int,
 ) -> JudgeSource:
-    chosen_dtype(where, dtype)
     return JudgeSource(
         model=model,
         processor=processor or {},
@@ -171,23 +138,5 @@ def _source(
         system=system,
         device=device,
         dtype=dtype,
-        batch_size=positive(f"{where}.batch_size", batch_size),
+        batch_size=batch_size,
     )
-
-
-def _expected(logprob_BV: Tensor, answers: Mapping[str, Collection[int]]) -> list[Score]:
-    """Where between the first answer (0) and the last (1) a judge stands, by the probabilities of their tokens.
-
-    The explanation has the probabilities as they are: what is missing to 1 went to tokens that are no answer.
-    """
-    logprob_BS = torch.stack([_total(logprob_BV, sorted(ids)) for ids in answers.values()], dim=1)
-    value_B = logprob_BS.softmax(-1) @ torch.linspace(0, 1, len(answers))
-    return [
-        Score(value, parts(dict(zip(answers, share_S, strict=True))))
-        for value, share_S in zip(value_B.tolist(), logprob_BS.exp().tolist(), strict=True)
-    ]
-
-
-def _total(logprob_BV: Tensor, ids: Sequence[int]) -> Tensor:
-    """Log of the summed probability of some tokens. Shapes: (B, V) -> (B,)."""
-    return logprob_BV[:, list(ids)].logsumexp(-1)

@@ -11,6 +11,7 @@ from PIL import Image
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import excerpt
+from mmgrpo.rewards.parsing.extraction import finite
 from mmgrpo.rewards.pictures import as_rgb, frames_of
 from mmgrpo.types import Sample, Score
 
@@ -23,6 +24,8 @@ MAX_REPLY_CHARS = 20_000
 """Of a longer reply only its end is read."""
 
 _FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
+_TAG = re.compile(r"</(\w+)>")
+_TURN = re.compile(r"<(?=\||/?s>|(?:start|end)_of_turn>)|\[(?=/?INST\])")
 _NUMBER = re.compile(r"(?<![\w.])-?\d{1,9}(?:\.\d{1,9})?(?![\w]|\.\d)")
 _WHOLE = re.compile(r"(?:/|out of|of)\s*$", re.IGNORECASE)
 
@@ -42,67 +45,122 @@ class Scale:
     Attributes:
         low: the worst.
         high: the best.
-        key: the word that a score stands behind; without it a reply with one number alone is read.
+        key: the word that a score stands behind; without it a reply with one score alone is read.
+        answers: words that are the scores, with what each is worth; None for the numbers from low to high.
     """
 
     low: int
     high: int
     key: str
+    answers: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         if self.low >= self.high:
             raise ConfigError(f"the scale of a judge needs low < high, got {self.low} and {self.high}")
         if not self.key:
             raise ConfigError("the key of a judge's score must be a word, such as score")
+        if self.answers is None:
+            return
+        worth = [value for value in self.answers.values() if finite(value) is not None]
+        if len({answer.casefold() for answer in self.answers}) < 2 or len(worth) < len(self.answers):
+            raise ConfigError(
+                f"the answers of a judge must be two words or more with a number each, got {self.answers}"
+            )
+
+    @property
+    def least(self) -> float:
+        """The worst share that can be read."""
+        return 0.0 if self.answers is None else min(self.answers.values())
 
     def read(self, reply: str) -> float | None:
-        """The score in a reply, from 0 (low) to 1 (high); None if it states none within the scale.
+        """The score in a reply, from 0 (low) to 1 (high), or what its word is worth; None if it states none.
 
-        What precedes the end of a thought (``</think>``) does not count. Behind the last ``key`` the first number
-        counts; without a key there must be one number alone. "4/5" and "4 out of 5" are 4 if the scale ends with 5.
+        What precedes the end of a thought (``</think>``) does not count. Behind the last ``key`` the first score
+        counts; without a key there must be one score alone. "4/5" and "4 out of 5" are 4 if the scale ends with 5.
         """
         text = reply[-MAX_REPLY_CHARS:].rpartition("</think>")[2]
         behind = re.split(rf"\b{re.escape(self.key)}\b", text, flags=re.IGNORECASE)
-        stated = self._numbers(behind[-1])
-        if len(behind) == 1 and len(set(stated)) != 1:
-            return None
-        return self.share(stated[0]) if stated and self.low <= stated[0] <= self.high else None
+        stated = self._words(behind[-1]) if self.answers is not None else self._numbers(behind[-1])
+        return None if not stated or (len(behind) == 1 and len(set(stated)) != 1) else stated[0]
 
     def judged(self, reply: str | None) -> Score:
         """The share that a reply states, and the reply; NaN, a failure, where there is none or it states none."""
         share = None if reply is None else self.read(reply)
-        stated = None if share is None else round(self.low + share * (self.high - self.low), 4)
         said = {} if reply is None else {"reason": excerpt(reply.rpartition("</think>")[2].strip())}
-        return Score(math.nan if share is None else share, {"parsed": stated} | said)
+        return Score(math.nan if share is None else share, {"parsed": self._score(share)} | said)
 
     def share(self, score: float) -> float:
         """Where a score lies between low (0) and high (1)."""
         return (score - self.low) / (self.high - self.low)
 
-    def _numbers(self, text: str) -> list[float]:
-        """The numbers in a text, less those that say what a score is out of."""
-        found = list(_NUMBER.finditer(text))
-        return [float(number[0]) for number in found if not self._is_whole(text, number)]
+    def _score(self, share: float | None) -> float | None:
+        if share is None or self.answers is not None:
+            return share
+        return round(self.low + share * (self.high - self.low), 4)
+
+    def _words(self, text: str) -> list[float]:
+        """What the answers in a text are worth, in order; of letters the case counts."""
+        answers = self.answers or {}
+        whole = {answer.casefold(): value for answer, value in answers.items()}
+        longest_first = sorted(answers, key=len, reverse=True)
+        forms = "|".join(re.escape(a) if len(a) == 1 else f"(?i:{re.escape(a)})" for a in longest_first)
+        return [whole[found[0].casefold()] for found in re.finditer(rf"(?<!\w)(?:{forms})(?!\w)", text)]
+
+    def _numbers(self, text: str) -> list[float | None]:
+        """The shares of the numbers in a text, None for one off the scale; less those that say what it is out of."""
+        found = [float(number[0]) for number in _NUMBER.finditer(text) if not self._is_whole(text, number)]
+        return [self.share(number) if self.low <= number <= self.high else None for number in found]
 
     def _is_whole(self, text: str, number: re.Match[str]) -> bool:
         before = text[max(number.start() - 10, 0) : number.start()]
         return float(number[0]) == self.high and _WHOLE.search(before) is not None
 
 
-def filled(template: str, sample: Sample, scale: Scale) -> str | None:
+def picture_question(mode: str) -> str:
+    """What is asked of a picture where nothing else is given."""
+    return SHOWS if mode == "yes" else HOW_WELL
+
+
+def filled(
+    template: str,
+    sample: Sample,
+    scale: Scale,
+    *,
+    quoted: Mapping[str, str] | None = None,
+    more: Mapping[str, str] | None = None,
+) -> str | None:
     """The template with ``{prompt}``, ``{low}``, ``{high}`` and ``{column}`` filled in; None if a column is missing.
 
     Values are put in as they are: braces in them are not read again.
+
+    Args:
+        template: the question.
+        sample: has the prompt and the columns.
+        scale: the scores there are.
+        quoted: further fields, which the policy has written: see ``as_data``.
+        more: further fields.
     """
     known: Mapping[str, object] = {
         **sample.prompt.columns,
         "prompt": sample.prompt.text,
         "low": scale.low,
         "high": scale.high,
+        **(more or {}),
+        **{name: as_data(text, template) for name, text in (quoted or {}).items()},
     }
     if any(known.get(name) is None for name in _FIELD.findall(template)):
         return None
     return _FIELD.sub(lambda field: str(known[field[1]]), template)
+
+
+def as_data(text: str, template: str) -> str:
+    """A text that cannot end the quotation it is put in: a blank takes apart the tags that the template closes.
+
+    So with ``<|..|>``, ``[INST]`` and ``<start_of_turn>`` and their like, by which chats mark their turns.
+    """
+    tags = "|".join(sorted({re.escape(tag) for tag in _TAG.findall(template)}))
+    text = re.sub(rf"<(?=\s*/?\s*(?:{tags})\b)", "< ", text, flags=re.IGNORECASE) if tags else text
+    return _TURN.sub(lambda mark: f"{mark[0]} ", text)
 
 
 def shown(sample: Sample, frames: int, source: bool) -> Sequence[Image.Image]:

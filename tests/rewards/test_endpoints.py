@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from typing import Any
 
@@ -20,77 +17,8 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.judges.endpoints import ApiJudge
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.drawn import drew, filmed, noise, numbers, said
+from tests.rewards.endpoint import Server
 from tests.running import running
-
-
-class Server(ThreadingHTTPServer):
-    """Answers by what the prompt says, and keeps what it was asked."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.requests: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        self.lock = threading.Lock()
-        self.tries: dict[str, int] = {}
-        self.under_way = self.most_under_way = 0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = body["messages"][-1]["content"][-1]["text"]
-        with self.server.lock:
-            self.server.requests.append(body)
-            self.server.headers.append(dict(self.headers))
-            attempt = self.server.tries[text] = self.server.tries.get(text, 0) + 1
-            self.server.under_way += 1
-            self.server.most_under_way = max(self.server.most_under_way, self.server.under_way)
-        if "slow" in text:
-            time.sleep(1.0)
-        time.sleep(0.05)
-        with self.server.lock:
-            self.server.under_way -= 1
-        self.answer(text, attempt)
-
-    def answer(self, text: str, attempt: int) -> None:
-        if self.path != "/v1/chat/completions" or "forbidden" in text:
-            self.reply(403, b"no")
-        elif "redirect" in text:
-            self.reply(307, b"", {"Location": f"http://127.0.0.1:{self.server.server_port}/elsewhere"})
-        elif "broken" in text or ("flaky" in text and attempt < 3):
-            self.reply(503, b"busy", {"Retry-After": "0"})
-        elif "cut" in text and attempt == 1:
-            self.close_connection = True
-            self.connection.close()
-        elif "garbage" in text:
-            self.reply(200, b"<html>")
-        elif "huge" in text:
-            self.reply(200, b" " * (2**22 + 10))
-        elif "empty" in text:
-            self.said(None)
-        else:
-            self.said("I cannot say." if "mute" in text else "Score: 4")
-
-    def said(self, content: str | None) -> None:
-        self.reply(200, json.dumps({"choices": [{"message": {"role": "assistant", "content": content}}]}).encode())
-
-    def reply(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Quiet."""
 
 
 @pytest.fixture
@@ -140,7 +68,7 @@ def test_failures_are_of_the_sample_alone(server: Server, caplog: pytest.LogCapt
     assert [values[0], values[-1]] == [0.75, 0.75]
     assert all(value is not None and math.isnan(value) for value in values[1:-1])
     assert server.tries == {f"{text}?": 2 if text == "broken" else 1 for text in texts}
-    assert "no reply for 6 of 9 samples" in caplog.text
+    assert "no reply for 6 of 9 questions" in caplog.text
     assert "503" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""A vision-language model of transformers as a judge: what it writes about pictures, and how likely it finds words.
+"""A language or vision-language model of transformers as a judge: what it writes, and how likely it finds words.
 
 Prompts are processed alone and only those of one shape run together, so nothing is padded and the batch size changes no
 score beyond rounding.
@@ -9,16 +9,19 @@ Axes: B prompts, P their tokens, A tokens of an answer, V vocabulary.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from mmgrpo.errors import RewardError
+from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.rewards.judges.questions import Question
-from mmgrpo.rewards.models.checkpoints import batches, chosen_device, chosen_dtype, frozen, once
+from mmgrpo.rewards.judges.verdicts import Choice, Writing
+from mmgrpo.rewards.models.checkpoints import Dtype, batches, chosen_device, chosen_dtype, frozen, once, positive
 
 _causal: set[int] = set()  # ids of loaded models, which live as long as the process, that were found to be causal
 
@@ -28,43 +31,61 @@ class JudgeSource:
     """Which model, and how it runs.
 
     Attributes:
-        model: path or hub id of an image-text-to-text model with a chat template.
+        model: path or hub id of a model with a chat template: image-text-to-text, or a causal language model.
+        system: system turn; None for the template's own.
         processor: arguments of its processor, for example ``{"max_pixels": 401408}``.
         template: further variables of its chat template, for example ``{"enable_thinking": False}``.
-        system: system turn; None for the template's own.
         device: None for the process's GPU, or the CPU.
         dtype: of the model.
         batch_size: questions at a time.
     """
 
     model: str
-    processor: Mapping[str, Any]
-    template: Mapping[str, Any]
-    system: str | None
-    device: str | None
-    dtype: str
-    batch_size: int
+    system: str | None = None
+    processor: Mapping[str, Any] = field(default_factory=dict)
+    template: Mapping[str, Any] = field(default_factory=dict)
+    device: str | None = None
+    dtype: Dtype = "float32"
+    batch_size: int = 8
 
-    def load(self) -> VisionLanguage:
+    def __post_init__(self) -> None:
+        chosen_dtype("judge", self.dtype)
+        positive("judge.batch_size", self.batch_size)
+
+    def load(self) -> LocalJudge:
         """The model, loaded at the first call in this process. Raises RewardError if it cannot be."""
         device, dtype = chosen_device(self.device), chosen_dtype("judge", self.dtype)
         model, processor = once(_judge, self.model, json.dumps(dict(self.processor), sort_keys=True), device, dtype)
-        return VisionLanguage(model, processor, self)
+        return LocalJudge(model, processor, self)
+
+    def replies(self, questions: Sequence[Question], writing: Writing) -> list[list[str]]:
+        """What it writes to each question, as often as asked for, without special tokens."""
+        judge = self.load()
+        if writing.temperature == 0:
+            return [[reply] for reply in judge.replies(questions, writing.max_new_tokens)]
+        return [judge.drawn(question, writing) for question in questions]
+
+    def first(self, questions: Sequence[Question], choices: Sequence[Choice]) -> list[list[float] | None]:
+        """Per question, how likely the reply begins with each choice. Raises RewardError if two begin alike."""
+        judge = self.load()
+        token_ids = choice_ids(judge.tokenizer, choices)
+        prob_BV = judge.next_logprobs(questions).exp()
+        return torch.stack([prob_BV[:, ids].sum(-1) for ids in token_ids], dim=1).tolist()
 
 
 @final
-class VisionLanguage:
+class LocalJudge:
     """The loaded model."""
 
     def __init__(self, model: Any, processor: Any, source: JudgeSource) -> None:
         self._model = model
         self._processor = processor
         self._source = source
-        self.tokenizer = processor.tokenizer
+        self.tokenizer = getattr(processor, "tokenizer", processor)
 
     @torch.no_grad()
     def replies(self, questions: Sequence[Question], max_new_tokens: int) -> list[str]:
-        """What it writes to each question, greedily, without special tokens."""
+        """What it writes to each question, greedily."""
         found = [""] * len(questions)
         for rows, inputs in self._batches(questions):
             written = self._model.generate(
@@ -74,6 +95,18 @@ class VisionLanguage:
             for row, text in zip(rows, texts, strict=True):
                 found[row] = text
         return found
+
+    @torch.no_grad()
+    def drawn(self, question: Question, writing: Writing) -> list[str]:
+        """Replies drawn to one question, by a seed that is the question's own."""
+        ((_, inputs),) = self._batches([question])
+        with torch.random.fork_rng():
+            torch.manual_seed(derive_seed(zlib.crc32(question.text.encode())))
+            written = self._model.generate(
+                **inputs, do_sample=True, temperature=writing.temperature, top_k=0, top_p=1.0,
+                num_return_sequences=writing.draws, max_new_tokens=writing.max_new_tokens, pad_token_id=self._pad(),
+            )  # fmt: skip
+        return self.tokenizer.batch_decode(written[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
     @torch.no_grad()
     def next_logprobs(self, questions: Sequence[Question]) -> Tensor:
@@ -136,19 +169,31 @@ class VisionLanguage:
         return found
 
     def _encoded(self, question: Question) -> dict[str, Tensor]:
+        text = self._as_text(question.text)
         parts: list[dict[str, str]] = [{"type": "image"} for _ in question.pictures]
+        looks = self._processor is not self.tokenizer
+        if question.pictures and not looks:
+            raise RewardError(f"{self._source.model} is a language model and sees no pictures; take one that does")
         messages: list[dict[str, Any]] = [
-            {"role": "user", "content": [*parts, {"type": "text", "text": question.text}]}
+            {"role": "user", "content": [*parts, {"type": "text", "text": text}] if looks else text}
         ]
-        if self._source.system is not None:
-            messages.insert(0, {"role": "system", "content": [{"type": "text", "text": self._source.system}]})
-        text = self._processor.apply_chat_template(
+        if (system := self._source.system) is not None:
+            messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}] if looks else system})
+        chat = self._processor.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, **self._source.template
         )
-        found = self._processor(
-            text=[text], images=[list(question.pictures)], return_tensors="pt", add_special_tokens=False
-        )
+        shown = {"images": [list(question.pictures)]} if question.pictures else {}
+        found = self._processor(text=[chat], **shown, return_tensors="pt", add_special_tokens=False)
         return {name: torch.as_tensor(value) for name, value in found.items() if name != "labels"}
+
+    def _as_text(self, text: str) -> str:
+        """The text with a blank in each mark that the tokenizer would read as one token, as those of turns."""
+        added = self.tokenizer.added_tokens_decoder.values()
+        marks = {*self.tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
+        for mark in sorted(marks, key=len, reverse=True):
+            if len(mark) > 1:
+                text = text.replace(mark, f"{mark[0]} {mark[1:]}")
+        return text
 
     def _placed(self, tensor: Tensor) -> Tensor:
         dtype = self._model.dtype if tensor.is_floating_point() else tensor.dtype
@@ -159,28 +204,29 @@ class VisionLanguage:
         return pad if pad is not None else end if end is not None else 0
 
 
-def word_ids(tokenizer: Any, *words: str) -> set[int]:
-    """The first tokens of a reply that begins with one of the words, after a space or without."""
-    forms = [form for word in words for form in (word, f" {word}")]
-    return {ids[0] for form in forms if (ids := _ids(tokenizer, form))}
+def choice_ids(tokenizer: Any, choices: Sequence[Choice]) -> list[list[int]]:
+    """Per choice, the tokens by which a reply that begins with it begins, after a space or not.
 
+    A number counts as one token or not at all, so that 1 is not the beginning of 10; of a word the first token counts,
+    in the cases that it may have, less those that begin another choice.
 
-def number_ids(tokenizer: Any, numbers: Sequence[int]) -> list[list[int]]:
-    """Per number, the single tokens that write it.
-
-    Raises: RewardError if the tokenizer writes one of them with several tokens.
+    Raises: RewardError if a choice has no token of its own.
     """
-    found = []
-    for number in numbers:
-        ids = [_ids(tokenizer, form) for form in (str(number), f" {number}")]
-        single = sorted({tokens[0] for tokens in ids if len(tokens) == 1})
-        if not single:
+    found = [_begins(tokenizer, choice) for choice in choices]
+    own = [ids - set().union(*found[:i], *found[i + 1 :]) for i, ids in enumerate(found)]
+    for choice, ids in zip(choices, own, strict=True):
+        if not ids:
+            how = "with several tokens" if choice.whole else "with the first token of another answer"
             raise RewardError(
-                f"the judge's tokenizer writes {number} with several tokens; ask for a scale of single digits, such as "
-                f"low: 1, high: 5, or take mode: parse"
+                f"the judge's tokenizer writes {choice.text} {how}; ask for a scale of single digits, such as low: 1, "
+                "high: 5, or for letters, or take mode: parse"
             )
-        found.append(single)
-    return found
+    return [sorted(ids) for ids in own]
+
+
+def _begins(tokenizer: Any, choice: Choice) -> set[int]:
+    written = [_ids(tokenizer, form) for word in choice.forms for form in (word, f" {word}")]
+    return {ids[0] for ids in written if len(ids) == 1 or (ids and not choice.whole)}
 
 
 def _extended(name: str, tensor: Tensor, ids_BP: Tensor, answer_BA: Tensor) -> Tensor:
@@ -198,7 +244,10 @@ def _ids(tokenizer: Any, form: str) -> list[int]:
 
 
 def _judge(model: str, processor: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
-    from transformers import AutoModelForImageTextToText, AutoProcessor
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-    made = AutoModelForImageTextToText.from_pretrained(model, dtype=dtype)
-    return frozen(made, device), AutoProcessor.from_pretrained(model, **json.loads(processor))
+    looks = type(AutoConfig.from_pretrained(model)) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    kind, reader = (AutoModelForImageTextToText, AutoProcessor) if looks else (AutoModelForCausalLM, AutoTokenizer)
+    made = kind.from_pretrained(model, dtype=dtype)
+    return frozen(made, device), reader.from_pretrained(model, **json.loads(processor))

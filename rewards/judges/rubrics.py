@@ -1,0 +1,82 @@
+"""Criteria that a response is held against one by one, with weights and vetoes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mmgrpo.rewards.explaining import excerpt, parts
+from mmgrpo.rewards.parsing.extraction import finite
+from mmgrpo.types import Score
+
+MET = 0.5
+"""What a verdict must reach at least for a criterion with a veto to be met."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criterion:
+    """What a response should be, or, with a weight below 0, should not.
+
+    Attributes:
+        criterion: in words.
+        weight: what it adds to the score if it is met.
+        veto: the score is 0 unless it is met.
+    """
+
+    criterion: str
+    weight: float = 1.0
+    veto: bool = False
+
+
+def rubric_of(value: Any) -> list[Criterion] | None:
+    """A list of ``{criterion, weight, veto}``, or of texts; None if it is anything else or nothing weighs above 0."""
+    items: list[Any] = (
+        [{"criterion": one} if isinstance(one, str) else one for one in value] if isinstance(value, list) else []
+    )
+    if not items or not all(_is_criterion(one) for one in items):
+        return None
+    rubric = [
+        Criterion(criterion=one["criterion"], weight=float(one.get("weight", 1)), veto=one.get("veto", False))
+        for one in items
+    ]
+    return rubric if any(one.weight > 0 for one in rubric) else None
+
+
+def rubric_score(rubric: Sequence[Criterion], verdicts: Sequence[float]) -> Score:
+    """How much of a rubric a response meets, from 0 to 1.
+
+    R = clip(sum_i w_i v_i / sum_{w_i > 0} w_i, 0, 1), or 0 if a criterion with a veto has v_i below 0.5. A criterion
+    without a verdict (NaN) is left out of both sums; if it has a veto, or none that weighs above 0 is left, there is no
+    score.
+
+    Args:
+        rubric: the criteria.
+        verdicts: how far each is met, from 0 to 1.
+
+    Returns:
+        The score, NaN for none, with the verdicts as ``parts``.
+    """
+    known = [(one, verdict) for one, verdict in zip(rubric, verdicts, strict=True) if math.isfinite(verdict)]
+    told = parts(
+        {f"{i}. {excerpt(one.criterion)}": v for i, (one, v) in enumerate(zip(rubric, verdicts, strict=True), 1)}
+    )
+    total = sum(one.weight for one, _ in known if one.weight > 0)
+    lost = any(one.veto and not math.isfinite(v) for one, v in zip(rubric, verdicts, strict=True))
+    if lost or total == 0:
+        return Score(math.nan, told)
+    vetoed = [one.criterion for one, verdict in known if one.veto and verdict < MET]
+    if vetoed:
+        return Score(0.0, told | {"reason": f"vetoed: {excerpt(vetoed[0])}"})
+    return Score(min(max(sum(one.weight * verdict for one, verdict in known) / total, 0.0), 1.0), told)
+
+
+def _is_criterion(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and set(value) <= {"criterion", "weight", "veto"}
+        and isinstance(value.get("criterion"), str)
+        and finite(value.get("weight", 1)) is not None
+        and isinstance(value.get("veto", False), bool)
+    )

@@ -1,0 +1,152 @@
+"""From questions to scores: by the probability of a judge's first word, or by what it writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from PIL import Image
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.explaining import parts
+from mmgrpo.rewards.judges.questions import Question, Scale
+from mmgrpo.rewards.models.checkpoints import positive
+from mmgrpo.rewards.parsing.extraction import one_of
+from mmgrpo.types import Score
+
+JudgeMode = Literal["yes", "expected", "parse"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An answer that a reply may begin with.
+
+    Attributes:
+        text: as it is named in explanations.
+        whole: it counts as one token alone, as numbers do.
+    """
+
+    text: str
+    whole: bool = False
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The cases it may be written in; of a single letter only its own."""
+        text = self.text
+        return (
+            (text,) if len(text) == 1 else tuple(dict.fromkeys((text, text.lower(), text.capitalize(), text.upper())))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writing:
+    """How a judge writes.
+
+    Attributes:
+        max_new_tokens: at most, in one reply.
+        draws: replies to a question.
+        temperature: 0 writes greedily.
+    """
+
+    max_new_tokens: int = 256
+    draws: int = 1
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        positive("judge.max_new_tokens", self.max_new_tokens)
+        if not self.temperature >= 0:
+            raise ConfigError(f"the temperature of a judge must be at least 0, got {self.temperature}")
+        if positive("judge.draws", self.draws) > 1 and self.temperature == 0:
+            raise ConfigError(
+                f"{self.draws} draws at temperature 0 are all the same; set temperature: 1.0, or draws: 1"
+            )
+
+
+class Judge(Protocol):
+    """A model that is asked."""
+
+    def replies(self, questions: Sequence[Question], writing: Writing) -> list[list[str]]:
+        """What it writes to each question; fewer than ``writing.draws`` where it gave no reply."""
+        ...
+
+    def first(self, questions: Sequence[Question], choices: Sequence[Choice]) -> list[list[float] | None]:
+        """Per question, how likely the reply begins with each choice; None where there was no reply."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """How a judge's answer becomes a score.
+
+    Attributes:
+        mode: ``yes``, ``expected`` or ``parse``.
+        scale: the scores there are.
+        writing: how it writes, for ``parse``.
+    """
+
+    mode: JudgeMode
+    scale: Scale
+    writing: Writing
+
+    def __post_init__(self) -> None:
+        one_of("the judge's mode", self.mode, JudgeMode)
+        if self.mode == "yes" and self.scale.answers is not None:
+            raise ConfigError(
+                "mode: yes knows the answers yes and no alone; for answers of your own take mode: expected"
+            )
+
+    def verdicts(self, judge: Judge, questions: Sequence[Question]) -> list[Score]:
+        """A score per question; NaN, a failure, where the judge gave none."""
+        if self.mode == "parse":
+            return [self._stated(replies) for replies in judge.replies(questions, self.writing)]
+        choices = self._choices()
+        asked = judge.first(questions, list(choices))
+        return [_expected(dict(zip(choices, probs or (), strict=probs is not None)), choices) for probs in asked]
+
+    def _choices(self) -> dict[Choice, float]:
+        """The answers that a reply may begin with, and what each is worth."""
+        if self.mode == "yes":
+            return {Choice("no"): 0.0, Choice("yes"): 1.0}
+        if self.scale.answers is not None:
+            return {Choice(answer): value for answer, value in self.scale.answers.items()}
+        numbers = range(self.scale.low, self.scale.high + 1)
+        return {Choice(str(number), whole=True): self.scale.share(number) for number in numbers}
+
+    def _stated(self, replies: Sequence[str]) -> Score:
+        """The mean of what the replies state; the explanation has the first of them."""
+        judged = [self.scale.judged(reply) for reply in replies] or [self.scale.judged(None)]
+        known = [score for score in judged if math.isfinite(score.value)]
+        if not known:
+            return judged[0]
+        value = sum(score.value for score in known) / len(known)
+        if len(known) == 1:
+            return known[0]
+        return Score(value, dict(known[0].explanation) | parts({f"draw {i}": s.value for i, s in enumerate(known, 1)}))
+
+
+def _expected(probs: Mapping[Choice, float], worth: Mapping[Choice, float]) -> Score:
+    """The mean worth of the answers by their probabilities, made to sum to 1.
+
+    The explanation has the probabilities as they are: what is missing to 1 went to tokens that are no answer.
+    """
+    total = sum(probs.values())
+    value = sum(prob * worth[choice] for choice, prob in probs.items()) / total if total > 0 else math.nan
+    return Score(value, parts({choice.text: prob for choice, prob in probs.items()}))
+
+
+def where_both(
+    pictures: Sequence[Sequence[Image.Image]],
+    texts: Sequence[str | None],
+    judge: Callable[[Sequence[Question]], Sequence[float | Score | None]],
+) -> list[float | Score | None]:
+    """What a judge says of the samples that have pictures and a text, asked at once; None of the others."""
+    both = [
+        (row, Question(seen, text))
+        for row, (seen, text) in enumerate(zip(pictures, texts, strict=True))
+        if seen and text is not None
+    ]
+    said = judge([question for _, question in both]) if both else ()
+    values = dict(zip([row for row, _ in both], said, strict=True))
+    return [values.get(row) for row in range(len(pictures))]
