@@ -129,7 +129,7 @@ def filled(
     quoted: Mapping[str, str] | None = None,
     more: Mapping[str, str] | None = None,
 ) -> str | None:
-    """The template with ``{prompt}``, ``{low}``, ``{high}`` and ``{column}`` filled in; None if a column is missing.
+    """The template with ``{prompt}``, ``{low}``, ``{high}`` and ``{column}`` filled in.
 
     Values are put in as they are: braces in them are not read again.
 
@@ -139,6 +139,9 @@ def filled(
         scale: the scores there are.
         quoted: further fields, which the policy has written: see ``as_data``.
         more: further fields.
+
+    Returns:
+        The question; None if a field has no value.
     """
     known: Mapping[str, object] = {
         **sample.prompt.columns,
