@@ -28,6 +28,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     ),
     "Grounding: boxes, points, masks, actions, time": ("rewards.grounding",),
     "Checks of form, length and turns": ("rewards.text.structure", "rewards.text.lengths", "rewards.text.exchanges"),
+    "Judges of texts": ("rewards.judges.texts",),
     "Image: what people prefer, judges": (
         *("rewards.images.clip_scores", "rewards.images.image_reward", "rewards.judges.looking"),
         "rewards.judges.endpoints",

@@ -12,7 +12,7 @@ from mmgrpo.rewards.judges.local import JudgeSource
 from mmgrpo.rewards.judges.questions import Question, Scale, filled
 from mmgrpo.rewards.judges.rubrics import Criterion, rubric_of, rubric_score
 from mmgrpo.rewards.judges.verdicts import Asking, Judge, JudgeMode, Writing
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, place_of
 from mmgrpo.rewards.parsing.references import references
 from mmgrpo.rewards.pictures import as_rgb
 from mmgrpo.types import Sample, Score
@@ -86,7 +86,7 @@ class TextJudge:
         if endpoint is not None and local is not None:
             raise ConfigError("TextJudge takes endpoint or local, not both")
         self._criteria = criteria if isinstance(criteria, str | None) else _criteria(list(criteria))
-        self._extract: Extract = one_of("TextJudge.extract", extract, Extract)
+        self._extract = place_of("TextJudge.extract", extract)
         self._shows_source = source
         self._asking = Asking(
             mode=mode,
