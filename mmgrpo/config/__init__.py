@@ -230,6 +230,7 @@ MethodKind = Literal[
     "memory",
     "views",
     "reading",
+    "updates",
     "environments",
 ]
 

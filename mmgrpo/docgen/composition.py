@@ -35,6 +35,8 @@ def composition(policy: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
     yield from (f"filter {_function(one)}" for one in config.advantage.filters)
     yield from _objective(config.objective)
     yield from (_auxiliary(one) for one in config.auxiliary)
+    yield from (_function(hook) for hook in config.update.hooks)
+    yield from (f"{key}: {_function(moved)}" for key, moved in {**config.schedules, **config.controllers}.items())
 
 
 def formulas(config: RunConfig) -> Iterator[str]:

@@ -109,6 +109,7 @@ KINDS: Mapping[MethodKind, str] = {
     "memory": "Memory: what a run knows of its prompts and samples",
     "views": "Views: other weights, and other prompts",
     "reading": "Reading: samples that are scored, not drawn",
+    "updates": "Updates: what is done with gradients and weights",
     "environments": "Environments: turns, and what answers them",
 }
 """Kinds of methods by what they change, with their headings."""

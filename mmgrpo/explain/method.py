@@ -8,7 +8,7 @@ from typing import Any
 from mmgrpo.config import RunConfig
 from mmgrpo.errors import ConfigError
 
-SECTIONS = ("policy", "rollout", "advantage", "objective", "auxiliary", "update")
+SECTIONS = ("policy", "rollout", "advantage", "objective", "auxiliary", "update", "schedules", "controllers")
 """Where a method's mechanism lies; a task and a recipe name sources of other sections too."""
 
 POLICIES = {"tokens": "for tokens", "denoising": "for denoising policies", "both": "for tokens and denoising policies"}
@@ -47,12 +47,14 @@ def method_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def at(values: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key; a ConfigError if there is none."""
-    found: Any = values
-    for part in key.split("."):
-        if not isinstance(found, Mapping) or part not in found:
+    """The value at a dotted key, whose parts may hold dots as those of schedules do; a ConfigError if there is none."""
+    found, parts = values, key.split(".")
+    while parts:
+        heads = [".".join(parts[:num]) for num in range(1, len(parts) + 1)] if isinstance(found, Mapping) else []
+        num = next((num for num, head in enumerate(heads, 1) if head in found), None)
+        if num is None:
             raise ConfigError(f"the configuration has no key {key!r}")
-        found = found[part]
+        found, parts = found[heads[num - 1]], parts[num:]
     return found
 
 

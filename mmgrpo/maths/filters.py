@@ -68,7 +68,8 @@ def most_varied(*, count: int) -> Filter:
     keep = argmax Var(A) over the subsets of that size; of equal ones that with the fewest of the highest.
 
     Units: count is members, at least 2.   Raises: ConfigError for fewer.
-    Source: D3S, whose sample level maximises Var(A); the subset is found as PODS does, arXiv:2504.13818.
+    Source: D3S, arXiv:2509.22115, whose sample level maximises Var(A); the subset is found as PODS does,
+        arXiv:2504.13818.
     """
     if count < 2:
         raise ConfigError(f"members vary from each other: keep at least 2, got {count}")

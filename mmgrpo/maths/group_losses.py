@@ -34,12 +34,14 @@ class Members:
         score_PG: score of each member, with grad; 0 where nobody is.
         reward_PG: what the rewards combine to; 0 where nobody is.
         advantage_PG: mean advantage over the member's kept decisions.
+        length_PG: how many kept decisions it has.
         present_PG: bool, whether there is such a member.
     """
 
     score_PG: Tensor
     reward_PG: Tensor
     advantage_PG: Tensor
+    length_PG: Tensor
     present_PG: Tensor
 
     @property
@@ -95,6 +97,26 @@ def centred_regression(*, beta: float = 1.0, score_by: str = "mean_log_ratio", a
 def _regression_P(members: Members, *, beta: float) -> Tensor:
     error_PG = beta * members.centred(members.score_PG) - members.centred(members.advantage_PG)
     return members.mean(error_PG.square())[:, 0]
+
+
+def trajectory_balance(*, power: float = 1.0, least: float = 1e-3, score_by: str = "sum_logprob") -> Term:
+    """Answers as likely as a power of their rewards says, whatever all rewards of the prompt sum to.
+
+    L = mean_i (d_i - mean d)^2, d_i = s_i - power log max(r_i, least).
+
+    Units: s in nats; power is dimensionless; least is in the reward's units.   Raises: ConfigError for least <= 0.
+    Source: Flow of Reasoning, arXiv:2406.05673, and its code (Yu-Fangxu/FoR, ``tb_loss`` with ``logpartition``), where
+        the group's mean stands for log Z. Deviation: rewards are held above ``least``, since those of other tasks may
+        be 0.
+    """
+    if least <= 0:
+        raise ConfigError(f"a logarithm is taken of rewards, so that least must be above 0, got {least}")
+    return _term("trajectory_balance", partial(_balance_P, power=power, least=least), score(score_by))
+
+
+def _balance_P(members: Members, *, power: float, least: float) -> Tensor:
+    wanted_PG = power * members.reward_PG.clamp(min=least).log()
+    return members.mean(members.centred(members.score_PG - wanted_PG.to(members.score_PG)).square())[:, 0]
 
 
 def pacs(
@@ -166,47 +188,79 @@ def disco(*, tau: float | None = 1.0, right: float = 0.5, score_by: str = "mean_
     return _term("disco", partial(_disco_P, tau=tau, right=right), score(score_by, against=against))
 
 
-def _disco_P(members: Members, *, tau: float | None, right: float) -> Tensor:
+def drpo(
+    *, tau: float = 10.0, spread: float = 0.1, longest: int = 8192, right: float = 0.5, score_by: str = "mean_logprob"
+) -> Term:
+    """Right members' scores above the wrong ones', as in ``disco``; of the right ones the short count most.
+
+    L = -(sum_right w s - tau log mean_wrong exp(s' / tau)), w = softmax_right((1 - T / longest) / spread).
+    T are the member's kept decisions; it is 0 in groups without both kinds.
+
+    Units: tau in the score's units; spread is a share of the longest answer; longest is decisions; right is in the
+        reward's units.
+    Source: DRPO, arXiv:2510.04474, and its code (Optimization-AI/DRPO, ``compute_policy_loss_drpo``), whose
+        log-mean-exp has the same gradient and another value. Its constraint is ``kl_hinge``.
+    """
+    shorter = partial(_shortness, spread=spread, longest=longest)
+    return _term("drpo", partial(_disco_P, tau=tau, right=right, preferred=shorter), score(score_by))
+
+
+def _shortness(members: Members, *, spread: float, longest: int) -> Tensor:
+    return (1 - members.length_PG.to(members.score_PG) / longest) / spread
+
+
+def _disco_P(
+    members: Members, *, tau: float | None, right: float, preferred: Callable[[Members], Tensor] | None = None
+) -> Tensor:
     right_PG = (members.reward_PG > right) & members.present_PG
     wrong_PG = ~right_PG & members.present_PG
-    num_right_P, num_wrong_P = right_PG.sum(1), wrong_PG.sum(1)
-    both_P = (num_right_P > 0) & (num_wrong_P > 0)
-    better_P = members.score_PG.where(right_PG, 0.0).sum(1) / num_right_P.clamp(min=1)
+    both_P1 = right_PG.any(1, keepdim=True) & wrong_PG.any(1, keepdim=True)
+    # a group without both kinds takes all of them: its loss is left out, and so must be what is not finite
+    logit_PG = torch.zeros_like(members.score_PG) if preferred is None else preferred(members)
+    better_P = (_shares(logit_PG, right_PG | ~both_P1) * members.score_PG).sum(1)
     if tau is None:
-        worse_P = members.score_PG.where(wrong_PG, 0.0).sum(1) / num_wrong_P.clamp(min=1)
+        worse_P = (_shares(torch.zeros_like(logit_PG), wrong_PG | ~both_P1) * members.score_PG).sum(1)
     else:
-        # a group without wrong members takes all of them: its loss is left out, and so must be an infinite gradient
-        among_PG = wrong_PG | ~both_P[:, None]
+        among_PG = wrong_PG | ~both_P1
         worse_P = tau * (members.score_PG / tau).masked_fill(~among_PG, -torch.inf).logsumexp(1)
-        worse_P = worse_P - tau * among_PG.sum(1).clamp(min=1).log()
-    return (worse_P - better_P).where(both_P, 0.0)
+        worse_P = worse_P - tau * among_PG.sum(1).log()
+    return (worse_P - better_P).where(both_P1[:, 0], 0.0)
+
+
+def _shares(logit_PG: Tensor, among_PG: Tensor) -> Tensor:
+    """The softmax of the logits over some members."""
+    return logit_PG.masked_fill(~among_PG, -torch.inf).softmax(1)
 
 
 def preference(
     *,
     beta: float = 0.1,
     pairs: str = "extremes",
+    top: float | None = None,
+    sharper: float = 1.0,
     score_by: str = "sum_log_ratio",
     against: str = "reference",
 ) -> Term:
     """Better members' scores above worse ones', pair by pair.
 
-    L = -mean over pairs of log sigmoid(beta (s_better - s_worse)).
+    L = -mean over pairs of log sigmoid(c (s_better - s_worse)), c = beta sharper where r_better >= top, else beta.
     The pairs are a group's best and worst member, the first of equals (``extremes``), or every two of different rewards
     (``all``); it is 0 in groups of equal rewards.
 
-    Units: beta is logits per nat (0.1).   Raises: ConfigError for other pairs.
+    Units: beta is logits per nat (0.1); top is in the reward's units, null: no reward is the top.
+    Raises: ConfigError for other pairs.
     Source: DPO, arXiv:2305.18290, eq. 7, on pairs drawn by the policy itself (online DPO, arXiv:2402.04792); with all
-        pairs and the mean log-ratio, TRPA, arXiv:2504.04524, and its code
-        (XueruiSu/Trust-Region-Preference-Approximation, ``compute_pairwise_policy_loss``), but for the larger beta of
-        its highest level and its fallback for groups of equal rewards.
+        pairs, the mean log-ratio and a larger beta at the top, TRPA, arXiv:2504.04524, and its code
+        (XueruiSu/Trust-Region-Preference-Approximation, ``compute_pairwise_policy_loss``), but for its fallback for
+        batches without a pair.
     """
     if pairs not in ("extremes", "all"):
         raise ConfigError(f"pairs must be extremes or all, got {pairs!r}")
-    return _term("preference", partial(_preference_P, beta=beta, pairs=pairs), score(score_by, against=against))
+    loss_P = partial(_preference_P, beta=beta, pairs=pairs, top=top, sharper=sharper)
+    return _term("preference", loss_P, score(score_by, against=against))
 
 
-def _preference_P(members: Members, *, beta: float, pairs: str) -> Tensor:
+def _preference_P(members: Members, *, beta: float, pairs: str, top: float | None, sharper: float) -> Tensor:
     reward_PG, present_PG = members.reward_PG, members.present_PG
     better_PGG = reward_PG[:, :, None] > reward_PG[:, None, :]
     better_PGG = better_PGG & present_PG[:, :, None] & present_PG[:, None, :]
@@ -216,6 +270,8 @@ def _preference_P(members: Members, *, beta: float, pairs: str) -> Tensor:
         best_PG, worst_PG = (torch.nn.functional.one_hot(each_P, reward_PG.shape[1]) for each_P in (best_P, worst_P))
         better_PGG = better_PGG & (best_PG[:, :, None] & worst_PG[:, None, :]).bool()
     margin_PGG = beta * (members.score_PG[:, :, None] - members.score_PG[:, None, :])
+    if top is not None:
+        margin_PGG = margin_PGG * torch.where(reward_PG >= top, sharper, 1.0)[:, :, None].to(margin_PGG)
     loss_PGG = -torch.nn.functional.logsigmoid(margin_PGG).where(better_PGG, 0.0)
     return loss_PGG.sum((1, 2)) / better_PGG.sum((1, 2)).clamp(min=1)
 
@@ -250,9 +306,11 @@ GROUP_LOSSES: Mapping[str, Callable[..., Term]] = MappingProxyType(
     {
         "gvpo": gvpo,
         "centred_regression": centred_regression,
+        "trajectory_balance": trajectory_balance,
         "pacs": pacs,
         "real": real,
         "disco": disco,
+        "drpo": drpo,
         "preference": preference,
         "kl_hinge": kl_hinge,
     }
@@ -282,6 +340,7 @@ def _members(decisions: Decisions, rows_B: Tensor, score_B: Tensor) -> Members:
         score_PG=groups.matrix(score_B).where(present_PG, 0.0),
         reward_PG=groups.matrix(reward_B).where(present_PG, 0.0),
         advantage_PG=groups.matrix(advantage_B.to(score_B)).where(present_PG, 0.0),
+        length_PG=groups.matrix(keep_BT.sum(1)).where(present_PG, 0),
         present_PG=present_PG,
     )
 

@@ -113,7 +113,7 @@ def top_product(*, share: float) -> Modulation:
     The quantile is interpolated linearly.
 
     Units: share is dimensionless, above 0 and at most 1.   Raises: ConfigError for another share.
-    Source: D3S's token level, as the catalogue of ``research/`` gives it.
+    Source: D3S's token level, arXiv:2509.22115, abstract.
     """
     if not 0 < share <= 1:
         raise ConfigError(f"a share of the decisions is above 0 and at most 1, got {share}")

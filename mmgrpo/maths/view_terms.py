@@ -16,7 +16,7 @@ from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, of_value, total
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.maths.terms import Loss, Term, log_ratio, ratio_of
-from mmgrpo.values import of_view
+from mmgrpo.values import OLD, of_view
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -135,11 +135,12 @@ def mean_of(
 
 
 def in_view(decisions: Decisions, view: str, *, grad: bool = False) -> Tensor:
-    """The view's log-probability, 0 where its rows are not seen.
+    """The view's log-probability, 0 where its rows are not seen; the policy that sampled is the view ``old``.
 
     Shapes: -> (B, T).   Units: nats.
     """
-    logprob_BT = decisions[of_view(view)].where(decisions.seen(view), 0.0)
+    found_BT = decisions.old_logprob_BT if view == OLD else decisions[of_view(view)]
+    logprob_BT = found_BT.where(decisions.seen(view), 0.0)
     return logprob_BT if grad else logprob_BT.detach()
 
 
@@ -147,7 +148,7 @@ def _of_view(name: str, view: str, loss: Callable[[Decisions], Loss], *, grad: b
     return Term(
         name=name,
         loss=loss,
-        values=(of_view(view),),
+        values=() if view == OLD else (of_view(view),),
         active=lambda decisions: decisions.seen(view),
         through=(view,) if grad else (),
     )

@@ -39,32 +39,37 @@ class UpdateHook(ABC):
 
 @final
 class SlowFast(UpdateHook):
-    """So many fast updates, then back along the way they went, then a slow one from there; and again.
+    """So many fast updates, then back along the way they went, then slow ones from there; and again.
 
-    w = w_0 + alpha (w_inner - w_0) after ``inner`` updates from w_0; the update after that starts the next round
+    w = w_0 + alpha (w_inner - w_0) after ``inner`` updates from w_0; after ``slow`` more the next round begins
 
-    ``alpha: 1`` changes nothing. With ``epochs: inner + 1`` and one minibatch a round is a rollout, as published.
+    ``alpha: 1`` changes nothing. As published, fast and slow are whole passes over a rollout: with m minibatches
+    ``epochs: 4``, ``inner: 3 m`` and ``slow: m`` make a round a rollout.
 
-    Source: SFPO, arXiv:2510.04072, and its code (Urheen/SFPO, ``fsdp_workers.py``, with inner 3, alpha 0.8): fast
-        trajectory, reposition, slow correction. Deviations: each is passes over all minibatches there and single
-        updates here; the code gives up the fast trajectory for good once the entropy leaps.
+    Source: SFPO, arXiv:2510.04072, and its code (Urheen/SFPO, ``README.md``, with 3 passes and alpha 0.8): fast
+        trajectory, reposition, slow correction. Deviation: the code gives up the fast trajectory for good once the
+        entropy leaps.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], *, inner: int, alpha: float) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], *, inner: int, alpha: float, slow: int = 1) -> None:
         """Begins a round at the weights of now.
 
         Args:
             parameters: what is trained.
             inner: fast updates of a round.
             alpha: how much of their way is kept.
+            slow: updates of a round after that.
 
         Raises:
             ConfigError: numbers that make no round.
         """
-        if inner < 1 or not 0 <= alpha <= 1:
-            raise ConfigError(f"update.hooks: slow_fast needs inner >= 1 and 0 <= alpha <= 1, got {inner} and {alpha}")
+        if inner < 1 or slow < 1 or not 0 <= alpha <= 1:
+            raise ConfigError(
+                f"update.hooks: slow_fast needs inner >= 1, slow >= 1 and 0 <= alpha <= 1, got {inner}, {slow} and "
+                f"{alpha}"
+            )
         self._parameters = list(parameters)
-        self._inner, self._alpha = inner, alpha
+        self._inner, self._alpha, self._slow = inner, alpha, slow
         self._taken = 0
         self._start: list[torch.Tensor] = []
 
@@ -81,7 +86,7 @@ class SlowFast(UpdateHook):
         if self._taken == self._inner:
             for parameter, start in zip(self._parameters, self._start, strict=True):
                 parameter.copy_(torch.lerp(start, parameter, self._alpha))
-        if self._taken == self._inner + 1:
+        if self._taken == self._inner + self._slow:
             self._taken = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,7 +106,7 @@ class Mask(UpdateHook):
 
     The norm of the gradient is taken, and clipped, over what is trained.
 
-    Source: the multiple-ticket hypothesis: RL in a random 1 % of the weights.
+    Source: The Multiple Ticket Hypothesis, arXiv:2602.01599: RL in a random 1 % of the weights.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, share: float, seed: int = 0) -> None:

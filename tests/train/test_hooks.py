@@ -61,6 +61,20 @@ def test_slow_fast_goes_back_along_its_way() -> None:
     assert [one[1] for one in seen] == [9.0, 8.5, 9.5, 10.5, 10.0, 11.0]
 
 
+def test_slow_fast_of_two_slow_updates() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    hook = SlowFast([weight], inner=2, alpha=0.5, slow=2)
+    seen = []
+    for _ in range(6):
+        hook.before()
+        with torch.no_grad():
+            weight.add_(1.0)
+        hook.after()
+        seen.append(weight.item())
+    # 0 -> 1 -> 2, back to 1; two slow ones -> 3; from there 4 -> 5, back to 4
+    assert seen == [1.0, 1.0, 2.0, 3.0, 4.0, 4.0]
+
+
 def test_slow_fast_goes_on_in_the_midst_of_a_round() -> None:
     weight = nn.Parameter(torch.zeros(2))
     hook = SlowFast([weight], inner=3, alpha=0.5)

@@ -1,0 +1,5 @@
+"""Methods about the updates themselves, whose numbers are in ``tests/train/test_hooks.py``."""
+
+from __future__ import annotations
+
+ELSEWHERE = {"sfpo", "multiple-ticket-hypothesis"}
