@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from math import log
-
 from mmgrpo.values import Value
 from tests.configs.method_steps import Step
-from tests.configs.pins.rows import ONE_OF_FOUR, ONE_OF_TWO
+from tests.configs.pins.rows import ONE_OF_TWO
 
 REFERENCE_LOGPROB = Value("logprob", "reference")
 
 LOSSES: dict[str, tuple[Step, float]] = {
-    # scores against the reference 0.4, 0.1, 0, -0.2 of levels 1, 0, 0, -1: the first over each at 0.25 (s - s'), the others over the
-    # last at 0.1: log(1 + e^-0.075), log(1 + e^-0.1), log(1 + e^-0.15), log(1 + e^-0.03), log(1 + e^-0.02), of mean
-    # (0.656350 + 0.644397 + 0.620957 + 0.678260 + 0.683197) / 5; the policy that sampled is 0.1 away in the first row, a quarter of
-    # the decisions: 0.001 (e^-0.1 - 1 + 0.1) / 4
+    # scores against the reference 0.4, 0.1, 0, -0.2 of levels 1, 0, 0, -1: the first over each at 0.25 (s - s'), the
+    # others over the last at 0.1: log(1 + e^-x), x = 0.075, 0.1, 0.15, 0.03, 0.02, that is 0.656350, 0.644397,
+    # 0.620957, 0.678260, 0.683197 over 5; the policy that sampled is 0.1 away in the first row, a quarter of the
+    # decisions: 0.001 (e^-0.1 - 1 + 0.1) / 4
     "trpa": (
         Step(
             reward=(1.0, 0.0, 0.0, -1.0),
@@ -25,8 +23,8 @@ LOSSES: dict[str, tuple[Step, float]] = {
         ),
         3.283161 / 5 + 0.001 * 0.0048374 / 4,
     ),
-    # right ones of 2 and 1 tokens, w in the ratio 1 : e^(10 / 8192), so 0.499695 and 0.500305: -1.250153 of mean scores -1 and
-    # -1.5; wrong ones -2 and -4 over 10: 10 log((e^-0.2 + e^-0.4) / 2) = -2.950083
+    # right ones of 2 and 1 tokens, w in the ratio 1 : e^(10 / 8192), so 0.499695 and 0.500305: -1.250153 of mean
+    # scores -1 and -1.5; wrong ones -2 and -4 over 10: 10 log((e^-0.2 + e^-0.4) / 2) = -2.950083
     "drpo": (
         Step(
             reward=(1, 1, 0, 0),
