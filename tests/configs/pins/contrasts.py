@@ -34,5 +34,5 @@ LOSSES: dict[str, tuple[Step, float]] = {
         1.250153 - 2.950083,
     ),
     # log(1) and log(0.001) = -6.907755 less sums -2 and -2: +-3.453878 from their mean
-    "for": (Step(reward=ONE_OF_TWO), 3.453878**2),
+    "flow-of-reasoning": (Step(reward=ONE_OF_TWO), 3.453878**2),
 }
