@@ -89,6 +89,13 @@ def drawn_points(stated: Sequence[Point], wanted: Box) -> dict[str, Any]:
     return {"points": points, "boxes": [_box(wanted, "reference", None)], "space": _frame(wanted.frame)}
 
 
+def drawn_paths(stated: Sequence[Point], wanted: Sequence[Point]) -> dict[str, Any]:
+    """The points of two paths, all of one frame; those beyond ``MAX_SHAPES`` of each are left out."""
+    sides = [("stated", point) for point in stated[:MAX_SHAPES]] + [("reference", one) for one in wanted[:MAX_SHAPES]]
+    points = [{"point": _rounded(point.x, point.y), "role": role} for role, point in sides]
+    return {"points": points, "space": _frame(wanted[0].frame)}
+
+
 def drawn_mask(grid_HW: np.ndarray, around: Box, role: str) -> dict[str, Any]:
     """A region, coarsely: the cells of a grid over a box, as runs down the columns, of 0 and 1 in turn.
 

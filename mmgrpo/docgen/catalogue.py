@@ -24,7 +24,8 @@ MARK = "<!-- From here on generated from the docstrings: python -m mmgrpo.docgen
 KINDS: Mapping[str, tuple[str, ...]] = {
     "Answers": (
         *("rewards.text.answers", "rewards.text.quantities", "rewards.text.charts"),
-        *("rewards.text.mathematics", "rewards.text.captions"),
+        *("rewards.text.mathematics", "rewards.text.captions", "rewards.text.number_lists", "rewards.text.sequences"),
+        *("rewards.text.coverage", "rewards.text.forecasts", "rewards.text.tables", "rewards.text.tool_calls"),
     ),
     "Grounding: boxes, points, masks, actions, time": ("rewards.grounding",),
     "Checks of form, length and turns": ("rewards.text.structure", "rewards.text.lengths", "rewards.text.exchanges"),

@@ -77,8 +77,10 @@ class Coordinates:
         return [Point(*one, source).to(target) for one in stated]
 
     def _frame(self, name: FrameName, prompt: Prompt) -> CoordinateFrame:
-        if self.frame == self.reference_frame:
-            return CoordinateFrame(name)
+        return CoordinateFrame(name) if self.frame == self.reference_frame else self.sized(name, prompt)
+
+    def sized(self, name: FrameName, prompt: Prompt) -> CoordinateFrame:
+        """A frame of one prompt's picture with its size, also where nothing is to be converted."""
         if name in NORMALISED:
             return CoordinateFrame(name, NORMALISED[name], NORMALISED[name])
         width, height = self._original(prompt) if name == "original" else self._resized(prompt)

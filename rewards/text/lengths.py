@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import rounded
-from mmgrpo.rewards.text.answers import Classification, ExactMatch, MultipleChoice, YesNo
-from mmgrpo.rewards.text.mathematics import MathVerify
-from mmgrpo.rewards.text.quantities import Count, Number
+from mmgrpo.rewards.text.judging import Judge, judge_of
 from mmgrpo.types import Sample, Score
 
 Unit = Literal["tokens", "words"]
-Judge = Callable[[Sequence[Sample]], Sequence[float | Score | None]]
-
-_JUDGES: Mapping[str, Callable[..., Judge]] = {
-    "math_verify": MathVerify,
-    "exact_match": ExactMatch,
-    "multiple_choice": MultipleChoice,
-    "yes_no": YesNo,
-    "classification": Classification,
-    "number": Number,
-    "count": Count,
-}
 
 
 @final
@@ -58,6 +45,35 @@ class Overlong:
         if length <= free:
             return Score(0.0, said)
         return Score(-1.0 if length > self._max_length else -(length - free) / self._margin, said)
+
+
+@final
+class LengthPeak:
+    """Reward: highest at one length, 1, and less the further from it, down to -1 at the longest that may be.
+
+    With x = tokens / max_length: 1 - (1 - x / peak)^2 up to ``peak``, 1 - 2 ((x - peak) / (1 - peak))^2 beyond, and -1
+    from ``max_length`` on. A sample without tokens is not judged (None).
+
+    Example: ``{name: length_peak, max_length: 3072}``.
+    Units: tokens of the completion, its end token included.   Range: -1 to 1.
+    Source: the length reward of "Surrogate Signals from Format and Length", arXiv:2505.19439.
+    Traps: it asks for a length and for nothing else: gate it by a reward for the form.
+    """
+
+    def __init__(self, max_length: int, peak: float = 0.5) -> None:
+        if max_length < 1 or not 0 < peak < 1:
+            raise ConfigError(f"LengthPeak needs max_length >= 1 and 0 < peak < 1, got {max_length} and {peak}")
+        self._max_length = max_length
+        self._peak = peak
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return [None if sample.tokens is None else self._score(len(sample.tokens)) for sample in samples]
+
+    def _score(self, length: int) -> Score:
+        share, peak = min(length / self._max_length, 1.0), self._peak
+        short = share <= peak
+        value = 1 - (1 - share / peak) ** 2 if short else 1 - 2 * ((share - peak) / (1 - peak)) ** 2
+        return Score(value, {"reason": f"{length} tokens, best are {self._max_length * peak:g}"})
 
 
 @final
@@ -130,7 +146,7 @@ class CosineLength:
         if not all(math.isfinite(bound) for bound in (short_right, long_right, short_wrong, long_wrong)):
             raise ConfigError("CosineLength's bounds must be finite numbers")
         self._max_length = max_length
-        self._judge = judge if callable(judge) else _judge_of(judge)
+        self._judge = judge_of("CosineLength.judge", judge)
         self._right = (short_right, long_right)
         self._wrong = (short_wrong, long_wrong)
         self._right_from = right_from
@@ -147,14 +163,3 @@ class CosineLength:
         said = dict(verdict.explanation) if isinstance(verdict, Score) else {}
         said["parts"] = rounded({"judge": value, "shortness": share})
         return Score(short * share + long * (1 - share), said)
-
-
-def _judge_of(named: str | Mapping[str, Any]) -> Judge:
-    settings: dict[str, Any] = {"name": named} if isinstance(named, str) else dict(named)
-    name = str(settings.pop("name", None))
-    if name not in _JUDGES:
-        raise ConfigError(f"CosineLength.judge must be one of {', '.join(_JUDGES)} with its settings, got {named!r}")
-    try:
-        return _JUDGES[name](**settings)
-    except TypeError as error:
-        raise ConfigError(f"CosineLength.judge ({name}): {error}") from error

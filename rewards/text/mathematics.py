@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import subprocess
 import sys
 import threading
@@ -14,8 +15,8 @@ from pathlib import Path
 from typing import Any, final
 
 from mmgrpo.errors import ConfigError, MissingPackageError
-from mmgrpo.rewards.explaining import compared
-from mmgrpo.rewards.parsing.extraction import without_thought
+from mmgrpo.rewards.explaining import compared, excerpt
+from mmgrpo.rewards.parsing.extraction import extracted, without_thought
 from mmgrpo.rewards.parsing.references import references
 from mmgrpo.system.extras import is_installed, missing
 from mmgrpo.types import Sample, Score
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 GRACE_S = 1.0  # beyond its limit, for the worker to stop by itself; then it is killed
 START_S = 120.0
+MAX_FORM_CHARS = 1_000
 
 
 @final
@@ -85,6 +87,42 @@ class MathVerify:
         if "verdict" not in said:
             return float("nan")
         return None if said["verdict"] is None else Score(float(said["verdict"]), compared(said["parsed"], reference))
+
+
+@final
+class MathForm:
+    r"""Reward: 1 if the answer in a box reads as a mathematical expression, right or wrong; else 0.
+
+    The answer is what the last ``\boxed{..}`` holds, and no reference is needed. It is read as a reference of
+    ``math_verify`` is, in a process of its own with ``time_limit_s`` a sample; a sample that exceeds it has failed
+    (NaN).
+
+    Needs: the extra ``math``.
+    Range: 0 or 1.   Units: seconds.
+    Source: the answer format of "Surrogate Signals from Format and Length", arXiv:2505.19439, which asks sympy.
+    Traps: any number will do, so alone it is learnt at once. A box of more than 1,000 characters scores 0.
+    """
+
+    deterministic = True
+
+    def __init__(self, time_limit_s: float = 5.0) -> None:
+        if not time_limit_s > 0:
+            raise ConfigError(f"MathForm.time_limit_s must be positive, got {time_limit_s}")
+        if not is_installed("math_verify"):
+            raise missing("math_verify", "reward math_form")
+        self._limit_s = time_limit_s
+        self._worker = _Worker()
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return [None if sample.text is None else self._score(sample.text) for sample in samples]
+
+    def _score(self, text: str) -> float | Score:
+        boxed = extracted(text, "boxed") or ""
+        if not 0 < len(boxed) <= MAX_FORM_CHARS:
+            return Score(0.0, {"parsed": excerpt(boxed or None), "reason": "too long" if boxed else "no box"})
+        asked = {"gold": boxed, "answer": "", "plain": False, "limit_s": self._limit_s}
+        said = self._worker.ask(asked, self._limit_s + GRACE_S)
+        return Score(float(said["verdict"] is not None), {"parsed": excerpt(boxed)}) if "verdict" in said else math.nan
 
 
 def _reference(value: Any) -> str | None:

@@ -11,7 +11,7 @@ import regex
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import excerpt
 from mmgrpo.rewards.parsing.extraction import Extract, extracted, json_document, json_values, place_of
-from mmgrpo.types import Sample, Score
+from mmgrpo.types import Prompt, Sample, Score
 
 PATTERN_LIMIT_S = 1.0
 
@@ -34,7 +34,7 @@ class Format:
     space around and between, something in each, and no further tag of these names anywhere. ``opened: true`` where the
     chat template has already written the first opening tag. ``pattern`` in their place is a regular expression that
     must match the whole text, stripped, with ``.`` matching line ends; it has one second a text, and then fails on it
-    (NaN).
+    (NaN). Rows with a list of names in ``column`` have tags of their own.
 
     Range: 0 or 1.
     Source: the format reward of DeepSeek-R1 (arXiv:2501.12948, sec. 2.2.2); that each tag stands once is our own.
@@ -49,48 +49,48 @@ class Format:
         pattern: str | None = None,
         opened: bool = False,
         max_chars: int = 200_000,
+        column: str | None = None,
     ) -> None:
-        if (
-            isinstance(tags, str)
-            or not tags
-            or len(set(tags)) != len(tags)
-            or not all(tag.isidentifier() for tag in tags)
-        ):
+        if _tags(tags) is None:
             raise ConfigError(f"Format.tags must be different names such as [think, answer], got {tags!r}")
         self._tags = tuple(tags)
         self._pattern = None if pattern is None else _compiled(pattern)
         self._opened = opened
         self._max_chars = max_chars
+        self._column = column
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return [None if sample.text is None else self._score(sample.text) for sample in samples]
+        return [None if s.text is None else self._score(s.text, self._wanted(s.prompt)) for s in samples]
 
-    def _score(self, text: str) -> float | Score:
+    def _wanted(self, prompt: Prompt) -> tuple[str, ...]:
+        return _tags(prompt.columns.get(self._column)) or self._tags if self._column else self._tags
+
+    def _score(self, text: str, tags: tuple[str, ...]) -> float | Score:
         if len(text) > self._max_chars:
             return Score(0.0, {"reason": f"{len(text)} characters, more than {self._max_chars}"})
         try:
-            wrong = self._wrong(text)
+            wrong = self._wrong(text, tags)
         except TimeoutError:
             return float("nan")
         return Score(float(wrong is None), {"reason": wrong or "well formed"})
 
-    def _wrong(self, text: str) -> str | None:
+    def _wrong(self, text: str, tags: tuple[str, ...]) -> str | None:
         """What is wrong with the form of a text, the first of it; None if nothing is."""
         if self._pattern is not None:
             matches = self._pattern.fullmatch(text.strip(), timeout=PATTERN_LIMIT_S) is not None
             return None if matches else "the pattern does not match"
-        rest = f"<{self._tags[0]}>{text}".strip() if self._opened else text.strip()
-        for mark in (mark for tag in self._tags for mark in (f"<{tag}>", f"</{tag}>")):
+        rest = f"<{tags[0]}>{text}".strip() if self._opened else text.strip()
+        for mark in (mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")):
             if rest.count(mark) != 1:
                 return f"{mark} stands {rest.count(mark)} times, not once"
-        for tag in self._tags:
+        for tag in tags:
             inner, closing, after = rest.removeprefix(f"<{tag}>").partition(f"</{tag}>")
             if not rest.startswith(f"<{tag}>") or not closing:
                 return f"something else where <{tag}> should open"
             if not inner.strip():
                 return f"nothing in <{tag}>"
             rest = after.lstrip()
-        return f"something behind </{self._tags[-1]}>" if rest else None
+        return f"something behind </{tags[-1]}>" if rest else None
 
 
 @final
@@ -143,6 +143,13 @@ class JsonSchema:
         said["parts"] = {key: float(fits) for key, fits in right}
         share = sum(fits for _, fits in right) / len(right)
         return Score(share if self._partial else float(share == 1), said)
+
+
+def _tags(names: Any) -> tuple[str, ...] | None:
+    """Different names of tags; None for anything else."""
+    found = tuple(names) if isinstance(names, list | tuple) else ()
+    good = found and len(set(found)) == len(found) and all(isinstance(tag, str) and tag.isidentifier() for tag in found)
+    return found if good else None
 
 
 def _compiled(pattern: str) -> Any:

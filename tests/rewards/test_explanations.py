@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +26,8 @@ VERIFIABLE = [
     for name, target in REWARDS.items()
     if target.split(":")[0].rpartition(".")[2]
     in ("answers", "captions", "quantities", "charts", "mathematics", "localization", "precision", "masks", "actions",
-        "tracks", "structure", "lengths")
+        "tracks", "structure", "lengths", "sequences", "number_lists", "tool_calls", "forecasts", "coverage", "tables",
+        "trajectories")
 ]  # fmt: skip
 
 
@@ -113,6 +115,54 @@ CASES: dict[str, list[Case]] = {
              said={"parsed": r"\frac{1}{2}", "reference": "0.5"}),
         Case(text=r"<think>\boxed{0.5}</think>", answer="0.5", settings={"column": "answer", "time_limit_s": 60},
              value=0, said={"parsed": None, "reference": "0.5"}),
+    ],
+    "math_form": [
+        Case(text=r"so \boxed{2x+1}", value=1, settings={"time_limit_s": 60}, said={"parsed": "2x+1"}),
+        Case(text="so 2x+1", value=0, said={"parsed": None, "reason": "no box"}),
+    ],
+    "number_list": [
+        Case(text="3, 2", answer=[3, 4], value=0.75, said={"parsed": "3, 2", "reference": "3, 4"}),
+        Case(text="3", answer=[3, 4], value=0,
+             said={"parsed": "3", "reference": "3, 4", "reason": "1 numbers, not 2"}),
+    ],
+    "ordering": [
+        Case(text="b, a, c", answer="a b c", value=0.5, said={"parsed": "b a c", "reference": "a b c"}),
+        Case(text="", answer="a b c", value=0, said={"parsed": None, "reference": "a b c"}),
+    ],
+    "tool_calls": [
+        Case(text='{"name": "find", "parameters": {"q": 1}}', answer=[{"name": "find", "parameters": {"q": 2}}],
+             value=2 / 3,
+             said={"parsed": "find(q)", "reference": "find(q)", "parts": {"names": 1, "matched": 1}}),
+        Case(text="no", answer=[{"name": "now"}], value=0,
+             said={"parsed": None, "reference": "now()", "reason": "no call"}),
+    ],
+    "brier": [
+        Case(text="0.8", answer=1, value=0.96, said={"parsed": 0.8, "reference": 1, "parts": {"error": -0.2}}),
+        Case(text="likely", answer=1, value=0, said={"parsed": None, "reference": 1, "reason": "no probability"}),
+    ],
+    "coverage": [
+        Case(text="fever", answer=["fever and pain"], value=0.5,
+             said={"reason": "missing: pain", "parts": {"share": 0.5, "repetition": 1}}),
+        Case(text="pain, fever", answer="fever pain", value=1, said={"parts": {"share": 1, "repetition": 1}}),
+    ],
+    "table_similarity": [
+        Case(text="<table><tr><td>1<td>2</table>", answer="<table><tr><td>1<td>3</table>", value=2 / 3,
+             said={"parsed": "1 | 2", "reference": "1 | 3"}),
+        Case(text="1 | 2", answer="<table><tr><td>1</table>", value=0,
+             said={"parsed": None, "reference": "1", "reason": "no table"}),
+    ],
+    "trajectory": [
+        Case(text="[[0, 0], [1000, 0]]", answer=[[0, 0], [1000, 1000]], settings={"coordinates": ALIKE},
+             value=1 - math.sqrt(0.5),
+             said={"points": [{"point": [x, y], "role": role} for x, y, role in
+                              ((0, 0, "stated"), (1, 0, "stated"), (0, 0, "reference"), (1, 1, "reference"))],
+                   "space": {"name": "norm1", "width": 1, "height": 1}, "parts": {"distance": 1}}),
+        Case(text="there", answer=[[0, 0]], settings={"coordinates": ALIKE}, value=0,
+             said={"points": [{"point": [0, 0], "role": "reference"}],
+                   "space": {"name": "norm1", "width": 1, "height": 1}, "reason": "no point"}),
+    ],
+    "length_peak": [
+        Case(text="x", tokens=50, settings={"max_length": 100}, value=1, said={"reason": "50 tokens, best are 50"}),
     ],
     "box_iou": [
         Case(text="[0, 0, 10, 5]", **BOX, value=0.5,
@@ -223,7 +273,7 @@ CASES: dict[str, list[Case]] = {
 
 @pytest.mark.parametrize("name", VERIFIABLE)
 def test_every_score_is_explained(name: str):
-    if name == "math_verify":
+    if name in ("math_verify", "math_form"):
         pytest.importorskip("math_verify")
     for case in CASES[name]:
         tokens = None if case.tokens is None else [1] * case.tokens
@@ -237,4 +287,4 @@ def test_every_score_is_explained(name: str):
 
 def test_there_is_a_case_for_every_one():
     assert sorted(CASES) == sorted(VERIFIABLE)
-    assert len(VERIFIABLE) == 24
+    assert len(VERIFIABLE) == 33

@@ -17,12 +17,19 @@ from mmgrpo.rewards.grounding.localization import BoxIou, Detection, PointInBox,
 from mmgrpo.rewards.grounding.masks import MaskIou
 from mmgrpo.rewards.grounding.precision import AveragePrecision
 from mmgrpo.rewards.grounding.tracks import Tracking
+from mmgrpo.rewards.grounding.trajectories import Trajectory
 from mmgrpo.rewards.text.answers import Classification, EditDistance, ExactMatch, MultipleChoice, YesNo
 from mmgrpo.rewards.text.captions import CaptionScore
 from mmgrpo.rewards.text.charts import ChartAnswer
+from mmgrpo.rewards.text.coverage import Coverage
+from mmgrpo.rewards.text.forecasts import Brier
 from mmgrpo.rewards.text.lengths import Repetition
+from mmgrpo.rewards.text.number_lists import NumberList
 from mmgrpo.rewards.text.quantities import Count, MeanRelativeAccuracy, Number
+from mmgrpo.rewards.text.sequences import Ordering
 from mmgrpo.rewards.text.structure import Format, JsonSchema
+from mmgrpo.rewards.text.tables import TableSimilarity
+from mmgrpo.rewards.text.tool_calls import ToolCalls
 from tests.rewards.written import score_of
 
 MILLION = 1_000_000
@@ -56,11 +63,20 @@ REWARDS: dict[str, tuple[Callable[..., Any], Any]] = {
     "format": (Format(max_chars=2 * MILLION), None),
     "json_schema": (JsonSchema({"a": {"b": "any"}}, anywhere=True), None),
     "repetition": (Repetition(unit="words"), None),
+    "ordering": (Ordering(mode="positions"), "a b"),
+    "number_list": (NumberList(), [7, 1]),
+    "number_list symbol": (NumberList(mode="contains", symbol="a"), [7]),
+    "tool_calls": (ToolCalls(), [{"name": "a", "parameters": {"b": 1}}]),
+    "brier": (Brier(), 1),
+    "coverage": (Coverage(repetition=True), "a dog"),
+    "table_similarity": (TableSimilarity(), "<table><tr><td>a</table>"),
+    "trajectory": (Trajectory(**FRAME), [[0, 0], [1, 1]]),
 }
 # fmt: off
 PIECES = (
     "[", "{", "(", "]", '"', "'", "\\", "\\boxed{", "<answer>", "</answer><answer>", "</think>", "<think>", "9", "1,",
     "1.", "1,111", "1/", "-", "1e", "1:", ":", "one ", "hundred ", "one and ", "A ", "(a)", "yes ", "a b ", "a_", "\n",
+    "<table><tr><td>", "<td", "<!--", "</td>", '{"name":"a"},', "3/", "P ",
     "\u00a0", "\u0301\u0323", "\ufdfa", "\u0663", "\U0001f600", "\x00", "\ud800", '{"a":', "[[1,2],", "(1,2),(3,4)",
     '\\"', "[1],", ",]",
 )

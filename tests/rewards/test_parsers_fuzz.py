@@ -17,6 +17,9 @@ from mmgrpo.rewards.grounding.calls import MAX_ACTIONS, actions_in
 from mmgrpo.rewards.grounding.tracks import MAX_MOMENTS, span_iou, track_in
 from mmgrpo.rewards.parsing.extraction import extracted, json_document, json_values, normalised, words
 from mmgrpo.rewards.parsing.numerals import numbers, seconds
+from mmgrpo.rewards.text.number_lists import coefficients
+from mmgrpo.rewards.text.tables import table_in
+from mmgrpo.rewards.text.tool_calls import calls_in
 
 fuzzed = settings(
     max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None
@@ -27,6 +30,7 @@ PIECES = st.sampled_from([
     "[", "]", "{", "}", "(", ")", '"', "'", "\\", ",", ":", "=", "-", ".", "%", "/", " ", "\n", "<answer>", "</answer>",
     "\\boxed{", "1", "23", "4.5", "1e9", "1e999", "NaN", "true", "None", "null", "click(", "x=", '"bbox_2d":',
     '"label":', '"size":', '"counts":', '"frame":', '"time":', '"action":', '"polygon":', "0:12", "twenty", "and",
+    "<table>", "<tr>", "<td>", "</td>", "</tr>", "x",
     "hundred", "\x00", "\u0301", "\ud800", "\u0663", "[1,2,3,4]", "[[1,2],[3,4]]", "[3,2]", '"231"',
 ])
 # fmt: on
@@ -55,6 +59,7 @@ def check_everything(source: Any) -> None:
     assert all(action.place is None or all(map(math.isfinite, action.place)) for action in actions)
     shapes = shapes_in(source)
     assert shapes is None or len(shapes) <= MAX_SHAPES
+    assert all(isinstance(call.name, str) for call in calls_in(source))
     track = track_in(source)
     assert len(track.boxes) <= MAX_MOMENTS + 1
     assert all(map(math.isfinite, [*track.boxes, *(track.span or ())]))
@@ -64,7 +69,9 @@ def check_everything(source: Any) -> None:
 @given(HOSTILE)
 def test_any_text(text: str) -> None:
     check_everything(text)
-    assert all(map(math.isfinite, numbers(text) + seconds(text)))
+    assert all(map(math.isfinite, [*numbers(text), *seconds(text), *coefficients(text, "x")]))
+    table = table_in(text)
+    assert table is None or table.kind == ("table", 1, 1)
     assert all(len(pair) == 2 for pair in points_in(text) + spans_in(text))
     assert isinstance(json.dumps([json_values(text), json_document(text)], allow_nan=False), str)
     assert all(word == word.casefold() for word in words(text) if word.isascii())

@@ -1,0 +1,135 @@
+"""Reward for a path of points over a picture: where a gripper goes, a line that is followed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias, final
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.explaining import drawn_paths
+from mmgrpo.rewards.geometry.boxes import FrameName, Point, normalised_frame
+from mmgrpo.rewards.geometry.coordinates import points_in
+from mmgrpo.rewards.geometry.frames import Declared, declared
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, place_of
+from mmgrpo.rewards.parsing.references import references
+from mmgrpo.types import Prompt, Sample, Score
+
+MAX_POINTS = 200
+
+Place: TypeAlias = "tuple[float, float]"
+
+
+@final
+class Trajectory:
+    """Reward: nearness of the path that the answer states to the reference's, by the discrete Fréchet distance.
+
+    1 - d / D, at least 0. d is the least that the worst pair of points must cost if both paths are walked from end to
+    end, neither ever back: the distance of the two in widths and heights of the picture, plus ``angle`` times the
+    angle between the directions there, plus ``ratio`` times |log| of the ratio of the two steps. D = sqrt(2) + angle pi
+    + ratio log 10 is what counts as furthest. With both at 0, as by default, it is the plain distance over the
+    picture's diagonal.
+
+    Read are lists of points as in ``point_in_box``; the reference, in ``column``, is one.
+
+    Settings: ``coordinates`` and ``extract`` as in ``box_iou``.
+    Range: 0 to 1.   Units: as declared; distances in sides of the picture, angles in radians.
+    Source: discrete Fréchet distance: Eiter and Mannila 1994; with angle 0.25 and ratio 0.1: VLA-R1, arXiv:2510.01623.
+    Traps: points outside of the picture are moved to its edge; a single point has no direction and costs no angle.
+    No point, or more than 200, scores 0.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        coordinates: Declared = "resized",
+        angle: float = 0.0,
+        ratio: float = 0.0,
+        extract: Extract = "none",
+    ) -> None:
+        if not (angle >= 0 and ratio >= 0):
+            raise ConfigError(f"Trajectory.angle and Trajectory.ratio must be at least 0, got {angle} and {ratio}")
+        self._column = column
+        self._coordinates = declared("Trajectory", coordinates)
+        self._angle = angle
+        self._ratio = ratio
+        self._extract: Extract = place_of("Trajectory.extract", extract)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        known = references("trajectory", samples, self._column, _path)
+        return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+
+    def _score(self, sample: Sample, known: Sequence[Place]) -> Score:
+        stated = points_in(extracted(sample.text or "", self._extract) or "")
+        wanted = self._points(sample.prompt, known, self._coordinates.reference_frame)
+        if not 0 < len(stated) <= MAX_POINTS:
+            reason = f"{len(stated)} points, more than {MAX_POINTS}" if stated else "no point"
+            return Score(0.0, drawn_paths([], wanted) | {"reason": reason})
+        made = self._points(sample.prompt, stated, self._coordinates.frame)
+        most = math.sqrt(2) + self._angle * math.pi + self._ratio * math.log(10)
+        distance = frechet(_places(made), _places(wanted), angle=self._angle, ratio=self._ratio)
+        return Score(max(0.0, 1 - distance / most), drawn_paths(made, wanted) | {"parts": {"distance": distance}})
+
+    def _points(self, prompt: Prompt, path: Sequence[Place], frame: FrameName) -> list[Point]:
+        """A path in sides of the picture, held within it."""
+        source, unit = self._coordinates.sized(frame, prompt), normalised_frame("norm1")
+        moved = [Point(x, y, source).to(unit) for x, y in path]
+        return [Point(min(max(one.x, 0.0), 1.0), min(max(one.y, 0.0), 1.0), unit) for one in moved]
+
+
+def frechet(path: Sequence[Place], other: Sequence[Place], *, angle: float = 0.0, ratio: float = 0.0) -> float:
+    """The discrete Fréchet distance of two paths, with costs for other directions and steps; see ``Trajectory``.
+
+    Args:
+        path: points in order, at least one.
+        other: the same.
+        angle: weight of the angle between the directions, in radians.
+        ratio: weight of the logarithm of the ratio of the steps.
+
+    Returns:
+        The distance, at least 0.
+    """
+    steps, others = [_step(path, at) for at in range(len(path))], [_step(other, at) for at in range(len(other))]
+    before: list[float] = []
+    for one, (turn, size) in zip(path, steps, strict=True):
+        row: list[float] = []
+        for at, (two, (its_turn, its_size)) in enumerate(zip(other, others, strict=True)):
+            cost = math.dist(one, two) + angle * _between(turn, its_turn)
+            cost += ratio * abs(math.log((size + _TINY) / (its_size + _TINY)))
+            came = [*row[-1:], *before[at : at + 1], *(before[at - 1 : at] if at else [])]
+            row.append(max(cost, min(came, default=0.0)))
+        before = row
+    return before[-1]
+
+
+_TINY = 1e-12
+
+
+def _step(path: Sequence[Place], at: int) -> tuple[Place, float]:
+    """The direction of a path at one of its points, (0, 0) for none, and the length of the step from it, or to it."""
+    ways = [_way(path[i], path[i + 1]) for i in (at - 1, at) if 0 <= i < len(path) - 1]
+    units = [(x / size, y / size) if (size := math.hypot(x, y)) else (0.0, 0.0) for x, y in ways]
+    x, y = (sum(sides) for sides in zip(*units, strict=True)) if units else (0.0, 0.0)
+    size = math.hypot(x, y)
+    turn = (x / size, y / size) if size > _TINY else units[0] if units else (0.0, 0.0)
+    return turn, math.hypot(*ways[-1]) if ways else 0.0
+
+
+def _way(one: Place, two: Place) -> Place:
+    return two[0] - one[0], two[1] - one[1]
+
+
+def _between(one: Place, two: Place) -> float:
+    """The angle between two directions, 0 if one of them is none."""
+    if one == (0.0, 0.0) or two == (0.0, 0.0):
+        return 0.0
+    return math.acos(min(max(one[0] * two[0] + one[1] * two[1], -1.0), 1.0))
+
+
+def _path(value: Any) -> list[Place] | None:
+    known = points_in(value if isinstance(value, str) else str(value))
+    return known if 0 < len(known) <= MAX_POINTS else None
+
+
+def _places(points: Sequence[Point]) -> list[Place]:
+    return [(point.x, point.y) for point in points]

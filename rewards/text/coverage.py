@@ -1,0 +1,90 @@
+"""Reward for saying what is to be said: the words of a reference that stand in the text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, final
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.explaining import excerpt, rounded
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, place_of, words
+from mmgrpo.rewards.parsing.references import graded
+from mmgrpo.types import Sample, Score
+
+# fmt: off
+FUNCTION_WORDS = frozenset((
+    "the", "and", "or", "but", "in", "on", "at", "to", "for", "of", "with", "by", "a", "an", "is", "are", "was", "were",
+    "be", "been", "have", "has", "had", "do", "does", "did", "will", "would", "could", "should", "may", "might", "can",
+    "this", "that", "these", "those",
+))
+# fmt: on
+
+
+@final
+class Coverage:
+    """Reward: the share of the reference's words that the text holds, less where it repeats itself.
+
+    (share + bonus [at least ``hits`` of them]) * repetition. Words count once, without case,
+    punctuation and function words. With ``repetition`` true, the factor is max(0, 1 - 3 max(0, f - 0.35)) * (1 - 0.05
+    max(0, r - 3)), at least 0: f is the share of the most frequent word among all, r the longest run of one word; else
+    it is 1.
+
+    The reference, in ``column``, is a text, or a list of any depth whose texts are taken together: entities and
+    relations on a path of a knowledge graph, for example.
+
+    Example: ``{name: coverage, column: path, extract: {tag: think}}``.
+    Settings: ``extract`` as in ``exact_match``.
+    Range: 0 to 1 + ``bonus``.
+    Source: Kansal and Jha 2026, arXiv:2601.15160, whose code (rl_training.py) has 1.2 times this with a bonus of a
+    quarter from two words on.
+    Traps: words are looked for and not what is said of them: a list of all of them is perfect.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        bonus: float = 0.0,
+        hits: int = 2,
+        repetition: bool = False,
+        extract: Extract = "none",
+    ) -> None:
+        if not bonus >= 0 or hits < 1:
+            raise ConfigError(f"Coverage needs bonus >= 0 and hits >= 1, got {bonus} and {hits}")
+        self._column = column
+        self._bonus = bonus
+        self._hits = hits
+        self._repetition = repetition
+        self._extract: Extract = place_of("Coverage.extract", extract)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("coverage", samples, self._column, _reference, self._score)
+
+    def _score(self, text: str, known: set[str]) -> Score:
+        said = telling(extracted(text, self._extract) or "")
+        found = known & set(said)
+        share, factor = len(found) / len(known), not_repeated(said) if self._repetition else 1.0
+        value = (share + self._bonus * (len(found) >= self._hits)) * factor
+        missing = excerpt(", ".join(sorted(known - found)))
+        explained = {"reason": f"missing: {missing}"} if missing else {}
+        parts = {"parts": rounded({"share": share, "repetition": factor})}
+        return Score(value, explained | parts)
+
+
+def telling(text: str) -> list[str]:
+    """The words of a text without its function words, in order."""
+    return [word for word in words(text) if word not in FUNCTION_WORDS]
+
+
+def not_repeated(said: Sequence[str]) -> float:
+    """1 for words of which none is frequent, falling to 0 for one word alone; see ``Coverage``."""
+    if not said:
+        return 1.0
+    frequent = Counter(said).most_common(1)[0][1] / len(said)
+    run = max(len(list(same)) for _, same in groupby(said))
+    return max(0.0, 1 - 3 * max(0.0, frequent - 0.35)) * max(0.0, 1 - 0.05 * max(0, run - 3))
+
+
+def _reference(value: Any) -> set[str] | None:
+    return set(telling(str(value))) or None

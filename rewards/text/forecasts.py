@@ -1,0 +1,79 @@
+"""Reward for stated probabilities, of an event or of being right oneself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.explaining import compared, rounded
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, finite, place_of
+from mmgrpo.rewards.parsing.numerals import numbers
+from mmgrpo.rewards.parsing.references import references
+from mmgrpo.rewards.text.judging import Judge, judge_of
+from mmgrpo.types import Sample, Score
+
+
+@final
+class Brier:
+    """Reward: 1 less the squared error of the probability that the answer states, the Brier score turned round.
+
+    1 - (p - y)^2. y is what came true, in ``column``: true or false, 0 or 1, or a probability. With ``of`` it is
+    whether the answer is right, as that reward says with a score of at least ``right_from``: a confidence. p is the
+    last number that ``extract`` finds, divided by ``scale`` (1; 100 for percent) and held within 0 and 1; an answer
+    without one scores ``missing``.
+
+    Example: ``{name: brier, extract: {tag: probability}}``.
+    Judges: math_verify, exact_match, multiple_choice, yes_no, classification, number, count.
+    Settings: ``extract`` as in ``exact_match``.
+    Range: 0 to 1, and ``missing``.
+    Source: Brier 1950, Verification of forecasts expressed in terms of probability; of one's own answer: ReFIne,
+    arXiv:2510.09062, train/grpo_ReFIne.py.
+    Traps: 50% is 50: say ``scale: 100``; 7/10 is 0.7. Where the answer is right half of the time, a policy that
+    always says a half gets three quarters.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        of: str | Mapping[str, Any] | Judge | None = None,
+        right_from: float = 1.0,
+        scale: float = 1.0,
+        missing: float = 0.0,
+        extract: Extract = "none",
+    ) -> None:
+        if not scale > 0 or not math.isfinite(missing):
+            raise ConfigError(f"Brier needs scale > 0 and a finite missing, got {scale} and {missing}")
+        self._column = column
+        self._judge = None if of is None else judge_of("Brier.of", of)
+        self._right_from = right_from
+        self._scale = scale
+        self._missing = missing
+        self._extract: Extract = place_of("Brier.extract", extract)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        known = self._known(samples)
+        return [None if y is None else self._score(s.text or "", y) for s, y in zip(samples, known, strict=True)]
+
+    def _known(self, samples: Sequence[Sample]) -> list[float | None]:
+        """What came true; NaN where the judge failed, None where nobody says."""
+        if self._judge is None:
+            return references("brier", samples, self._column, _outcome)
+        said = [None if verdict is None else float(verdict) for verdict in self._judge(samples)]
+        return [v if v is None or math.isnan(v) else float(v >= self._right_from) for v in said]
+
+    def _score(self, text: str, outcome: float) -> float | Score:
+        if math.isnan(outcome):
+            return outcome
+        stated = numbers(extracted(text, self._extract) or "", spoken=False)
+        if not stated:
+            return Score(self._missing, compared(None, outcome, "no probability"))
+        probability = min(max(stated[-1] / self._scale, 0.0), 1.0)
+        value = 1 - (probability - outcome) ** 2
+        return Score(value, compared(probability, outcome) | {"parts": rounded({"error": probability - outcome})})
+
+
+def _outcome(value: Any) -> float | None:
+    known = float(value) if isinstance(value, bool) else finite(value)
+    return known if known is not None and 0 <= known <= 1 else None

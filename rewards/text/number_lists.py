@@ -1,0 +1,113 @@
+"""Reward for answers of several numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, final
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.explaining import compared
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, finite, one_of, place_of
+from mmgrpo.rewards.parsing.numerals import numbers
+from mmgrpo.rewards.parsing.references import graded
+from mmgrpo.types import Sample, Score
+
+Mode = Literal["each", "contains"]
+
+MAX_NUMBERS = 100
+
+_FRACTION = re.compile(r"\\[dt]?frac\s?\{([^{}]{1,40})\}\s?\{([^{}]{1,40})\}")
+_DIGITS = r"\d{1,30}(?:\.\d{1,30})?"
+
+
+@final
+class NumberList:
+    r"""Reward: how many of several numbers are right.
+
+    ``each`` is the mean over the places of 1 - |stated - right| / |right|, at least 0 each; another count of numbers
+    scores 0. ``contains`` is 1 if each number of the reference is among those stated, one for one and within
+    ``absolute``, in any order; else 0. With ``symbol``, such as P, only the numbers that multiply it count, and zeros:
+    ``0.5P``, ``3P/2``, ``\frac{3}{2} P``, ``P`` for 1. The reference, in ``column``, is a list of numbers or of texts
+    that state one each, or a text of all of them.
+
+    Example: ``{name: number_list, extract: boxed, mode: contains, absolute: 1.0e-4}``.
+    Settings: ``extract`` as in ``exact_match``.
+    Range: 0 to 1.
+    Source: each: VideoSSR's counting, arXiv:2511.06281; contains: BeamPERL's coefficients, arXiv:2603.04124.
+    Deviation: ``-P`` is -1.
+    Traps: with ``contains`` further numbers cost nothing, so read them out of a tag or a box; an answer of more than
+    100 numbers scores 0. A right number of 0 is only met by 0.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        mode: Mode = "each",
+        absolute: float = 0.0,
+        symbol: str | None = None,
+        extract: Extract = "none",
+    ) -> None:
+        if not absolute >= 0:
+            raise ConfigError(f"NumberList.absolute must be at least 0, got {absolute}")
+        if symbol is not None and not symbol.isidentifier():
+            raise ConfigError(f"NumberList.symbol must be a name such as P, got {symbol!r}")
+        self._column = column
+        self._mode: Mode = one_of("NumberList.mode", mode, Mode)
+        self._absolute = absolute
+        self._symbol = symbol
+        self._extract: Extract = place_of("NumberList.extract", extract)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("number_list", samples, self._column, self._reference, self._score)
+
+    def _reference(self, value: Any) -> list[float] | None:
+        parts = value if isinstance(value, list | tuple) else [value]
+        known = [one for part in parts for one in ([part] if finite(part) is not None else self._read(str(part)))]
+        return [float(one) for one in known] if 0 < len(known) <= MAX_NUMBERS else None
+
+    def _score(self, text: str, known: list[float]) -> Score:
+        stated = self._read(extracted(text, self._extract) or "")
+        said = compared(_listed(stated), _listed(known) or "")
+        if len(stated) > MAX_NUMBERS:
+            return Score(0.0, said | {"reason": f"{len(stated)} numbers, more than {MAX_NUMBERS}"})
+        if self._mode == "contains":
+            return Score(float(_contains(stated, known, self._absolute)), said)
+        if len(stated) != len(known):
+            return Score(0.0, said | {"reason": f"{len(stated)} numbers, not {len(known)}"})
+        return Score(sum(map(_nearness, stated, known)) / len(known), said)
+
+    def _read(self, text: str) -> list[float]:
+        plain = _FRACTION.sub(r"\1/\2", text)
+        return numbers(plain, spoken=False) if self._symbol is None else list(coefficients(plain, self._symbol))
+
+
+def coefficients(text: str, symbol: str) -> Iterator[float]:
+    """The numbers that multiply a symbol in a text, and its zeros, in order; a bare symbol is 1."""
+    term = rf"(?P<sign>-)?(?P<above>{_DIGITS})?(?:/(?P<part>{_DIGITS}))?\s?(?:\\cdot\s?|\*\s?)?"
+    found = re.compile(rf"(?<![\w.]){term}(?<![A-Za-z_]){symbol}(?!\w)(?:\s?/\s?(?P<below>{_DIGITS}))?|"
+                       r"(?<![\w.])(?P<zero>0(?:\.0{1,30})?)(?![\w./])")  # fmt: skip
+    for match in found.finditer(text):
+        parted = [float(match[name] or 1) for name in ("part", "below")]
+        if match["zero"]:
+            yield 0.0
+        elif all(parted):
+            yield (-1.0 if match["sign"] else 1.0) * float(match["above"] or 1) / (parted[0] * parted[1])
+
+
+def _contains(stated: Sequence[float], known: Sequence[float], absolute: float) -> bool:
+    left = list(stated)
+    for wanted in known:
+        near = next((one for one in left if abs(one - wanted) <= absolute), None)
+        if near is None:
+            return False
+        left.remove(near)
+    return True
+
+
+def _nearness(stated: float, right: float) -> float:
+    return float(stated == right) if right == 0 else max(0.0, 1 - abs(stated - right) / abs(right))
+
+
+def _listed(found: Sequence[float]) -> str | None:
+    return ", ".join(f"{number:g}" for number in found[:MAX_NUMBERS]) or None

@@ -1,0 +1,103 @@
+"""Reward for answers that put things in an order: clips of a video, steps of a proof, moves through a maze."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, final
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.explaining import compared
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, normalised, one_of, place_of, words
+from mmgrpo.rewards.parsing.references import graded
+from mmgrpo.types import Sample, Score
+
+Items = Literal["words", "characters"]
+Mode = Literal["exact", "positions", "displacement"]
+
+
+@final
+class Ordering:
+    """Reward: how nearly the answer puts the items of the reference in their order.
+
+    With n items, ``displacement`` is 1 - sum |place in the answer - place in the reference| / floor(n^2 / 2), the most
+    that n items can be displaced by; the answer must hold each of them once and nothing else, or it scores 0.
+    ``positions`` is the share of places, of the longer of the two, that hold the right item; ``exact`` is 1 if the two
+    are equal, else 0. ``items: words`` are separated by anything but letters and digits (``3, 1, 2`` or
+    ``<|up|><|left|>``), ``characters`` stand side by side (``312``). With ``per_item`` a perfect answer scores that
+    much for each item, others in proportion.
+
+    The reference, in ``column``, is a text of the same form or a list of items; for ``displacement`` no item may stand
+    in it twice.
+
+    Example: ``{name: ordering, items: characters, extract: tag}``.
+    Settings: ``extract`` as in ``exact_match``.
+    Range: 0 to 1, or to ``per_item`` times the length of the reference.
+    Source: displacement: VideoSSR's jigsaw of clips, arXiv:2511.06281. Deviation: one item alone is in
+    its place or not.
+    Traps: an answer that reverses the order scores 0 by ``displacement`` and an arbitrary one about a third.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        items: Items = "words",
+        mode: Mode = "displacement",
+        per_item: float | None = None,
+        extract: Extract = "none",
+    ) -> None:
+        if per_item is not None and not per_item > 0:
+            raise ConfigError(f"Ordering.per_item must be positive, got {per_item}")
+        self._column = column
+        self._items: Items = one_of("Ordering.items", items, Items)
+        self._mode: Mode = one_of("Ordering.mode", mode, Mode)
+        self._per_item = per_item
+        self._extract: Extract = place_of("Ordering.extract", extract)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("ordering", samples, self._column, self._reference, self._score)
+
+    def _reference(self, value: Any) -> list[str] | None:
+        parts = [str(one) for one in value] if isinstance(value, list | tuple) else [str(value)]
+        known = [item for part in parts for item in self._read(part)]
+        repeated = len(set(known)) < len(known) and self._mode == "displacement"
+        return known if known and not repeated else None
+
+    def _score(self, text: str, known: list[str]) -> Score:
+        answer = extracted(text, self._extract) or ""
+        stated = self._read(answer)
+        share = _MODES[self._mode](stated, known)
+        said = compared(" ".join(stated) or None, " ".join(known))
+        return Score(share if self._per_item is None else share * self._per_item * len(known), said)
+
+    def _read(self, text: str) -> list[str]:
+        return words(text) if self._items == "words" else [char for char in normalised(text) or "" if char.isalnum()]
+
+
+def displacement(stated: Sequence[str], known: Sequence[str]) -> float:
+    """1 less the summed displacement of the items over the most there can be; 0 unless both hold the same, each once.
+
+    Args:
+        stated: the items in the order of the answer.
+        known: the same in the right order, none twice.
+
+    Returns:
+        0 to 1.
+    """
+    if sorted(stated) != sorted(known):
+        return 0.0
+    place = {item: at for at, item in enumerate(stated)}
+    most = len(known) ** 2 // 2
+    return 1 - sum(abs(place[item] - at) for at, item in enumerate(known)) / most if most else 1.0
+
+
+def positions(stated: Sequence[str], known: Sequence[str]) -> float:
+    """The share of the places of the longer one that hold the same item in both, 0 to 1."""
+    return sum(one == two for one, two in zip(stated, known, strict=False)) / max(len(stated), len(known))
+
+
+def exact(stated: Sequence[str], known: Sequence[str]) -> float:
+    """1 if both are the same, else 0."""
+    return float(list(stated) == list(known))
+
+
+_MODES = {"exact": exact, "positions": positions, "displacement": displacement}

@@ -1,0 +1,119 @@
+"""Reward for calls of tools that an answer states, held against the right ones without running any."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from mmgrpo.rewards.explaining import compared, rounded
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, json_values, place_of
+from mmgrpo.rewards.parsing.references import graded
+from mmgrpo.types import Sample, Score
+
+MAX_CALLS = 50
+MAX_DEPTH = 8
+
+_PARAMETERS = ("parameters", "arguments", "args")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool's name with the values of its parameters."""
+
+    name: str
+    parameters: Mapping[str, Any]
+
+
+@final
+class ToolCalls:
+    """Reward: how much of the right tool calls the answer states: their names, parameters and values.
+
+    (n + sum over the right calls of (k + v)) / (1 + sum over the right calls of (1 + p)), 1 where the two are equal. n
+    is the likeness of the two collections of tool names, what they share over what either has; k the same of the
+    names of a call's p parameters, v the number of its values that are equal. Each right call is compared with the
+    stated one of that tool, not used yet, that has most in common with it.
+
+    Read are JSON objects ``{"name": .., "parameters": {..}}`` (or ``arguments``), one after the other or in a list. The
+    reference, in ``column``, is the same: objects, a list of them, or a text.
+
+    Example: ``{name: tool_calls, extract: {tag: tool_call}}``.
+    Settings: ``extract`` as in ``exact_match``.
+    Range: 0 to 1.
+    Source: ToolRL, arXiv:2504.13958, verl/utils/reward_score/rlla.py, which lays it between -3 and 3.
+    Traps: values must be equal, 5 is not "5". A row without a call is not judged, so nothing here keeps a policy
+    from calling needlessly; ``format`` may. More than 50 calls score 0.
+    """
+
+    def __init__(self, column: str = "answer", extract: Extract = "none") -> None:
+        self._column = column
+        self._extract: Extract = place_of("ToolCalls.extract", extract)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("tool_calls", samples, self._column, _reference, self._score)
+
+    def _score(self, text: str, known: list[Call]) -> Score:
+        stated = calls_in(extracted(text, self._extract) or "")
+        said = compared(_named(stated), _named(known) or "")
+        if len(stated) > MAX_CALLS:
+            return Score(0.0, said | {"reason": f"{len(stated)} calls, more than {MAX_CALLS}"})
+        if not stated:
+            return Score(0.0, said | {"reason": "no call"})
+        names = likeness([call.name for call in stated], [call.name for call in known])
+        matched = _matched(stated, known)
+        share = (names + matched) / (1 + sum(1 + len(call.parameters) for call in known))
+        return Score(share, said | {"parts": rounded({"names": names, "matched": matched})})
+
+
+def calls_in(source: Any) -> list[Call]:
+    """The calls in a text, or in the value of a data row, in order."""
+    return list(_calls(json_values(source) if isinstance(source, str) else source, 0))
+
+
+def likeness(stated: Iterable[str], known: Iterable[str]) -> float:
+    """What two collections share over what either has, each as often as it stands in it; 1 if both are empty."""
+    one, two = Counter(list(stated)), Counter(list(known))
+    return (one & two).total() / (one | two).total() if one or two else 1.0
+
+
+def _calls(value: Any, depth: int) -> Iterable[Call]:
+    if isinstance(value, Mapping):
+        name = value.get("name")
+        held = next((value[key] for key in _PARAMETERS if isinstance(value.get(key), Mapping)), {})
+        if isinstance(name, str):
+            yield Call(name, held)
+    elif isinstance(value, list | tuple) and depth < MAX_DEPTH:
+        for inner in value:
+            yield from _calls(inner, depth + 1)
+
+
+def _matched(stated: Sequence[Call], known: Sequence[Call]) -> float:
+    """What the right calls have in common with the stated ones, added up."""
+    left, total = list(stated), 0.0
+    for wanted in known:
+        common = [(_common(one, wanted), at) for at, one in enumerate(left) if one.name == wanted.name]
+        best, at = max(common, key=lambda found: found[0], default=(0.0, -1))
+        if best > 0:
+            total += best
+            del left[at]
+    return total
+
+
+def _common(stated: Call, wanted: Call) -> float:
+    values = sum(_equal(stated.parameters[key], value) for key, value in wanted.parameters.items()
+                 if key in stated.parameters)  # fmt: skip
+    return likeness(stated.parameters, wanted.parameters) + values
+
+
+def _equal(one: Any, two: Any) -> bool:
+    return one == two and isinstance(one, bool) == isinstance(two, bool)
+
+
+def _reference(value: Any) -> list[Call] | None:
+    known = calls_in(value)
+    return known if 0 < len(known) <= MAX_CALLS else None
+
+
+def _named(calls: Sequence[Call]) -> str | None:
+    return ", ".join(f"{call.name}({', '.join(map(str, call.parameters))})" for call in calls) or None
