@@ -26,7 +26,7 @@ ROOMS = (
     ("scoring",),
     ("run", "explain", "serving"),
     ("report", "docgen"),
-    ("train",),
+    ("train", "trials"),
     ("doctor", "__init__"),
     ("cli",),
     ("__main__",),

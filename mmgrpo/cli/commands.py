@@ -173,6 +173,25 @@ def report(
 
 
 @app.command()
+def compare(
+    methods: Annotated[
+        list[str], typer.Argument(help="methods, such as grpo gspo, or files; and a.b=c, laid over every run")
+    ],
+    on: Annotated[str, typer.Option(help="the task: a YAML file or a shipped name")],
+    seeds: Annotated[int, typer.Option(min=1, help="how many, from the task's own on")] = 3,
+    jobs: Annotated[int, typer.Option(min=1, help="runs at a time")] = 1,
+    out: Annotated[Path | None, typer.Option(help="folder of runs and page; comparisons/TASK if not given")] = None,
+) -> None:
+    """Trains several methods on one task and puts them side by side; given again, it goes on where it was cut off."""
+    with _plain_errors():
+        from mmgrpo.cli.compared import compared
+
+        page, failed = compared(methods, on, num_seeds=seeds, num_jobs=jobs, out=out, say=console.say)
+        console.say(f"page: {page}" if page else "no run has ended, so there is no page")
+        raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
 def doctor(config: Config, overrides: Overrides = None) -> None:
     """Checks exactness, windows, the reference and the rewards on your own model, and prints cures."""
     with _plain_errors():

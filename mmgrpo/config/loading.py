@@ -34,7 +34,9 @@ RENAMED = {"objective.recentre": "objective.normalise_ratio"}
 """Keys of earlier versions, with what took their place."""
 
 
-def load_config(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
+def load_config(
+    path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = (), *, laid_over: Sequence[str | Path] = ()
+) -> RunConfig:
     """The run configuration of a file or of a shipped name such as ``quickstart/digits-image``.
 
     ``include:`` names files laid under this one, in order, later ones over earlier ones; then the file itself; then
@@ -45,6 +47,7 @@ def load_config(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
     Args:
         path: a file or a shipped name, with or without ``.yaml``.
         overrides: what lies over the files.
+        laid_over: further files or shipped names over the file, later ones over earlier ones.
 
     Returns:
         The resolved configuration.
@@ -57,6 +60,8 @@ def load_config(path: str | Path, overrides: Sequence[str] | Mapping[str, Any] =
     if published is not None and not isinstance(published, bool):
         raise ConfigError(f"an override of published is published=true or published=false, got {published!r:.80}")
     merged = read_layers(find_config(path), published=published)
+    for name in laid_over:
+        merged = _over(merged, read_layers(find_config(name), published=published))
     for key, value in given.items():
         _set(merged, key.split("."), value)
     return validated(merged)

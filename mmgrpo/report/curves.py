@@ -108,8 +108,18 @@ def _of_verdicts(mean: float, spread: float) -> bool:
     return 0 <= mean <= 1 and abs(spread * spread - variance) <= 1e-3 * variance + 1e-6
 
 
-def draw_chart(title: str, curves: Sequence[Curve], *, note: str = "", within: Sequence[float] = ()) -> Chart | None:
-    """The chart of the curves that have points; None if none has. The axis holds the values ``within`` in any case."""
+def draw_chart(
+    title: str, curves: Sequence[Curve], *, note: str = "", within: Sequence[float] = (), axis: str = "step"
+) -> Chart | None:
+    """The chart of the curves that have points; None if none has.
+
+    Args:
+        title: heading.
+        curves: all of them.
+        note: a line below the heading.
+        within: values that the upright axis holds in any case.
+        axis: what the points are at.
+    """
     curves = [curve for curve in curves if curve.points]
     if not curves:
         return None
@@ -127,12 +137,13 @@ def draw_chart(title: str, curves: Sequence[Curve], *, note: str = "", within: S
         title=title,
         note="; ".join(part for part in (unit, note, remark) if part),
         remark="; ".join(part for part in (note, remark) if part),
-        summary=f"{title}. " + "; ".join(_in_words(curve) for curve in curves),
+        summary=f"{title}. " + "; ".join(_in_words(curve, axis) for curve in curves),
         curves=tuple(curves),
         strokes=tuple(_stroke(curve, x, y) for curve in curves),
         x_ticks=tuple((x(step), f"{step:,.0f}") for step in whole_ticks(first, last)),
         y_ticks=tuple((y(tick), label) for tick, label in zip(y_ticks, labels, strict=True)),
         readout={
+            "axis": axis,
             "x": [first, last],
             "y": [y_ticks[0], y_ticks[-1]],
             "curves": [[curve.label, [[step, float(f"{v:.5g}")] for step, v in curve.points]] for curve in curves],
@@ -172,9 +183,9 @@ def _stroke(curve: Curve, x: Callable[[float], float], y: Callable[[float], floa
     return Stroke(label=curve.label, line="M" + "L".join(at), band=band, dots=dots)
 
 
-def _in_words(curve: Curve) -> str:
+def _in_words(curve: Curve, axis: str) -> str:
     values = [value for _, value in curve.points]
     return (
-        f"{curve.label}: {number(values[0])} at step {curve.points[0][0]:g}, {number(values[-1])} at step "
+        f"{curve.label}: {number(values[0])} at {axis} {curve.points[0][0]:g}, {number(values[-1])} at {axis} "
         f"{curve.points[-1][0]:g}, lowest {number(min(values))}, highest {number(max(values))}"
     )

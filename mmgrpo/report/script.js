@@ -1,7 +1,7 @@
 "use strict";
 const say = v => String(Number(v.toPrecision(4)));
 for (const plot of document.querySelectorAll(".plot")) {
-  const { x: [x0, x1], y: [y0, y1], curves } = JSON.parse(plot.dataset.readout);
+  const { axis, x: [x0, x1], y: [y0, y1], curves } = JSON.parse(plot.dataset.readout);
   const steps = [...new Set(curves.flatMap(([, points]) => points.map(p => p[0])))].sort((a, b) => a - b);
   let at = -1, cursor, tip;
   const hide = () => { cursor?.remove(); tip?.remove(); at = -1; };
@@ -15,7 +15,7 @@ for (const plot of document.querySelectorAll(".plot")) {
       const row = tip.appendChild(document.createElement("div")); row.textContent = text;
       if (value === undefined) row.className = "step"; else row.appendChild(document.createElement("b")).textContent = say(value);
     };
-    line(`step ${step}`);
+    line(`${axis} ${Number.isInteger(step) ? step : say(step)}`);
     for (const [label, points] of curves) { const p = points.find(q => q[0] === step); if (p) line(label, p[1]); }
     plot.append(cursor, tip);
   };

@@ -285,6 +285,7 @@ class Trainer:
                 **(measured := update_metrics(update, self.job)),
                 **self.now.course.resting(metrics | measured),
                 "policy/on_policy_gap": gap,
+                "count/samples": float(num_samples),
                 "count/forwards_per_sample": sum(self.job.gather(num_forwards)) / num_samples,
                 "time/update_s": time.perf_counter() - clock,
             }

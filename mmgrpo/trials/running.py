@@ -1,0 +1,131 @@
+"""Carries out the runs of a comparison, each in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from types import FrameType
+from typing import final
+
+from mmgrpo.report.numbers import duration
+from mmgrpo.run.folder import HEADER
+from mmgrpo.trials.plan import Comparison, Trial
+
+ENDED = ("finished", "stopped by the alarm")
+"""How the status of a run begins that has nothing left to do."""
+
+
+def status_of(folder: Path) -> str:
+    """What a run folder says of its run; empty if there is none."""
+    try:
+        said = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    return str(said.get("status", "")) if isinstance(said, dict) else ""
+
+
+def has_ended(trial: Trial) -> bool:
+    """Whether a run has nothing left to do."""
+    return status_of(trial.folder).startswith(ENDED)
+
+
+@final
+class Carrying:
+    """Runs in processes, a few at a time; what ended before is not run again, and what was cut off goes on."""
+
+    def __init__(self, *, num_jobs: int, say: Callable[[str], None]) -> None:
+        """Starts nothing yet.
+
+        Args:
+            num_jobs: how many run at a time.
+            say: is given a line for every run that ended.
+        """
+        self._num_jobs = num_jobs
+        self._say = say
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = Lock()
+        self._is_told = False
+
+    def carry_out(self, comparison: Comparison) -> list[Trial]:
+        """Runs what is left of a comparison: the warm-ups, then everything else.
+
+        Args:
+            comparison: whose configurations are written.
+
+        Returns:
+            The runs that failed; what they said is in their logs.
+        """
+        left = [trial for trial in comparison.runs if not has_ended(trial)]
+        if known := len(comparison.runs) - len(left):
+            self._say(f"{known} of {len(comparison.runs)} runs are there already")
+        with _told_to_end():
+            first = self._all([trial for trial in left if trial in comparison.warmups])
+            broken = {trial.seed for trial in first}
+            rest = [trial for trial in left if trial not in comparison.warmups]
+            return first + self._all([trial for trial in rest if trial.seed not in broken])
+
+    def _all(self, trials: Sequence[Trial]) -> list[Trial]:
+        failed: list[Trial] = []
+        began = time.perf_counter()
+        with ThreadPoolExecutor(self._num_jobs) as pool:
+            pending = {pool.submit(self._one, trial): trial for trial in trials}
+            try:
+                for done, future in enumerate(as_completed(pending), 1):
+                    trial, took_s = pending[future], future.result()
+                    is_whole = has_ended(trial)
+                    failed += [] if is_whole else [trial]
+                    left_s = (time.perf_counter() - began) / done * (len(trials) - done)
+                    ended = f"{duration(took_s)}" if is_whole else f"failed; see {trial.log}"
+                    more = f"; about {duration(left_s)} left" if done < len(trials) else ""
+                    self._say(f"{trial.name} ({done} of {len(trials)}): {ended}{more}")
+            except BaseException:
+                self._is_told = True
+                for future in pending:
+                    future.cancel()
+                self._end()
+                raise
+        return failed
+
+    def _one(self, trial: Trial) -> float:
+        began = time.perf_counter()
+        what = ["--resume", str(trial.folder)] if trial.folder.exists() else [str(trial.file)]
+        with trial.log.open("ab") as log:
+            with self._lock:
+                if self._is_told:
+                    return 0.0
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "mmgrpo", "train", *what], stdout=log, stderr=subprocess.STDOUT
+                )
+                self._running.add(process)
+            process.wait()
+        with self._lock:
+            self._running.discard(process)
+        return time.perf_counter() - began
+
+    def _end(self) -> None:
+        """Tells what runs to end, which leaves a checkpoint of it."""
+        with self._lock:
+            for process in self._running:
+                process.terminate()
+
+
+@contextmanager
+def _told_to_end() -> Iterator[None]:
+    """SIGTERM is a Ctrl-C within."""
+
+    def told(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, told)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
