@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.loading import CONFIGS, dump_config, load_config
+from mmgrpo.config.loading import dump_config, load_config, shipped
+from mmgrpo.config.registry import suggestion
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.explain.method import POLICIES
 from mmgrpo.system.files import replace_text, writing
@@ -110,7 +111,7 @@ def plan_comparison(
     configs = {label: _over_task(on, source, overrides) for label, source in sources.items()}
     for label, config in configs.items():
         _require_fitting(label, config)
-    shares = base.warmup is not None and not (base.policy and base.policy.numbers.get("lora"))
+    shares = base.warmup is not None and _trains_every_weight(base)
     warmups = [_trial("", seed, _warmup_alone(base), root) for seed in seeds] if shares else []
     begins: list[Trial | None] = [*warmups] if warmups else [None] * num_seeds
     trials = [
@@ -150,8 +151,12 @@ def write_configurations(comparison: Comparison) -> None:
 
 
 def _source(name: str) -> str:
-    shipped = f"methods/{name}"
-    return shipped if (CONFIGS / f"{shipped}.yaml").is_file() else name
+    methods = {one.removeprefix("methods/"): one for one in shipped("methods")}
+    if name in methods:
+        return methods[name]
+    if "/" not in name and not Path(name).is_file():
+        raise ConfigError(f"no method {name!r}{suggestion(name, methods)}")
+    return name
 
 
 def _label(name: str) -> str:
@@ -170,6 +175,10 @@ def _require_fitting(label: str, config: RunConfig) -> None:
     wanted = config.method.applies_to if config.method else "both"
     if kind and wanted not in ("both", kind):
         raise ConfigError(f"{label} is {POLICIES[wanted]}, and the task's policy is {POLICIES[kind]}; leave it out")
+
+
+def _trains_every_weight(config: RunConfig) -> bool:
+    return config.policy is not None and config.policy.numbers.get("lora") is None
 
 
 def _warmup_alone(base: RunConfig) -> RunConfig:

@@ -1,0 +1,71 @@
+"""Which runs a comparison takes, and what is refused before any of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmgrpo.config.loading import load_config
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.trials.plan import Comparison, plan_comparison, write_configurations
+
+TEXT, IMAGE = "quickstart/arithmetic-text", "quickstart/digits-image"
+
+
+def planned(root: Path, *methods: str, on: str = TEXT, seeds: int = 2, overrides: tuple[str, ...] = ()) -> Comparison:
+    return plan_comparison(methods, on, num_seeds=seeds, overrides=overrides, root=root)
+
+
+def test_a_method_lies_over_the_task(tmp_path: Path) -> None:
+    """What dapo's file says holds, what it does not say is the task's."""
+    found = planned(tmp_path, "grpo", "dapo", overrides=("steps=3",))
+    dapo = found.trials[2].config
+    assert [trial.name for trial in found.trials] == ["grpo-0", "grpo-1", "dapo-0", "dapo-1"]
+    assert dapo.method is not None
+    assert (dapo.method.name, dapo.steps, dapo.rollout.group_size) == ("dapo", 3, 8)
+    assert dapo.objective.surrogate is not None
+    assert dapo.objective.surrogate.numbers == {"low": 0.2, "high": 0.28}
+
+
+def test_the_warm_up_of_a_seed_is_run_once(tmp_path: Path) -> None:
+    found = planned(tmp_path, "grpo", "gspo")
+    assert [(one.name, one.config.steps, one.config.evaluation) for one in found.warmups] == [
+        ("warm-up-0", 0, None),
+        ("warm-up-1", 0, None),
+    ]
+    for trial in found.trials:
+        assert trial.config.warmup is None
+        assert trial.config.policy is not None
+        assert trial.config.policy.numbers["adapter"] == str(tmp_path / f"runs/warm-up-{trial.seed}")
+    assert [trial.seed for trial in found.runs] == [0, 1, 0, 0, 1, 1]
+
+
+def test_adapters_warm_up_by_themselves(tmp_path: Path) -> None:
+    """Their reference is the model without them, which a run that begins from adapters does not share."""
+    found = planned(tmp_path, "grpo", overrides=("policy.lora={}",))
+    assert found.warmups == ()
+    assert found.trials[0].config.warmup is not None
+
+
+@pytest.mark.parametrize(
+    ("methods", "on", "message"),
+    [
+        (("grpo", "flow-grpo"), TEXT, "flow-grpo is for denoising policies, and the task's policy is for tokens"),
+        (("papo",), IMAGE, "papo is for tokens, and the task's policy is for denoising policies"),
+        (("grpo", "methods/grpo"), TEXT, "a method comes twice"),
+        (("gpro",), TEXT, "no method 'gpro'; did you mean"),
+    ],
+)
+def test_what_cannot_be_is_said_at_once(tmp_path: Path, methods: tuple[str, ...], on: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        planned(tmp_path, *methods, on=on)
+
+
+def test_a_folder_holds_one_comparison(tmp_path: Path) -> None:
+    first = planned(tmp_path, "grpo")
+    write_configurations(first)
+    write_configurations(planned(tmp_path, "grpo", "gspo"))  # a method more
+    assert load_config(first.trials[1].file) == first.trials[1].config
+    with pytest.raises(DataError, match=r"warm-up-0\.yaml differs"):
+        write_configurations(planned(tmp_path, "grpo", overrides=("update.lr=1",)))

@@ -1,0 +1,76 @@
+"""Comparisons that run: what is shared changes nothing, and what is cut off goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmgrpo.config import RunConfig
+from mmgrpo.config.loading import load_config
+from mmgrpo.data.prompts import load_prompts_of
+from mmgrpo.train.build import build_policy, build_rewards
+from mmgrpo.train.trainer import Trainer
+from mmgrpo.trials.plan import plan_comparison, write_configurations
+from mmgrpo.trials.running import Carrying, has_ended, status_of
+
+TEXT = "quickstart/arithmetic-text"
+SHORT = ("steps=2", "warmup.steps=3", "evaluation.every=2", "rollout.prompts_per_step=4", "rollout.group_size=4")
+
+
+def trained(config: RunConfig) -> list[torch.Tensor]:
+    policy = build_policy(config, "cpu")
+    assert config.prompts is not None
+    Trainer(policy, build_rewards(config.rewards), load_prompts_of(config.prompts), config).train()
+    return [parameter.detach().clone() for parameter in policy.trainable]
+
+
+def test_a_run_after_the_shared_warm_up_is_the_run_with_its_own(tmp_path: Path) -> None:
+    found = plan_comparison(["grpo"], TEXT, num_seeds=1, overrides=SHORT, root=tmp_path)
+    trained(found.warmups[0].config)
+    shared = trained(found.trials[0].config)
+    alone = trained(load_config(TEXT, [*SHORT, f"output={tmp_path}"], laid_over=["methods/grpo"]))
+    assert all(map(torch.equal, shared, alone))
+    assert status_of(found.trials[0].folder) == "finished"
+
+
+@pytest.mark.nightly
+def test_what_is_cut_off_goes_on(tmp_path: Path) -> None:
+    """Told to end within its third run, then given again: the same numbers as without."""
+    command = [sys.executable, "-m", "mmgrpo", "compare", "grpo", "gspo", *SHORT, "steps=40", "--on", TEXT]
+    command += ["--seeds", "1", "--out"]
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    process = subprocess.Popen([*command, str(cut)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    while not (cut / "runs/grpo-0/metrics.jsonl").is_file():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert not (cut / "runs/gspo-0").exists()
+    for folder in (cut, whole):
+        assert subprocess.run([*command, str(folder)], check=False, timeout=300).returncode == 0
+    found = [json.loads((folder / "comparison.json").read_text()) for folder in (cut, whole)]
+    for method in ("grpo", "gspo"):
+        keys = ("held_out_accuracy", "reward", "forwards")
+        assert [found[0][method][key] for key in keys] == [found[1][method][key] for key in keys]
+
+
+@pytest.mark.nightly
+def test_a_run_that_fails_is_said_and_the_others_go_on(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("rewards: [{name: 'python:math:sqrt'}]\n")
+    found = plan_comparison(["grpo", str(broken)], TEXT, num_seeds=1, overrides=SHORT, root=tmp_path / "c")
+    write_configurations(found)
+    said: list[str] = []
+    failed = Carrying(num_jobs=2, say=said.append).carry_out(found)
+    assert [trial.name for trial in failed] == ["broken-0"]
+    assert has_ended(found.trials[0])
+    assert any("broken-0" in line and "failed; see" in line for line in said)
+    assert "sqrt" in failed[0].log.read_text()
