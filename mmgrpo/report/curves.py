@@ -119,6 +119,9 @@ def draw_chart(
         note: a line below the heading.
         within: values that the upright axis holds in any case.
         axis: what the points are at.
+
+    Returns:
+        What is drawn.
     """
     curves = [curve for curve in curves if curve.points]
     if not curves:

@@ -110,6 +110,9 @@ def over_seeds(found: Sequence[Mapping[float, float]], label: str, at: Sequence[
         found: step -> value, of each seed.
         label: of the curve.
         at: step -> where on the axis, of each seed, whose mean is taken; none: at the step.
+
+    Returns:
+        The curve.
     """
     steps = sorted(set.intersection(*(set(one) for one in (*found, *at)))) if found else []
     spreads = [Spread.of([one[step] for one in found]) for step in steps]

@@ -132,6 +132,9 @@ def plan_comparison(
 def write_configurations(comparison: Comparison) -> None:
     """Writes the configuration of every run.
 
+    Args:
+        comparison: the runs.
+
     Raises:
         DataError: the folder holds another comparison's runs.
         OutputError: it cannot be written.
