@@ -38,7 +38,7 @@ KINDS = (
     ("geometry",),
     ("explaining",),
     ("models",),
-    ("text", "grounding", "images", "judges", "groups"),
+    ("text", "grounding", "images", "judges", "groups", "execution"),
     ("video",),
 )
 """The rewards, in the same manner."""

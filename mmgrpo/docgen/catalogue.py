@@ -27,6 +27,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         *("rewards.text.mathematics", "rewards.text.captions", "rewards.text.number_lists", "rewards.text.sequences"),
         *("rewards.text.coverage", "rewards.text.forecasts", "rewards.text.tables", "rewards.text.tool_calls"),
     ),
+    "Code that is run": ("rewards.execution",),
     "Grounding: boxes, points, masks, actions, time": ("rewards.grounding",),
     "Checks of form, length and turns": ("rewards.text.structure", "rewards.text.lengths", "rewards.text.exchanges"),
     "Judges of texts": ("rewards.judges.texts",),

@@ -1,0 +1,1 @@
+"""Rewards that run what a model wrote, in a sandbox."""

@@ -1,0 +1,110 @@
+"""Rewards for database queries: what they give is compared with what the right one gives."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, final
+
+from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.rewards.execution.judging import at_once
+from mmgrpo.rewards.execution.sandbox import PYTHON, Limits, Program, run
+from mmgrpo.rewards.explaining import compared
+from mmgrpo.rewards.models.checkpoints import positive
+from mmgrpo.rewards.parsing.code import ExtractCode, code_in
+from mmgrpo.rewards.parsing.extraction import one_of
+from mmgrpo.types import Sample, Score
+
+Compare = Literal["set", "multiset", "list"]
+
+WORKER = Path(__file__).with_name("query_worker.py")
+
+_FIELD = re.compile(r"\{(\w+)\}")
+
+
+@final
+class SqlExecution:
+    """Reward: 1 if the answer's SQL query gives what the row's right query gives on its SQLite database, else 0.
+
+    The database is a file, ``database``, in which ``{column}`` stands for a column of the row, such as
+    ``dev_databases/{db_id}/{db_id}.sqlite``; or where there is none is made in memory by the script in column
+    ``schema``. Both queries may only read and are one statement each. They run in a sandbox, without network and within
+    the limits, or not at all: see ``docs/sandbox.md``.
+
+    Settings: ``compare`` the rows as a ``set`` (BIRD's execution accuracy), a ``multiset`` (a row as often as it
+    stands there) or a ``list`` (in their order); ``runs`` is what a query scores that can be run and gives something
+    else; ``extract`` as in ``code_tests``.
+    Range: 0 to 1.   Units: seconds, MiB.
+    Source: execution accuracy of BIRD (Li et al. 2023, arXiv:2305.03111), with ``compare: set``.
+    Traps: another query may give the same rows by chance on a small database; an empty result is right where the
+    reference's is empty. A row whose own query fails, takes too long or gives more than 100,000 rows is not judged.
+    """
+
+    concurrent = True
+    deterministic = True
+
+    def __init__(
+        self,
+        column: str = "query",
+        database: str | None = None,
+        schema: str = "schema",
+        compare: Compare = "multiset",
+        runs: float = 0.0,
+        extract: ExtractCode = "fenced",
+        time_s: float = 30.0,
+        memory_mb: int = 1024,
+        concurrency: int = 4,
+    ) -> None:
+        if not 0 <= runs <= 1:
+            raise ConfigError(f"SqlExecution.runs must lie in [0, 1], got {runs}")
+        self._column = column
+        self._database = database
+        self._schema = schema
+        self._compare: Compare = one_of("SqlExecution.compare", compare, Compare)
+        self._runs = runs
+        self._extract: ExtractCode = one_of("SqlExecution.extract", extract, ExtractCode)
+        self._limits = Limits(time_s=time_s, memory_mb=memory_mb)
+        self._concurrency = positive("SqlExecution.concurrency", concurrency)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return at_once(self._concurrency, self._score, samples, [self._given(sample) for sample in samples])
+
+    def _given(self, sample: Sample) -> dict[str, str] | None:
+        """The right query, and where its database is."""
+        columns = sample.prompt.columns
+        query = columns.get(self._column)
+        if sample.text is None or not isinstance(query, str):
+            return None
+        given = {"reference": query, "compare": self._compare, "database": "", "schema": ""}
+        if self._database is None:
+            schema = columns.get(self._schema)
+            return given | {"schema": schema} if isinstance(schema, str) else None
+        if any(columns.get(name) is None for name in _FIELD.findall(self._database)):
+            return None
+        path = Path(_FIELD.sub(lambda field: str(columns[field[1]]), self._database)).resolve()
+        if not path.is_file():
+            raise RewardError(f"there is no database {path}: set the key 'database' of sql_execution to where it is")
+        return given | {"database": str(path)}
+
+    def _score(self, text: str, given: dict[str, str]) -> Score | None:
+        query = code_in(text, self._extract)
+        if query is None:
+            return Score(0.0, compared(None, given["reference"], "no query"))
+        program = Program(
+            command=(*PYTHON, "query_worker.py", "given.json"),
+            files={"query_worker.py": WORKER.read_text(), "given.json": json.dumps(given | {"query": query})},
+            paths=(given["database"],) if given["database"] else (),
+            limits=self._limits,
+        )
+        lines: list[Any] = run(program).output.decode().split("\n")
+        if lines[0] != "{}":  # the reference was not run to its end
+            return None
+        said = json.loads(lines[1]) if lines[1] else {"error": "it takes too long or too much", "same": False}
+        if said["same"]:
+            return Score(1.0, compared(query, given["reference"]))
+        return Score(
+            self._runs if said["error"] is None else 0.0,
+            compared(query, given["reference"], said["error"] or "other rows"),
+        )

@@ -1,0 +1,256 @@
+"""Runs a command that a model wrote: in a process of its own, without network, within limits, or not at all.
+
+What is kept apart and what is not stands in ``docs/sandbox.md``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from mmgrpo.errors import ConfigError, RewardError
+
+LAUNCHER = str(Path(__file__).with_name("launcher.py"))
+START_S = 30.0
+"""For the sandbox itself, beside the time of what runs in it."""
+
+PYTHON = (sys.executable, "-I")
+INTERPRETER = tuple(dict.fromkeys((sys.prefix, sys.base_prefix)))
+
+ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/sandbox",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",  # the same verdict every time
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+"""All that a command finds in its environment."""
+
+STARTED = b"."
+"""What the launcher says once the command runs."""
+
+Ending = Literal["exited", "killed", "late", "too much output"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a command may take.
+
+    Attributes:
+        time_s: seconds by the clock, from where it is started; then everything it started is killed.
+        memory_mb: address space of each process, in MiB.
+        disk_mb: all files that it writes, which lie in memory, and each of them, in MiB.
+        processes: how many processes and threads it may have at a time.
+        output_kb: what it may write to its output, in KiB; beyond that it is killed.
+    """
+
+    time_s: float = 10.0
+    memory_mb: int = 1024
+    disk_mb: int = 64
+    processes: int = 8
+    output_kb: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"a sandbox needs {name} > 0, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A command, and the files it finds in its working directory.
+
+    Attributes:
+        command: the absolute path of a binary, and arguments.
+        files: name -> text, in the working directory, which is empty otherwise.
+        paths: files and folders of the machine that it may read, beside the system's and Python's.
+        env: further variables of its environment.
+        limits: what it may take.
+    """
+
+    command: Sequence[str]
+    files: Mapping[str, str] = field(default_factory=dict)
+    paths: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a command ended.
+
+    Attributes:
+        ending: by itself, by a signal, or by us.
+        code: its exit status, where it ended by itself.
+        output: its standard output, as far as it was read.
+        errors: its standard error, in the same manner.
+        cpu_s: seconds of processors that the command and what it waited for took; 0 where it was killed by us.
+        memory_mb: the most memory that it had at a time, in MiB, in the same manner.
+    """
+
+    ending: Ending
+    code: int | None
+    output: bytes
+    errors: bytes
+    cpu_s: float = 0.0
+    memory_mb: float = 0.0
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it ended by itself with status 0."""
+        return self.ending == "exited" and self.code == 0
+
+
+def run(program: Program, stdin: str = "") -> Outcome:
+    """Runs a command to its end.
+
+    Args:
+        program: what to run.
+        stdin: what it reads.
+
+    Returns:
+        How it ended.
+
+    Raises:
+        RewardError: a limit cannot be set on this machine; nothing was run.
+    """
+    with _launched(program, stdin, subprocess.DEVNULL, subprocess.PIPE) as launched:
+        assert launched.process.stdout is not None
+        return launched.outcome(launched.process.stdout)
+
+
+def confronted(checker: Program, solution: Program) -> Outcome:
+    """Runs two commands, each in a sandbox of its own, whose standard input is the other's output.
+
+    Args:
+        checker: asks, and says what it found on its standard error.
+        solution: answers.
+
+    Returns:
+        How the checker ended; ``errors`` is what it said.
+
+    Raises:
+        RewardError: a limit cannot be set on this machine.
+    """
+    (asked, asking), (answered, answering) = os.pipe(), os.pipe()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_launched(solution, None, asked, answering))
+        _close(asked, answering)
+        judge = stack.enter_context(_launched(checker, None, answered, asking))
+        _close(answered, asking)
+        return judge.outcome()
+
+
+@dataclass(slots=True)
+class _Launched:
+    """A sandbox that was started."""
+
+    process: subprocess.Popen[bytes]
+    report: IO[bytes]
+    limits: Limits
+
+    def outcome(self, *outputs: IO[bytes]) -> Outcome:
+        """Reads until everything within has ended or a limit is met."""
+        assert self.process.stderr is not None
+        said = dict.fromkeys((self.report, self.process.stderr, *outputs), b"")
+        ending = self._read(said)
+        errors, output = said[self.process.stderr], b"".join(said[pipe] for pipe in outputs)
+        if ending is not None:
+            return Outcome(ending=ending, code=None, output=output, errors=errors)
+        told = said[self.report].removeprefix(STARTED)
+        ended: dict[str, Any] = (
+            json.loads(told) if told else {"refused": f"it ended before it began: {errors.decode()[-500:]}"}
+        )
+        if "refused" in ended:
+            raise RewardError(
+                f"code that a model wrote cannot be run within limits here, so it is not run: {ended['refused']}. "
+                f"What a machine must allow is said in docs/sandbox.md."
+            )
+        how: Ending = "exited" if ended["signal"] is None else "killed"
+        return Outcome(
+            ending=how,
+            code=ended["code"],
+            output=output,
+            errors=errors,
+            cpu_s=ended["cpu_s"],
+            memory_mb=ended["memory_mb"],
+        )
+
+    def _read(self, said: dict[IO[bytes], bytes]) -> Ending | None:
+        """Fills in what the pipes say; None where all of them came to their end."""
+        deadline, most = time.monotonic() + START_S, self.limits.output_kb << 10
+        began = False
+        with selectors.DefaultSelector() as selector:
+            for pipe in said:
+                selector.register(pipe, selectors.EVENT_READ)
+            while selector.get_map():
+                ready = selector.select(max(deadline - time.monotonic(), 0))
+                for key, _ in ready:
+                    pipe: Any = key.fileobj
+                    piece = os.read(pipe.fileno(), 1 << 16)
+                    said[pipe] += piece
+                    if not piece:
+                        selector.unregister(pipe)
+                if not began and said[self.report].startswith(STARTED):
+                    began, deadline = True, time.monotonic() + self.limits.time_s
+                if max(len(text) for pipe, text in said.items() if pipe is not self.report) > most:
+                    return "too much output"
+                if not ready:
+                    return "late"
+        return None
+
+
+@contextlib.contextmanager
+def _launched(program: Program, stdin: str | None, given: int, taken: int) -> Iterator[_Launched]:
+    """Starts a sandbox; at the end whatever still runs in it is killed."""
+    if sys.platform != "linux":
+        raise RewardError(f"code that a model wrote is run on Linux alone, within limits; this is {sys.platform}")
+    with contextlib.ExitStack() as stack:
+        spec = stack.enter_context(tempfile.TemporaryFile("w+"))
+        root = stack.enter_context(tempfile.TemporaryDirectory(prefix="mmgrpo-sandbox-"))
+        json.dump(_spec(program, stdin, root), spec)
+        spec.seek(0)
+        reading, writing = os.pipe()
+        report = stack.enter_context(os.fdopen(reading, "rb"))
+        try:
+            process = subprocess.Popen(
+                [*PYTHON, "-S", LAUNCHER, str(spec.fileno()), str(writing)],
+                stdin=given, stdout=taken, stderr=subprocess.PIPE, env={}, cwd="/",
+                pass_fds=(spec.fileno(), writing), start_new_session=True,
+            )  # fmt: skip
+        finally:
+            os.close(writing)
+        stack.enter_context(process)
+        stack.callback(process.kill)
+        yield _Launched(process, report, program.limits)
+
+
+def _spec(program: Program, stdin: str | None, root: str) -> dict[str, Any]:
+    limits = program.limits
+    return {
+        "command": list(program.command),
+        "files": dict(program.files),
+        "paths": [*INTERPRETER, *program.paths],
+        "env": ENVIRONMENT | dict(program.env),
+        "stdin": stdin,
+        "root": root,
+        "processes": limits.processes,
+        "memory_bytes": limits.memory_mb << 20,
+        "disk_bytes": limits.disk_mb << 20,
+    }
+
+
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,27 @@
+"""Programs in the sandbox, where this machine can have one; else it refuses, and there is nothing to test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mmgrpo.errors import RewardError
+from mmgrpo.rewards.execution.sandbox import PYTHON, Limits, Outcome, Program, run
+
+
+def refused() -> str:
+    try:
+        run(Program(command=("/bin/true",)))
+    except RewardError as error:
+        return str(error)
+    return ""
+
+
+needs_sandbox = pytest.mark.skipif(bool(REASON := refused()), reason=REASON)
+
+
+def ran(code: str, stdin: str = "", **limits: Any) -> Outcome:
+    """How a Python program ends."""
+    program = Program(command=(*PYTHON, "main.py"), files={"main.py": code}, limits=Limits(**limits))
+    return run(program, stdin)

@@ -1,0 +1,104 @@
+"""Verdicts of a database and of commands."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.rewards.execution.commands import Command
+from mmgrpo.rewards.execution.queries import SqlExecution
+from tests.rewards.sandboxed import needs_sandbox
+from tests.rewards.written import wrote
+
+SCHEMA = "create table t(a, b); insert into t values (1, 'x'), (2, 'y'), (2, 'y')"
+
+
+def told(reward: Any, code: str, **columns: Any) -> float | None:
+    (said,) = reward([wrote(f"```\n{code}\n```", **columns)])
+    return None if said is None else float(said)
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("query", "compare", "paid"),
+    [
+        ("select a from t order by a desc", "multiset", 1),
+        ("select a from t order by a desc", "list", 0.1),
+        ("select distinct a from t", "multiset", 0.1),
+        ("select distinct a from t", "set", 1),
+        ("select nothing from t", "set", 0),
+        ("delete from t", "set", 0),
+        ("attach database '/tmp/x' as y", "set", 0),
+        ("select load_extension('/usr/lib/x')", "set", 0),
+        ("select a from t; select a from t", "set", 0),
+        ("with recursive c(n) as (select 1 union all select n + 1 from c) select max(n) from c", "set", 0),
+    ],
+)
+def test_queries_by_what_they_give(query: str, compare: Any, paid: float) -> None:
+    reward = SqlExecution(compare=compare, runs=0.1, time_s=1.0)
+    assert told(reward, query, query="select a from t", schema=SCHEMA) == paid
+
+
+@needs_sandbox
+def test_a_database_of_a_file_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    path = tmp_path / "shop" / "shop.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.executescript(SCHEMA)
+    before = path.read_bytes()
+    reward = SqlExecution(database=f"{tmp_path}/{{db_id}}/{{db_id}}.sqlite")
+    assert told(reward, "select 1 + 1", query="select max(a) from t", db_id="shop") == 1
+    assert told(reward, "drop table t", query="select max(a) from t", db_id="shop") == 0
+    assert path.read_bytes() == before
+    assert told(reward, "select 2", query="select nothing from t", db_id="shop") is None
+    with pytest.raises(RewardError, match=r"there is no database .*/books\.sqlite: set the key 'database'"):
+        told(reward, "select 2", query="select 2", db_id="books")
+
+
+@needs_sandbox
+def test_a_commands_status_is_the_verdict() -> None:
+    parses = Command()
+    assert told(parses, "x = 1") == 1
+    assert told(parses, "x = = 1") == 0
+    assert told(Command(forbid=r"\bsorry\b"), "x = 'sorry'") == 0
+    assert told_plain(parses, "no code") == 0
+
+
+@needs_sandbox
+def test_a_bench_of_the_row_and_a_number_of_the_output() -> None:
+    """A text of the row around the answer, and a file of the row that reads it."""
+    settings: dict[str, Any] = {
+        "command": ["sh", "bench.sh"],
+        "file": "answer.txt",
+        "template": "{head}:{answer}",
+        "files": {"bench.sh": "bench"},
+        "extract": "none",
+    }
+    row = {"head": "{answer}", "bench": 'test "$(cat answer.txt)" = "{answer}:7" && echo speed 0.25'}
+    assert told_plain(Command(**settings), "7", **row) == 1
+    assert told_plain(Command(**settings, number=r"speed ([\d.]+)"), "7", **row) == 0.25
+    assert told_plain(Command(**settings, expect="fast"), "7", **row) == 0
+    assert told_plain(Command(**settings), "8", **row) == 0
+    assert told_plain(Command(**settings), "7", bench="true") is None
+
+
+def told_plain(reward: Any, text: str, **columns: Any) -> float | None:
+    (said,) = reward([wrote(text, **columns)])
+    return None if said is None else float(said)
+
+
+def test_what_is_missing_is_said() -> None:
+    with pytest.raises(RewardError, match="there is no command 'no-such-prover' here: install it"):
+        told(Command(command=["no-such-prover"]), "x")
+    with pytest.raises(ConfigError, match=r"names without folders, got \.\./x"):
+        Command(file="../x")
+    with pytest.raises(ConfigError, match="pattern that cannot be read"):
+        Command(expect="(")
+    with pytest.raises(ConfigError, match="must be lists"):
+        Command(command="lean x")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match=r"runs must lie in \[0, 1\]"):
+        SqlExecution(runs=2)
