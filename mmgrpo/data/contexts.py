@@ -17,7 +17,7 @@ from typing import Any
 from mmgrpo.data.corruption import IMAGE_CONTEXTS
 from mmgrpo.data.history import NOTHING, Context, History
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.types import Prompt
+from mmgrpo.types import Prompt, Sample
 
 PLACE = re.compile(r"{([^{}]+)}")
 """What a text names in braces."""
@@ -62,9 +62,7 @@ def solution_prefix(*, column: str = "solution", share: float) -> Context:
 
     Units: share is dimensionless, 0 to 1.   Raises: ConfigError for another share; DataError for a row without it.
     """
-    if not 0 <= share <= 1:
-        raise ConfigError(f"a prefix is a share of the solution from 0 to 1, got {share}")
-    return partial(_begun, column=column, share=share)
+    return partial(_begun, column=column, share=_share(share))
 
 
 def bare() -> Context:
@@ -83,17 +81,63 @@ def peer_answer(*, text: str = PEER, at_least: float = 1.0, without: str | None 
     Source: SDPO, arXiv:2601.20802, and its code (lasgroup/SDPO, ``ray_trainer.py``). Deviation: the words of the text.
     """
     _require_places("peer's answer", text, "prompt", "answer")
-    try:
-        omitted = None if without is None else re.compile(without, re.DOTALL)
-    except re.error as error:
-        raise ConfigError(f"without must be a regular expression, got {without!r:.80}: {error}") from error
+    omitted = None if without is None else _expression("without", without)
     return partial(_after_peer, text=text, at_least=at_least, omitted=omitted)
+
+
+def column_part(*, column: str, share: float, text: str = "{prompt}\n\nThe solution begins: {part}") -> Context:
+    """The prompt with the beginning of a text that its row brings along: the first ``share`` of its characters.
+
+    ``{prompt}`` and ``{part}`` stand for the two.
+
+    Units: share is dimensionless, 0 to 1.   Raises: ConfigError for another share or a text that lacks a place;
+        DataError for a row without the column.
+    Source: GHPO, arXiv:2507.10628, and its code (hkgc-1/GHPO, ``ghpo_trainer.py``).
+    """
+    _require_places("part of a column", text, "prompt", "part")
+    return partial(_with_part, column=column, share=_share(share), text=text)
+
+
+def draft(*, of: str, text: str, right: str = "", wrong: str = "", at_least: float = 1.0) -> Context:
+    """The prompt with an answer that its group has by now: the ``best`` one, or the member's ``own``.
+
+    ``{prompt}`` and ``{draft}`` stand for the two, ``{verdict}`` for the text ``right`` where the answer's reward
+    reaches ``at_least``, else for ``wrong``; either may name columns of the row. The best has the highest reward, of
+    equal ones the first; of n answers, member m's own is that of member m modulo n. Where there is none, the prompt.
+
+    Units: at_least in those of the reward.   Raises: ConfigError for another choice, or a text that lacks a place;
+        DataError for an answer that is no text.
+    Source: the best: iGRPO, arXiv:2602.09000; each its own, with a verdict: Critique-GRPO, arXiv:2506.03106, and its
+        code (zhangxy-2019/critique-GRPO, ``critique_prompts.py``, ``simple_gt``).
+    """
+    if of not in DRAFTS:
+        raise ConfigError(f"a draft is one of {', '.join(DRAFTS)}, got {of!r}")
+    _require_places("draft", text, "prompt", "draft")
+    return partial(_after_draft, choose=DRAFTS[of], text=text, verdicts=(right, wrong), at_least=at_least)
+
+
+def found_in_answer(*, pattern: str, text: str) -> Context:
+    """The prompt with what a regular expression finds in an answer of the group: the last that has it.
+
+    ``{prompt}`` stands for the prompt, ``{found}`` for the expression's first group. Where nobody has it, the prompt.
+
+    Raises: ConfigError for no expression with a group, or a text that lacks a place.
+    Source: hints that the policy wrote before: SAGE, arXiv:2602.03143, and its code (BaohaoLiao/SAGE).
+    """
+    _require_places("found text", text, "prompt", "found")
+    compiled = _expression("pattern", pattern)
+    if compiled.groups < 1:
+        raise ConfigError(f"the pattern says in brackets what is to be shown, got {pattern!r:.80}")
+    return partial(_with_found, pattern=compiled, text=text)
 
 
 CONTEXTS: Mapping[str, Callable[..., Context]] = MappingProxyType(
     {
         "template": template,
         "column_hint": column_hint,
+        "column_part": column_part,
+        "draft": draft,
+        "found_in_answer": found_in_answer,
         "systems": systems,
         "solution_prefix": solution_prefix,
         "bare": bare,
@@ -110,6 +154,19 @@ def _require_places(what: str, text: str, *places: str) -> None:
         raise ConfigError(f"the text of a {what} holds {named}, got {text!r:.80}")
 
 
+def _expression(name: str, pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise ConfigError(f"{name} must be a regular expression, got {pattern!r:.80}: {error}") from error
+
+
+def _share(share: float) -> float:
+    if not 0 <= share <= 1:
+        raise ConfigError(f"a prefix is a share of the solution from 0 to 1, got {share}")
+    return share
+
+
 def _within(prompt: Prompt, member: int, history: History = NOTHING, *, text: str) -> Prompt:
     del member, history
     return _told(prompt, _filled(prompt, text, {}))
@@ -123,10 +180,74 @@ def _after_peer(
     peer = next((sample for sample in right if sample.member != member), None)
     if peer is None:
         return None
-    if peer.text is None:
-        raise DataError("peer_answer shows answers, and what this policy makes is no text: use another context")
-    answer = peer.text if omitted is None else omitted.sub("", peer.text)
+    written = _text_of(peer)
+    answer = written if omitted is None else omitted.sub("", written)
     return _told(prompt, _filled(prompt, text, {"answer": answer}))
+
+
+Scored = tuple[Sample, "float | None"]
+"""An answer and its reward, None where none applied."""
+
+
+def _text_of(sample: Sample) -> str:
+    if sample.text is None:
+        raise DataError("this context shows answers, and what this policy makes is no text: use another context")
+    return sample.text
+
+
+def _best(scored: Sequence[Scored], member: int) -> Scored:
+    del member
+    return max(scored, key=lambda one: float("-inf") if one[1] is None else one[1])
+
+
+def _own(scored: Sequence[Scored], member: int) -> Scored:
+    return scored[member % len(scored)]
+
+
+DRAFTS: Mapping[str, Callable[[Sequence[Scored], int], Scored]] = MappingProxyType({"best": _best, "own": _own})
+"""Which answer of its group ``draft`` shows to a member, by name."""
+
+
+def _after_draft(
+    prompt: Prompt,
+    member: int,
+    history: History = NOTHING,
+    *,
+    choose: Callable[[Sequence[Scored], int], Scored],
+    text: str,
+    verdicts: tuple[str, str],
+    at_least: float,
+) -> Prompt:
+    scored = list(zip(history.samples, history.rewards, strict=True))
+    if not scored:
+        return prompt
+    chosen, reward = choose(scored, member)
+    verdict = verdicts[0] if reward is not None and reward >= at_least else verdicts[1]
+    return _told(prompt, _filled(prompt, text, {"draft": _text_of(chosen), "verdict": _filled(prompt, verdict, {})}))
+
+
+def _with_found(
+    prompt: Prompt, member: int, history: History = NOTHING, *, pattern: re.Pattern[str], text: str
+) -> Prompt:
+    del member
+    found = [match[1] for sample in history.samples if (match := pattern.search(_text_of(sample)))]
+    return _told(prompt, _filled(prompt, text, {"found": found[-1]})) if found else prompt
+
+
+def _with_part(
+    prompt: Prompt, member: int, history: History = NOTHING, *, column: str, share: float, text: str
+) -> Prompt:
+    del member, history
+    whole = _solution("column_part", prompt, column)
+    return _told(prompt, _filled(prompt, text, {"part": whole[: round(share * len(whole))]}))
+
+
+def _solution(name: str, prompt: Prompt, column: str) -> str:
+    """A text that the prompt's row brings along."""
+    whole = prompt.columns.get(column)
+    if not isinstance(whole, str):
+        raise DataError(f"{name} needs a text in the column {column!r}; the row has {sorted(prompt.columns)}")
+    return whole
 
 
 def _filled(prompt: Prompt, text: str, further: Mapping[str, str]) -> str:
@@ -166,9 +287,6 @@ def _after_system(prompt: Prompt, member: int, history: History = NOTHING, *, te
 
 def _begun(prompt: Prompt, member: int, history: History = NOTHING, *, column: str, share: float) -> Prompt:
     del member, history
-    solution = prompt.columns.get(column)
-    if not isinstance(solution, str):
-        raise DataError(f"solution_prefix needs a text in the column {column!r}; the row has {sorted(prompt.columns)}")
-    words = solution.split(" ")
+    words = _solution("solution_prefix", prompt, column).split(" ")
     begun = " ".join(words[: round(share * len(words))])
     return replace(prompt, prefix=f"{begun} ") if begun else prompt

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.binding import build_estimators
+from mmgrpo.config.binding import build_estimators, build_planner
 from mmgrpo.data.keys import prompt_keys
 from mmgrpo.data.samplers import Pool, PromptSampler, build_sampler, in_order, permutation, shuffled
 from mmgrpo.errors import DataError
@@ -30,7 +30,11 @@ def stream_of(prompts: Sequence[Prompt], config: RunConfig) -> PromptStream:
         shuffle=section is None or section.shuffle,
         sampler=build_sampler(section.sampler) if section and section.sampler else None,
         weights={part.known_as: part.weight for part in section.sources} if section and section.sources else None,
-        columns=[column for one in build_estimators(config.advantage) for column in one.memory],
+        columns=[
+            column
+            for one in (*build_estimators(config.advantage), build_planner(config.rollout))
+            for column in one.memory
+        ],
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.places import Places, at_decisions, at_text, evenly, uncertain
@@ -85,8 +86,8 @@ def _ask(rounds: Sequence[Round], setting: Setting, *, factor: int, num_rounds: 
     there = setting.group_size * (1 + most * (factor - 1)) ** (len(rounds) - 1)
     asked = []
     for prompt, member, places in sorted(_rows(rounds)):
-        free = [Branch(member, place) for place in places if (prompt, Branch(member, place)) not in taken]
-        for order, branch in enumerate(free[:most]):
+        free = (branch for place in places if (prompt, branch := Branch(member, place)) not in taken)
+        for order, branch in enumerate(islice(free, most)):
             first = there + (member * most + order) * (factor - 1)
             asked.append(Request(prompt=prompt, members=tuple(range(first, first + factor - 1)), continues=branch))
     return asked

@@ -9,15 +9,15 @@ Axes: B rows of a round, over the whole job.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.places import Places
-from mmgrpo.memory import Memory, ReplayRow
+from mmgrpo.memory import Column, Memory, ReplayRow
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -121,6 +121,15 @@ class Round:
         """Rewards of the members of a prompt that any applied to, (members,)."""
         return self.reward_B[(self.prompt_B == prompt) & self.valid_B]
 
+    def rewards(self) -> dict[int, dict[int, float]]:
+        """The rewards of the members that any applied to, by member, of every prompt that has one."""
+        found: dict[int, dict[int, float]] = {}
+        columns = (one.tolist() for one in (self.prompt_B, self.member_B, self.reward_B, self.valid_B))
+        for prompt, member, reward, valid in zip(*columns, strict=True):
+            if valid:
+                found.setdefault(prompt, {})[member] = reward
+        return found
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
@@ -188,6 +197,7 @@ class Planner:
         looks_back: whether it is asked again after the first round; its rewards are then waited for.
         replay: what of a step's rows it wants remembered, to be read again; None: nothing.
         places: where in its rows others may go on from; None: nowhere.
+        memory: columns of the memory that it reads.
     """
 
     ask: Callable[[Sequence[Round], Setting], Sequence[Request]]
@@ -195,6 +205,26 @@ class Planner:
     looks_back: bool = False
     replay: Replay | None = None
     places: Places | None = None
+    memory: tuple[Column, ...] = ()
+
+
+def ask_then(
+    rounds: Sequence[Round], setting: Setting, *, further: Callable[[Round, Setting], Sequence[Request]]
+) -> Sequence[Request]:
+    """Every group; then, once, what the first round calls for."""
+    if not rounds:
+        return setting.groups(0, setting.num_prompts)
+    return further(rounds[0], setting) if len(rounds) == 1 else ()
+
+
+def failed(one: Round, setting: Setting, below: float) -> Sequence[int]:
+    """The prompts whose members' rewards in a round are all under a bound; none applied: it has not failed."""
+    rewards = one.rewards()
+    return [prompt for prompt in range(setting.num_prompts) if max(rewards.get(prompt, NOBODY).values()) < below]
+
+
+NOBODY: Mapping[int, float] = {0: math.inf}
+"""A group that no reward applied to: nobody has failed."""
 
 
 def fixed() -> Planner:
@@ -234,7 +264,7 @@ def _ask_missing(
     missing = (target or setting.num_prompts) - len(informative(rounds))
     if missing <= 0 or len(rounds) == num_rounds:
         return ()
-    return setting.groups(sum(len(one.requests) for one in rounds), ceil(missing * factor))
+    return setting.groups(sum(len(one.requests) for one in rounds), math.ceil(missing * factor))
 
 
 def _first_informative(rounds: Sequence[Round], setting: Setting, *, target: int | None) -> Sequence[Tensor]:

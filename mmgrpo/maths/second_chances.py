@@ -8,7 +8,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.maths.attempts import second_draft, until_solved
 from mmgrpo.maths.branches import branch_at, branch_at_text, branch_at_uncertain, branch_evenly
+from mmgrpo.maths.budgets import by_learning_value, more_where_hard
 from mmgrpo.maths.planners import (
     Answer,
     Planner,
@@ -17,6 +19,8 @@ from mmgrpo.maths.planners import (
     Round,
     Setting,
     all_trained,
+    ask_then,
+    failed,
     fixed,
     refill,
     trained,
@@ -62,19 +66,10 @@ def on_failure(
         behind_prompt=behind_prompt and context is not None,
     )
     return Planner(
-        ask=partial(_ask_then, further=attempt),
+        ask=partial(ask_then, further=attempt),
         kept=partial(_without_replaced, members=members) if replace_failed else all_trained,
         looks_back=True,
     )
-
-
-def _ask_then(
-    rounds: Sequence[Round], setting: Setting, *, further: Callable[[Round, Setting], Sequence[Request]]
-) -> Sequence[Request]:
-    """Every group; then, once, what the first round calls for."""
-    if not rounds:
-        return setting.groups(0, setting.num_prompts)
-    return further(rounds[0], setting) if len(rounds) == 1 else ()
 
 
 def _attempt_again(
@@ -90,14 +85,8 @@ def _attempt_again(
     further = tuple(range(setting.group_size, setting.group_size + members))
     return tuple(
         Request(prompt=prompt, members=further, context=context, settings=settings, behind_prompt=behind_prompt)
-        for prompt in _failed(first, setting, below)
+        for prompt in failed(first, setting, below)
     )
-
-
-def _failed(first: Round, setting: Setting, below: float) -> Sequence[int]:
-    """The prompts whose members' rewards are all under a bound; one that no reward applied to has not failed."""
-    rewards = {prompt: first.rewards_of(prompt) for prompt in range(setting.num_prompts)}
-    return [prompt for prompt, reward_G in rewards.items() if len(reward_G) and bool((reward_G < below).all())]
 
 
 def _without_replaced(rounds: Sequence[Round], setting: Setting, *, members: int) -> Sequence[Tensor]:
@@ -124,7 +113,7 @@ def scaffold(*, contexts: Sequence[str], below: float = 1.0, start: int = 0, beh
         raise ConfigError("scaffold needs the contexts that tell ever more, one at least, and start >= 0")
     attempt = partial(_hinted, contexts=tuple(contexts), below=below, start=start, behind_prompt=behind_prompt)
     return Planner(
-        ask=partial(_ask_then, further=attempt), kept=partial(_with_least_hinted, below=below), looks_back=True
+        ask=partial(ask_then, further=attempt), kept=partial(_with_least_hinted, below=below), looks_back=True
     )
 
 
@@ -135,7 +124,7 @@ def _hinted(
         return ()
     return tuple(
         Request(prompt=prompt, members=(setting.group_size + tier,), context=context, behind_prompt=behind_prompt)
-        for prompt in _failed(first, setting, below)
+        for prompt in failed(first, setting, below)
         for tier, context in enumerate(contexts)
     )
 
@@ -247,7 +236,7 @@ def with_answer(*, column: str = "solution", below: float | None = None) -> Plan
     """
     if below is None:
         return Planner(ask=partial(_ask_with_answer, column=column))
-    return Planner(ask=partial(_ask_then, further=partial(_answer_failed, column=column, below=below)), looks_back=True)
+    return Planner(ask=partial(ask_then, further=partial(_answer_failed, column=column, below=below)), looks_back=True)
 
 
 def _ask_with_answer(rounds: Sequence[Round], setting: Setting, *, column: str) -> Sequence[Request]:
@@ -256,8 +245,8 @@ def _ask_with_answer(rounds: Sequence[Round], setting: Setting, *, column: str) 
 
 
 def _answer_failed(first: Round, setting: Setting, *, column: str, below: float) -> Sequence[Request]:
-    failed = _failed(first, setting, below)
-    return tuple(_beside(group, (Answer(column),)) for prompt in failed for group in setting.groups(prompt, 1))
+    prompts = failed(first, setting, below)
+    return tuple(_beside(group, (Answer(column),)) for prompt in prompts for group in setting.groups(prompt, 1))
 
 
 PLANNERS: Mapping[str, Callable[..., Planner]] = MappingProxyType(
@@ -266,6 +255,10 @@ PLANNERS: Mapping[str, Callable[..., Planner]] = MappingProxyType(
         "refill": refill,
         "on_failure": on_failure,
         "scaffold": scaffold,
+        "until_solved": until_solved,
+        "second_draft": second_draft,
+        "more_where_hard": more_where_hard,
+        "by_learning_value": by_learning_value,
         "scouts": scouts,
         "with_replay": with_replay,
         "with_answer": with_answer,

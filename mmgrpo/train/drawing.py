@@ -5,6 +5,7 @@ Axes: B rows, T decisions.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -66,6 +67,7 @@ def draw(
     seed: int,
     reads: bool = False,
     before: Sequence[Drawn] = (),
+    rewards: Sequence[Mapping[int, Mapping[int, float]]] = (),
 ) -> Drawn:
     """Draws, or reads, what is asked of this process.
 
@@ -78,7 +80,8 @@ def draw(
         plan: how decisions are drawn.
         seed: of the step.
         reads: whether what is drawn, without noise, is read again, and what is read is trained on.
-        before: what came of the rounds before, whose rows may be continued.
+        before: what came of the rounds before, whose rows may be continued, and shown in contexts.
+        rewards: what the rewards of those rounds come to, by group and member, where any applied.
 
     Returns:
         The rows; rewards see the prompt itself with each, whatever its context was.
@@ -88,6 +91,7 @@ def draw(
         DataError: an answer is to be read that a row does not have.
     """
     known = rows_by_identity([rollout for one in before for rollout in one.rollouts])
+    history_of = _histories(known, rewards, seed)
     alike: dict[tuple[str, str | None, bool, bool, bool], list[int]] = {}
     for n in mine:
         one = requests[n]
@@ -100,7 +104,7 @@ def draw(
             rollouts.append(_read(policy, asked, prompt_of, plan, seed))
             request_of_row += [n for n in chosen for _ in requests[n].members]
             continue
-        entries = [entry for n in chosen for entry in _entries(n, requests[n], prompt_of, contexts, seed, known)]
+        entries = [entry for n in chosen for entry in _entries(n, requests[n], prompt_of, contexts, known, history_of)]
         rollouts.append(_rollout(policy, asked[0], entries, prompt_of, plan, seed, reads=reads))
         request_of_row += [entry.request for entry in entries for _ in entry.members]
     return Drawn(requests=requests, rollouts=rollouts, request_B=torch.tensor(request_of_row, dtype=torch.long))
@@ -124,6 +128,25 @@ def rows_by_identity(rollouts: Sequence[Rollout]) -> dict[tuple[int, int], tuple
         for rollout in rollouts
         for row, sample in enumerate(rollout.samples)
     }
+
+
+def _histories(
+    known: Mapping[tuple[int, int], tuple[Rollout, int]],
+    rewards: Sequence[Mapping[int, Mapping[int, float]]],
+    seed: int,
+) -> Callable[[int], History]:
+    """What is known of a group when its members are shown a context: the rows of the rounds before, by member."""
+    samples_of: dict[int, list[Sample]] = {}
+    for group, member in sorted(known):
+        rollout, row = known[group, member]
+        samples_of.setdefault(group, []).append(rollout.samples[row])
+
+    def history(group: int) -> History:
+        samples, reward_of = samples_of.get(group, []), ChainMap({}, *(dict(one.get(group, {})) for one in rewards))
+        found = [reward_of.get(sample.member) for sample in samples]
+        return History(seed=derive_seed(seed, group), samples=samples, rewards=found)
+
+    return history
 
 
 def _continued(request: Request, known: Mapping[tuple[int, int], tuple[Rollout, int]]) -> Continuation | None:
@@ -158,8 +181,8 @@ def _entries(
     request: Request,
     prompt_of: PromptOf,
     contexts: Mapping[str, Context],
-    seed: int,
     known: Mapping[tuple[int, int], tuple[Rollout, int]],
+    history_of: Callable[[int], History],
 ) -> list[_Entry]:
     prompt = prompt_of(request.prompt)
     if request.context is None:
@@ -169,7 +192,7 @@ def _entries(
             f"the planner shows prompts in the context {request.context!r}, which rollout.contexts does not have; it "
             f"has {sorted(contexts)}"
         )
-    show, history = contexts[request.context], History(seed=derive_seed(seed, request.prompt))
+    show, history = contexts[request.context], history_of(request.prompt)
     entries = []
     for member in request.members:
         shown = show(prompt, member, history)

@@ -130,6 +130,7 @@ def gather(
             seed=setting.seed,
             reads=reads,
             before=drawn,
+            rewards=[one.rewards() for one in rounds],
         )
         drawn.append(one)
         part = ScoredSamples(pending, one.samples)

@@ -14,10 +14,11 @@ PLACES = ("prompts", "rollout", "advantage", "objective", "auxiliary", "referenc
 """Sections in which a method says what it is."""
 
 ANY_KIND = [
-    "bnpo", "cispo", "clip-cov", "competence-curriculum", "cppo", "disco", "dr-grpo", "f-grpo", "gmpo", "gpg",
-    "gdpo", "greso", "grpo", "grpo-lead", "gspo", "gvpo", "kl-cov", "klear-gppo", "mapo", "ngrpo", "nsr", "online-dpo",
-    "pacs", "pass-k-training", "process-supervision", "prorl", "real", "reinforce-rej", "reward-model-ensembles",
-    "rloo", "sapo", "simple-policy-optimization", "spo", "stable-grpo", "vespo",
+    "aapo", "bnpo", "cispo", "clip-cov", "competence-curriculum", "cppo", "dars", "disco", "dr-grpo", "f-grpo",
+    "gdpo", "gmpo", "gpg", "greso", "grpo", "grpo-lead", "gspo", "gvpo", "kl-cov", "klear-gppo", "knapsack-rl",
+    "mapo", "ngrpo", "nsr", "online-dpo", "pacs", "pass-k-training", "process-supervision", "prorl", "real",
+    "reinforce-rej", "reward-model-ensembles", "rloo", "sapo", "simple-policy-optimization", "spo", "stable-grpo",
+    "vespo",
 ]  # fmt: skip
 """Trained on a denoising policy."""
 
@@ -32,10 +33,13 @@ TOKENS = [
 ]  # fmt: skip
 """Trained on a language policy."""
 
-READING = ["luffy", "mm-helix", "repo", "rl-plus", "scaf-grpo"]
-"""Trained on a language policy, with rows that bring along what they read."""
+READING = [
+    "ar3po", "critique-grpo", "ghpo", "guide-grpo", "igrpo", "luffy", "mm-helix", "repo", "rl-plus", "sage",
+    "scaf-grpo",
+]  # fmt: skip
+"""Trained on a language policy, with rows that bring along what they read or are shown."""
 
-PARTING = ["treerpo"]
+PARTING = ["spo--segment-policy", "treerpo"]
 """Trained on a language policy whose rows go on from others."""
 
 

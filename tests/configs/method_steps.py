@@ -44,6 +44,7 @@ class Step:
         origins: where each row comes from, numbers of ``Origin``; None: all were drawn.
         turns: what the environment gives for them, each a turn of its own.
         keys: of the states that these were written in.
+        columns: numbers of each row's data row, by name.
     """
 
     reward: Sequence[float]
@@ -59,6 +60,7 @@ class Step:
     origins: Sequence[int] | None = None
     turns: Rows | None = None
     keys: Sequence[Sequence[str]] = ()
+    columns: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -147,7 +149,8 @@ def taught(config: RunConfig, step: Step) -> Taught:
     )
     columns = [column for estimator in build_estimators(config.advantage) for column in estimator.memory]
     never_seen = {column.name: torch.full((B,), column.default, dtype=torch.float64) for column in columns}
-    feedback = replace(feedback, remembered=never_seen, exchanges=step.exchanges)
+    own = {name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in step.columns.items()}
+    feedback = replace(feedback, remembered=never_seen, exchanges=step.exchanges, columns=own)
     advantage_BT = credit.advantage_B[:, None].expand(B, T)
     for estimator in build_estimators(config.advantage):
         advantage_BT = estimator.assign(feedback, advantage_BT)

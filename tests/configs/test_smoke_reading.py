@@ -24,13 +24,24 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
+KEPT = {
+    "ar3po": (4, 4),
+    "critique-grpo": (4, 3),
+    "ghpo": (4, 2),
+    "guide-grpo": (6, 4),
+    "igrpo": (4, 2),
+    "sage": (5, 2),
+}
+"""Of the rows that each prompt brings, those that train."""
+
+
 def prompts() -> list[Prompt]:
-    columns = {"solution": "two red squares", **HINTS}
+    columns = {"solution": "two red squares", "answer": "two", "hint": "count them", **HINTS}
     return [replace(prompt, columns={**prompt.columns, **columns}) for prompt in prompts_of("llama")]
 
 
 def rewarded(name: str) -> Any:
-    """Read answers are right; of drawn samples none where what is read waits for a failure, else the first of a group.
+    """Of drawn samples none is right where more waits for a failure, else the first of a group; of what follows half.
 
     What is read again is worth what it was: there the reward is of the tokens.
     """
@@ -38,8 +49,9 @@ def rewarded(name: str) -> Any:
         return lambda samples: [float(sum(sample.tokens or ())) for sample in samples]
 
     def right(samples: Sequence[Sample]) -> list[float]:
-        first = () if name in ("scaf-grpo", "mm-helix") else (0,)
-        return [float(sample.member in first or sample.member >= 2) for sample in samples]
+        first = (0,) if name in ("critique-grpo", "igrpo", "luffy", "rl-plus") else ()
+        later = range(2, 100) if name in ("luffy", "rl-plus") else range(2, 100, 2)
+        return [float(sample.member in (*first, *later)) for sample in samples]
 
     return right
 
@@ -61,6 +73,9 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
         assert all(line["policy/loss"] == line["policy/expert_mean"] > 0 for line in lines)
     if name == "scaf-grpo":  # of 4 drawn and 16 hinted, 2 and 2 are kept
         assert [line["rollout/kept_frac"] for line in lines] == pytest.approx([4 / 20] * 2)
+    drawn, kept = KEPT.get(name, (1, 1))
+    if name in KEPT:
+        assert [line["rollout/kept_frac"] for line in lines] == pytest.approx([kept / drawn] * 2)
     if name == "repo":  # at the first step nothing is remembered
         assert lines[0]["policy/on_policy_gap"] < 1e-5
         assert lines[1]["policy/on_policy_gap"] > 1e-5

@@ -1,0 +1,177 @@
+"""Planners of further attempts: groups drawn anew until somebody is right, and answers written after drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.planners import Planner, Replay, Request, Round, Setting, all_trained, failed, trained
+from mmgrpo.maths.replays import replayed
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def until_solved(
+    *,
+    attempts: Sequence[str | None],
+    below: float = 1.0,
+    start: int = 0,
+    keep: str = "last",
+    asks: str | None = None,
+    reuse: int = 0,
+    held: int = 16,
+) -> Planner:
+    """Whole groups are drawn anew, attempt after attempt, until a member is right; the last or all attempts train.
+
+    A group is unsolved while all its rewards are under ``below``. Each of ``attempts`` names the context in which the
+    unsolved groups are drawn anew, and trained on; null shows the prompt as it is. ``keep`` says which attempts of a
+    group train: its ``last`` one, or ``all``. Before the attempts, ``asks`` draws one further answer of each unsolved
+    prompt in that context, which later contexts may show and nobody trains on. After them, up to ``reuse`` right
+    answers of earlier steps join a group that is still unsolved; ``held`` rows of a prompt are remembered for it.
+    Before step ``start`` there are no further attempts.
+
+    Units: below in those of the reward; start in steps; reuse and held in rows.   Raises: ConfigError for no attempts,
+        another keep, or negative numbers.
+    Source: a growing part of the solution, the last attempt trained: GHPO, arXiv:2507.10628, and its code
+        (hkgc-1/GHPO, ``ghpo_trainer.py``); hints that the policy writes: SAGE, arXiv:2602.03143, and its code
+        (BaohaoLiao/SAGE, ``hint_trainer.py``); further draws in stages and right answers of earlier steps: AR3PO,
+        arXiv:2509.25808.
+    """
+    if not attempts or keep not in ("last", "all") or min(start, reuse) < 0 or held < 1:
+        raise ConfigError(
+            "until_solved needs attempts, one at least, keep: last or all, start and reuse of at least 0, and held >= 1"
+        )
+    ask = partial(_ask_again, attempts=tuple(attempts), below=below, start=start, asks=asks, reuse=reuse)
+    return Planner(
+        ask=ask,
+        kept=_last_attempts if keep == "last" else all_trained,
+        looks_back=True,
+        replay=Replay(per_prompt=held, total=100_000) if reuse else None,
+    )
+
+
+def _ask_again(
+    rounds: Sequence[Round],
+    setting: Setting,
+    *,
+    attempts: Sequence[str | None],
+    below: float,
+    start: int,
+    asks: str | None,
+    reuse: int,
+) -> Sequence[Request]:
+    if not rounds:
+        return setting.groups(0, setting.num_prompts)
+    if setting.step < start:
+        return ()
+    size, prompts = setting.group_size, _unsolved(rounds, setting, below)
+    if asks is not None and len(rounds) == 1:
+        return tuple(Request(prompt=prompt, members=(size,), context=asks, trained=False) for prompt in prompts)
+    done = len(rounds) - 1 - (asks is not None)
+    if done < len(attempts):
+        members = tuple(range(len(rounds) * size, (len(rounds) + 1) * size))
+        return tuple(Request(prompt=prompt, members=members, context=attempts[done]) for prompt in prompts)
+    return _right_before(prompts, setting, below, reuse, len(rounds) * size) if done == len(attempts) else ()
+
+
+def _unsolved(rounds: Sequence[Round], setting: Setting, below: float) -> list[int]:
+    """The prompts that failed at every attempt; what is drawn for the planner alone is none."""
+    attempts = [one for one in rounds if bool(trained(one).any())]
+    return sorted(set(failed(rounds[0], setting, below)).difference(*(_solved(one, below) for one in attempts[1:])))
+
+
+def _solved(one: Round, below: float) -> set[int]:
+    return set(one.prompt_B[one.valid_B & (one.reward_B >= below)].tolist())
+
+
+def _right_before(prompts: Sequence[int], setting: Setting, below: float, num: int, first: int) -> tuple[Request, ...]:
+    """Right answers of earlier steps, to be read as members of groups that are unsolved."""
+    found = {prompt: replayed(setting.memory, setting.key_of(prompt), num, "reward") for prompt in prompts}
+    right = {prompt: [row for row in rows if row.reward >= below] for prompt, rows in found.items()}
+    return tuple(
+        Request(prompt=prompt, members=tuple(range(first, first + len(rows))), given=rows)
+        for prompt, rows in right.items()
+        if rows
+    )
+
+
+def _last_attempts(rounds: Sequence[Round], setting: Setting) -> Sequence[Tensor]:
+    """The rows of each prompt's last round in which anything of it may be trained on."""
+    keep = [trained(one) for one in rounds]
+    for number, keep_B in enumerate(keep):
+        later = {prompt for one in rounds[number + 1 :] for prompt in one.prompt_B[trained(one)].tolist()}
+        keep[number] = keep_B & ~torch.isin(rounds[number].prompt_B, torch.tensor(sorted(later), dtype=torch.long))
+    return keep
+
+
+def second_draft(
+    *,
+    context: str,
+    drafts: int | None = None,
+    members: int | None = None,
+    train_drafts: bool = True,
+    behind_prompt: bool = False,
+    keep: int | None = None,
+) -> Planner:
+    """Answers are drawn twice: drafts of each prompt, then answers in a context that may show the drafts.
+
+    ``drafts`` members first (null: the group size), trained on or not; then ``members`` more (null: as many) in
+    ``context``, trained on as they were shown the prompt or behind the bare one. Of these, the ``keep`` of the highest
+    rewards are left (null: all).
+
+    Units: members a group.   Raises: ConfigError for numbers that draw or keep nothing.
+    Source: the best draft shown to the second half: iGRPO, arXiv:2602.09000; a refinement of each draft, the best of
+        which joins: Critique-GRPO, arXiv:2506.03106, and its code (zhangxy-2019/critique-GRPO,
+        ``critique_vllm_rollout_spmd.py``).
+    """
+    if any(number is not None and number < 1 for number in (drafts, members, keep)):
+        raise ConfigError(f"second_draft draws and keeps 1 member or more, got {drafts}, {members} and {keep}")
+    ask = partial(
+        _ask_twice,
+        drafts=drafts,
+        members=members,
+        context=context,
+        train_drafts=train_drafts,
+        behind_prompt=behind_prompt,
+    )
+    return Planner(ask=ask, kept=all_trained if keep is None else partial(_best_second, num=keep), looks_back=True)
+
+
+def _ask_twice(
+    rounds: Sequence[Round],
+    setting: Setting,
+    *,
+    drafts: int | None,
+    members: int | None,
+    context: str,
+    train_drafts: bool,
+    behind_prompt: bool,
+) -> Sequence[Request]:
+    first, prompts = drafts or setting.group_size, range(setting.num_prompts)
+    if not rounds:
+        own = tuple(range(first))
+        return tuple(Request(prompt=prompt, members=own, trained=train_drafts) for prompt in prompts)
+    if len(rounds) > 1:
+        return ()
+    own = tuple(range(first, first + (members or first)))
+    return tuple(
+        Request(prompt=prompt, members=own, context=context, behind_prompt=behind_prompt) for prompt in prompts
+    )
+
+
+def _best_second(rounds: Sequence[Round], setting: Setting, *, num: int) -> Sequence[Tensor]:
+    """All drafts that train, and the second answers of the highest rewards; of equal ones the first."""
+    drafts, *others = (trained(one) for one in rounds)
+    if not others:
+        return [drafts]
+    second = rounds[1]
+    reward_B = second.reward_B.where(second.valid_B, -torch.inf)
+    keep_B = torch.zeros_like(second.valid_B)
+    for prompt in second.prompt_B.unique():
+        rows = (second.prompt_B == prompt).nonzero().flatten()
+        keep_B[rows[reward_B[rows].argsort(descending=True, stable=True)[:num]]] = True
+    return [drafts, keep_B]

@@ -1,0 +1,120 @@
+"""Numbers of the methods that draw in rounds: what they ask for, keep and show."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from mmgrpo.config.binding import build_planner
+from mmgrpo.data.history import History
+from mmgrpo.maths.budgets import further_members, learning_value, shared_out
+from mmgrpo.maths.columns import COLUMNS
+from mmgrpo.maths.planners import Request, Round, Setting
+from mmgrpo.memory import Memory, ReplayRow
+from mmgrpo.train.build import build_contexts
+from mmgrpo.types import Prompt, Sample
+from tests.configs.method_steps import Step, config_of, taught
+from tests.configs.pins.rounds import PLAYS
+from tests.maths.test_planners import answered
+
+SETTING = Setting(step=0, num_prompts=2, group_size=2)
+
+
+def said(request: Request) -> tuple[int, int, int, str | None]:
+    return request.prompt, request.members[0], len(request.members), request.context
+
+
+@pytest.mark.parametrize("name", PLAYS)
+def test_rounds(name: str) -> None:
+    play, planner = PLAYS[name], build_planner(config_of(name).rollout)
+    rounds: list[Round] = []
+    for rewards, expected in zip(play.rewards, (None, *play.asked), strict=True):
+        requests = planner.ask(rounds, SETTING)
+        assert expected is None or [said(request) for request in requests] == list(expected)
+        rounds.append(answered(requests, rewards))
+    assert planner.ask(rounds, SETTING) == ()
+    assert [keep_B.int().tolist() for keep_B in planner.kept(rounds, SETTING)] == list(map(list, play.kept))
+
+
+def test_a_right_answer_of_an_earlier_step_joins_what_stays_unsolved() -> None:
+    planner = build_planner(config_of("ar3po").rollout)
+    rows = [
+        ReplayRow(key="0", text=text, reward=reward, advantage=0.0, step=0) for text, reward in (("a", 1), ("b", 0))
+    ]
+    setting = Setting(step=1, num_prompts=1, group_size=2, memory=Memory().with_replay(rows, per_prompt=9, total=9))
+    rounds: list[Round] = []
+    for _ in range(4):
+        rounds.append(answered(planner.ask(rounds, setting), [0, 0]))
+    (read,) = planner.ask(rounds, setting)
+    assert (read.members, read.given) == ((8,), [rows[0]])
+    assert planner.ask([*rounds, answered([read], [1])], setting) == ()
+
+
+def test_further_members_are_those_of_the_schedules() -> None:
+    """DARS's schedule_ET and schedule_HW of groups of 8 at a quarter: 3 and 8; of none right, 0.5 / 8: as of 1/16."""
+    assert further_members(0.25, 8, 32) == 3  # S = 0.375, (4 - 3) / 0.375
+    assert further_members(0.25, 8, 64, hardness=True) == 8  # (2 * 0.75 * 4 - 3) / 0.375
+    assert further_members(0.0, 8, 32) == 24  # S = 0.1171875: 26.1, at most 24
+    assert further_members(0.0, 8, 64, hardness=True) == 56  # (7.5 - 0.9375) / 0.1171875 = 56
+    assert further_members(0.25, 8, 32, standardised=True) == 2  # S = 0.8660254, (8 - 6.928203) / 0.8660254 = 1.24
+    assert further_members(0.5, 8, 32) == 0
+
+
+def test_samples_go_where_they_are_worth_most() -> None:
+    assert [learning_value(n, 0.1) for n in (4, 8, 16)] == pytest.approx([0.027848, 0.046132, 0.065991], abs=1e-6)
+    assert [learning_value(n, 0.5) for n in (4, 8, 16)] == pytest.approx([0.109375, 0.124023, 0.124996], abs=1e-6)
+    rates, total = {0: 0.1, 1: 0.5, 2: 0.3}, 15
+    ways = [way for way in product(range(2, 12), repeat=3) if sum(way) == total]
+    best = max(ways, key=lambda way: sum(learning_value(n, rates[p]) for p, n in enumerate(way)))
+    found = shared_out(rates, total, least=2, most=11)
+    assert tuple(found.values()) == best
+    # 0.5 needs ln 0.1 / ln 0.5 = 3.3 samples: of 9 left 6 go to the prompt that nobody solves
+    assert shared_out({0: 0.5, 1: 0.0, 2: 1.0}, 15, least=2, most=11) == {0: 5, 1: 8, 2: 2}
+
+
+def test_group_sizes_follow_the_last_visit() -> None:
+    planner = build_planner(config_of("knapsack-rl").rollout)
+    memory = Memory().declared(planner.memory)
+    setting = Setting(step=0, num_prompts=3, group_size=4, memory=memory)
+    assert [len(one.members) for one in planner.ask((), setting)] == [4, 4, 4]
+    seen = memory.write("visits", ["0", "1"], torch.tensor([1, 1]))
+    seen = seen.write("last_rate", ["0", "1"], torch.tensor([0.5, 0.0]))
+    setting = Setting(step=1, num_prompts=3, group_size=4, memory=seen)
+    # of 8, 2 each; 3 of the 4 left are what 0.5 needs, one goes to the prompt of rate 0
+    assert [len(one.members) for one in planner.ask((), setting)] == [5, 3, 4]
+    assert set(planner.memory) <= set(COLUMNS.values())
+
+
+def shown(name: str, context: str, history: History, member: int = 0, **columns: Any) -> str:
+    prompt = Prompt("2 + 2?", columns={"answer": "4", "solution": "abcdefgh", **columns})
+    found = build_contexts(config_of(name))[context](prompt, member, history)
+    assert found is not None
+    return found.text
+
+
+def written(*texts: str, rewards: tuple[float | None, ...]) -> History:
+    samples = [Sample(Prompt("2 + 2?"), 0, member, text=text) for member, text in enumerate(texts)]
+    return History(samples=samples, rewards=rewards)
+
+
+def test_what_members_are_shown() -> None:
+    drafts = written("5", "4", "3", rewards=(0.0, 1.0, None))
+    assert "solution:\n4\n" in shown("igrpo", "draft", drafts)
+    assert "solution:\n3\n" in shown("critique-grpo", "refine", drafts, member=5)  # 5 modulo 3
+    assert "That is wrong; the answer is 4." in shown("critique-grpo", "refine", drafts, member=3)
+    assert "That is right; the answer is 4." in shown("critique-grpo", "refine", drafts, member=4)
+    assert shown("ghpo", "quarter", History()).endswith("ab")
+    assert shown("ghpo", "three_quarters", History()).endswith("abcdef")
+    hints = written("5", '```json {"level_1": "add", "level_2": "say \\"two\\""}```', rewards=(0.0, None))
+    assert shown("sage", "first", hints).endswith("A hint:\nadd")
+    assert shown("sage", "second", hints).endswith('A hint:\nsay \\"two\\"')
+    assert shown("sage", "third", hints) == "2 + 2?"  # nobody wrote it
+    assert '{"level_1": ..., "level_2": ..., "level_3": ...}' in shown("sage", "hints", History())
+
+
+def test_likely_tokens_do_not_train() -> None:
+    found = taught(config_of("spo--segment-policy"), Step(reward=(1, 0), old_logprob=((-0.05, -0.2), (-0.2, -0.05))))
+    assert found.mask_BT.tolist() == [[False, True], [True, False]]  # 0.951 and 0.819
