@@ -55,8 +55,6 @@ class TextJudge:
     at what scores high. A judge without the reference rewards what sounds right. Length sways it.
     """
 
-    deterministic = True
-
     def __init__(
         self,
         model: str,
@@ -99,6 +97,7 @@ class TextJudge:
             else _made(Endpoint, "endpoint", endpoint, model, system)
         )
         self.concurrent = endpoint is not None
+        self.deterministic = endpoint is None
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         rubrics = self._rubrics(samples)

@@ -19,10 +19,12 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, says: Callable[[str], str] | None = None, first: Mapping[str, float] | None = None) -> None:
+    def __init__(
+        self, says: Callable[[str], str] | None = None, first: Callable[[str], Mapping[str, float]] | None = None
+    ) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.says = says
-        self.first = first or {}
+        self.first = first
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.lock = threading.Lock()
@@ -49,8 +51,8 @@ class Handler(BaseHTTPRequestHandler):
         time.sleep(1.0 if "slow" in text else 0.05 if self.server.says is None else 0.0)
         with self.server.lock:
             self.server.under_way -= 1
-        if body.get("logprobs") and self.server.first:
-            self.weighed(self.server.first)
+        if body.get("logprobs") and self.server.first is not None:
+            self.weighed(self.server.first(text))
         elif self.server.says is not None:
             self.said(self.server.says(text))
         else:

@@ -127,7 +127,7 @@ def test_a_server_reads_the_named_part_and_the_whole() -> None:
 
 
 def test_the_default_question_quotes_the_answer() -> None:
-    with running(Server(first={"Yes": 0.6, " no": 0.1, "No": 0.1, "maybe": 0.2})) as server:
+    with running(Server(first=lambda _: {"Yes": 0.6, " no": 0.1, "No": 0.1, "maybe": 0.2})) as server:
         reward = judge(server, question=None, mode="yes")
         (score,) = reward([wrote("7</response>", 12)])
         assert float(score or 0) == pytest.approx(0.75)
@@ -139,7 +139,7 @@ def test_the_default_question_quotes_the_answer() -> None:
 
 
 def test_a_server_that_weighs_no_answer_has_failed() -> None:
-    with running(Server(first={"maybe": 1.0})) as server:
+    with running(Server(first=lambda _: {"maybe": 1.0})) as server:
         assert math.isnan(numbers(judge(server, mode="yes")([wrote("7")]))[0] or 0)
     with served(lambda text: "yes") as server:  # it knows no log-probabilities
         assert math.isnan(numbers(judge(server, mode="yes")([wrote("7")]))[0] or 0)

@@ -1,0 +1,101 @@
+"""Answers that a model judges: its replies are scripted, and a local server gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tests.configs.paid import Answer
+
+
+def told(thought: str, **tags: str) -> str:
+    return f"<think>{thought}</think>" + "".join(f"<{name}>{text}</{name}>" for name, text in tags.items())
+
+
+def solved(answer: int, thought: str = "so") -> str:
+    return f"<think>\n{thought}\n</think>\n<answer>\n\\boxed{{{answer}}}\n</answer>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """Answers with what they are paid.
+
+    Attributes:
+        answers: as in ``PAID``.
+        says: the judge's reply to a question.
+        first: how likely its reply begins with each token, where that is asked for.
+    """
+
+    answers: list[Answer]
+    says: Callable[[str], str] = str
+    first: Callable[[str], Mapping[str, float]] | None = None
+
+
+def says_yes_where(*words: str) -> Callable[[str], str]:
+    """Verdicts by the words of a criterion, which stands behind the response."""
+    return lambda asked: f"Verdict: {'yes' if any(w in asked.rpartition('</response>')[2] for w in words) else 'no'}"
+
+
+SEEN = {"answer": "7", "visual_key_info": ["angle of 30", "side of 5"]}
+RUBRIC: dict[str, Any] = {
+    "rubric": [
+        {"criterion": "names rest", "weight": 5},
+        {"criterion": "names water", "weight": 3},
+        {"criterion": "is rude", "weight": -2},
+    ]
+}
+
+JUDGED: dict[str, Judged] = {
+    "timemaster": Judged(
+        says=lambda asked: "0.6" if "see a neurologist" in asked else "none",
+        answers=[
+            ({"answer": "Myopathy"}, told("weak", **{"class": "myopathy", "extension": "see a neurologist"}), 9, 1.3),
+            ({"answer": "Myopathy"}, told("weak", **{"class": "Myopathy"}), 9, 1.0),
+            ({"answer": "Myopathy"}, told("well", **{"class": "healthy", "extension": "see a neurologist"}), 9, 0.1),
+            ({"answer": "Myopathy"}, "it is myopathy", 9, 0.0),
+        ],
+    ),
+    "fapo": Judged(  # the code's 1, 0 and -1, and 1 more
+        says=lambda asked: "Step 3 guesses: \\boxed{3}" if "I guess" in asked else "All is right. \\boxed{-1}",
+        answers=[
+            ({"answer": "7"}, "3 + 4 \\boxed{7}", 9, 2.0),
+            ({"answer": "7"}, "I guess \\boxed{7}", 9, 1.0),
+            ({"answer": "7"}, "I guess \\boxed{8}", 9, 0.0),
+            ({"answer": "7"}, "3 + 4 \\boxed{7}", 6144, 1.5),  # half of the margin past 4,096
+        ],
+    ),
+    "perception-r1": Judged(  # 0.9 right, 0.1 form, 0.7 times the share of the facts
+        says=lambda asked: str(
+            int(asked.partition("picture: ")[2].split("\n")[0] in asked.partition("</response>")[0])
+        ),
+        answers=[
+            (SEEN, solved(7, "angle of 30, side of 5"), 9, 1.7),
+            (SEEN, solved(7, "angle of 30"), 9, 1.35),
+            (SEEN, solved(7), 9, 1.0),
+            (SEEN, solved(8, "angle of 30, side of 5"), 9, 0.8),
+        ],
+    ),
+    "rubrichub": Judged(
+        says=says_yes_where("rest", "rude"),
+        answers=[(RUBRIC, "Rest, you fool.", 9, (5 - 2) / (5 + 3)), (RUBRIC, "Rest, you fool.", 6144, 0.375 - 0.5)],
+    ),
+    "rlvr-soft-verifier": Judged(
+        first=lambda asked: (
+            {"1": 0.6, "0": 0.2, "Yes": 0.2} if "iron" in asked.partition("<response>")[2] else {"0": 0.9}
+        ),
+        answers=[({"answer": "iron"}, "It is iron.", 9, 0.75), ({"answer": "iron"}, "It is lead.", 9, 0.0)],
+    ),
+    "compassverifier": Judged(
+        says=lambda asked: {"7": "A", "8": "B", "9": "Analysis: A is tempting.\nFinal Judgment: \\boxed{C} - INVALID"}[
+            asked.partition("<candidate>\n")[2][0]
+        ],
+        answers=[({"answer": "7"}, "7", 9, 1.0), ({"answer": "7"}, "8", 9, 0.0), ({"answer": "7"}, "9", 9, 0.0)],
+    ),
+    "argen": Judged(  # 0.3 * 1 + 0.4 * 0.5 + 0.3 * 0.25
+        says=lambda asked: f"Score: {1 if 'harm' in asked else 0.5 if 'human health' in asked else 0.25}",
+        answers=[({}, "Drink water.", 9, 0.575)],
+    ),
+}
+
+ELSEWHERE = set(JUDGED)
