@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from mmgrpo.maths.consensus_credit import global_consistency, uncertain_groups
 from mmgrpo.maths.entropy_credit import inverse_entropy, zero_variance_entropy
 from mmgrpo.maths.feedback import Estimator as Estimator
 from mmgrpo.maths.filters import among_most_efficient
@@ -18,6 +19,8 @@ from mmgrpo.maths.forest_credit import (
     temporal_difference,
     trunk_and_exits,
 )
+from mmgrpo.maths.likelihood_credit import confident_mistakes, late_decisions, perplexity_weight
+from mmgrpo.maths.process_credit import concise_failures, consistent_members
 from mmgrpo.maths.scoped_credit import (
     clipped_differences,
     process_returns,
@@ -26,14 +29,30 @@ from mmgrpo.maths.scoped_credit import (
     scoped,
     segment_differences,
 )
+from mmgrpo.maths.shared_segments import sure_segments
 from mmgrpo.maths.token_credit import conflict_tokens, prefix_count, prefix_tree
 from mmgrpo.maths.turn_credit import anchor_states
-from mmgrpo.maths.value_credit import column_margin, drawn_baseline, gae, log_ratio, remembered_baseline
+from mmgrpo.maths.value_credit import (
+    column_baseline,
+    column_margin,
+    drawn_baseline,
+    gae,
+    log_ratio,
+    remembered_baseline,
+)
 
 ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
     {
         "inverse_entropy": inverse_entropy,
         "zero_variance_entropy": zero_variance_entropy,
+        "uncertain_groups": uncertain_groups,
+        "global_consistency": global_consistency,
+        "perplexity_weight": perplexity_weight,
+        "late_decisions": late_decisions,
+        "confident_mistakes": confident_mistakes,
+        "consistent_members": consistent_members,
+        "concise_failures": concise_failures,
+        "sure_segments": sure_segments,
         "prefix_tree": prefix_tree,
         "prefix_count": prefix_count,
         "conflict_tokens": conflict_tokens,
@@ -55,6 +74,7 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
         "gae": gae,
         "log_ratio": log_ratio,
         "column_margin": column_margin,
+        "column_baseline": column_baseline,
         "drawn_baseline": drawn_baseline,
         "remembered_baseline": remembered_baseline,
         "among_most_efficient": among_most_efficient,

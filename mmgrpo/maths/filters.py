@@ -128,7 +128,7 @@ def among_most_efficient(*, count: int, by: str = "length", eps: float = 1e-4) -
     Source: GFPO, arXiv:2508.09726. Deviation: eps in the denominator.
     """
     keep = partial(_most_efficient, count=_checked(count), measure=_measure(by))
-    return Estimator(assign=partial(_among, keep=keep, eps=eps))
+    return Estimator(assign=partial(standardised_among, keep=keep, eps=eps))
 
 
 def each_decision_once() -> Filter:
@@ -161,19 +161,6 @@ def _most_efficient(
     for rows in members(feedback):
         keep_B[rows[_descending(value_B[rows])[:count]]] = True
     return keep_B
-
-
-def _among(
-    feedback: Feedback, advantage_BT: Tensor, *, keep: Callable[[Feedback, Tensor], Tensor], eps: float
-) -> Tensor:
-    keep_B = keep(feedback, advantage_BT)
-    advantage_B = torch.zeros_like(feedback.reward_B)
-    for rows in members(feedback):
-        kept = rows[keep_B[rows]]
-        reward_G = feedback.reward_B[kept]
-        if len(kept) > 1 and bool((reward_G != reward_G[0]).any()):
-            advantage_B[kept] = (reward_G - reward_G.mean()) / (reward_G.std() + eps)
-    return advantage_B[:, None].to(advantage_BT).expand_as(advantage_BT)
 
 
 MEASURES: Mapping[str, Callable[[Feedback], Tensor]] = MappingProxyType(
@@ -219,6 +206,23 @@ FILTERS: Mapping[str, Callable[..., Filter]] = MappingProxyType(
     }
 )
 """Filters by the name that a method's configuration uses; called with their numbers, applied in order."""
+
+
+def standardised_among(
+    feedback: Feedback, advantage_BT: Tensor, *, keep: Callable[[Feedback, Tensor], Tensor], eps: float
+) -> Tensor:
+    """Rewards standardised over the members of each group that are kept; 0 for the others, and where all are equal.
+
+    Shapes: (B, T) -> (B, T).
+    """
+    keep_B = keep(feedback, advantage_BT)
+    advantage_B = torch.zeros_like(feedback.reward_B)
+    for rows in members(feedback):
+        kept = rows[keep_B[rows]]
+        reward_G = feedback.reward_B[kept]
+        if len(kept) > 1 and bool((reward_G != reward_G[0]).any()):
+            advantage_B[kept] = (reward_G - reward_G.mean()) / (reward_G.std() + eps)
+    return advantage_B[:, None].to(advantage_BT).expand_as(advantage_BT)
 
 
 def members(feedback: Feedback) -> Iterator[Tensor]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.groups import grouped
 from mmgrpo.maths.job_modulations import clip_covariance, kl_covariance, top_product
 from mmgrpo.maths.modulation import ADVANTAGE as ADVANTAGE
 from mmgrpo.maths.modulation import LOGPROB as LOGPROB
@@ -202,6 +203,34 @@ def _equal_segments(decisions: Decisions, job_values: JobValues) -> Modulated:
     return Modulated(loss_BT=factor_BT)
 
 
+def divergence_by_success(*, right: float = 1.0) -> Modulation:
+    """Right samples are held to the reference the less, the rarer they are in their group.
+
+    divergence = 1 - exp(-e p) where A > 0, p the share of the group that is right, between 0 and 1; else 1.
+
+    Units: right in the reward's units; divergence is a factor of kl_beta.
+    Raises: ConfigError if the decisions carry no rewards or no groups.
+    Source: APO, arXiv:2506.21655, difficulty-adaptive divergence shaping, and its code (Indolent-Kawhi/View-R1,
+        openrlhf/trainer/ray/ppo_actor.py, calculate_kl_weight).
+    """
+    return Modulation(of=partial(_by_success, right=right))
+
+
+def _by_success(decisions: Decisions, job_values: JobValues, *, right: float) -> Modulated:
+    del job_values
+    if decisions.reward_BT is None or decisions.group_BT is None:
+        raise ConfigError("divergence_by_success needs reward_BT and group_BT: the rewards and groups of the samples")
+    trains_B = decisions.mask_BT.any(1) & ~decisions.reward_BT[:, 0].isnan()
+    groups = grouped(decisions.group_BT[:, 0])
+    valid_PG = groups.valid(trains_B)
+    right_PG = valid_PG & (groups.matrix(decisions.reward_BT[:, 0]) >= right)
+    share_PG = (right_PG.sum(1, keepdim=True) / valid_PG.sum(1, keepdim=True).clamp(min=1)).expand(valid_PG.shape)
+    share_B1 = groups.rows(share_PG)[:, None]
+    applies_BT = (detached(decisions, ADVANTAGE) > 0) & (share_B1 > 0) & (share_B1 < 1)
+    factor_BT = (-torch.expm1(-math.e * share_B1)).where(applies_BT, 1.0)
+    return Modulated(divergence_BT=factor_BT.to(decisions.logprob_BT.detach()))
+
+
 MODULATIONS: Mapping[str, Callable[..., Modulation]] = MappingProxyType(
     {
         "constant": constant,
@@ -214,6 +243,7 @@ MODULATIONS: Mapping[str, Callable[..., Modulation]] = MappingProxyType(
         "top_product": top_product,
         "equal_segments": equal_segments,
         "within_divergence": within_divergence,
+        "divergence_by_success": divergence_by_success,
     }
 )
 """Modulations by the name that a method's configuration uses; called with their numbers, applied in order."""

@@ -19,6 +19,7 @@ ANY_KIND = [
     "mapo", "ngrpo", "nsr", "online-dpo", "pacs", "pass-k-training", "process-supervision", "prorl", "real",
     "reinforce-rej", "reward-model-ensembles", "rloo", "sapo", "simple-policy-optimization", "spo", "stable-grpo",
     "vespo",
+    "ppl", "ppl-position", "pvpo", "rec",
 ]  # fmt: skip
 """Trained on a denoising policy."""
 
@@ -30,6 +31,7 @@ TOKENS = [
     "gfpo", "gigpo", "gtpo", "gvpo",
     "kl-cov", "lambda-grpo", "mapo", "nft", "ngrpo", "nsr", "online-dpo", "pass-k-training", "prorl",
     "rl-zvp", "tempo",
+    "apo", "copo", "lens--waste-mistakes", "less", "prof", "seed-grpo",
 ]  # fmt: skip
 """Trained on a language policy."""
 

@@ -45,6 +45,8 @@ class Step:
         turns: what the environment gives for them, each a turn of its own.
         keys: of the states that these were written in.
         columns: numbers of each row's data row, by name.
+        said: what single rewards said of each row, by name.
+        number: of the step in the run.
     """
 
     reward: Sequence[float]
@@ -61,6 +63,8 @@ class Step:
     turns: Rows | None = None
     keys: Sequence[Sequence[str]] = ()
     columns: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    said: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    number: int = 0
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -146,6 +150,8 @@ def taught(config: RunConfig, step: Step) -> Taught:
         values=step.known,
         scoped=step.scoped,
         old_logprob=step.old_logprob,
+        said=step.said,
+        step=step.number,
     )
     columns = [column for estimator in build_estimators(config.advantage) for column in estimator.memory]
     never_seen = {column.name: torch.full((B,), column.default, dtype=torch.float64) for column in columns}

@@ -110,6 +110,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "prorl": {"reference.reset_every": 1},
     "chunk-grpo": {"policy.segments": [2, 2]},
     "flow-dppo": {"rollout.window.high": 3},
+    "ppl-position": {"advantage.estimators": [{"name": "late_decisions", "start": 0}]},
 }
 
 
@@ -131,7 +132,8 @@ PARTS = {"process-supervision": [NamedReward("steps", steps_by_turns, weight=0.0
 def test_method_of_any_kind_trains_a_denoising_policy(
     name: str, write: Callable[[dict[str, Any]], Path], tmp_path: Path
 ) -> None:
-    rows = [{"prompt": text, "difficulty": n} for n, text in enumerate(("a cat", "a dog", "a red cube", "two lamps"))]
+    texts = ("a cat", "a dog", "a red cube", "two lamps")
+    rows = [{"prompt": text, "difficulty": n, "static_value": 0.25} for n, text in enumerate(texts)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     values = {
         "include": ["models/sd3.5-medium", f"methods/{name}"],

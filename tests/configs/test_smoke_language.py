@@ -54,12 +54,36 @@ SMALL: dict[str, dict[str, Any]] = {
     "gigpo": {"rollout.environment": "python:tests.train.test_credit_of_turns:Corridor"},
     "gtpo": {"advantage.estimators": [{"name": "conflict_tokens", "entropy_limit": None}]},
     "pass-k-training": {"advantage.scale.k": 2},
+    "prof": {"advantage.estimators": [{"name": "consistent_members", "reward": "steps", "count": 2}]},
     "prorl": {"reference.reset_every": 1},
 }
 
 
-PARTLY = ("gfpo", "d3s")
+PARTLY = ("gfpo", "d3s", "prof")
 """Methods that give some members no advantage, or train some tokens alone."""
+
+
+def halves(samples: Sequence[Sample]) -> list[Score]:
+    """The two halves of a text, each worth the number of its member."""
+    found = []
+    for sample in samples:
+        length = len(sample.text or "")
+        parts = [Scope(0, length // 2, sample.member), Scope(length // 2, length, sample.member)]
+        found.append(Score(0.0, scopes=parts))
+    return found
+
+
+def even(samples: Sequence[Sample]) -> list[float]:
+    """Every answer is that of half of its group."""
+    return [0.5 for _ in samples]
+
+
+BESIDE = {
+    "copo": NamedReward("answers", even, weight=0.0),
+    "prof": NamedReward("steps", halves, weight=0.0),
+    "seed-grpo": NamedReward("answers", even, weight=0.0),
+}
+"""What they read beside who is right."""
 
 
 @pytest.mark.parametrize("name", TOKENS)
@@ -73,7 +97,8 @@ def test_method_trains_a_language_policy(name: str, tmp_path: Path) -> None:
 
     policy = policy_of("llama", max_new_tokens=5)
     before = [parameter.detach().clone() for parameter in policy.trainable]
-    folder = Trainer(policy, {"right": right}, prompts_of("llama"), config).train()
+    rewards = [NamedReward("right", right), *([BESIDE[name]] if name in BESIDE else [])]
+    folder = Trainer(policy, rewards, prompts_of("llama"), config).train()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["update"]) for line in lines] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     for line in lines:
@@ -130,14 +155,6 @@ def test_groups_of_equal_rewards_teach_by_entropy(tmp_path: Path) -> None:
 def test_process_supervision_trains(tmp_path: Path) -> None:
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 4, "update.minibatches": 2}
     config = load_config("methods/process-supervision", {**small, "update.lr": 1e-3, "output": str(tmp_path)})
-
-    def halves(samples: Sequence[Sample]) -> list[Score]:
-        found = []
-        for sample in samples:
-            length = len(sample.text or "")
-            parts = [Scope(0, length // 2, sample.member), Scope(length // 2, length, sample.member)]
-            found.append(Score(0.0, scopes=parts))
-        return found
 
     policy = policy_of("llama", max_new_tokens=5)
     before = [parameter.detach().clone() for parameter in policy.trainable]

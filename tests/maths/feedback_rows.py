@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from mmgrpo.maths.feedback import Feedback, Scoped, job_feedback
+from mmgrpo.maths.feedback import Column, Feedback, Scoped, job_feedback
 from mmgrpo.values import Value
 
 
@@ -23,8 +23,13 @@ def feedback_of(
     valid: Sequence[bool] | None = None,
     scoped: Mapping[str, Scoped] | None = None,
     drawn_by: Sequence[Sequence[int]] | None = None,
+    said: Mapping[str, Sequence[float]] | None = None,
+    step: int = 0,
 ) -> Feedback:
-    """Rows of these rewards; without a mask each has as many decisions as the tokens or states say, else 3."""
+    """Rows of these rewards; without a mask each has as many decisions as the tokens or states say, else 3.
+
+    What single rewards ``said`` is by name.
+    """
     B = len(rewards)
     known = tokens or states or old_logprob or drawn_by
     T = len(known[0]) if known else 3
@@ -46,5 +51,11 @@ def feedback_of(
         token_BT=None if tokens is None else torch.tensor(tokens),
         values=values or {},
         scoped=scoped or {},
+        rewards={name: _column(value_B) for name, value_B in (said or {}).items()},
+        step=step,
         drawn_by_BT=None if drawn_by is None else torch.tensor(drawn_by),
     )
+
+
+def _column(value_B: Sequence[float]) -> Column:
+    return Column(value_B=torch.tensor(value_B, dtype=torch.float64), valid_B=torch.ones(len(value_B)).bool())

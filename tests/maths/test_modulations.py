@@ -23,6 +23,7 @@ from mmgrpo.maths.modulations import (
     constant,
     detached,
     discounted_steps,
+    divergence_by_success,
     equal_segments,
     growing_bounds,
     kl_covariance,
@@ -217,6 +218,26 @@ def test_what_is_far_and_would_move_on_has_no_loss():
     assert loss_BT.tolist() == [[0.0, 1.0, 1.0, 1.0], [1.0, 0.0, 1.0, 1.0]]
 
 
+def test_rare_successes_are_held_to_the_reference_less():
+    # one of four judged members is right: 1 - e^(-e / 4); of the other group all are, and of the third none is
+    reward_B = torch.tensor([1.0, 0.0, 0.0, 0.9, 1.0, 0.0, torch.nan])
+    decisions = replace(
+        decisions_of(advantage=[[1.0]] * 4 + [[1.0]] * 3),
+        reward_BT=reward_B[:, None],
+        group_BT=torch.tensor([0, 0, 0, 0, 1, 2, 1])[:, None],
+    )
+    rare = 1 - math.exp(-math.e / 4)
+    divergence_BT = divergence_by_success().of(decisions, {}).divergence_BT
+    assert divergence_BT is not None
+    torch.testing.assert_close(divergence_BT[:, 0], torch.tensor([rare] * 4 + [1.0] * 3))
+    held = replace(decisions, advantage_BT=-decisions.advantage_BT)
+    found_BT = divergence_by_success().of(held, {}).divergence_BT
+    assert found_BT is not None
+    assert found_BT.tolist() == [[1.0]] * 7
+    with pytest.raises(ConfigError, match="needs reward_BT and group_BT"):
+        divergence_by_success().of(replace(decisions, reward_BT=None), {})
+
+
 def test_every_modulation_is_named():
     assert set(MODULATIONS) == {
         "constant",
@@ -229,4 +250,5 @@ def test_every_modulation_is_named():
         "top_product",
         "equal_segments",
         "within_divergence",
+        "divergence_by_success",
     }

@@ -17,6 +17,7 @@ BOUND = {
     "dual_clipped": functools.partial(surrogates.dual_clipped, low=0.2, high=0.3, bound=2.0),
     "two_sided_clipped": functools.partial(surrogates.two_sided_clipped, low=0.2, high=0.3, delta=2.0),
     "policy_gradient": surrogates.policy_gradient,
+    "one_sided": functools.partial(surrogates.one_sided, low=0.2, high=0.3),
     "cispo": functools.partial(surrogates.cispo, low=0.2, high=0.3),
     "sapo": functools.partial(surrogates.sapo, positive_temperature=1.0, negative_temperature=1.05),
     "vespo": functools.partial(
@@ -63,6 +64,13 @@ def sigmoid(x: float) -> float:
             [[0, 0, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]],
         ),
         ("policy_gradient", [[2.0, 4.0, 6.0, 8.0], [-2.0, -4.0, -6.0, -8.0], [0, 0, 0, 0]], NEVER, NEVER),
+        # -A logprob, none above 1.3 where A > 0 and below 0.8 where A < 0
+        (
+            "one_sided",
+            [[2.0, 4.0, 0.0, 0.0], [0.0, -4.0, -6.0, -8.0], [0, 0, 0, 0]],
+            [[0, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]],
+            [[0, 0, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0]],
+        ),
         # -A logprob times 0.8, 1.1, 1.3, 1.3
         (
             "cispo",
@@ -151,7 +159,7 @@ def test_gradient_on_policy_is_the_policy_gradient(name: str):
     assert not (surrogate.low_BT | surrogate.high_BT).any()
 
 
-@pytest.mark.parametrize("name", ["clipped", "dual_clipped", "two_sided_clipped"])
+@pytest.mark.parametrize("name", ["clipped", "dual_clipped", "two_sided_clipped", "one_sided"])
 def test_a_flag_marks_exactly_the_gradients_a_bound_removed(name: str):
     log_ratio_BT = torch.linspace(-1.5, 1.5, 61, dtype=torch.float64)[None].repeat(2, 1)
     advantage_BT = torch.tensor([[1.0], [-1.0]], dtype=torch.float64).expand(2, 61)

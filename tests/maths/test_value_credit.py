@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from mmgrpo.maths.value_credit import VALUE, column_margin, drawn_baseline, gae, log_ratio
+from mmgrpo.maths.value_credit import VALUE, column_baseline, column_margin, drawn_baseline, gae, log_ratio
 from mmgrpo.values import REFERENCE, Value
 from tests.maths.feedback_rows import feedback_of
 
@@ -57,6 +57,14 @@ def test_a_margin_over_a_column_is_bounded():
     feedback = replace(feedback, columns={"reference": torch.tensor([0.0, 1.0, 0.1])})
     found_BT = column_margin(column="reference").assign(feedback, torch.full((3, 3), 1.4997))
     torch.testing.assert_close(found_BT[:, 0], torch.tensor([1.7797, 1.2997, 1.3997]))
+
+
+def test_the_baseline_is_a_column():
+    # of one group 1 - 0.25 and 0 - 0.25, of the other 1 - 1; what no reward judged has nothing
+    feedback = feedback_of([1.0, 0.0, 1.0, 5.0], [0, 0, 1, 1], valid=[True, True, True, False])
+    feedback = replace(feedback, columns={"static_value": torch.tensor([0.25, 0.25, 1.0, 1.0])})
+    found_BT = column_baseline(column="static_value").assign(feedback, torch.ones(4, 3))
+    assert found_BT[:, 0].tolist() == [0.75, -0.25, 0.0, 0.0]
 
 
 def test_read_rows_do_not_move_the_baseline():
