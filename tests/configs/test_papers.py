@@ -16,7 +16,7 @@ from mmgrpo.scoring import score
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.train.build import build_rewards
 from mmgrpo.types import Prompt, Sample
-from tests.configs.paid import ELSEWHERE, PAID
+from tests.configs.paid import ELSEWHERE, PAID, ROUTED
 
 PAPERS = shipped("papers")
 OPEN = ("include", "recipe", "name", "note", "policy.name", "prompts.source")
@@ -82,6 +82,7 @@ def test_answers_are_paid_as_in_the_authors_code(name: str) -> None:
         for member, (columns, text, length, _) in enumerate(PAID[name])
     ]
     scores = shaped(score(samples, rewards), rewards, 0).scores
-    assert scores.valid_BR.all()
-    total_B = (scores.value_BR * scores.weight_R).sum(1)
+    assert scores.valid_BR.any(1).all()
+    assert scores.valid_BR.all() == (name not in ROUTED)
+    total_B = (scores.value_BR * scores.weight_R).where(scores.valid_BR, 0.0).sum(1)
     assert total_B.tolist() == pytest.approx([paid for *_, paid in PAID[name]], abs=1e-6)

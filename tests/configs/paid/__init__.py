@@ -1,6 +1,7 @@
 """Answers to the rows of the papers' recipes, and what each is paid by hand: a module for each kind of reward.
 
 A module has ``PAID``: of a recipe, columns of the row, what was written, in how many tokens, what it is paid in all;
+``ROUTED``: those whose rewards each judge some of the rows;
 or ``ELSEWHERE``: recipes whose rewards another test pays, as they ask a model or see pictures.
 """
 
@@ -17,3 +18,4 @@ _MODULES = [import_module(module.name) for module in iter_modules(__path__, f"{_
 
 PAID: dict[str, list[Answer]] = {name: paid for one in _MODULES for name, paid in getattr(one, "PAID", {}).items()}
 ELSEWHERE = {name for one in _MODULES for name in getattr(one, "ELSEWHERE", ())}
+ROUTED = {name for one in _MODULES for name in getattr(one, "ROUTED", ())}
