@@ -43,7 +43,7 @@ def train(name: str, overrides: Sequence[str] = ()) -> Policy:
         told = {"setting": setting, "plan": plan, "value": value, "contexts": contexts, "reads": reads}
         experience = mmgrpo.gather(policy, planner, prompts.prompt, scorer, job=job, **told)
         verdict = mmgrpo.judge(experience, rewards, step=step, job=job)
-        known = partial(mmgrpo.remembered, memory, verdict.group_N, prompts.key)
+        known = partial(mmgrpo.remembered, memory, verdict.root_N, prompts.key)
         told = {"truncated": config.objective.truncated, "step": step, "remembered": known, "views": views}
         batch = mmgrpo.estimate(policy, experience, verdict, config.advantage, job=job, **told)
         epochs, minibatches = config.update.epochs, config.update.minibatches

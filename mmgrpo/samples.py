@@ -88,6 +88,8 @@ class Sample:
         turn_texts: what it wrote in each.
         turn_rewards: what the environment gave for each; None where nothing.
         turn_keys: of the state that each was written in: the environment's own, or what it told; None where not known.
+        context: name of the context that it was shown the prompt in; None: the prompt as it is.
+        after: group and member of each sample of the step whose text its context shows; empty: none.
     """
 
     prompt: Prompt
@@ -108,6 +110,13 @@ class Sample:
     turn_texts: Sequence[str] = ()
     turn_rewards: Sequence[float | None] = ()
     turn_keys: Sequence[str | None] = ()
+    context: str | None = None
+    after: Sequence[tuple[int, int]] = ()
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Its group and its member: what ``after`` names it by."""
+        return self.group, self.member
 
     @property
     def turns(self) -> dict[str, Any]:

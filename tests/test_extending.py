@@ -147,6 +147,7 @@ def test_the_second_look_draws_again() -> None:
             reward_B=torch.full((4,), reward, dtype=torch.float64),
             valid_B=torch.ones(4, dtype=torch.bool),
             length_B=torch.ones(4, dtype=torch.long),
+            finished_B=torch.ones(4, dtype=torch.bool),
         )
         assert planner.ask((first, first), setting) == ()
         return [request.prompt for request in planner.ask((first,), setting)]

@@ -85,6 +85,37 @@ def peer_answer(*, text: str = PEER, at_least: float = 1.0, without: str | None 
     return partial(_after_peer, text=text, at_least=at_least, omitted=omitted)
 
 
+def after_answers(*, text: str, pattern: str | None = None, each: str = "{number}. {answer}") -> Context:
+    """A text with what was written in an earlier round of the step: the planner ``stages`` says what is shown to whom.
+
+    ``{answer}`` stands for the first of the texts, ``{answer_2}`` for the second, and ``{answers}`` for all of them,
+    each as in ``each``; ``{prompt}`` and the columns of the row stand for theirs. Of each text the last match of the
+    regular expression ``pattern`` is shown, its first group where it has one; without a match there is nothing to show.
+
+    Raises: ConfigError for a text that shows no answer, or for what is no regular expression; DataError for an answer
+        that is no text.
+    """
+    if "{answer" not in text:
+        raise ConfigError(f"the text of after_answers holds {{answer}}, {{answer_2}} or {{answers}}, got {text!r:.80}")
+    return partial(
+        _after_answers, text=text, pattern=None if pattern is None else _expression("pattern", pattern), each=each
+    )
+
+
+def carried_over(*, tail: int, head: int = 0) -> Context:
+    """The prompt, and of an answer that was cut off its beginning and its end as the beginning of the answer.
+
+    The first ``head`` and the last ``tail`` of its tokens, what it was given itself among them; all of a shorter one.
+    They are never trained, and stand there as their text, which the tokenizer may cut otherwise.
+
+    Units: tokens.   Raises: ConfigError for numbers that carry nothing over.
+    Source: Delethink, arXiv:2510.06557, and its code (McGill-NLP/the-markovian-thinker, ``delethink_trimmers.py``).
+    """
+    if tail < 1 or head < 0:
+        raise ConfigError(f"carried_over needs tail >= 1 and head >= 0, got {tail} and {head}")
+    return partial(_carried_over, tail=tail, head=head)
+
+
 def column_part(*, column: str, share: float, text: str = "{prompt}\n\nThe solution begins: {part}") -> Context:
     """The prompt with the beginning of a text that its row brings along: the first ``share`` of its characters.
 
@@ -142,6 +173,8 @@ CONTEXTS: Mapping[str, Callable[..., Context]] = MappingProxyType(
         "solution_prefix": solution_prefix,
         "bare": bare,
         "peer_answer": peer_answer,
+        "after_answers": after_answers,
+        "carried_over": carried_over,
         **IMAGE_CONTEXTS,
     }
 )
@@ -248,6 +281,39 @@ def _solution(name: str, prompt: Prompt, column: str) -> str:
     if not isinstance(whole, str):
         raise DataError(f"{name} needs a text in the column {column!r}; the row has {sorted(prompt.columns)}")
     return whole
+
+
+def _after_answers(
+    prompt: Prompt, member: int, history: History = NOTHING, *, text: str, pattern: re.Pattern | None, each: str
+) -> Prompt | None:
+    del member
+    found = [_matched(_text_of(sample), pattern) for sample in history.samples]
+    if not found or any(one is None for one in found):
+        return None
+    answers = {f"answer_{number}": str(answer) for number, answer in enumerate(found, 1)}
+    shown = [each.replace("{number}", str(n)).replace("{answer}", str(answer)) for n, answer in enumerate(found, 1)]
+    return _told(
+        prompt, _filled(prompt, text, {**answers, "answer": answers["answer_1"], "answers": "\n\n".join(shown)})
+    )
+
+
+def _matched(text: str, pattern: re.Pattern | None) -> str | None:
+    if pattern is None:
+        return text
+    matches = list(pattern.finditer(text))
+    return (matches[-1][1] if pattern.groups else matches[-1][0]) if matches else None
+
+
+def _carried_over(prompt: Prompt, member: int, history: History = NOTHING, *, tail: int, head: int) -> Prompt | None:
+    del member
+    if not history.samples:
+        return None
+    if not history.ends:
+        raise ConfigError("carried_over counts tokens of a text, which this policy does not tell: use another context")
+    text, ends = _text_of(history.samples[0]), history.ends[0]
+    if len(ends) <= head + tail:
+        return replace(prompt, prefix=text)
+    return replace(prompt, prefix=text[: ends[head - 1] if head else 0] + text[ends[len(ends) - tail - 1] :])
 
 
 def _filled(prompt: Prompt, text: str, further: Mapping[str, str]) -> str:

@@ -14,13 +14,16 @@ class History:
 
     Attributes:
         seed: keys the random numbers of what is shown: of the run, the step and the group.
-        samples: those of the group that are there by now, the member's own among them.
+        samples: in a view those of the group, the member's own among them; where it is drawn, those that it is drawn
+            after, else those of the group of the rounds before.
         rewards: what the rewards of each come to; None where none applied.
+        ends: how many characters of its text there are after each decision of each; empty where nobody says.
     """
 
     seed: int = 0
     samples: Sequence[Sample] = ()
     rewards: Sequence[float | None] = ()
+    ends: Sequence[Sequence[int]] = ()
 
 
 NOTHING = History()

@@ -58,7 +58,7 @@ class Played:
 def played(config: RunConfig) -> list[Played]:
     """A step of the run's planner where all groups fail or get 0, where all succeed, and where rewards differ.
 
-    Where they fail, no row reaches a place that others may go on from; otherwise every row has many.
+    Where they fail, no row reaches a place that others may go on from, nor its own end; otherwise every row has many.
     Each of them is the run's first step, with nothing remembered, and its last, with all rows that may be remembered.
 
     Raises ConfigError if the planner is not one.
@@ -119,6 +119,7 @@ def _round(requests: Sequence[Request], best: float, others: float, num_places: 
         reward_B=reward_B,
         valid_B=torch.ones_like(member_B, dtype=torch.bool),
         length_B=torch.ones_like(member_B),
+        finished_B=reward_B > 0,
         places_B=[_places(request, num_places) for request in requests for _ in request.members],
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from mmgrpo.maths.chain_credit import along_chain, likely_answers
 from mmgrpo.maths.consensus_credit import global_consistency, uncertain_groups
 from mmgrpo.maths.entropy_credit import inverse_entropy, zero_variance_entropy
 from mmgrpo.maths.feedback import Estimator as Estimator
@@ -78,6 +79,8 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
         "drawn_baseline": drawn_baseline,
         "remembered_baseline": remembered_baseline,
         "among_most_efficient": among_most_efficient,
+        "along_chain": along_chain,
+        "likely_answers": likely_answers,
     }
 )
 """Estimators by the name that a method's configuration uses; called with their numbers, applied in order."""

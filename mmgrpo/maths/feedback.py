@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Known = TypeVar("Known")
 
+VECTORS = ("reward_B", "valid_B", "group_B", "finished_B", "origin_B", "after_B")
+"""Fields of ``Feedback`` that have a number for each row."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
@@ -148,6 +151,7 @@ class Feedback:
         scoped: what rewards said of parts of the samples, by the reward's name.
         origin_B: where each row comes from, a number of ``Origin``; None: all were drawn.
         drawn_by_BT: which row drew each decision, where rows took over the beginnings of others; None: each its own.
+        after_B: the row that each was drawn after, -1 for none; None: no row was drawn after another.
         step: of the run, from 0.
         remembered: (N,) columns of the memory before the step, of the prompts of the job's samples, by name.
         exchanges: the turns of samples that were written to an environment; None where nobody asked for them.
@@ -170,6 +174,7 @@ class Feedback:
     scoped: Mapping[str, Scoped] = field(default_factory=dict)
     origin_B: Tensor | None = None
     drawn_by_BT: Tensor | None = None
+    after_B: Tensor | None = None
     step: int = 0
     remembered: Mapping[str, Tensor] = field(default_factory=dict)
     exchanges: Turns | None = None
@@ -180,7 +185,7 @@ class Feedback:
             raise ShapeError(f"mask_BT must be (B, T), got {tuple(shape)}")
         for name in ("mask_BT", "valid_B", "finished_B"):
             _require_bool(name, getattr(self, name))
-        vectors = {name: getattr(self, name) for name in ("reward_B", "valid_B", "group_B", "finished_B", "origin_B")}
+        vectors = {name: getattr(self, name) for name in VECTORS}
         vectors |= {f"column {name}": column_B for name, column_B in self.columns.items()}
         for name, column_N in self.remembered.items():
             _require_vector(f"remembered {name}", column_N, self.job.reward_N.shape)

@@ -41,6 +41,8 @@ class Request:
             the policy that saw the context.
         given: in place of drawing, a sample for each member: a row of the memory, or an answer of the data row.
         continues: where in another row of the group they go on from; None: from the prompt.
+        after: group and member of rows of earlier rounds whose texts their context shows, to all of them alike; a
+            prompt that no round has asked for before has the data row of the first of these.
     """
 
     prompt: int
@@ -52,8 +54,11 @@ class Request:
     behind_prompt: bool = False
     given: Sequence[ReplayRow | Answer] = ()
     continues: Branch | None = None
+    after: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
+        if self.after and self.context is None:
+            raise ConfigError("what is drawn after others is shown their texts by a context: name one")
         if self.given and len(self.given) != len(self.members):
             raise ConfigError(f"a sample for each of {len(self.members)} members, got {len(self.given)}")
         if self.continues is not None and (self.given or self.context is not None):
@@ -105,6 +110,7 @@ class Round:
         reward_B: float64, what its rewards combine to.
         valid_B: bool, whether any reward applied to it.
         length_B: how many of its decisions can be trained on.
+        finished_B: bool, whether it came to its own end.
         places_B: decisions of each row that the planner's ``places`` found, in their order; empty without any.
     """
 
@@ -115,6 +121,7 @@ class Round:
     reward_B: Tensor
     valid_B: Tensor
     length_B: Tensor
+    finished_B: Tensor
     places_B: Sequence[Sequence[int]] = ()
 
     def rewards_of(self, prompt: int) -> Tensor:

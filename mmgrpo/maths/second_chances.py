@@ -11,6 +11,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.attempts import second_draft, until_solved
 from mmgrpo.maths.branches import branch_at, branch_at_text, branch_at_uncertain, branch_evenly
 from mmgrpo.maths.budgets import by_learning_value, more_where_hard
+from mmgrpo.maths.chains import stages
 from mmgrpo.maths.planners import (
     Answer,
     Planner,
@@ -266,6 +267,7 @@ PLANNERS: Mapping[str, Callable[..., Planner]] = MappingProxyType(
         "branch_evenly": branch_evenly,
         "branch_at_uncertain": branch_at_uncertain,
         "branch_at_text": branch_at_text,
+        "stages": stages,
     }
 )
 """Planners by the name that ``rollout.planner`` uses; called with their numbers."""

@@ -19,7 +19,7 @@ from mmgrpo.data.media import path_of
 from mmgrpo.scoring.reading import Result
 from mmgrpo.types import Prompt, Sample
 
-PLACE = ("prompt", "group", "member")  # what is hashed apart, and where a sample stands, which is not
+PLACE = ("prompt", "group", "member", "after")  # what is hashed apart, and where a sample stands, which is not
 ENTRY_BYTES = 400  # an entry without an explanation takes about that much
 SCOPE_BYTES = 150  # a part
 

@@ -5,7 +5,6 @@ Axes: B rows, T decisions.
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.planners import Answer, Request
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.memory import ReplayRow
-from mmgrpo.policy import Keeping, Policy, Reading
+from mmgrpo.policy import Keeping, Policy, Reading, Writing
 from mmgrpo.types import Continuation, Given, Origin, Plan, Prompt, Rollout, Sample
 
 PromptOf = Callable[[int], Prompt]
@@ -84,14 +83,15 @@ def draw(
         rewards: what the rewards of those rounds come to, by group and member, where any applied.
 
     Returns:
-        The rows; rewards see the prompt itself with each, whatever its context was.
+        The rows; rewards see the prompt itself with each, whatever its context was. Where a context has nothing to show
+        of rows that others are drawn after, there are none.
 
     Raises:
         ConfigError: the policy cannot do what is asked, or a context is not there.
         DataError: an answer is to be read that a row does not have.
     """
     known = rows_by_identity([rollout for one in before for rollout in one.rollouts])
-    history_of = _histories(known, rewards, seed)
+    history_of = _histories(policy, known, rewards, seed)
     alike: dict[tuple[str, str | None, bool, bool, bool], list[int]] = {}
     for n in mine:
         one = requests[n]
@@ -105,6 +105,8 @@ def draw(
             request_of_row += [n for n in chosen for _ in requests[n].members]
             continue
         entries = [entry for n in chosen for entry in _entries(n, requests[n], prompt_of, contexts, known, history_of)]
+        if not entries:
+            continue
         rollouts.append(_rollout(policy, asked[0], entries, prompt_of, plan, seed, reads=reads))
         request_of_row += [entry.request for entry in entries for _ in entry.members]
     return Drawn(requests=requests, rollouts=rollouts, request_B=torch.tensor(request_of_row, dtype=torch.long))
@@ -119,6 +121,8 @@ class _Entry:
     prompt: Prompt
     members: tuple[int, ...]
     continues: Continuation | None = None
+    context: str | None = None
+    after: tuple[tuple[int, int], ...] = ()
 
 
 def rows_by_identity(rollouts: Sequence[Rollout]) -> dict[tuple[int, int], tuple[Rollout, int]]:
@@ -131,20 +135,33 @@ def rows_by_identity(rollouts: Sequence[Rollout]) -> dict[tuple[int, int], tuple
 
 
 def _histories(
+    policy: Policy,
     known: Mapping[tuple[int, int], tuple[Rollout, int]],
     rewards: Sequence[Mapping[int, Mapping[int, float]]],
     seed: int,
-) -> Callable[[int], History]:
-    """What is known of a group when its members are shown a context: the rows of the rounds before, by member."""
-    samples_of: dict[int, list[Sample]] = {}
-    for group, member in sorted(known):
-        rollout, row = known[group, member]
-        samples_of.setdefault(group, []).append(rollout.samples[row])
+) -> Callable[[Request], History]:
+    """What a context is told: the rows that a request is drawn after, or those of its group, of the rounds before."""
+    members_of: dict[int, list[tuple[int, int]]] = {}
+    for identity in sorted(known):
+        members_of.setdefault(identity[0], []).append(identity)
+    reward_of = {
+        (group, member): reward
+        for one in rewards
+        for group, members in one.items()
+        for member, reward in members.items()
+    }
 
-    def history(group: int) -> History:
-        samples, reward_of = samples_of.get(group, []), ChainMap({}, *(dict(one.get(group, {})) for one in rewards))
-        found = [reward_of.get(sample.member) for sample in samples]
-        return History(seed=derive_seed(seed, group), samples=samples, rewards=found)
+    def history(request: Request) -> History:
+        if wrong := [identity for identity in request.after if identity not in known]:
+            raise ConfigError(f"the planner draws after rows {wrong} (group, member), which no round before has drawn")
+        told = request.after or members_of.get(request.prompt, [])
+        samples = [rollout.samples[row] for rollout, row in (known[identity] for identity in told)]
+        return History(
+            seed=derive_seed(seed, request.prompt),
+            samples=samples,
+            rewards=[reward_of.get(identity) for identity in told],
+            ends=[policy.text_ends(one) for one in samples] if request.after and isinstance(policy, Writing) else (),
+        )
 
     return history
 
@@ -182,7 +199,7 @@ def _entries(
     prompt_of: PromptOf,
     contexts: Mapping[str, Context],
     known: Mapping[tuple[int, int], tuple[Rollout, int]],
-    history_of: Callable[[int], History],
+    history_of: Callable[[Request], History],
 ) -> list[_Entry]:
     prompt = prompt_of(request.prompt)
     if request.context is None:
@@ -192,32 +209,37 @@ def _entries(
             f"the planner shows prompts in the context {request.context!r}, which rollout.contexts does not have; it "
             f"has {sorted(contexts)}"
         )
-    show, history = contexts[request.context], history_of(request.prompt)
-    entries = []
-    for member in request.members:
-        shown = show(prompt, member, history)
+    show, history, entries = contexts[request.context], history_of(request), []
+    alike = [request.members] if request.after else [(member,) for member in request.members]
+    for members in alike:
+        shown = show(prompt, members[0], history)
+        if shown is None and request.after:
+            continue
         if shown is None:
             raise ConfigError(
                 f"the context {request.context!r} has nothing to show of {prompt.text!r:.60}: its images, or "
                 "answers of peers, which only views see"
             )
-        entries.append(_Entry(number, request.prompt, shown, (member,)))
+        entries.append(_Entry(number, request.prompt, shown, members, context=request.context, after=request.after))
     return entries
 
 
 @dataclass(slots=True)
 class _Bare:
-    """Samples with the prompt itself, each the same object whenever it is asked for."""
+    """Samples with the prompt itself and how they were shown it, each the same object whenever it is asked for."""
 
     prompt_of: PromptOf
+    shown: Mapping[tuple[int, int], _Entry]
     made: dict[int, tuple[Sample, Sample]] = field(default_factory=dict)
 
     def __call__(self, samples: Sequence[Sample]) -> list[Sample]:
         return [self.made.setdefault(id(sample), (sample, self._bare(sample)))[1] for sample in samples]
 
     def _bare(self, sample: Sample) -> Sample:
-        prompt = self.prompt_of(sample.group)
-        return sample if sample.prompt is prompt else replace(sample, prompt=prompt)
+        prompt, entry = self.prompt_of(sample.group), self.shown[sample.group, sample.member]
+        if sample.prompt is prompt and entry.context is None:
+            return sample
+        return replace(sample, prompt=prompt, context=entry.context, after=entry.after)
 
 
 def _rollout(
@@ -233,7 +255,7 @@ def _rollout(
     """Rows that are drawn with the same settings and weights."""
     sizes = {len(entry.members) for entry in entries}
     usual = len(sizes) == 1 and all(entry.members == tuple(range(len(entry.members))) for entry in entries)
-    bare = _Bare(prompt_of)
+    bare = _Bare(prompt_of, {(entry.group, member): entry for entry in entries for member in entry.members})
     own = replace(
         plan,
         prompt_ids=tuple(entry.group for entry in entries),

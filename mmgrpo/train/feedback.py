@@ -76,6 +76,7 @@ def feedback_of(
         scoped={name: scoped_of(policy, rollout, verdict, name) for name in sorted(parts)},
         origin_B=rollout.origin_B,
         drawn_by_BT=rollout.drawn_by_BT,
+        after_B=_after(rollout.samples),
         step=step,
         remembered=remembered or {},
         exchanges=turns_of(rollout) if turns else None,
@@ -91,6 +92,14 @@ def _tokens(rollout: Rollout) -> Tensor | None:
         token_T = torch.tensor(list(sample.tokens or ()), dtype=torch.long)
         token_BT[row, : len(token_T)] = token_T
     return token_BT
+
+
+def _after(samples: Sequence[Sample]) -> Tensor | None:
+    """(B,) the row whose text each was shown first, -1 for none that is here; None where no row was shown any."""
+    if not any(sample.after for sample in samples):
+        return None
+    row_of = {(sample.group, sample.member): row for row, sample in enumerate(samples)}
+    return torch.tensor([row_of.get(sample.after[0], -1) if sample.after else -1 for sample in samples])
 
 
 def _columns(samples: Sequence[Sample]) -> dict[str, Tensor]:

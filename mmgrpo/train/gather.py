@@ -5,8 +5,8 @@ Axes: B rows, N rows of the whole job, T decisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -38,6 +38,8 @@ class Experience:
         requests: what was asked of the whole job, over all rounds.
         num_rounds: how often the planner was asked.
         seed: of the step.
+        num_unshown: how many members the whole job was asked for whose context had nothing to show.
+        root_of: of groups drawn after the rows of others, the group whose data row is theirs as well.
     """
 
     rollout: Rollout
@@ -46,6 +48,8 @@ class Experience:
     requests: Sequence[Request]
     num_rounds: int
     seed: int = 0
+    num_unshown: int = 0
+    root_of: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def samples(self) -> Sequence[Sample]:
@@ -106,12 +110,15 @@ def gather(
             drawn.
     """
     owner: dict[int, int] = {}
+    root_of: dict[int, int] = {}
     loads = [0] * job.size
     rounds: list[Round] = []
     drawn: list[Drawn] = []
     scored: list[ScoredSamples] = []
     values = plan.values if planner.places is None else tuple(dict.fromkeys((*plan.values, *planner.places.values)))
     while requests := tuple(planner.ask(rounds, setting)):
+        root_of.update(_roots(requests, owner, root_of))
+        owner.update({prompt: owner[root] for prompt, root in root_of.items()})
         _assign(requests, owner, loads)
         mine = [n for n, request in enumerate(requests) if owner[request.prompt] == job.rank]
         pending = scorer.open(group_sizes=_sizes([requests[n] for n in mine]))
@@ -124,7 +131,7 @@ def gather(
             policy,
             requests,
             mine,
-            prompt_of=prompt_of,
+            prompt_of=lambda prompt: prompt_of(root_of.get(prompt, prompt)),
             contexts=contexts or {},
             plan=replace(plan, values=values, sample_values=scorer.needs_values, on_samples=taken),
             seed=setting.seed,
@@ -150,11 +157,23 @@ def gather(
     return Experience(
         rollout=replace(rollout, num_forwards=sum(part.num_forwards for one in drawn for part in one.rollouts)),
         keep_B=keep_B[trained_B],
-        scored=scored_step(scorer, scored, trained_B, keep_B),
+        scored=scored_step(scorer, scored, trained_B, keep_B, root_of),
         requests=[request for one in drawn for request in one.requests],
         num_rounds=len(drawn),
         seed=setting.seed,
+        num_unshown=sum(_num_unshown(one) for one in rounds),
+        root_of=root_of,
     )
+
+
+def _roots(requests: Sequence[Request], asked: Collection[int], root_of: Mapping[int, int]) -> dict[int, int]:
+    """The groups that begin after rows of others, each with the one whose data row it has."""
+    begun = [request for request in requests if request.after and request.prompt not in asked]
+    return {request.prompt: root_of.get(request.after[0][0], request.after[0][0]) for request in begun}
+
+
+def _num_unshown(one: Round) -> int:
+    return sum(len(request.members) for request in one.requests) - len(one.request_B)
 
 
 def _assign(requests: Sequence[Request], owner: dict[int, int], loads: list[int]) -> None:
@@ -188,6 +207,7 @@ class _RoundRows:
     request_B: Tensor
     identity_B2: Tensor
     length_B: Tensor
+    finished_B: Tensor
     places_B: Sequence[Sequence[int]]
     scores: Scores
 
@@ -203,6 +223,7 @@ def _rows_of_all(
             request_B=drawn.request_B,
             identity_B2=torch.tensor(identity, dtype=torch.long).reshape(-1, 2),
             length_B=torch.cat([torch.zeros(0, dtype=torch.long), *(r.mask_BT.sum(1) for r in drawn.rollouts)]),
+            finished_B=torch.tensor([sample.finished for sample in part.samples], dtype=torch.bool),
             places_B=[] if places is None else _places(drawn, policy, places),
             scores=part.collected(),
         )
@@ -226,6 +247,7 @@ def _round(
         reward_B=valued.reward_B,
         valid_B=valued.valid_B,
         length_B=torch.cat([one.length_B for one in said]),
+        finished_B=torch.cat([one.finished_B for one in said]),
         places_B=[places for one in said for places in one.places_B],
     )
 

@@ -26,6 +26,7 @@ class Verdict:
         scores: as they said it.
         counting: as it counts at this step: clipped, gated, weighted.
         group_N: group of each sample.
+        root_N: the group whose data row each has: its own, but for what was drawn after the rows of others.
         keep_N: bool, the samples that are trained on and that groups are compared by.
         mine: this process's rows.
         metrics: what became of rewards on their way from ``scores`` to ``counting``.
@@ -34,6 +35,7 @@ class Verdict:
     scores: Scores
     counting: Scores
     group_N: Tensor
+    root_N: Tensor
     keep_N: Tensor
     mine: slice
     metrics: Mapping[str, float]
@@ -56,12 +58,14 @@ def judge(experience: Experience, rewards: Sequence[NamedReward], *, step: int, 
     """
     scores = Scores.joined(job.from_all(experience.scored.collected))
     groups = job.gather(experience.rollout.prompt_index_B)
+    group_N = torch.cat(groups)
     start = sum(len(group_B) for group_B in groups[: job.rank])
     counting = shaped(scores, rewards, step)
     return Verdict(
         scores=scores,
         counting=counting.scores,
-        group_N=torch.cat(groups),
+        group_N=group_N,
+        root_N=torch.tensor([experience.root_of.get(group, group) for group in group_N.tolist()]),
         keep_N=torch.cat(job.gather(experience.keep_B)),
         mine=slice(start, start + len(experience.keep_B)),
         metrics=counting.metrics,

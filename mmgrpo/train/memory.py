@@ -72,6 +72,9 @@ def step_facts(
 ) -> Facts:
     """What the job saw at a step, with the rows that are to be remembered. A collective, where there are any.
 
+    Groups that were drawn after the rows of others, with the data row of these, are no visit to it: their rewards are
+    left out.
+
     Args:
         verdict: on the rows of all processes.
         batch: this process's.
@@ -83,7 +86,8 @@ def step_facts(
     Returns:
         The facts, the same on all processes.
     """
-    facts = facts_of_step(verdict.group_N, batch.credit.total_B, batch.credit.scored_B, key_of, step=step)
+    scored_N = batch.credit.scored_B & (verdict.group_N == verdict.root_N)
+    facts = facts_of_step(verdict.root_N, batch.credit.total_B, scored_N, key_of, step=step)
     if replay is None:
         return facts
     parts = job.gather(replay_rows(batch, key_of, step=step))

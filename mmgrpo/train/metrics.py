@@ -16,7 +16,8 @@ def step_metrics(
 ) -> dict[str, float]:
     """What the step's samples and their rewards come to, over the whole job.
 
-    ``rollout/kept_frac`` is the share of all samples asked for; everything else is of those that may be trained on.
+    ``rollout/kept_frac`` is the share of all samples asked for, ``rollout/unshown_frac`` that of those whose context
+    had nothing to show of the samples before; everything else is of those that may be trained on.
     """
     scores = verdict.scores
     if batch.divergence_N is not None:
@@ -31,6 +32,8 @@ def step_metrics(
             "rollout/groups": float(len({request.prompt for request in experience.requests})),
             "rollout/kept_frac": float(verdict.keep_N.sum()) / num_asked,
         }
+    if experience.num_unshown:
+        metrics["rollout/unshown_frac"] = experience.num_unshown / num_asked
     if num_alone := sum(job.gather(experience.rollout.num_alone)):
         metrics["rollout/rows_alone"] = num_alone
     return metrics

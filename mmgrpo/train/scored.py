@@ -6,7 +6,7 @@ Axes: B rows of this process, of all rounds, one round after the other.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -42,24 +42,35 @@ class ScoredStep:
     Attributes:
         rounds: on all rows of each round.
         rows: those of them that are the step's, counted over all rounds.
-        regrouped: on the members of groups that were judged in pieces, once they are whole; None: there are none.
-        regrouped_rows: where these stand among the step's.
+        regrouped: on the members of groups that were judged in pieces, once they are whole, and on those that were
+            drawn after others with these; None: there are none.
+        regrouped_rows: where these stand among the step's; None for those that are not of the step.
     """
 
     rounds: Sequence[ScoredSamples]
     rows: Sequence[int]
     regrouped: ScoredSamples | None = None
-    regrouped_rows: Sequence[int] = ()
+    regrouped_rows: Sequence[int | None] = ()
 
     def collected(self) -> Scores:
         """The scores of the step's rows, waited for now if they were not."""
         rounds = [one.collected() for one in self.rounds]
         took_s = {name: sum(one.took_s[name] for one in rounds) for name in rounds[0].took_s}
         scores = replace(Scores.joined(rounds).rows(self.rows), took_s=took_s)
-        return scores if self.regrouped is None else scores.updated(self.regrouped_rows, self.regrouped.collected())
+        if self.regrouped is None:
+            return scores
+        of_step = [place for place, row in enumerate(self.regrouped_rows) if row is not None]
+        known = [row for row in self.regrouped_rows if row is not None]
+        return scores.updated(known, self.regrouped.collected().rows(of_step))
 
 
-def scored_step(scorer: Scorer, rounds: Sequence[ScoredSamples], trained_B: Tensor, keep_B: Tensor) -> ScoredStep:
+def scored_step(
+    scorer: Scorer,
+    rounds: Sequence[ScoredSamples],
+    trained_B: Tensor,
+    keep_B: Tensor,
+    root_of: Mapping[int, int] | None = None,
+) -> ScoredStep:
     """Asks the rewards that may compare the members of a group once more, where no round has shown it as it is kept.
 
     Args:
@@ -67,16 +78,19 @@ def scored_step(scorer: Scorer, rounds: Sequence[ScoredSamples], trained_B: Tens
         rounds: their work so far.
         trained_B: bool, the rows that may be trained on.
         keep_B: bool, those that groups are compared by.
+        root_of: the group whose data row a group has, where that is another one.
 
     Returns:
         The work, begun.
     """
     rows = trained_B.nonzero().flatten().tolist()
     comparing = scorer.comparing()
-    pieces = in_pieces([one.samples for one in rounds], keep_B) if comparing else []
+    everyone = [sample for one in rounds for sample in one.samples]
+    chains = in_chains(everyone, root_of or {})
+    parted = in_pieces([one.samples for one in rounds], keep_B) if comparing else []
+    pieces = [*chains, *(row for row in parted if row not in set(chains))]
     if comparing is None or not pieces:
         return ScoredStep(rounds=rounds, rows=rows)
-    everyone = [sample for one in rounds for sample in one.samples]
     samples = [everyone[row] for row in pieces]
     pending = comparing.open(group_sizes=Counter(sample.group for sample in samples))
     pending.submit(samples)
@@ -85,8 +99,21 @@ def scored_step(scorer: Scorer, rounds: Sequence[ScoredSamples], trained_B: Tens
         rounds=rounds,
         rows=rows,
         regrouped=ScoredSamples(pending, samples),
-        regrouped_rows=[places[row] for row in pieces],
+        regrouped_rows=[places.get(row) for row in pieces],
     )
+
+
+def in_chains(samples: Sequence[Sample], root_of: Mapping[int, int]) -> list[int]:
+    """The rows of every family in which some are drawn after others, trained on or not: they are judged together.
+
+    A family is a group with all that have its data row.
+
+    Shapes: B samples -> rows, those of a family side by side, its groups one after the other.
+    """
+    family_B = [root_of.get(sample.group, sample.group) for sample in samples]
+    chained = {family for family, sample in zip(family_B, samples, strict=True) if sample.after}
+    rows = [row for row, family in enumerate(family_B) if family in chained]
+    return sorted(rows, key=lambda row: (family_B[row], samples[row].group, samples[row].member))
 
 
 def in_pieces(rounds: Sequence[Sequence[Sample]], keep_B: Tensor) -> list[int]:

@@ -214,11 +214,11 @@ class Trainer:
             truncated=config.objective.truncated,
             step=self.step,
             job=self.job,
-            remembered=partial(remembered, self.session.memory, verdict.group_N, prompts.key),
+            remembered=partial(remembered, self.session.memory, verdict.root_N, prompts.key),
             views=self.views,
         )
         metrics = step_metrics(experience, verdict, batch, config.advantage, self.job) | self.now.metrics
-        metrics |= source_metrics(verdict.scores, verdict.group_N, prompts.prompt)
+        metrics |= source_metrics(verdict.scores, verdict.root_N, prompts.prompt)
         replay = self.now.planner.replay
         facts = step_facts(verdict, batch, prompts.key, step=self.step, replay=replay, job=self.job)
         metrics |= {"time/rollout_s": drawn - clock, "time/reward_s": time.perf_counter() - drawn}

@@ -75,6 +75,7 @@ def test_what_is_missing_is_drawn_again(name: str) -> None:
         reward_B=torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.float64),
         valid_B=torch.ones(4, dtype=torch.bool),
         length_B=torch.ones(4, dtype=torch.long),
+        finished_B=torch.ones(4, dtype=torch.bool),
     )
     assert planner.ask([first], setting) == (Request(prompt=2, members=(0, 1)),)
     assert planner.kept([first], setting)[0].tolist() == [False, False, True, True]

@@ -63,6 +63,7 @@ def answered(requests: Any, planner: Planner, lengths: dict[tuple[int, int], int
         reward_B=none_B,
         valid_B=none_B == 0,
         length_B=torch.full((len(rows),), 10),
+        finished_B=none_B == 0,
         places_B=places,
     )
 

@@ -27,6 +27,7 @@ def answered(requests: Sequence[Request], rewards: Sequence[float | None]) -> Ro
         reward_B=torch.tensor([0.0 if r is None else r for r in rewards], dtype=torch.float64),
         valid_B=torch.tensor([r is not None for r in rewards]),
         length_B=torch.ones(len(rows), dtype=torch.long),
+        finished_B=torch.ones(len(rows), dtype=torch.bool),
     )
 
 

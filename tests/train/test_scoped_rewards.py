@@ -55,6 +55,7 @@ def credit(policy: Policy, rollout: Rollout, rewards: Sequence[NamedReward], *es
         scores=scores,
         counting=shaped(scores, rewards, 0).scores,
         group_N=rollout.prompt_index_B,
+        root_N=rollout.prompt_index_B,
         keep_N=keep_B,
         mine=slice(0, len(keep_B)),
         metrics={},

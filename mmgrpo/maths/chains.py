@@ -1,0 +1,203 @@
+"""Chains: rows that are drawn after others of the step, behind prompts that a context makes of what these say.
+
+Each stage is a round. Its rows are trained as any others are, each behind the prompt that it was shown, in a group of
+its own or in that of the row before it; what they earn, of themselves and of what comes after them, rewards say
+(``Sample.after``), who see all rows of a data row together.
+
+Axes: B rows of a round, over the whole job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.planners import Planner, Request, Round, Setting
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Identity = tuple[int, int]
+Which = Literal["all", "right", "wrong", "unfinished"]
+Show = Literal["each", "group", "pair"]
+Into = Literal["own", "parent"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What is drawn after the rows of another stage.
+
+    Attributes:
+        context: name of the one of ``rollout.contexts`` that shows them; no two stages have the same.
+        of: context of the stage whose rows these are; None: of the stage before.
+        rows: which of them: all, those whose reward reaches ``right``, those under it, or those cut off by their
+            length.
+        right: the reward of a right row.
+        rate: least and highest mean reward of groups whose rows go on; None: any.
+        most: rows of each group that go on, the first ones; None: all.
+        show: each row to members of its own; all chosen rows of a group together; or its first right row with its first
+            wrong one, of those.
+        members: how many are drawn after what is shown; None: ``rollout.group_size``.
+        group: own, they are a group; parent, they join the group of the row that they are drawn after.
+        trained: whether they are trained on; otherwise only rewards of others see them.
+        settings: the policy's own settings of drawing.
+        weights: name under which the policy keeps the weights that draw; None: those of now.
+        times: how often it is drawn, from the second time on after its own rows.
+    """
+
+    context: str
+    of: str | None = None
+    rows: Which = "all"
+    right: float = 1.0
+    rate: tuple[float, float] | None = None
+    most: int | None = None
+    show: Show = "each"
+    members: int | None = None
+    group: Into = "own"
+    trained: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    weights: str | None = None
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class First:
+    """What a step begins with.
+
+    Attributes:
+        context: name of the context that its rows are shown the prompt in; None: the prompt as it is.
+        members: of each group; None: ``rollout.group_size``.
+        trained: whether they are trained on.
+        settings: the policy's own settings of drawing.
+    """
+
+    context: str | None = None
+    members: int | None = None
+    trained: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def stages(*, then: Sequence[Mapping[str, Any]], first: Mapping[str, Any] | None = None) -> Planner:
+    """Rounds that follow each other: what is drawn in one is shown, by a context, to what is drawn in the next.
+
+    ``first`` holds any of context, members, trained and settings of the step's first rows; ``then`` a mapping for each
+    further stage: ``context``, and any of of, rows (all, right, wrong, unfinished), right, rate, most, show (each,
+    group, pair), members, group (own, parent), trained, settings, weights, times. A stage for which there are no rows
+    is left out.
+
+    Units: right and rate in those of the reward; times in rounds.
+    Raises: ConfigError for stages that are none, or follow nothing.
+    Source: proposer and solver: SvS, arXiv:2508.14029; rounds of thinking: MOTIF, arXiv:2507.02851; Delethink,
+        arXiv:2510.06557.
+    """
+    begun, further = _made(First, first or {}), tuple(_made(Stage, one) for one in then)
+    _require_chain(begun, further)
+    return Planner(ask=partial(_ask_stage, first=begun, then=further), looks_back=True)
+
+
+def _made(kind: type[Any], values: Mapping[str, Any]) -> Any:
+    known = {one.name for one in fields(kind)}
+    if wrong := sorted(values.keys() - known):
+        raise ConfigError(f"stages: a stage takes {', '.join(sorted(known))}; got {', '.join(wrong)}")
+    if kind is Stage and not isinstance(values.get("context"), str):
+        raise ConfigError("stages: each stage after the first names its context, one of rollout.contexts")
+    ordered: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items()}
+    return kind(**ordered)
+
+
+def _require_chain(first: First, then: Sequence[Stage]) -> None:
+    labels = [first.context, *(stage.context for stage in then)]
+    if not then or len(set(labels)) < len(labels):
+        raise ConfigError("stages needs one stage or more after the first, each with a context of its own")
+    for place, stage in enumerate(then):
+        choices = ((stage.rows, Which), (stage.show, Show), (stage.group, Into))
+        for value, allowed in choices:
+            if value not in get_args(allowed):
+                raise ConfigError(f"stages: {stage.context}: choose from {', '.join(get_args(allowed))}, got {value!r}")
+        if stage.of is not None and stage.of not in labels[: place + 1]:
+            raise ConfigError(f"stages: {stage.context} follows {stage.of!r}, which is no stage before it")
+        if min(stage.members or 1, stage.most or 1, stage.times) < 1:
+            raise ConfigError(f"stages: {stage.context}: members, most and times are 1 or more")
+        if stage.rate is not None and (len(stage.rate) != 2 or stage.rate[0] > stage.rate[1]):
+            raise ConfigError(f"stages: {stage.context}: rate is the least and the highest mean reward")
+
+
+def _ask_stage(rounds: Sequence[Round], setting: Setting, *, first: First, then: Sequence[Stage]) -> Sequence[Request]:
+    """The first stage, in their order, that has rows to follow and was not drawn yet."""
+    if not rounds:
+        members = tuple(range(first.members or setting.group_size))
+        given = {"context": first.context, "trained": first.trained, "settings": first.settings}
+        return tuple(Request(prompt=prompt, members=members, **given) for prompt in range(setting.num_prompts))
+    num_rounds = 1
+    for place, stage in enumerate(then):
+        before = then[place - 1].context if place else first.context
+        followed = stage.of if stage.of is not None else before
+        for time in range(stage.times):
+            requests = _requests(stage, rounds[:num_rounds], setting, stage.context if time else followed)
+            if requests and num_rounds == len(rounds):
+                return requests
+            num_rounds += bool(requests)
+    return ()
+
+
+def _requests(stage: Stage, rounds: Sequence[Round], setting: Setting, followed: str | None) -> tuple[Request, ...]:
+    parents = next((one for one in reversed(rounds) if one.requests[0].context == followed), None)
+    if parents is None:
+        return ()
+    asked = [request for one in rounds for request in one.requests]
+    unused = max(request.prompt for request in asked) + 1
+    taken: dict[int, int] = {}
+    for request in asked:
+        taken[request.prompt] = max(taken.get(request.prompt, 0), max(request.members) + 1)
+    requests, num = [], stage.members or setting.group_size
+    for number, after in enumerate(_shown(stage, parents)):
+        group = unused + number if stage.group == "own" else after[0][0]
+        start = taken.get(group, 0)
+        taken[group] = start + num
+        requests.append(
+            Request(
+                prompt=group,
+                members=tuple(range(start, start + num)),
+                context=stage.context,
+                settings=stage.settings,
+                weights=stage.weights,
+                trained=stage.trained,
+                after=after,
+            )
+        )
+    return tuple(requests)
+
+
+def _shown(stage: Stage, parents: Round) -> Iterator[tuple[Identity, ...]]:
+    """What is shown together, by group and in the order of their members."""
+    right_B = parents.valid_B & (parents.reward_B >= stage.right)
+    chosen_B = _chosen(stage, parents, right_B)
+    for group in parents.prompt_B.unique().tolist():
+        rows = ((parents.prompt_B == group) & chosen_B).nonzero().flatten()
+        rows = rows[parents.member_B[rows].argsort()]
+        members = [(group, int(member)) for member in parents.member_B[rows]]
+        if stage.show == "pair":
+            sides = [one for side_B in (right_B, ~right_B) for one in _first(members, side_B[rows])]
+            members = sides if len(sides) == 2 else []
+        members = members[: stage.most] if stage.show == "each" else members
+        yield from ([(one,) for one in members] if stage.show == "each" else [tuple(members)] if members else [])
+
+
+def _first(members: Sequence[Identity], of_side: Tensor) -> Sequence[Identity]:
+    return [one for one, is_so in zip(members, of_side.tolist(), strict=True) if is_so][:1]
+
+
+def _chosen(stage: Stage, parents: Round, right_B: Tensor) -> Tensor:
+    """(B,) bool, the rows that others are drawn after."""
+    every_B = torch.ones_like(right_B)
+    which = {"all": every_B, "right": right_B, "wrong": ~right_B, "unfinished": ~parents.finished_B}
+    if stage.rate is None:
+        return which[stage.rows]
+    least, highest = stage.rate
+    rates = {group: parents.rewards_of(group) for group in parents.prompt_B.unique().tolist()}
+    within = [group for group, rate_G in rates.items() if len(rate_G) and least <= float(rate_G.mean()) <= highest]
+    return which[stage.rows] & torch.isin(parents.prompt_B, torch.tensor(within, dtype=parents.prompt_B.dtype))

@@ -1,0 +1,157 @@
+"""Stages: what is asked after which rows; the credit of chains by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.aggregates import count, group_sum
+from mmgrpo.maths.chain_credit import along_chain, begun_by, likely_answers
+from mmgrpo.maths.chains import stages
+from mmgrpo.maths.feedback import Column, Scoped
+from mmgrpo.maths.planners import Planner, Request, Round, Setting
+from mmgrpo.values import of_view
+from tests.maths.feedback_rows import feedback_of
+
+SETTING = Setting(step=0, num_prompts=2, group_size=2)
+PROPOSE: dict[str, Any] = {"context": "variant", "rows": "right", "rate": [0.5, 0.5]}
+SOLVE: dict[str, Any] = {"context": "posed", "members": 3}
+
+
+def drawn(requests: Sequence[Request], rewards: Sequence[float], finished: Sequence[bool] | None = None) -> Round:
+    """A round in which everything that was asked for came, in the order of the requests."""
+    rows = [(n, one.prompt, member) for n, one in enumerate(requests) for member in one.members]
+    request_B, prompt_B, member_B = torch.tensor(rows).T
+    return Round(
+        requests=requests,
+        request_B=request_B,
+        prompt_B=prompt_B,
+        member_B=member_B,
+        reward_B=torch.tensor(rewards, dtype=torch.float64),
+        valid_B=torch.ones(len(rows), dtype=torch.bool),
+        length_B=torch.ones(len(rows), dtype=torch.long),
+        finished_B=torch.tensor(finished if finished is not None else [True] * len(rows)),
+    )
+
+
+def asked(planner: Planner, rounds: Sequence[Round]) -> list[tuple[int, tuple[int, ...], str | None, Any]]:
+    return [(one.prompt, one.members, one.context, one.after) for one in planner.ask(rounds, SETTING)]
+
+
+def test_each_right_row_of_a_middling_group_is_followed_by_a_group_and_each_of_these_by_another() -> None:
+    planner = stages(then=[PROPOSE, SOLVE])
+    first = drawn(planner.ask((), SETTING), [1.0, 0.0, 1.0, 1.0])  # the second group is solved, and not gone on from
+    assert asked(planner, [first]) == [(2, (0, 1), "variant", ((0, 0),))]
+    second = drawn(planner.ask([first], SETTING), [0.0, 0.0])
+    assert asked(planner, [first, second]) == [
+        (3, (0, 1, 2), "posed", ((2, 0),)),
+        (4, (0, 1, 2), "posed", ((2, 1),)),
+    ]
+    third = drawn(planner.ask([first, second], SETTING), [0.0] * 6)
+    assert planner.ask([first, second, third], SETTING) == ()
+    nothing = drawn(planner.ask((), SETTING), [0.0] * 4)
+    assert planner.ask([nothing], SETTING) == ()
+
+
+def test_an_answer_goes_on_until_it_ends_by_itself_or_the_chunks_are_used_up() -> None:
+    chunk = {"context": "tail", "rows": "unfinished", "group": "parent", "members": 1, "times": 2}
+    planner = stages(then=[chunk])
+    first = drawn(planner.ask((), SETTING), [0.0] * 4, [True, False, False, False])
+    assert asked(planner, [first]) == [
+        (0, (2,), "tail", ((0, 1),)),
+        (1, (2,), "tail", ((1, 0),)),
+        (1, (3,), "tail", ((1, 1),)),
+    ]
+    second = drawn(planner.ask([first], SETTING), [0.0] * 3, [False, True, False])
+    assert asked(planner, [first, second]) == [(0, (3,), "tail", ((0, 2),)), (1, (4,), "tail", ((1, 3),))]
+    third = drawn(planner.ask([first, second], SETTING), [0.0] * 2, [False, False])
+    assert planner.ask([first, second, third], SETTING) == ()
+
+
+def test_what_is_shown_together() -> None:
+    first = drawn(stages(then=[SOLVE]).ask((), SETTING), [0.0, 1.0, 1.0, 1.0])
+    pair = stages(then=[{"context": "lesson", "show": "pair", "members": 1}])
+    assert asked(pair, [first]) == [(2, (0,), "lesson", ((0, 1), (0, 0)))]  # the other group has no wrong row
+    whole = stages(then=[{"context": "referee", "show": "group", "members": 1}])
+    assert asked(whole, [first]) == [
+        (2, (0,), "referee", ((0, 0), (0, 1))),
+        (3, (0,), "referee", ((1, 0), (1, 1))),
+    ]
+
+
+def test_a_stage_without_rows_is_left_out_and_a_later_one_follows_another() -> None:
+    planner = stages(
+        first={"context": "draft", "trained": False},
+        then=[{"context": "mend", "rows": "wrong"}, {"context": "check", "of": "draft", "most": 1, "members": 1}],
+    )
+    begun = planner.ask((), SETTING)
+    assert [(one.context, one.trained) for one in begun] == [("draft", False)] * 2
+    right = drawn(begun, [1.0] * 4)
+    assert asked(planner, [right]) == [(2, (0,), "check", ((0, 0),)), (3, (0,), "check", ((1, 0),))]
+    assert planner.ask([right, drawn(planner.ask([right], SETTING), [1.0, 1.0])], SETTING) == ()
+
+
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [
+        ([], "one stage or more"),
+        ([{"rows": "right"}], "names its context"),
+        ([{"context": "a", "row": "right"}], "a stage takes"),
+        ([{"context": "a"}, {"context": "a"}], "a context of its own"),
+        ([{"context": "a", "rows": "good"}], "choose from all, right, wrong, unfinished"),
+        ([{"context": "a", "of": "b"}], "no stage before it"),
+        ([{"context": "a", "times": 0}], "1 or more"),
+        ([{"context": "a", "rate": [1.0, 0.5]}], "least and the highest"),
+    ],
+)
+def test_stages_that_are_none_are_said(then: list[dict[str, Any]], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        stages(then=then)
+
+
+def test_the_rows_of_a_chain_have_the_advantage_of_its_end() -> None:
+    """Two chains of one group: rows 0, 2, 3 of 2, 3 and 1 tokens, whose end has 1; row 1 of 4 tokens alone, with -1."""
+    mask_BT = torch.arange(4) < torch.tensor([2, 4, 3, 1])[:, None]
+    feedback = feedback_of([0.0, 0.0, 0.0, 1.0], [0] * 4, mask=mask_BT.tolist())
+    feedback = replace(feedback, after_B=torch.tensor([-1, -1, 0, 2]))
+    advantage_BT = torch.tensor([0.0, -1.0, 0.0, 1.0])[:, None].expand(4, 4)
+    assert begun_by(torch.tensor([-1, 0, 0, 2, -1])).tolist() == [0, 0, 0, 0, 4]
+    assert along_chain().assign(feedback, advantage_BT)[:, 0].tolist() == [1.0, -1.0, 1.0, 1.0]
+    shared_BT = along_chain(shared=True).assign(feedback, advantage_BT)
+    # 6 tokens in the first chain, 4 in the other, two chains: 1 / (6 x 2) and -1 / (4 x 2)
+    assert shared_BT[:, 0].tolist() == pytest.approx([1 / 12, -1 / 8, 1 / 12, 1 / 12])
+    # the mean over the two chains of their means over tokens, of one group: (1 - 1) / 2
+    weight_BT = group_sum(mask_BT, count(mask_BT, group_B=feedback.group_B))
+    assert float((weight_BT * shared_BT).sum()) == pytest.approx(0.0, abs=1e-6)
+    assert float((weight_BT * shared_BT)[[0, 2, 3]].sum()) == pytest.approx(0.5)
+    alone = replace(feedback, after_B=None)
+    assert along_chain().assign(alone, advantage_BT).tolist() == advantage_BT.tolist()
+
+
+def test_likely_right_answers_have_a_bonus() -> None:
+    """Four samples, the first three right.
+
+    Answers of probability 0.9, 0.5 and 0.7 a token, mean 0.7: the first and the third have the bonus of 0.5. Rewards
+    1.5, 1, 1.5 and 0: mean 1, sample std sqrt(0.5).
+    """
+    logprob_B1 = torch.tensor([0.9, 0.5, 0.7, 0.99]).log()[:, None]
+    answer = Scoped(
+        scope_BT=torch.tensor([-1, 0, 0]).expand(4, 3),
+        value_BS=torch.ones(4, 1),
+        valid_BS=torch.ones(4, 1, dtype=torch.bool),
+    )
+    seen = {of_view("slow"): torch.cat([torch.full((4, 1), -9.0), logprob_B1, logprob_B1], dim=1)}
+    feedback = feedback_of([1.0, 1.0, 1.0, 0.0], [0] * 4, values=seen, scoped={"answer": answer})
+    right = Column(value_B=feedback.reward_B, valid_B=feedback.valid_B)
+    feedback = replace(feedback, rewards={"right": right})
+    given = likely_answers(view="slow", of="right", part="answer", eps=0.0).assign(feedback, torch.zeros(4, 3))
+    root = 0.5**0.5
+    assert given[:, 0].tolist() == pytest.approx([0.5 / root, 0.0, 0.5 / root, -1 / root], abs=1e-6)
+    strict = likely_answers(view="slow", of="right", part="answer", margin=0.21, eps=0.0)
+    # 0.5 is no less than 0.7 - 0.21: all three are given 1.5, and 0: mean 1.125, sample std 0.75
+    assert strict.assign(feedback, torch.zeros(4, 3))[:, 0].tolist() == pytest.approx([0.5, 0.5, 0.5, -1.5], abs=1e-6)
