@@ -30,7 +30,11 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "Code that is run": ("rewards.execution",),
     "Grounding: boxes, points, masks, actions, time": ("rewards.grounding",),
     "Checks of form, length and turns": ("rewards.text.structure", "rewards.text.lengths", "rewards.text.exchanges"),
-    "Judges of texts": ("rewards.judges.texts",),
+    "Judges of texts": (
+        "rewards.judges.texts",
+        "rewards.judges.scalar",
+        "rewards.judges.solvers",
+    ),
     "Image: what people prefer, judges": (
         *("rewards.images.clip_scores", "rewards.images.image_reward", "rewards.judges.looking"),
         "rewards.judges.endpoints",

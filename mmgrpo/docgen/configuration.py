@@ -183,7 +183,10 @@ def _default(field: FieldInfo) -> str:
 def value_text(value: Any) -> str:
     """A value as YAML on one line, in back ticks."""
     plain = list(value) if isinstance(value, tuple) else value
-    text = yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=200, allow_unicode=True)
+    style = '"' if isinstance(plain, str) and "\n" in plain else None
+    text = yaml.safe_dump(
+        plain, default_flow_style=True, default_style=style, sort_keys=False, width=200, allow_unicode=True
+    )
     return "`" + text.removesuffix("...\n").strip() + "`"
 
 

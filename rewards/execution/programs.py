@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
-from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.execution.judging import at_once
 from mmgrpo.rewards.execution.sandbox import PYTHON, Limits, Outcome, Program, confronted, run
 from mmgrpo.rewards.explaining import excerpt, parts
@@ -111,20 +110,19 @@ class CodeTests:
 
 @final
 class RunTime:
-    """Reward: how much faster a right program is than a reference, or how much less memory it takes.
+    """Reward: how much less time, or memory, a right program takes than a reference.
 
-    ``log(reference / own) / log(best)`` within [0, 1]: 0 as slow as the reference, 1 for ``best`` times as fast. The
-    program of the answer and that of the column ``reference`` are run on the same inputs, ``repeats`` times each, one
-    after the other, and the least seconds of processor (or the most memory) of each input are added up. What does not
-    pass its tests, which are pairs as ``code_tests`` has them, scores ``wrong``; a row whose reference does not pass
-    them is not judged.
+    ``tanh(g)`` with g = (reference - own) / reference, at least -1: 0 as fast as the reference, 0.46 in half its time,
+    0.76 at most, -0.76 in twice its time or more. The program of the answer and that of the column ``reference`` are
+    run on the same inputs, ``repeats`` times each, and the least seconds of processor (or the least memory) of each
+    input are added up. What does not pass its tests, which are pairs as ``code_tests`` has them, scores ``wrong``; a
+    row whose reference does not pass them is not judged.
 
     Settings: ``measure`` is ``time`` or ``memory``; the others as in ``code_tests``.
-    Range: 0 to 1, and ``wrong``.   Units: seconds of processor, MiB.
-    Source: the project's own; the efficiency rewards of Afterburner, arXiv:2505.23387, rank a program among those of
-    people.
+    Range: -0.76 to 0.76, and ``wrong``.   Units: seconds of processor, MiB.
+    Source: Afterburner, arXiv:2505.23387, and its code, ``safe_delta``, which takes time by the clock.
     Traps: what Python takes to start (about 10 ms, 10 MiB) is in both; inputs must be large enough that more is
-    measured than that. Other work on the machine adds noise: gate it by ``code_tests`` and give it a small weight.
+    measured than that. Other work on the machine adds noise. Gate it by ``code_tests``.
     """
 
     def __init__(
@@ -132,7 +130,6 @@ class RunTime:
         column: str = "tests",
         reference: str = "reference",
         measure: Measured = "time",
-        best: float = 4.0,
         repeats: int = 3,
         extract: ExtractCode = "fenced",
         wrong: float = 0.0,
@@ -140,12 +137,9 @@ class RunTime:
         memory_mb: int = 1024,
         max_tests: int = 20,
     ) -> None:
-        if not best > 1:
-            raise ConfigError(f"RunTime.best must be above 1, got {best}")
         self._column = column
         self._reference = reference
         self._measure: Measured = one_of("RunTime.measure", measure, Measured)
-        self._best = best
         self._repeats = positive("RunTime.repeats", repeats)
         self._extract: ExtractCode = one_of("RunTime.extract", extract, ExtractCode)
         self._wrong = wrong
@@ -168,7 +162,7 @@ class RunTime:
         known = self._taken(program, tests[: self._max_tests])
         if known is None:
             return None
-        value = min(max(math.log(known / own) / math.log(self._best), 0.0), 1.0)
+        value = gain(own, known)
         return Score(value, {"parsed": excerpt(code)} | parts({"own": own, "reference": known}))
 
     def _taken(self, code: str, tests: Sequence[Exchange]) -> float | None:
@@ -180,6 +174,15 @@ class RunTime:
                 return None
             total += min(outcome.cpu_s if self._measure == "time" else outcome.memory_mb for outcome in ran)
         return total
+
+
+def gain(own: float, known: float) -> float:
+    """tanh((known - own) / known), the quotient at least -1: how much less is taken than was.
+
+    Units: both the same -> dimensionless.
+    Source: Afterburner, arXiv:2505.23387, ``safe_delta`` of its code, with scale 1.
+    """
+    return math.tanh(max((known - own) / known, -1.0))
 
 
 def executed(code: str, stdin: str, limits: Limits) -> Outcome:

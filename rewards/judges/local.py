@@ -169,7 +169,7 @@ class LocalJudge:
         return found
 
     def _encoded(self, question: Question) -> dict[str, Tensor]:
-        text = self._as_text(question.text)
+        text = marks_apart(self.tokenizer, question.text)
         parts: list[dict[str, str]] = [{"type": "image"} for _ in question.pictures]
         looks = self._processor is not self.tokenizer
         if question.pictures and not looks:
@@ -186,15 +186,6 @@ class LocalJudge:
         found = self._processor(text=[chat], **shown, return_tensors="pt", add_special_tokens=False)
         return {name: torch.as_tensor(value) for name, value in found.items() if name != "labels"}
 
-    def _as_text(self, text: str) -> str:
-        """The text with a blank in each mark that the tokenizer would read as one token, as those of turns."""
-        added = self.tokenizer.added_tokens_decoder.values()
-        marks = {*self.tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
-        for mark in sorted(marks, key=len, reverse=True):
-            if len(mark) > 1:
-                text = text.replace(mark, f"{mark[0]} {mark[1:]}")
-        return text
-
     def _placed(self, tensor: Tensor) -> Tensor:
         dtype = self._model.dtype if tensor.is_floating_point() else tensor.dtype
         return tensor.to(self._model.device, dtype)
@@ -202,6 +193,16 @@ class LocalJudge:
     def _pad(self) -> int:
         pad, end = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
         return pad if pad is not None else end if end is not None else 0
+
+
+def marks_apart(tokenizer: Any, text: str) -> str:
+    """The text with a blank in each mark that the tokenizer would read as one token, as those of turns."""
+    added = tokenizer.added_tokens_decoder.values()
+    marks = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
+    for mark in sorted(marks, key=len, reverse=True):
+        if len(mark) > 1:
+            text = text.replace(mark, f"{mark[0]} {mark[1:]}")
+    return text
 
 
 def choice_ids(tokenizer: Any, choices: Sequence[Choice]) -> list[list[int]]:

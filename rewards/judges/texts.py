@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.judges.endpoints import Endpoint
-from mmgrpo.rewards.judges.local import JudgeSource
+from mmgrpo.rewards.judges.choosing import judge_of
 from mmgrpo.rewards.judges.questions import Question, Scale, filled
 from mmgrpo.rewards.judges.rubrics import Criterion, rubric_of, rubric_score
-from mmgrpo.rewards.judges.verdicts import Asking, Judge, JudgeMode, Writing
+from mmgrpo.rewards.judges.verdicts import Asking, JudgeMode, Writing
 from mmgrpo.rewards.parsing.extraction import Extract, extracted, place_of
 from mmgrpo.rewards.parsing.references import references
 from mmgrpo.rewards.pictures import as_rgb
 from mmgrpo.types import Sample, Score
-
-T = TypeVar("T", Endpoint, JudgeSource)
 
 QUOTED = """{prompt}
 
@@ -81,21 +77,15 @@ class TextJudge:
         self._question = question or (AGREES if criteria is None else MEETS)
         if (criteria is not None) != ("{criterion}" in self._question):
             raise ConfigError("TextJudge needs criteria where its question has {criterion}, and only there")
-        if endpoint is not None and local is not None:
-            raise ConfigError("TextJudge takes endpoint or local, not both")
         self._criteria = criteria if isinstance(criteria, str | None) else _criteria(list(criteria))
-        self._extract = place_of("TextJudge.extract", extract)
+        self._extract: Extract = place_of("TextJudge.extract", extract)
         self._shows_source = source
         self._asking = Asking(
             mode=mode,
             scale=Scale(low=low, high=high, key=key, answers=answers),
             writing=Writing(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature),
         )
-        self._judge: Judge = (
-            _made(JudgeSource, "local", local or {}, model, system)
-            if endpoint is None
-            else _made(Endpoint, "endpoint", endpoint, model, system)
-        )
+        self._judge = judge_of("TextJudge", model, system=system, endpoint=endpoint, local=local)
         self.concurrent = endpoint is not None
         self.deterministic = endpoint is None
 
@@ -144,13 +134,3 @@ def _criteria(value: Sequence[Any]) -> list[Criterion]:
             f"weighs above 0, got {value!r:.200}"
         )
     return rubric
-
-
-def _made(kind: type[T], name: str, settings: Mapping[str, Any], model: str, system: str | None) -> T:
-    """An endpoint or a local model by its settings. Raises ConfigError for one that it does not have."""
-    known = [field.name for field in fields(kind) if field.name not in ("model", "system")]
-    if unknown := sorted(set(settings) - set(known)):
-        raise ConfigError(f"TextJudge.{name} has no {', '.join(unknown)}; it has {', '.join(known)}")
-    if kind is Endpoint and "url" not in settings:
-        raise ConfigError("TextJudge.endpoint needs the url, such as http://127.0.0.1:8000/v1")
-    return kind(model=model, system=system, **settings)

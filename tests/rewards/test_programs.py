@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.execution.programs import CodeTests, RunTime, read_tests
+from mmgrpo.rewards.execution.programs import CodeTests, RunTime, gain, read_tests
 from mmgrpo.rewards.parsing.code import code_in
 from tests.rewards.sandboxed import needs_sandbox
 from tests.rewards.written import wrote
@@ -134,7 +135,7 @@ def test_tests_that_test_nothing_are_not_judged() -> None:
 def test_faster_than_the_reference() -> None:
     slow = "n = int(input())\nprint(sum(i for i in range(n)))"
     rows = {"tests": [{"input": "3000000", "output": "4499998500000"}], "reference": slow}
-    fast, same, wrong, none = RunTime(repeats=1, best=2.0)(
+    fast, wrong, none_right, none = RunTime(repeats=1)(
         [
             wrote("```\nn = int(input())\nprint(n * (n - 1) // 2)\n```", **rows),
             wrote(f"```\n{slow}\n\n```".replace("sum(", "2 * sum("), **rows),
@@ -142,7 +143,16 @@ def test_faster_than_the_reference() -> None:
             wrote("```\nprint(1)\n```", **rows | {"reference": None}),
         ]
     )
-    assert (float(fast or 0), float(same or 0), float(wrong or 0), none) == (1, 0, 0, None)
+    assert 0.2 < float(fast or 0) < math.tanh(1)
+    assert (float(wrong or 0), float(none_right or 0), none) == (0, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("own", "known", "paid"), [(5.0, 5.0, 0.0), (5.0, 10.0, 0.46211716), (30.0, 10.0, -0.76159416)]
+)
+def test_gain_in_time(own: float, known: float, paid: float) -> None:
+    """tanh 0, tanh 0.5 and tanh -1, by a table of the function."""
+    assert gain(own, known) == pytest.approx(paid)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +171,5 @@ def test_code_of_an_answer(text: str, how: Any, code: str | None) -> None:
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(ConfigError, match="best must be above 1"):
-        RunTime(best=1.0)
     with pytest.raises(ConfigError, match="score must be one of all, share"):
         CodeTests(score="most")  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,53 @@
+"""A judge by its settings: a model here, or behind an endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.judges.endpoints import Endpoint
+from mmgrpo.rewards.judges.local import JudgeSource
+from mmgrpo.rewards.judges.verdicts import Judge
+
+T = TypeVar("T", Endpoint, JudgeSource)
+
+
+def judge_of(
+    owner: str,
+    model: str,
+    *,
+    system: str | None,
+    endpoint: Mapping[str, Any] | None,
+    local: Mapping[str, Any] | None,
+) -> Judge:
+    """The model that a reward asks.
+
+    Args:
+        owner: the reward, for errors.
+        model: a path or hub id, or the name the endpoint knows it by.
+        system: system turn.
+        endpoint: settings of ``Endpoint``; None for a local model.
+        local: settings of ``JudgeSource``.
+
+    Returns:
+        The judge; a local one is not loaded yet.
+
+    Raises:
+        ConfigError: both are given, or one has settings that there are not.
+    """
+    if endpoint is not None and local is not None:
+        raise ConfigError(f"{owner} takes endpoint or local, not both")
+    if endpoint is None:
+        return _made(JudgeSource, f"{owner}.local", local or {}, model, system)
+    return _made(Endpoint, f"{owner}.endpoint", endpoint, model, system)
+
+
+def _made(kind: type[T], name: str, settings: Mapping[str, Any], model: str, system: str | None) -> T:
+    known = [field.name for field in fields(kind) if field.name not in ("model", "system")]
+    if unknown := sorted(set(settings) - set(known)):
+        raise ConfigError(f"{name} has no {', '.join(unknown)}; it has {', '.join(known)}")
+    if kind is Endpoint and "url" not in settings:
+        raise ConfigError(f"{name} needs the url, such as http://127.0.0.1:8000/v1")
+    return kind(model=model, system=system, **settings)

@@ -1,0 +1,229 @@
+"""Rewards by models that were trained to score texts: whole answers, or one step after another.
+
+Axes: L tokens, K labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.rewards.explaining import parts
+from mmgrpo.rewards.judges.local import marks_apart
+from mmgrpo.rewards.models.checkpoints import Dtype, batches, chosen_device, chosen_dtype, frozen, once, positive
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, place_of
+from mmgrpo.types import Sample, Scope, Score
+
+Link = Literal["none", "sigmoid"]
+Aggregate = Literal["min", "mean", "product", "last"]
+
+AGGREGATES: Mapping[Aggregate, Callable[[Sequence[float]], float]] = {
+    "min": min,
+    "mean": lambda probs: sum(probs) / len(probs),
+    "product": math.prod,
+    "last": lambda probs: probs[-1],
+}
+
+
+@final
+class RewardModel:
+    """Reward: the score that a reward model gives the answer, a sequence classifier with one label or several.
+
+    It reads the prompt and, as the assistant's turn, the part of the text that ``extract`` takes, without the thought,
+    by its own chat template; where its tokenizer has none, the two as a pair of texts. Of several labels ``label``
+    counts, or the sum by ``weights``.
+
+    Example: ``{name: reward_model, model: Skywork/Skywork-Reward-V2-Llama-3.1-8B}``.
+    Settings: ``link`` is ``sigmoid`` where scores are to lie between 0 and 1; ``label`` or ``weights``, a number for
+    each label; ``missing`` is the score of a text without what ``extract`` takes (None: not judged); ``max_tokens``,
+    beyond which the beginning of prompt and answer is cut.
+    Range: unbounded, or 0 to 1.
+    Source: a model trained on comparisons as in InstructGPT, Ouyang et al. 2022, arXiv:2203.02155, eq. 1; transformers'
+    AutoModelForSequenceClassification.
+    Traps: scores are of the scale of their model: mind weights beside other rewards, and take an advantage that divides
+    by the spread. It likes length and confidence; hold it against a judge or people. Answers unlike those that it was
+    trained on get scores that mean nothing. Code that comes with a checkpoint is not run.
+    """
+
+    deterministic = True
+
+    def __init__(
+        self,
+        model: str,
+        extract: Extract = "none",
+        link: Link = "none",
+        label: int = 0,
+        weights: Sequence[float] | None = None,
+        missing: float | None = None,
+        max_tokens: int = 8192,
+        device: str | None = None,
+        dtype: Dtype = "bfloat16",
+        batch_size: int = 8,
+    ) -> None:
+        if weights is not None and (label != 0 or not weights):
+            raise ConfigError("RewardModel takes weights, one for each label, or label, not both")
+        self._model = model
+        self._extract: Extract = place_of("RewardModel.extract", extract)
+        self._link: Link = one_of("RewardModel.link", link, Link)
+        self._label = label
+        self._weights = None if weights is None else tuple(weights)
+        self._missing = missing
+        self._max_tokens = positive("RewardModel.max_tokens", max_tokens)
+        self._device = device
+        self._dtype = chosen_dtype("RewardModel", dtype)
+        self._batch_size = positive("RewardModel.batch_size", batch_size)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        answers = [None if s.text is None else extracted(s.text, self._extract) for s in samples]
+        values: list[float | Score | None] = [None if s.text is None else self._missing for s in samples]
+        rows = [i for i, answer in enumerate(answers) if answer is not None]
+        if rows:
+            scored = self._scores([(samples[i], answers[i] or "") for i in rows])
+            values = [scored[rows.index(i)] if i in rows else value for i, value in enumerate(values)]
+        return values
+
+    @torch.no_grad()
+    def _scores(self, pairs: Sequence[tuple[Sample, str]]) -> list[Score]:
+        model, tokenizer = once(_classifier, self._model, chosen_device(self._device), self._dtype)
+        encoded = [_read(tokenizer, sample, answer, self._max_tokens) for sample, answer in pairs]
+        size = self._batch_size if model.config.pad_token_id is not None else 1
+        found: list[Score | None] = [None] * len(pairs)
+        for rows in _alike([len(one["input_ids"]) for one in encoded], size):
+            inputs = {name: torch.tensor([encoded[i][name] for i in rows]).to(model.device) for name in encoded[0]}
+            for row, logit_K in zip(rows, model(**inputs).logits.float().cpu(), strict=True):
+                found[row] = self._score(logit_K)
+        return [score for score in found if score is not None]
+
+    def _score(self, logit_K: Tensor) -> Score:
+        known = len(logit_K)
+        if not -known <= self._label < known or (self._weights is not None and len(self._weights) != known):
+            raise RewardError(
+                f"{self._model} has {known} labels: set label below that, or weights with as many numbers"
+            )
+        values = (logit_K.sigmoid() if self._link == "sigmoid" else logit_K).tolist()
+        if self._weights is None:
+            return Score(values[self._label], parts(_named(values)) if known > 1 else {})
+        return Score(sum(w * value for w, value in zip(self._weights, values, strict=True)), parts(_named(values)))
+
+
+@final
+class StepRewardModel:
+    """Reward: how right each step of the text is, by a process reward model, and the least or the mean of them.
+
+    The model is a token classifier; the text is parted into steps at ``split``, and behind each step stands
+    ``separator``, at whose last token the probability of ``label`` is read. ``aggregate`` makes one number of them;
+    each step's own is the score of a part, for the estimators of the ``advantage`` section.
+
+    Example: ``{name: step_reward_model, model: MY_PROCESS_REWARD_MODEL, aggregate: min}``.
+    Settings: ``aggregate`` is ``min``, ``mean``, ``product`` or ``last``; ``label`` is that of a right step.
+    Range: 0 to 1.
+    Source: Lightman et al. 2023, arXiv:2305.20050, sec. 2.6 (the product), and Wang et al. 2024 (Math-Shepherd),
+    arXiv:2312.08935 (the least); tokens as TRL 0.x's PRMTrainer puts them together.
+    Traps: a mean is raised by many easy steps, a sum by many steps; the least stands still where one step is bad.
+    Steps are found by ``split`` alone, so a policy learns to write fewer of them. Thoughts are steps, too.
+    """
+
+    deterministic = True
+
+    def __init__(
+        self,
+        model: str,
+        split: str = "\n\n",
+        separator: str = "\n",
+        aggregate: Aggregate = "min",
+        label: int = 1,
+        max_tokens: int = 8192,
+        device: str | None = None,
+        dtype: Dtype = "bfloat16",
+    ) -> None:
+        if not split or not separator:
+            raise ConfigError("StepRewardModel.split and separator must be texts of at least one character")
+        self._model = model
+        self._split = split
+        self._separator = separator
+        self._aggregate: Aggregate = one_of("StepRewardModel.aggregate", aggregate, Aggregate)
+        self._label = label
+        self._max_tokens = positive("StepRewardModel.max_tokens", max_tokens)
+        self._device = device
+        self._dtype = chosen_dtype("StepRewardModel", dtype)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return [None if sample.text is None else self._score(sample.prompt.text, sample.text) for sample in samples]
+
+    @torch.no_grad()
+    def _score(self, prompt: str, text: str) -> Score | None:
+        steps = list(_steps(text, self._split))
+        if not steps:
+            return None
+        model, tokenizer = once(_step_classifier, self._model, chosen_device(self._device), self._dtype)
+        ids = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+        ids += _ids(tokenizer, marks_apart(tokenizer, prompt))
+        ends = []
+        for start, end in steps:
+            ids += _ids(tokenizer, marks_apart(tokenizer, text[start:end])) + _ids(tokenizer, self._separator)
+            ends.append(len(ids) - 1)
+        if len(ids) > self._max_tokens:
+            return Score(math.nan, {"reason": f"{len(ids)} tokens, more than {self._max_tokens}"})
+        logit_LK = model(input_ids=torch.tensor([ids]).to(model.device)).logits[0].float()
+        if not -logit_LK.shape[1] <= self._label < logit_LK.shape[1]:
+            raise RewardError(f"{self._model} has {logit_LK.shape[1]} labels: set label below that")
+        probs = logit_LK.softmax(-1)[ends, self._label].tolist()
+        scopes = [Scope(start, end, prob) for (start, end), prob in zip(steps, probs, strict=True)]
+        return Score(AGGREGATES[self._aggregate](probs), {"reason": f"{len(probs)} steps"}, scopes)
+
+
+def _read(tokenizer: Any, sample: Sample, answer: str, max_tokens: int) -> dict[str, list[int]]:
+    """Prompt and answer as the model was trained to read them; of too many tokens the end."""
+    prompt, said = sample.prompt, marks_apart(tokenizer, answer)
+    if tokenizer.chat_template:
+        asked = prompt.messages or [{"role": "user", "content": prompt.text}]
+        chat = tokenizer.apply_chat_template([*asked, {"role": "assistant", "content": said}], tokenize=False)
+        found = tokenizer(chat, add_special_tokens=False)
+    else:
+        found = tokenizer(marks_apart(tokenizer, prompt.text), said)
+    return {name: list(ids)[-max_tokens:] for name, ids in found.items()}
+
+
+def _alike(lengths: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Rows of one length, some at a time, so that nothing is padded."""
+    kinds: dict[int, list[int]] = {}
+    for row, length in enumerate(lengths):
+        kinds.setdefault(length, []).append(row)
+    return [rows for members in kinds.values() for rows in batches(members, size)]
+
+
+def _steps(text: str, split: str) -> list[tuple[int, int]]:
+    """Where the steps of a text stand that are not blank."""
+    found, start = [], 0
+    for piece in text.split(split):
+        if piece.strip():
+            found.append((start, start + len(piece)))
+        start += len(piece) + len(split)
+    return found
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _named(values: Sequence[float]) -> dict[str, float]:
+    return {f"label {i}": value for i, value in enumerate(values)}
+
+
+def _classifier(model: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    made = AutoModelForSequenceClassification.from_pretrained(model, dtype=dtype)
+    return frozen(made, device), AutoTokenizer.from_pretrained(model)
+
+
+def _step_classifier(model: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+    from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+    made = AutoModelForTokenClassification.from_pretrained(model, dtype=dtype)
+    return frozen(made, device), AutoTokenizer.from_pretrained(model)

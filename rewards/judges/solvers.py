@@ -1,0 +1,121 @@
+"""A reward for what a solver makes of a text: a problem, a caption, a plan that another model works with."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, final
+
+from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.reward import Reward
+from mmgrpo.rewards.explaining import parts
+from mmgrpo.rewards.judges.choosing import judge_of
+from mmgrpo.rewards.judges.questions import Question, Scale, filled
+from mmgrpo.rewards.judges.verdicts import Writing
+from mmgrpo.rewards.models.checkpoints import positive
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, place_of
+from mmgrpo.rewards.pictures import as_rgb
+from mmgrpo.types import Sample, Score
+
+Measure = Literal["right", "agree", "length"]
+
+_NO_SCALE = Scale(low=0, high=1, key="score")
+
+
+@final
+class Solver:
+    """Reward: what a solver makes of what was written: how often it is right, whether it agrees with itself, how long.
+
+    The solver, a local model or one behind an endpoint, answers ``question`` ``draws`` times. ``right``: the mean of
+    what the reward ``of`` gives its replies, each held against the row as the policy's own answer would be. ``agree``:
+    1 if at least ``agreeing`` of its replies have one answer in a box, else 0. ``length``: the mean length of its
+    thoughts over ``most``, at most 1.
+
+    Example: ``{name: solver, model: Qwen/Qwen3-8B, question: "{response}\\n\\n{question}", of: math_verify}``.
+    Settings: ``question`` may hold ``{response}``, which is what ``extract`` takes from the text, ``{prompt}`` and the
+    names of columns; a text without what ``extract`` takes gets ``missing``; ``most`` and lengths are in characters;
+    ``source: true`` shows the solver the prompt's pictures; ``endpoint``, ``local``, ``temperature``,
+    ``max_new_tokens`` as in ``text_judge``.
+    Range: 0 to 1; for ``right`` that of ``of``.
+    Source: problems by the length and agreement of a solver's thoughts: MathSmith, arXiv:2508.05592, and its code.
+    Traps: a text that gives the answer away makes the solver right: hide the answer from the policy. Lengths are lifted
+    by problems that cannot be solved, so take them together with agreement. Every sample costs ``draws`` replies.
+    """
+
+    deterministic = True
+
+    def __init__(
+        self,
+        model: str,
+        question: str = "{response}",
+        measure: Measure = "right",
+        of: Reward | None = None,
+        extract: Extract = "none",
+        missing: float = 0.0,
+        agreeing: int = 2,
+        most: int = 131_072,
+        draws: int = 1,
+        temperature: float = 0.0,
+        max_new_tokens: int = 2048,
+        source: bool = False,
+        system: str | None = None,
+        endpoint: Mapping[str, Any] | None = None,
+        local: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._measure: Measure = one_of("Solver.measure", measure, Measure)
+        if (of is None) == (measure == "right"):
+            raise ConfigError(
+                "Solver needs of, the reward that holds replies against the row, for measure: right alone"
+            )
+        self._question = question
+        self._of = of
+        self._extract: Extract = place_of("Solver.extract", extract)
+        self._missing = missing
+        self._agreeing = positive("Solver.agreeing", agreeing)
+        self._most = positive("Solver.most", most)
+        self._writing = Writing(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature)
+        self._shows_source = source
+        self._judge = judge_of("Solver", model, system=system, endpoint=endpoint, local=local)
+        self.concurrent = endpoint is not None
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        said = [None if s.text is None else extracted(s.text, self._extract) for s in samples]
+        values: list[float | Score | None] = [None if s.text is None else self._missing for s in samples]
+        asked: dict[int, Question] = {}
+        for i, (sample, response) in enumerate(zip(samples, said, strict=True)):
+            if response is None:
+                continue
+            text = filled(self._question, sample, _NO_SCALE, quoted={"response": response})
+            values[i] = None
+            if text is not None:
+                asked[i] = Question([*map(as_rgb, sample.prompt.images)] if self._shows_source else [], text)
+        replies = self._judge.replies(list(asked.values()), self._writing) if asked else []
+        for i, written in zip(asked, replies, strict=True):
+            values[i] = self._score(samples[i], written)
+        return values
+
+    def _score(self, sample: Sample, replies: Sequence[str]) -> Score | None:
+        if not replies:
+            return Score(math.nan, {"reason": "no reply"})
+        if self._measure == "right":
+            return self._right(sample, replies)
+        if self._measure == "agree":
+            answers = Counter(answer for reply in replies if (answer := extracted(reply, "boxed")) is not None)
+            most = max(answers.values(), default=0)
+            return Score(float(most >= self._agreeing), {"reason": f"{most} of {len(replies)} replies agree"})
+        mean = sum(len(_thought(reply)) for reply in replies) / len(replies)
+        return Score(min(mean / self._most, 1.0), parts({"characters": mean}))
+
+    def _right(self, sample: Sample, replies: Sequence[str]) -> Score | None:
+        assert self._of is not None
+        judged = list(self._of([Sample(sample.prompt, sample.group, sample.member, text=reply) for reply in replies]))
+        if len(judged) != len(replies):
+            raise RewardError(f"the reward within gave {len(judged)} values for {len(replies)} samples")
+        values = [float(value) for value in judged if value is not None]
+        return Score(sum(values) / len(values), {"reason": f"{len(values)} replies"}) if values else None
+
+
+def _thought(reply: str) -> str:
+    """What stands within ``<think>..</think>``; the whole reply where there is no such thing."""
+    return (reply.rpartition("</think>")[0] or reply).replace("<think>", "").strip()
