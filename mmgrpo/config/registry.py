@@ -47,6 +47,7 @@ REWARDS: Mapping[str, str] = {
     "coverage": "mmgrpo.rewards.text.coverage:Coverage",
     "brier": "mmgrpo.rewards.text.forecasts:Brier",
     "table_similarity": "mmgrpo.rewards.text.tables:TableSimilarity",
+    "record_similarity": "mmgrpo.rewards.text.records:RecordSimilarity",
     "tool_calls": "mmgrpo.rewards.text.tool_calls:ToolCalls",
     "code_tests": "mmgrpo.rewards.execution.programs:CodeTests",
     "run_time": "mmgrpo.rewards.execution.programs:RunTime",

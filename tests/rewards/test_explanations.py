@@ -27,7 +27,7 @@ VERIFIABLE = [
     if target.split(":")[0].rpartition(".")[2]
     in ("answers", "captions", "quantities", "charts", "mathematics", "localization", "precision", "masks", "actions",
         "tracks", "structure", "lengths", "sequences", "number_lists", "tool_calls", "forecasts", "coverage", "tables",
-        "trajectories")
+        "trajectories", "records")
 ]  # fmt: skip
 
 
@@ -150,6 +150,13 @@ CASES: dict[str, list[Case]] = {
              said={"parsed": "1 | 2", "reference": "1 | 3"}),
         Case(text="1 | 2", answer="<table><tr><td>1</table>", value=0,
              said={"parsed": None, "reference": "1", "reason": "no table"}),
+    ],
+    "record_similarity": [
+        Case(text='{"a": "cat", "b": 1}', answer={"a": "cats", "b": 1}, value=0.875,
+             said={"parsed": '{"a": "cat", "b": 1}', "reference": '{"a": "cats", "b": 1}',
+                   "parts": {"a": 0.75, "b": 1}}),
+        Case(text="cats", answer={"a": 1}, value=0,
+             said={"parsed": None, "reference": '{"a": 1}', "reason": "no object"}),
     ],
     "trajectory": [
         Case(text="[[0, 0], [1000, 0]]", answer=[[0, 0], [1000, 1000]], settings={"coordinates": ALIKE},
@@ -287,4 +294,4 @@ def test_every_score_is_explained(name: str):
 
 def test_there_is_a_case_for_every_one():
     assert sorted(CASES) == sorted(VERIFIABLE)
-    assert len(VERIFIABLE) == 33
+    assert len(VERIFIABLE) == 34

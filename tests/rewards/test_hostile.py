@@ -26,6 +26,7 @@ from mmgrpo.rewards.text.forecasts import Brier
 from mmgrpo.rewards.text.lengths import Repetition
 from mmgrpo.rewards.text.number_lists import NumberList
 from mmgrpo.rewards.text.quantities import Count, MeanRelativeAccuracy, Number
+from mmgrpo.rewards.text.records import RecordSimilarity
 from mmgrpo.rewards.text.sequences import Ordering
 from mmgrpo.rewards.text.structure import Format, JsonSchema
 from mmgrpo.rewards.text.tables import TableSimilarity
@@ -70,6 +71,7 @@ REWARDS: dict[str, tuple[Callable[..., Any], Any]] = {
     "brier": (Brier(), 1),
     "coverage": (Coverage(repetition=True), "a dog"),
     "table_similarity": (TableSimilarity(), "<table><tr><td>a</table>"),
+    "record_similarity": (RecordSimilarity(), {"a": {"b": [1, "dog"]}}),
     "trajectory": (Trajectory(**FRAME), [[0, 0], [1, 1]]),
 }
 # fmt: off

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
 
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.rewards.grounding.trajectories import Trajectory, frechet
@@ -14,11 +17,13 @@ from mmgrpo.rewards.text.coverage import Coverage
 from mmgrpo.rewards.text.forecasts import Brier
 from mmgrpo.rewards.text.lengths import LengthPeak
 from mmgrpo.rewards.text.number_lists import NumberList, coefficients
+from mmgrpo.rewards.text.records import RecordSimilarity
 from mmgrpo.rewards.text.sequences import Ordering
 from mmgrpo.rewards.text.structure import Format
 from mmgrpo.rewards.text.tables import MAX_NODES, TableSimilarity
 from mmgrpo.rewards.text.tool_calls import ToolCalls
 from tests.rewards.written import score_of, scores_of, wrote
+from tests.tiny import judges
 
 UNIT: dict[str, Any] = {"frame": "norm1", "reference_frame": "norm1"}
 
@@ -258,6 +263,54 @@ def test_length_is_best_at_its_peak(tokens: int, value: float):
 def test_settings_are_checked(make: Any, said: str):
     with pytest.raises(ConfigError, match=said):
         make()
+
+
+RECORD = {"name": "cats", "year": 2000, "tags": ["a", "bb"], "seen": "2020-01-31", "at": {"x": 1, "y": None}}
+
+
+@pytest.mark.parametrize(
+    ("stated", "value"),
+    [
+        (RECORD, 1.0),
+        (RECORD | {"more": 1}, 1.0),
+        (RECORD | {"name": "cat"}, (0.75 + 4) / 5),
+        (RECORD | {"year": 1500}, (0.75 + 4) / 5),
+        (RECORD | {"year": -2000}, 4 / 5),
+        (RECORD | {"seen": "2020-01-31T12:00"}, (1 - 0.5 / 365 + 4) / 5),
+        (RECORD | {"seen": "2022-01-31"}, 4 / 5),
+        (RECORD | {"tags": ["bb"]}, (2 / 3 + 4) / 5),  # precision 1, recall a half
+        (RECORD | {"tags": "bb"}, (2 / 3 + 4) / 5),
+        (RECORD | {"tags": ["ba", "cc"]}, (0.5 / 2 + 4) / 5),  # "bb" at a half, then nothing above 0.35
+        (RECORD | {"at": {"x": 1}}, 1.0),
+        (RECORD | {"at": {"x": 1, "z": 2}}, (2 / 3 + 4) / 5),
+        ({"name": "cats"}, 1 / 5),
+        ({}, 0.0),
+    ],
+)
+def test_records(stated: dict[str, Any], value: float):
+    text = f"So: {json.dumps(stated)} and {{}}"
+    assert score_of(RecordSimilarity(), text, RECORD) == pytest.approx(value)
+    whole = score_of(RecordSimilarity(complete=True), text, json.dumps(RECORD))
+    assert whole == pytest.approx(value if set(RECORD) <= set(stated) else 0)
+
+
+def test_records_that_are_none():
+    assert score_of(RecordSimilarity(), "name: cats", RECORD) == 0
+    assert score_of(RecordSimilarity(), json.dumps({"name": ["cats"] * 301}), RECORD) == 0
+    assert score_of(RecordSimilarity(), "{}", "none") is None
+    with pytest.raises(ConfigError, match="the encoder of texts: meaning"):
+        RecordSimilarity(texts="meaning")
+
+
+def test_meaning_is_the_cosine_of_mean_hidden_states(tmp_path: Path):
+    folder = str(judges.save_encoder(tmp_path))
+    model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        one, two = (model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in ("a b", "c"))
+    reward = RecordSimilarity(texts="meaning", model=folder)
+    scores = [score_of(reward, json.dumps({"name": text}), {"name": "c"}) for text in ("c", "a b", "")]
+    assert scores == pytest.approx([1, max(0, torch.cosine_similarity(one, two, dim=0).item()), 0], abs=1e-5)
+    assert 0 <= score_of(reward, json.dumps({"name": "a b " * 100}), {"name": "c"}) <= 1  # longer than it reads
 
 
 def test_a_symbol_is_looked_for_in_linear_time():

@@ -9,6 +9,8 @@ from typing import Any
 import open_clip
 import torch
 from transformers import (
+    BertConfig,
+    BertModel,
     BertTokenizer,
     CLIPConfig,
     CLIPImageProcessor,
@@ -70,6 +72,20 @@ def save_dino(folder: Path, seed: int = 0) -> Path:
         redraw(model)
     model.save_pretrained(folder)
     ViTImageProcessor(size={"height": SIDE, "width": SIDE}).save_pretrained(folder)
+    return folder
+
+
+def save_encoder(folder: Path, seed: int = 0) -> Path:
+    """BERT with its tokenizer; hidden states 32 wide."""
+    tokenizer = tokenizers.clip_tokenizer()
+    tower: dict[str, Any] = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        sizes: dict[str, Any] = {"num_attention_heads": 2, "vocab_size": len(tokenizer), "max_position_embeddings": 16}
+        model = BertModel(BertConfig(**tower, **sizes, pad_token_id=tokenizer.pad_token_id))
+        redraw(model)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 

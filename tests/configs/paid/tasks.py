@@ -20,6 +20,7 @@ TOOLS: dict[str, Any] = {
 }
 PATH = [[0.1, 0.2], [0.4, 0.2], [0.4, 0.6]]
 FURTHEST = math.sqrt(2) + 0.25 * math.pi + 0.1 * math.log(10)
+TABLE = "<table><thead><tr><th>a</th></tr></thead><tr><td>1</td><td>2</td></tr></table>"
 PARTS = "<understanding>a</understanding><facts>b</facts><plan>c</plan>"
 GRAPH = {"answer": "B", "paths": [["insulin", "lowers", "glucose"], ["glucose", "is in", "blood"]]}
 
@@ -40,6 +41,9 @@ def refined(thought: str, answer: int, confidence: str) -> str:
     closing = f"<final_answer>\\boxed{{{answer}}}</final_answer><self_assessment>{confidence}</self_assessment>"
     return f"{PARTS}<think>{thought}</think>{closing}"
 
+
+ELSEWHERE = {"extract-0"}
+"""Whose texts an encoder compares: tests/rewards/test_tasks.py, with a small one."""
 
 ROUTED = {"vla-r1", "videossr"}
 
@@ -106,6 +110,18 @@ PAID: dict[str, list[Answer]] = {
         ({"answer": "4"}, refined("so", 5, "Confidence: 9/10"), 9, (0 + 1 + 0 + 0.19) / 4),
         ({"answer": "4"}, refined("so", 4, "sure"), 9, (1 + 1 - 0.25) / 4),
         ({"answer": "4"}, "\\boxed{4}", 9, (1 - 0.25) / 4),
+    ],
+    "outcome-based-rl-for-forecasting": [  # 1 more than the negative square
+        ({"answer": True}, "<think>so</think><answer>0.7</answer>", 9, 0.91 + 0.1),
+        ({"answer": False}, "<think>so</think><answer>0.7</answer>", 9, 0.51 + 0.1),
+        ({"answer": False}, "<answer>70%</answer>", 9, 0.0),  # held at 1
+        ({"answer": True}, "<think>so</think><answer>likely</answer>", 9, 0.1),
+    ],
+    "table-r1": [
+        ({"answer": TABLE}, f"<answer>{TABLE}</answer>", 9, 1.0),
+        ({"answer": TABLE}, "<answer><table><tr><td>1<td>2</table></answer>", 9, 1 - 3 / 6),  # thead, its row and cell
+        ({"answer": TABLE}, f"<answer>{TABLE.replace('>2<', '>3<')}</answer>", 9, 1 - 1 / 6),
+        ({"answer": TABLE}, TABLE, 9, 0.0),
     ],
     "lav-cot": [
         (

@@ -1,0 +1,54 @@
+"""Features of texts from any encoder of transformers: the mean of its last hidden states over a text's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmgrpo.rewards.models.checkpoints import chosen_device, chosen_dtype, frozen, in_batches, once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextFeatures:
+    """Which encoder, and how it runs.
+
+    Attributes:
+        model: path or hub id, as of the models of sentence-transformers that take the mean.
+        device: None for the process's GPU, or the CPU.
+        dtype: of the model.
+        batch_size: texts at a time.
+    """
+
+    model: str
+    device: str | None = None
+    dtype: str = "float32"
+    batch_size: int = 64
+
+    def features(self, texts: Sequence[str]) -> Tensor:
+        """(N, D) float32, each row of length 1; a text longer than the model reads is cut.
+
+        Raises: RewardError if the model cannot be loaded.
+        """
+        device, dtype = chosen_device(self.device), chosen_dtype("features", self.dtype)
+        model, tokenizer = once(_encoder, self.model, device, dtype)
+
+        def read(batch: Sequence[str]) -> Tensor:
+            inputs = tokenizer(list(batch), padding=True, truncation=True, return_tensors="pt").to(device)
+            weight_BL1 = inputs["attention_mask"].unsqueeze(-1)
+            return (model(**inputs).last_hidden_state * weight_BL1).sum(1) / weight_BL1.sum(1)
+
+        return torch.nn.functional.normalize(in_batches(read, self.batch_size, texts), dim=-1)
+
+
+def _encoder(model: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+    from transformers import AutoModel, AutoTokenizer
+
+    made = AutoModel.from_pretrained(model, dtype=dtype)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    longest = getattr(made.config, "max_position_embeddings", tokenizer.model_max_length)
+    tokenizer.model_max_length = min(tokenizer.model_max_length, longest)
+    return frozen(made, device), tokenizer

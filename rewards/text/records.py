@@ -1,0 +1,171 @@
+"""Reward for facts extracted into JSON: likeness to the right record, field by field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal, final
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.explaining import compared, excerpt, rounded
+from mmgrpo.rewards.models.text_features import TextFeatures
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, finite, json_values, one_of, place_of, share
+from mmgrpo.rewards.parsing.references import graded
+from mmgrpo.system.extras import required
+from mmgrpo.types import Sample, Score
+
+Texts = Literal["edit", "meaning"]
+Likeness = Callable[[str, str], float]
+
+MAX_FIELDS = 300
+
+
+@final
+class RecordSimilarity:
+    """Reward: likeness of the JSON object in the answer to the reference's, the mean over the reference's keys.
+
+    Numbers: 1 - |stated - right| / |right|, at least 0. Dates as ISO 8601 has them: 1 less the distance in years. Other
+    texts: ``texts: edit`` 1 less the edit distance over the longer one's length, ``meaning`` the cosine of what the
+    encoder ``model`` makes of them, at least 0. Lists: the items are paired one to one, the most alike first, down to
+    ``threshold``; 2 P R / (P + R) of what the pairs add up to over the stated items, P, and over the right ones, R.
+    Objects within: the mean over the keys of both. Anything else is equal or not, and null is equal to what is missing.
+
+    The object is the first in the text. ``complete: true`` scores 0 where one of the keys is missing. The reference, in
+    ``column``, is an object or a text of one.
+
+    Example: ``{name: record_similarity, extract: tag}``.
+    Settings: ``extract`` as in ``exact_match``; ``device`` of the encoder.
+    Range: 0 to 1.
+    Source: Extract-0, arXiv:2509.22906, src/training/reinforcement_learning.py, with ``texts: meaning``, the encoder
+    sentence-transformers/all-MiniLM-L6-v2 and ``complete``. Deviations: dates in other forms are texts; keys of the
+    reference stand for those of a schema.
+    Traps: keys beside those of the reference cost nothing. Two unrelated texts have a cosine well above 0. An answer
+    of more than 300 values scores 0.
+    """
+
+    def __init__(
+        self,
+        column: str = "answer",
+        texts: Texts = "edit",
+        model: str | None = None,
+        threshold: float = 0.35,
+        complete: bool = False,
+        extract: Extract = "none",
+        device: str | None = None,
+    ) -> None:
+        self._texts: Texts = one_of("RecordSimilarity.texts", texts, Texts)
+        if (model is not None) != (texts == "meaning"):
+            raise ConfigError(
+                f"RecordSimilarity.model is the encoder of texts: meaning, and has no use without; {model=}"
+            )
+        self._column = column
+        self._encoder = None if model is None else TextFeatures(model=model, device=device)
+        self._threshold = share("RecordSimilarity.threshold", threshold)
+        self._complete = complete
+        self._extract: Extract = place_of("RecordSimilarity.extract", extract)
+        self._edit = required("rapidfuzz.distance", "reward record_similarity").Levenshtein.normalized_similarity
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("record_similarity", samples, self._column, _record, self._score)
+
+    def _score(self, text: str, known: Mapping[str, Any]) -> Score:
+        stated = _record(extracted(text, self._extract) or "")
+        said = compared(None if stated is None else json.dumps(stated, ensure_ascii=False), json.dumps(known))
+        missing = [key for key in known if key not in (stated or {})]
+        if stated is None or _size(stated) > MAX_FIELDS or (missing and self._complete):
+            reason = "no object" if stated is None else f"missing: {missing[0]}" if missing else "too many values"
+            return Score(0.0, said | {"reason": excerpt(reason)})
+        alike = self._likeness([*_texts(stated), *_texts(known)])
+        parts = {key: similarity(stated.get(key), value, alike, self._threshold) for key, value in known.items()}
+        return Score(sum(parts.values()) / len(parts), said | {"parts": rounded(parts)})
+
+    def _likeness(self, texts: Sequence[str]) -> Likeness:
+        """How alike two of these texts are."""
+        if self._encoder is None:
+            return self._edit
+        place = {text: at for at, text in enumerate(dict.fromkeys(texts))}
+        features_ND = self._encoder.features(list(place)) if place else None
+        assert features_ND is not None or not place
+        return lambda one, two: max(0.0, float(features_ND[place[one]] @ features_ND[place[two]]))  # type: ignore[index]
+
+
+def similarity(stated: Any, known: Any, alike: Likeness, threshold: float) -> float:
+    """How alike two values of JSON are, 0 to 1; see ``RecordSimilarity``.
+
+    Args:
+        stated: of the answer.
+        known: of the reference.
+        alike: likeness of two texts.
+        threshold: from which on items of lists are paired.
+
+    Returns:
+        The likeness.
+    """
+    if isinstance(stated, list) != isinstance(known, list) and stated is not None and known is not None:
+        stated, known = (one if isinstance(one, list) else [one] for one in (stated, known))
+    if isinstance(stated, list | dict) and isinstance(known, list | dict) and not (stated and known):
+        return float(not stated and not known)
+    if isinstance(stated, list) and isinstance(known, list):
+        return _paired([[similarity(a, b, alike, threshold) for b in known] for a in stated], threshold)
+    if isinstance(stated, dict) and isinstance(known, dict):
+        keys = dict.fromkeys([*stated, *known])
+        return sum(similarity(stated.get(key), known.get(key), alike, threshold) for key in keys) / len(keys)
+    return _simple(stated, known, alike)
+
+
+def _simple(stated: Any, known: Any, alike: Likeness) -> float:
+    if isinstance(stated, str) and isinstance(known, str):
+        if not (stated and known):
+            return float(stated == known)
+        days = _days(stated), _days(known)
+        both = days[0] is not None and days[1] is not None
+        return max(0.0, 1 - abs(days[0] - days[1]) / 365) if both else alike(stated, known)  # type: ignore[operator]
+    right, number = finite(known), finite(stated)
+    if number is None or right is None:
+        return float(type(stated) is type(known) and stated == known)
+    return float(number == 0) if right == 0 else max(0.0, 1 - abs(number - right) / abs(right))
+
+
+def _paired(likeness: Sequence[Sequence[float]], threshold: float) -> float:
+    """F1 of a one-to-one pairing of rows and columns, the most alike first."""
+    pairs = sorted(((s, i, j) for i, row in enumerate(likeness) for j, s in enumerate(row)), key=lambda p: -p[0])
+    rows: set[int] = set()
+    columns: set[int] = set()
+    total = 0.0
+    for value, i, j in pairs:
+        if value >= threshold and i not in rows and j not in columns:
+            rows.add(i)
+            columns.add(j)
+            total += value
+    return 2 * total / (len(likeness) + len(likeness[0]))  # 2 P R / (P + R) of P = total / m and R = total / n
+
+
+def _days(text: str) -> float | None:
+    """A date in days; None for what is none."""
+    try:
+        read = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return read.replace(tzinfo=None).timestamp() / 86400 if 1900 <= read.year <= 2200 else None
+
+
+def _record(value: Any) -> dict[str, Any] | None:
+    found = json_values(value) if isinstance(value, str) else [value]
+    return next((dict(one) for one in found if isinstance(one, Mapping) and one), None)
+
+
+def _values(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping | list):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _values(inner)
+    else:
+        yield value
+
+
+def _size(value: Any) -> int:
+    return sum(1 for _ in _values(value))
+
+
+def _texts(value: Any) -> list[str]:
+    return [one for one in _values(value) if isinstance(one, str) and one]
