@@ -18,7 +18,7 @@ from mmgrpo.config import (
     RunConfig,
     TermConfig,
 )
-from mmgrpo.config.numbers import bound
+from mmgrpo.config.numbers import bound, takes
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import SCALES
 from mmgrpo.maths.aggregates import AGGREGATES
@@ -57,6 +57,13 @@ def build_objective(config: ObjectiveConfig) -> Objective:
     surrogate = None
     if config.surrogate is not None:
         surrogate = bound("objective.surrogate", SURROGATES, config.surrogate)
+    modulations = tuple(bound("objective.modulations", MODULATIONS, named)() for named in config.modulations)
+    if config.surrogate and surrogate and any(one.bounds for one in modulations) and not takes(surrogate, "low"):
+        said = ", ".join(named.name for named, one in zip(config.modulations, modulations, strict=True) if one.bounds)
+        raise ConfigError(
+            f"objective.modulations: {said} says how far a ratio may go, and the surrogate {config.surrogate.name} has "
+            "no such bounds; use one that has, such as clipped, or leave it out"
+        )
     return Objective(
         surrogate=surrogate,
         aggregate=bound("objective.aggregate", AGGREGATES, config.aggregate),
@@ -71,7 +78,7 @@ def build_objective(config: ObjectiveConfig) -> Objective:
         kl_beta=config.kl_beta,
         kl_ratio_level=config.kl_ratio_level,
         entropy_bonus=config.entropy_bonus,
-        modulations=tuple(bound("objective.modulations", MODULATIONS, named)() for named in config.modulations),
+        modulations=modulations,
         further=tuple(_term(term) for term in config.terms),
         foreign=None if config.foreign is None else _foreign(config.foreign),
     )

@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from mmgrpo.config import RunConfig
+from mmgrpo.config.composing import composed
 from mmgrpo.config.registry import suggestion
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parsed_yaml
@@ -41,8 +42,11 @@ def load_config(
 
     ``include:`` names files laid under this one, in order, later ones over earlier ones; then the file itself; then
     the overrides, ``a.b=c`` strings (values are YAML) or a mapping of dotted keys. Mappings merge, everything else is
-    replaced; a key ``a.b=null`` clears it. ``published: true`` in a file or ``published=true`` as an override puts in
-    force what the included methods have under ``published:``, each where its file lies.
+    replaced, but that methods beside each other in an ``include:`` join their estimators, filters, terms, modulations,
+    selections, hooks and auxiliary losses; a key ``a.b=null`` clears it.
+
+    ``published: true`` in a file or ``published=true`` as an override puts in force what the included methods have
+    under ``published:``, each where its file lies.
 
     Args:
         path: a file or a shipped name, with or without ``.yaml``.
@@ -146,10 +150,8 @@ def _layers(path: Path, above: tuple[Path, ...], known: _Known, published: bool 
         values = _read(path)
         asks = values.pop("published") if isinstance(values.get("published"), bool) else None
         inner = asks if published is None else published  # the outermost file that says so decides
-        merged: dict[str, Any] = {}
-        for name in _includes(values, path):
-            below = find_config(name, path.parent).resolve()
-            merged = _over(merged, _layers(below, (*above, path), known, inner))
+        below = [find_config(name, path.parent).resolve() for name in _includes(values, path)]
+        merged = composed([_layers(file, (*above, path), known, inner) for file in below], _over)
         if asks:
             _require_published(merged, f"{path}: published: true")
         merged = _over(merged, values)

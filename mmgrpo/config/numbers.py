@@ -117,3 +117,8 @@ def _described(kind: ast.expr) -> str:
 def _choices(literal: ast.Subscript) -> tuple[Any, ...]:
     inner = literal.slice
     return tuple(ast.literal_eval(one) for one in (inner.elts if isinstance(inner, ast.Tuple) else [inner]))
+
+
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function, or one with its numbers bound, has a parameter of that name."""
+    return name in inspect.signature(function).parameters

@@ -57,11 +57,13 @@ class Modulation:
         of: (decisions, job_values) -> Modulated, over whole rows; job_values hold what ``job`` names.
         values: what the decisions must carry beside the log-probability.
         job: what it must know of the whole job's update.
+        bounds: whether it says the surrogate's ``low`` or ``high``, which that must then have.
     """
 
     of: Callable[[Decisions, JobValues], Modulated]
     values: tuple[Value, ...] = ()
     job: tuple[Value, ...] = ()
+    bounds: bool = False
 
 
 def detached(decisions: Decisions, value: Value) -> Tensor:

@@ -37,7 +37,8 @@ def constant(
 
     Units: low and high as the surrogate takes them; divergence and loss are factors.
     """
-    return Modulation(of=partial(_constant, low=low, high=high, divergence=divergence, loss=loss))
+    of = partial(_constant, low=low, high=high, divergence=divergence, loss=loss)
+    return Modulation(of=of, bounds=low is not None or high is not None)
 
 
 def _constant(
@@ -82,7 +83,7 @@ def by_entropy_quantile(
     if not 0 <= quantile <= 1:
         raise ConfigError(f"a quantile lies between 0 and 1, got {quantile}")
     numbers = ((low, above_low), (high, above_high), (divergence, above_divergence))
-    return Modulation(of=partial(_by_entropy, quantile=quantile, numbers=numbers), values=(ENTROPY,))
+    return Modulation(of=partial(_by_entropy, quantile=quantile, numbers=numbers), values=(ENTROPY,), bounds=True)
 
 
 def _by_entropy(
@@ -107,7 +108,7 @@ def by_old_probability(*, low: float = 0.16, high: float = 0.2, most: float = 10
     Source: DCPO, arXiv:2509.02333, and its code (lime-RL/DCPO, ``core_algos.py``). For decisions that have a
         probability; that of a denoising step is a density.
     """
-    return Modulation(of=partial(_by_old_probability, low=low, high=high, most=most))
+    return Modulation(of=partial(_by_old_probability, low=low, high=high, most=most), bounds=True)
 
 
 def _by_old_probability(
@@ -131,7 +132,7 @@ def growing_bounds(*, first: float, last: float, rate: float = 3.0) -> Modulatio
     """
     if rate == 0:
         raise ConfigError("growing bounds need a rate other than 0")
-    return Modulation(of=partial(_growing, first=first, last=last, rate=rate))
+    return Modulation(of=partial(_growing, first=first, last=last, rate=rate), bounds=True)
 
 
 def _growing(decisions: Decisions, job_values: JobValues, *, first: float, last: float, rate: float) -> Modulated:

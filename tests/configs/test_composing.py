@@ -1,0 +1,143 @@
+"""Methods of different mechanisms in one run: each pair either trains as both say, or is refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import combinations, permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mmgrpo.config import RunConfig
+from mmgrpo.config.binding import build_estimators, build_filters, build_objective, build_planner, require_credit
+from mmgrpo.config.loading import load_config
+from mmgrpo.errors import ConfigError
+from mmgrpo.explain.method import method_rows
+from mmgrpo.train.trainer import Trainer
+from mmgrpo.types import Sample
+from tests.policies.tiny_language import policy_of, prompts_of
+
+# One of: scale, remembered baseline, filter, surrogate, ratio level, group loss, planner, order of prompts, moving
+# reference, group reward, replayed rows.
+BOTH = ["mapo", "spo", "gfpo", "sapo", "gspo", "disco", "dapo", "greso", "prorl", "unlikeliness-reward", "repo"]
+# Credit of tokens, selection, modulation, trees, rows of others, views, auxiliary losses.
+TOKENS = [*BOTH, "rl-zvp", "kl-cov", "archer", "treerpo", "luffy", "on-policy-distillation", "mm-helix"]
+# Samples that are noised again, weights of steps, trees, chunks.
+DENOISING = [
+    *[name for name in BOTH if name not in ("gfpo", "unlikeliness-reward", "repo")],
+    *("diffusion-nft", "tempflow-grpo", "branch-grpo", "chunk-grpo"),
+]
+TRAINED = [name for name in TOKENS if name not in ("treerpo", "luffy", "on-policy-distillation", "mm-helix")]
+
+NO_EFFECT = "would have no effect under"
+READ = "decisions: read draws without noise"
+# (task, lower method) -> the uppers that it does not go under, and why
+REFUSED: dict[tuple[str, str], dict[str, str]] = {
+    ("arithmetic-text", "mapo"): dict.fromkeys(["prorl", "unlikeliness-reward", "archer"], NO_EFFECT),
+    ("arithmetic-text", "sapo"): dict.fromkeys(
+        ["mapo", "spo", "gspo", "dapo", "unlikeliness-reward", "kl-cov", "archer", "luffy", "on-policy-distillation"],
+        NO_EFFECT,
+    ),
+    ("arithmetic-text", "repo"): {"luffy": NO_EFFECT},
+    ("arithmetic-text", "archer"): dict.fromkeys(["sapo", "kl-cov", "luffy"], "has no such bounds"),
+    ("calculator-tool", "mapo"): {"gigpo": NO_EFFECT},
+    ("calculator-tool", "sapo"): {"gigpo": NO_EFFECT},
+    ("digits-image", "mapo"): dict.fromkeys(["prorl", "tempflow-grpo"], NO_EFFECT),
+    ("digits-image", "sapo"): dict.fromkeys(["mapo", "spo", "gspo", "dapo", "tempflow-grpo"], NO_EFFECT),
+    ("digits-image", "diffusion-nft"): dict.fromkeys(["tempflow-grpo", "branch-grpo", "chunk-grpo"], READ),
+    ("digits-image", "tempflow-grpo"): {"diffusion-nft": READ, "branch-grpo": "a tree begins with one noise"},
+    ("digits-image", "branch-grpo"): {"diffusion-nft": READ, "tempflow-grpo": "a tree begins with one noise"},
+}
+PAIRS = {
+    "arithmetic-text": list(permutations(TOKENS, 2)),
+    "calculator-tool": [pair for name in BOTH for pair in permutations(("gigpo", name))],
+    "digits-image": list(permutations(DENOISING, 2)),
+}
+
+
+def laid(folder: Path, *names: str, own: dict[str, Any] | None = None) -> RunConfig:
+    """The configuration of a file that includes these."""
+    file = folder / "run.yaml"
+    file.write_text(yaml.safe_dump({"include": list(names), **(own or {})}))
+    return load_config(file)
+
+
+def refusal(folder: Path, *names: str) -> str:
+    """Why a file that includes these cannot be, empty if it can: then all its functions can be made."""
+    try:
+        config = laid(folder, *names)
+        require_credit(config)
+        build_objective(config.objective)
+        build_estimators(config.advantage)
+        build_filters(config.advantage)
+        build_planner(config.rollout)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("task", PAIRS)
+def test_every_mechanism_goes_with_every_other_or_says_why_not(task: str, tmp_path: Path) -> None:
+    wrong = []
+    for lower, upper in PAIRS[task]:
+        expected = REFUSED.get((task, lower), {}).get(upper, "")
+        said = refusal(tmp_path, f"quickstart/{task}", f"methods/{lower}", f"methods/{upper}")
+        if bool(said) != bool(expected) or expected not in said:
+            wrong.append((lower, upper, said))
+    assert wrong == []
+
+
+def test_functions_that_follow_each_other_are_joined(tmp_path: Path) -> None:
+    """Of both the estimators and the filters, the lower method's first; one that both name is there once."""
+    config = laid(tmp_path, "methods/rl-zvp", "methods/gfpo")
+    alone = [laid(tmp_path, f"methods/{name}").advantage.estimators for name in ("rl-zvp", "gfpo")]
+    assert config.advantage.estimators == (*alone[0], *alone[1])
+    config = laid(tmp_path, "methods/rl-zvp", "methods/gfpo", own={"advantage": {"estimators": [{"name": "length"}]}})
+    assert [one.name for one in config.advantage.estimators] == ["length"]  # the file itself replaces
+
+
+def test_numbers_go_with_the_scale_that_they_are_written_beside(tmp_path: Path) -> None:
+    """Of gspo the 1e-6 beside its scale, which spo's has no place for."""
+    assert laid(tmp_path, "methods/gspo").advantage.scaling.numbers["eps"] == 1e-6
+    assert laid(tmp_path, "methods/gspo", "methods/spo").advantage.scaling.numbers == {}
+
+
+def test_what_is_replaced_is_said(tmp_path: Path) -> None:
+    config = laid(tmp_path, "methods/dapo", "methods/gspo")
+    assert config.method is not None
+    assert (config.method.name, config.method.over) == ("gspo", ("dapo",))
+    assert "objective.surrogate" in config.method.replaced
+    assert "rollout.planner" not in config.method.replaced
+    said = dict(method_rows(config))["laid over"]
+    assert said.startswith("dapo, of which others replace ")
+    assert "objective.surrogate" in said
+
+
+def test_a_method_of_each_policy_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"no policy is of both kinds: luffy for tokens and branch-grpo for denoising"
+    ):
+        laid(tmp_path, "methods/luffy", "methods/branch-grpo")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("lower", "upper"), combinations(TRAINED, 2))
+def test_a_pair_trains(lower: str, upper: str, tmp_path: Path) -> None:
+    small = {"steps": 1, "rollout": {"prompts_per_step": 2, "group_size": 4}, "update": {"minibatches": 1, "lr": 1e-3}}
+    task = "arithmetic-text"
+    if upper in REFUSED.get((task, lower), {}):
+        lower, upper = upper, lower
+    if upper in REFUSED.get((task, lower), {}):
+        pytest.skip("refused in either order")
+    config = laid(tmp_path, f"methods/{lower}", f"methods/{upper}", own={**small, "output": str(tmp_path)})
+
+    def right(samples: Sequence[Sample]) -> list[float]:
+        return [float(sample.member < 1 + sample.group % 2) for sample in samples]
+
+    folder = Trainer(policy_of("llama", max_new_tokens=5), {"right": right}, prompts_of("llama"), config).train()
+    line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+    assert line["policy/on_policy_gap"] < 1e-5
+    assert line["optimizer/grad_norm"] > 0
