@@ -55,14 +55,27 @@ def systems(*, texts: Sequence[str]) -> Context:
     return partial(_after_system, texts=tuple(texts))
 
 
-def solution_prefix(*, column: str = "solution", share: float) -> Context:
+def solution_prefix(*, column: str = "solution", share: float, between: str = " ") -> Context:
     """The prompt, and the beginning of its row's solution as the beginning of the answer: never trained.
 
-    The first ``share`` of the solution's words.
+    The first ``share`` of the solution's words, or of its steps where ``between`` says what stands between two.
 
-    Units: share is dimensionless, 0 to 1.   Raises: ConfigError for another share; DataError for a row without it.
+    Units: share is dimensionless, 0 to 1.   Raises: ConfigError for another share, or nothing between; DataError for a
+        row without it.
     """
-    return partial(_begun, column=column, share=_share(share))
+    if not between:
+        raise ConfigError("a prefix is a share of the solution by what stands between its words or steps, got nothing")
+    return partial(_begun, column=column, share=_share(share), between=between)
+
+
+def opening(*, text: str) -> Context:
+    """The prompt, and a text as the beginning of the answer: never trained.
+
+    Raises: ConfigError for an empty text.
+    """
+    if not text:
+        raise ConfigError("an opening is a text that the answer begins with, got none")
+    return lambda prompt, member, history=NOTHING: replace(prompt, prefix=text)
 
 
 def bare() -> Context:
@@ -171,6 +184,7 @@ CONTEXTS: Mapping[str, Callable[..., Context]] = MappingProxyType(
         "found_in_answer": found_in_answer,
         "systems": systems,
         "solution_prefix": solution_prefix,
+        "opening": opening,
         "bare": bare,
         "peer_answer": peer_answer,
         "after_answers": after_answers,
@@ -351,8 +365,10 @@ def _after_system(prompt: Prompt, member: int, history: History = NOTHING, *, te
     return replace(prompt, messages=[{"role": "system", "content": texts[member % len(texts)]}, *own])
 
 
-def _begun(prompt: Prompt, member: int, history: History = NOTHING, *, column: str, share: float) -> Prompt:
+def _begun(
+    prompt: Prompt, member: int, history: History = NOTHING, *, column: str, share: float, between: str
+) -> Prompt:
     del member, history
-    words = _solution("solution_prefix", prompt, column).split(" ")
-    begun = " ".join(words[: round(share * len(words))])
-    return replace(prompt, prefix=f"{begun} ") if begun else prompt
+    words = _solution("solution_prefix", prompt, column).split(between)
+    begun = between.join(words[: round(share * len(words))])
+    return replace(prompt, prefix=begun + between) if begun else prompt

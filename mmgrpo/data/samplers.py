@@ -19,7 +19,7 @@ from mmgrpo.config import Named
 from mmgrpo.config.numbers import bound
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.columns import COLUMNS, column_of
-from mmgrpo.maths.prompt_weights import FORMULAS, adapted_probability, kept_probability, opened_share
+from mmgrpo.maths.prompt_weights import FORMULAS, adapted_probability, kept_probability, opened_share, variance
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.memory import Column, Memory, Outcomes
 from mmgrpo.system.lazy import torch
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mmgrpo.types import Prompt
 
 DRAW = 1  # keeps a sampler's random numbers apart from the permutations
+NEVER = -1e6  # a log-weight that loses to every other
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +108,55 @@ def weighted(
     def draw(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
         rate_N = _mean_reward(memory, pool, unseen) if column is None else memory.read(column, pool.keys).double()
         weight_N = FORMULAS[formula](rate_N.clamp(0, 1)).clamp(min=floor) + added
-        uniform_N = _uniform(derive_seed(seed, DRAW, step), len(pool.keys))
-        return _first(weight_N.log() - (-uniform_N.log()).log(), num)
+        return _drawn(weight_N.log(), step, num, seed)
 
     read = (COLUMNS["num_samples"], COLUMNS["reward_sum"]) if column is None else (column_of(column),)
     return PromptSampler(draw, read)
+
+
+def by_successes(*, group: int = 8, width: float = 1.0) -> PromptSampler:
+    """Drawn without replacement, in shares for each number of successes: most for prompts that half of a group solves.
+
+    A number k of successes in ``group``, at the prompt's last visit, has the weight exp(-(k - group / 2)^2 / (2
+    width^2)), which its prompts share equally. Prompts without a visit, or with 0 or all successes, come only where
+    there are no others.
+
+    Units: width is a number of successes; rewards are right or wrong, 1 or 0.
+    Raises: ConfigError for no group or no width.
+    Source: ExGRPO, arXiv:2510.02245, and its code (ElliottYan/LUFFY, ``weighted_bucket_sampler.py``, normal).
+    """
+    if group < 1 or width <= 0:
+        raise ConfigError(f"prompts.sampler: by_successes needs group >= 1 and width > 0, got {group} and {width}")
+
+    def draw(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
+        known_N = memory.read("num_samples", pool.keys) > 0
+        successes_N = (memory.read("last_rate", pool.keys) * group).round().long().clamp(0, group)
+        usable_N = known_N & (successes_N > 0) & (successes_N < group)
+        shared_N = torch.bincount(successes_N[usable_N], minlength=group + 1)[successes_N].clamp(min=1)
+        log_weight_N = -((successes_N - group / 2) / width).square() / 2 - shared_N.log()
+        return _drawn(log_weight_N.double().where(usable_N, NEVER), step, num, seed)
+
+    return PromptSampler(draw, (COLUMNS["num_samples"], COLUMNS["last_rate"]))
+
+
+def by_posterior(*, scale: float = 0.01) -> PromptSampler:
+    """Drawn without replacement, with probability by what is thought of the success rate after a uniform prior.
+
+    w = exp(scale sqrt(p (1 - p)) / (a + 1)), p = (a + 1) / (n + 2), the mean of Beta(a + 1, n - a + 1), a = the sum of
+    the prompt's rewards so far, n their number.
+
+    Units: rewards are right or wrong, 1 or 0; scale is dimensionless.   Raises: ConfigError for a scale below 0.
+    Source: CurES, arXiv:2510.01037, and its code (ZexuSun/CurES, ``epic_sampler.py``), whose t is (a + 1) / 0.01.
+    """
+    if scale < 0:
+        raise ConfigError(f"prompts.sampler: by_posterior needs scale >= 0, got {scale}")
+
+    def draw(memory: Memory, step: int, pool: Pool, num: int, seed: int) -> list[int]:
+        right_N = memory.read("reward_sum", pool.keys).double()
+        mean_N = (right_N + 1) / (memory.read("num_samples", pool.keys) + 2)
+        return _drawn(scale * variance(mean_N).clamp(min=0).sqrt() / (right_N + 1), step, num, seed)
+
+    return PromptSampler(draw, (COLUMNS["num_samples"], COLUMNS["reward_sum"]))
 
 
 def _mean_reward(memory: Memory, pool: Pool, unseen: float) -> Tensor:
@@ -230,6 +275,8 @@ SAMPLERS: Mapping[str, Callable[..., PromptSampler]] = MappingProxyType(
         "skip_settled": skip_settled,
         "drop_solved": drop_solved,
         "curriculum": curriculum,
+        "by_successes": by_successes,
+        "by_posterior": by_posterior,
         "mixed": mixed,
     }
 )
@@ -278,6 +325,12 @@ def _longest_waiting(
     ranked = sorted(order, key=lambda index: (not wanted[index], last_N[index]))
     ranked = ranked if others else ranked[: sum(wanted)]
     return [ranked[i % len(ranked)] for i in range(num)]
+
+
+def _drawn(log_weight_N: Tensor, step: int, num: int, seed: int) -> list[int]:
+    """Places drawn one after another with probability by their weights, none twice while there are others."""
+    uniform_N = _uniform(derive_seed(seed, DRAW, step), len(log_weight_N))
+    return _first(log_weight_N - (-uniform_N.log()).log(), num)
 
 
 def _first(score_N: Tensor, num: int) -> list[int]:

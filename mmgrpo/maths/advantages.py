@@ -20,6 +20,12 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError, ShapeError
 from mmgrpo.maths.centring import centred, checked_rewards, divided, spread
+from mmgrpo.maths.parted import (
+    group_and_part_advantage,
+    part_baseline_advantage,
+    risk_advantage,
+    staged_advantage,
+)
 from mmgrpo.maths.success import (
     beta_advantage,
     difficulty_weighted_advantage,
@@ -206,6 +212,10 @@ ADVANTAGES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "noise_aware": noise_aware_advantage,
         "difficulty_weighted": difficulty_weighted_advantage,
         "pass_at_k": pass_at_k_advantage,
+        "group_and_part": group_and_part_advantage,
+        "part_baseline": part_baseline_advantage,
+        "staged": staged_advantage,
+        "risk": risk_advantage,
     }
 )
 """Advantages of a single reward by the name that a method's configuration uses; called with (reward_PG, valid_PG)."""

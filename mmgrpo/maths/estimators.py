@@ -31,9 +31,10 @@ from mmgrpo.maths.scoped_credit import (
     segment_differences,
 )
 from mmgrpo.maths.shared_segments import sure_segments
-from mmgrpo.maths.token_credit import conflict_tokens, prefix_count, prefix_tree
+from mmgrpo.maths.token_credit import both_ends, conflict_tokens, prefix_count, prefix_tree
 from mmgrpo.maths.turn_credit import anchor_states
 from mmgrpo.maths.value_credit import (
+    answer_while_needed,
     column_baseline,
     column_margin,
     drawn_baseline,
@@ -57,6 +58,7 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
         "prefix_tree": prefix_tree,
         "prefix_count": prefix_count,
         "conflict_tokens": conflict_tokens,
+        "both_ends": both_ends,
         "by_depth": by_depth,
         "siblings": siblings,
         "temporal_difference": temporal_difference,
@@ -77,6 +79,7 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
         "column_margin": column_margin,
         "column_baseline": column_baseline,
         "drawn_baseline": drawn_baseline,
+        "answer_while_needed": answer_while_needed,
         "remembered_baseline": remembered_baseline,
         "among_most_efficient": among_most_efficient,
         "along_chain": along_chain,

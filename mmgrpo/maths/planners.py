@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.places import Places
@@ -39,6 +39,8 @@ class Request:
             among the forwards.
         behind_prompt: whether what is drawn in a context is trained on behind the prompt as it is: its ratio is then to
             the policy that saw the context.
+        as_own: with ``behind_prompt``, whether its ratio is to the policy that saw the prompt as it is instead: as if
+            that had drawn it.
         given: in place of drawing, a sample for each member: a row of the memory, or an answer of the data row.
         continues: where in another row of the group they go on from; None: from the prompt.
         after: group and member of rows of earlier rounds whose texts their context shows, to all of them alike; a
@@ -52,6 +54,7 @@ class Request:
     weights: str | None = None
     trained: bool = True
     behind_prompt: bool = False
+    as_own: bool = False
     given: Sequence[ReplayRow | Answer] = ()
     continues: Branch | None = None
     after: tuple[tuple[int, int], ...] = ()
@@ -243,39 +246,52 @@ def _ask_once(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
     return () if rounds else setting.groups(0, setting.num_prompts)
 
 
-def refill(*, rounds: int = 10, target: int | None = None, factor: float = 1.0) -> Planner:
+def refill(
+    *, rounds: int = 10, target: int | None = None, factor: float = 1.0, variance: float | None = None
+) -> Planner:
     """Dynamic sampling: further prompts are drawn until ``target`` groups have rewards that differ, and those train.
 
     Each round asks for ceil((target - groups found) * factor) further prompts, at most ``rounds`` rounds in all. Groups
-    of equal rewards count nowhere, nor do groups beyond the target.
+    of equal rewards count nowhere, nor do groups beyond the target; nor, with ``variance``, do groups the variance of
+    whose rewards is less than that share of the largest that n rewards of 0 or 1 can have.
 
-    Units: rounds and groups; target null: ``rollout.prompts_per_step``.
+    Units: rounds and groups; target null: ``rollout.prompts_per_step``; variance is dimensionless, 0 to 1.
     Raises: ConfigError for numbers that ask for nothing.
-    Source: DAPO, arXiv:2503.14476, sec. 3.2, eq. 11. Deviation: its code draws whole batches of a constant size, and
-    gives up with an error after its last one; here the groups found until then are trained on.
+    Source: DAPO, arXiv:2503.14476, sec. 3.2, eq. 11; VCRL, arXiv:2509.19803, p = sigma^2 / sigma_max^2 >= kappa.
+    Deviation: DAPO's code draws whole batches of a constant size, and gives up with an error after its last one; here
+    the groups found until then are trained on. VCRL takes what is missing from prompts of high variance that it keeps.
     """
     if rounds < 1 or factor <= 0 or (target is not None and target < 1):
         raise ConfigError(f"refill needs rounds >= 1, target >= 1 and factor > 0, got {rounds}, {target}, {factor}")
+    if variance is not None and not 0 <= variance <= 1:
+        raise ConfigError(f"refill's variance is a share of the largest there is, from 0 to 1, got {variance}")
+    found = informative if variance is None else partial(varied, least=variance)
     return Planner(
-        ask=partial(_ask_missing, num_rounds=rounds, target=target, factor=factor),
-        kept=partial(_first_informative, target=target),
+        ask=partial(_ask_missing, num_rounds=rounds, target=target, factor=factor, found=found),
+        kept=partial(_first_informative, target=target, found=found),
         looks_back=True,
     )
 
 
+Found: TypeAlias = Callable[[Sequence[Round]], list[int]]
+"""Prompts that teach something, in order."""
+
+
 def _ask_missing(
-    rounds: Sequence[Round], setting: Setting, *, num_rounds: int, target: int | None, factor: float
+    rounds: Sequence[Round], setting: Setting, *, num_rounds: int, target: int | None, factor: float, found: Found
 ) -> Sequence[Request]:
     if not rounds:
         return setting.groups(0, setting.num_prompts)
-    missing = (target or setting.num_prompts) - len(informative(rounds))
+    missing = (target or setting.num_prompts) - len(found(rounds))
     if missing <= 0 or len(rounds) == num_rounds:
         return ()
     return setting.groups(sum(len(one.requests) for one in rounds), math.ceil(missing * factor))
 
 
-def _first_informative(rounds: Sequence[Round], setting: Setting, *, target: int | None) -> Sequence[Tensor]:
-    chosen = torch.tensor(informative(rounds)[: target or setting.num_prompts], dtype=torch.long)
+def _first_informative(
+    rounds: Sequence[Round], setting: Setting, *, target: int | None, found: Found
+) -> Sequence[Tensor]:
+    chosen = torch.tensor(found(rounds)[: target or setting.num_prompts], dtype=torch.long)
     return [trained(one) & torch.isin(one.prompt_B, chosen) for one in rounds]
 
 
@@ -286,11 +302,35 @@ def informative(rounds: Sequence[Round]) -> list[int]:
     """
     if not rounds:
         return []
-    valid_B = torch.cat([one.valid_B for one in rounds])
-    reward_B = torch.cat([one.reward_B for one in rounds])[valid_B]
-    prompt_P, place_B = torch.cat([one.prompt_B for one in rounds])[valid_B].unique(return_inverse=True)
+    reward_B, prompt_P, place_B = _by_prompt(rounds)
     low_P, high_P = (
         reward_B.new_zeros(len(prompt_P)).scatter_reduce(0, place_B, reward_B, end, include_self=False)
         for end in ("amin", "amax")
     )
     return prompt_P[low_P != high_P].tolist()
+
+
+def varied(rounds: Sequence[Round], *, least: float) -> list[int]:
+    """Prompts whose members' rewards differ so much, in order: n sum (r - mean r)^2 >= least floor(n / 2) ceil(n / 2).
+
+    Shapes: (B,) of each round -> list.   Units: least is dimensionless, of rewards from 0 to 1.
+    """
+    differ = informative(rounds)
+    if not differ:
+        return []
+    reward_B, prompt_P, place_B = _by_prompt(rounds)
+    zero_P = reward_B.new_zeros(len(prompt_P))
+    num_P = zero_P.scatter_add(0, place_B, torch.ones_like(reward_B))
+    mean_P = zero_P.scatter_add(0, place_B, reward_B) / num_P
+    square_P = zero_P.scatter_add(0, place_B, (reward_B - mean_P[place_B]).square())
+    most_P = (num_P / 2).floor() * (num_P / 2).ceil()
+    enough = set(prompt_P[num_P * square_P >= least * most_P - 1e-9].tolist())
+    return [prompt for prompt in differ if prompt in enough]
+
+
+def _by_prompt(rounds: Sequence[Round]) -> tuple[Tensor, Tensor, Tensor]:
+    """Rewards that apply, the prompts that have any, and which of these each is of."""
+    valid_B = torch.cat([one.valid_B for one in rounds])
+    reward_B = torch.cat([one.reward_B for one in rounds])[valid_B]
+    prompt_P, place_B = torch.cat([one.prompt_B for one in rounds])[valid_B].unique(return_inverse=True)
+    return reward_B, prompt_P, place_B

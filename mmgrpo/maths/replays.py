@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
+from math import inf
 from types import MappingProxyType
 
 from mmgrpo.errors import ConfigError
@@ -43,20 +44,36 @@ def everything(rows: Sequence[ReplayRow], num: int) -> list[ReplayRow]:
     return list(reversed(rows))
 
 
+def surest(rows: Sequence[ReplayRow], num: int) -> list[ReplayRow]:
+    """The rows that the policy which drew them found likeliest, by the mean log-probability of their tokens.
+
+    Source: ExGRPO, arXiv:2510.02245, and its code (ElliottYan/LUFFY, ``experience_helpers.py``), which takes the lowest
+    mean entropy under the policy of now. A row of which no log-probabilities are known comes last.
+    """
+    return sorted(recent(rows, len(rows)), key=_surprise)[:num]
+
+
+def _surprise(row: ReplayRow) -> float:
+    known_T = row.old_logprob_T
+    return inf if known_T is None or not len(known_T) else -float(known_T.mean())
+
+
 STRATEGIES: Mapping[str, Callable[[Sequence[ReplayRow], int], list[ReplayRow]]] = MappingProxyType(
-    {"recency": recent, "reward": rewarded, "variance": varied, "full": everything}
+    {"recency": recent, "reward": rewarded, "variance": varied, "full": everything, "surest": surest}
 )
 """Which of a prompt's rows are read again, by name; rows come oldest first."""
 
 
-def replayed(memory: Memory, key: str, num: int, strategy: str, *, least: int = 1) -> list[ReplayRow]:
-    """Rows of a prompt to read again; none while fewer than ``least`` are held.
+def replayed(
+    memory: Memory, key: str, num: int, strategy: str, *, least: int = 1, at_least: float | None = None
+) -> list[ReplayRow]:
+    """Rows of a prompt to read again, of a reward of ``at_least``; none while fewer than ``least`` are held.
 
     Raises ConfigError for an unknown strategy.
     """
     if strategy not in STRATEGIES:
         raise ConfigError(f"unknown replay strategy {strategy!r}; choose from {', '.join(STRATEGIES)}")
-    held = memory.replay.get(key, ())
+    held = [row for row in memory.replay.get(key, ()) if at_least is None or row.reward >= at_least]
     return STRATEGIES[strategy](held, num) if len(held) >= least else []
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -191,14 +192,17 @@ def with_replay(
     total: int = 100_000,
     start: int = 0,
     least: int = 1,
+    at_least: float | None = None,
 ) -> Planner:
     """Groups that remembered rows of their prompt join, with the log-probabilities that they were drawn with.
 
-    ``num`` of the prompt's rows by ``strategy`` (recency, reward, variance, full), from step ``start`` on, once there
-    are ``least`` of them. Of each step every trained row is remembered, ``per_prompt`` of a prompt, ``total`` in all.
+    ``num`` of the prompt's rows by ``strategy`` (recency, reward, variance, full, surest), from step ``start`` on, once
+    there are ``least`` of them; with ``at_least`` only rows of such a reward count. Of each step every trained row is
+    remembered, ``per_prompt`` of a prompt, ``total`` in all.
 
-    Units: rows.   Raises: ConfigError for an unknown strategy, or numbers that hold nothing.
-    Source: RePO, arXiv:2506.09340, and its code (SihengLi99/RePO).
+    Units: rows; at_least in those of the reward.
+    Raises: ConfigError for an unknown strategy, or numbers that hold nothing.
+    Source: RePO, arXiv:2506.09340, and its code (SihengLi99/RePO); ExGRPO, arXiv:2510.02245.
     """
     if strategy not in STRATEGIES:
         raise ConfigError(f"unknown replay strategy {strategy!r}; choose from {', '.join(STRATEGIES)}")
@@ -207,18 +211,26 @@ def with_replay(
     if least > per_prompt:
         raise ConfigError(f"with_replay never has least={least} rows of a prompt: raise per_prompt={per_prompt}")
     return Planner(
-        ask=partial(_ask_with_replay, num=num, strategy=strategy, start=start, least=least),
+        ask=partial(_ask_with_replay, num=num, strategy=strategy, start=start, least=least, at_least=at_least),
         replay=Replay(per_prompt=per_prompt, total=total),
     )
 
 
 def _ask_with_replay(
-    rounds: Sequence[Round], setting: Setting, *, num: int, strategy: str, start: int, least: int
+    rounds: Sequence[Round],
+    setting: Setting,
+    *,
+    num: int,
+    strategy: str,
+    start: int,
+    least: int,
+    at_least: float | None,
 ) -> Sequence[Request]:
     groups = fixed().ask(rounds, setting)
     if setting.step < start:
         return groups
-    rows = [replayed(setting.memory, setting.key_of(one.prompt), num, strategy, least=least) for one in groups]
+    read = partial(replayed, setting.memory, num=num, strategy=strategy, least=least, at_least=at_least)
+    rows = [read(setting.key_of(one.prompt)) for one in groups]
     return (*groups, *(_beside(one, given) for one, given in zip(groups, rows, strict=True) if given))
 
 
@@ -228,26 +240,85 @@ def _beside(group: Request, given: Sequence[ReplayRow | Answer]) -> Request:
     return Request(prompt=group.prompt, members=tuple(range(first, first + len(given))), given=tuple(given))
 
 
-def with_answer(*, column: str = "solution", below: float | None = None) -> Planner:
-    """Groups that the data row's own answer joins as a member: all of them, or those whose members all failed.
+def with_answer(
+    *,
+    column: str = "solution",
+    further: Sequence[str] = (),
+    below: float | None = None,
+    replace_failed: bool = False,
+) -> Planner:
+    """Groups that the data row's own answers join as members: all of them, or those whose members all failed.
+
+    There is one in ``column``, and one in each of the ``further`` columns. With ``replace_failed`` they take the place
+    of as many members that failed.
 
     Units: below in those of the reward; null: every group.
-    Source: the reference answer as a member when all fail: GCPO, arXiv:2510.07790; the given demonstration in the
-    group: LUFFY, arXiv:2504.14945.
+    Raises: ConfigError for failures to replace where nobody says what has failed.
+    Source: the reference answer in place of a member when all fail: GCPO, arXiv:2510.07790; answers of several
+    teachers: AMPO, arXiv:2510.02227; the given demonstration in the group: LUFFY, arXiv:2504.14945.
     """
+    answers = tuple(Answer(name) for name in (column, *further))
+    if below is None and replace_failed:
+        raise ConfigError("with_answer replaces members of groups that failed: say with below what has failed")
     if below is None:
-        return Planner(ask=partial(_ask_with_answer, column=column))
-    return Planner(ask=partial(ask_then, further=partial(_answer_failed, column=column, below=below)), looks_back=True)
+        return Planner(ask=partial(_ask_with_answer, answers=answers))
+    return Planner(
+        ask=partial(ask_then, further=partial(_answer_failed, answers=answers, below=below)),
+        kept=partial(_without_replaced, members=len(answers)) if replace_failed else all_trained,
+        looks_back=True,
+    )
 
 
-def _ask_with_answer(rounds: Sequence[Round], setting: Setting, *, column: str) -> Sequence[Request]:
+def _ask_with_answer(rounds: Sequence[Round], setting: Setting, *, answers: Sequence[Answer]) -> Sequence[Request]:
     groups = fixed().ask(rounds, setting)
-    return (*groups, *(_beside(one, (Answer(column),)) for one in groups))
+    return (*groups, *(_beside(one, answers) for one in groups))
 
 
-def _answer_failed(first: Round, setting: Setting, *, column: str, below: float) -> Sequence[Request]:
+def _answer_failed(first: Round, setting: Setting, *, answers: Sequence[Answer], below: float) -> Sequence[Request]:
     prompts = failed(first, setting, below)
-    return tuple(_beside(group, (Answer(column),)) for prompt in prompts for group in setting.groups(prompt, 1))
+    return tuple(_beside(group, answers) for prompt in prompts for group in setting.groups(prompt, 1))
+
+
+def in_contexts(
+    *,
+    contexts: Sequence[str | None],
+    sizes: Sequence[int] = (),
+    behind_prompt: bool = False,
+    as_own: bool = False,
+) -> Planner:
+    """Groups whose members are shown the prompt in different contexts, part by part: the first ones in the first.
+
+    The group is dealt out in equal parts, or in parts of these ``sizes``; null stands for the prompt as it is. What is
+    drawn in a context is trained on with it in place, or behind the bare prompt: its ratio is then to the policy that
+    saw the context or, with ``as_own``, to the one that saw the bare prompt.
+
+    Units: members.   Raises: ConfigError without contexts, for a size for less than each, or parts that are no group.
+    Source: variants of a question in one group: Share-GRPO (R1-ShareVL), arXiv:2505.16673; members that see the rules,
+    trained on without them: PolicyRollout (TriMPI), arXiv:2510.09474; a guided part: G2RPO-A, arXiv:2508.13023.
+    """
+    if not contexts or (sizes and len(sizes) != len(contexts)) or any(size < 1 for size in sizes):
+        raise ConfigError(f"in_contexts takes contexts, and a size of 1 or more for each or none, got {sizes}")
+    shown = partial(_shown, contexts=contexts, sizes=sizes, behind_prompt=behind_prompt, as_own=as_own)
+    return Planner(ask=lambda rounds, setting: () if rounds else tuple(shown(setting)))
+
+
+def _shown(
+    setting: Setting, *, contexts: Sequence[str | None], sizes: Sequence[int], behind_prompt: bool, as_own: bool
+) -> Iterator[Request]:
+    sizes = sizes or [setting.group_size // len(contexts)] * len(contexts)
+    if sum(sizes) != setting.group_size:
+        raise ConfigError(
+            f"in_contexts shows {sum(sizes)} members of a group something, and it has {setting.group_size}: choose "
+            "rollout.group_size as the sum of sizes, or a multiple of the contexts"
+        )
+    ends = list(accumulate(sizes))
+    for prompt in range(setting.num_prompts):
+        for context, size, end in zip(contexts, sizes, ends, strict=True):
+            behind = behind_prompt and context is not None
+            members = tuple(range(end - size, end))
+            yield Request(
+                prompt=prompt, members=members, context=context, behind_prompt=behind, as_own=behind and as_own
+            )
 
 
 PLANNERS: Mapping[str, Callable[..., Planner]] = MappingProxyType(
@@ -263,6 +334,7 @@ PLANNERS: Mapping[str, Callable[..., Planner]] = MappingProxyType(
         "scouts": scouts,
         "with_replay": with_replay,
         "with_answer": with_answer,
+        "in_contexts": in_contexts,
         "branch_at": branch_at,
         "branch_evenly": branch_evenly,
         "branch_at_uncertain": branch_at_uncertain,

@@ -92,10 +92,11 @@ def draw(
     """
     known = rows_by_identity([rollout for one in before for rollout in one.rollouts])
     history_of = _histories(policy, known, rewards, seed)
-    alike: dict[tuple[str, str | None, bool, bool, bool], list[int]] = {}
+    alike: dict[tuple[str, str | None, bool, bool, bool, bool], list[int]] = {}
     for n in mine:
         one = requests[n]
-        kind = repr(sorted(one.settings.items())), one.weights, bool(one.given), one.behind_prompt, one.trained
+        drawn = repr(sorted(one.settings.items())), one.weights, bool(one.given)
+        kind = *drawn, one.behind_prompt, one.as_own, one.trained
         alike.setdefault(kind, []).append(n)
     rollouts, request_of_row = [], []
     for chosen in alike.values():
@@ -272,7 +273,7 @@ def _rollout(
     if reads:
         return _read_again(policy, rollout, replace(plan, settings=own.settings, on_samples=None), seed)
     if request.behind_prompt:
-        return _behind_prompt(policy, rollout, Plan(environment=plan.environment), seed)
+        return _behind_prompt(policy, rollout, Plan(environment=plan.environment), seed, as_own=request.as_own)
     return rollout if request.weights is None else rollout.aged()
 
 
@@ -285,8 +286,8 @@ def _read_again(policy: Policy, rollout: Rollout, plan: Plan, seed: int) -> Roll
     return replace(read, samples=rollout.samples, num_forwards=rollout.num_forwards + read.num_forwards)
 
 
-def _behind_prompt(policy: Policy, rollout: Rollout, plan: Plan, seed: int) -> Rollout:
-    """The same answers behind the prompt itself; what drew them is the policy that saw the context."""
+def _behind_prompt(policy: Policy, rollout: Rollout, plan: Plan, seed: int, *, as_own: bool) -> Rollout:
+    """The same answers behind the prompt itself; what drew them is the policy that saw the context, or they are own."""
     if any(sample.tokens is None for sample in rollout.samples):
         raise ConfigError(
             "only what is written can be trained on behind another prompt than it was drawn from: set behind_prompt to "
@@ -296,7 +297,7 @@ def _behind_prompt(policy: Policy, rollout: Rollout, plan: Plan, seed: int) -> R
         Given(
             sample=sample,
             num_forced=sample.num_forced,
-            old_logprob_T=rollout.old_logprob_BT[row, : len(sample.tokens or ())],
+            old_logprob_T=None if as_own else rollout.old_logprob_BT[row, : len(sample.tokens or ())],
             origin=Origin.GIVEN,
         )
         for row, sample in enumerate(rollout.samples)

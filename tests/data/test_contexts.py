@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmgrpo.data.contexts import bare, peer_answer, template
+from mmgrpo.data.contexts import bare, opening, peer_answer, solution_prefix, template
 from mmgrpo.data.corruption import masked_image, noised_image
 from mmgrpo.data.history import History
 from mmgrpo.errors import ConfigError, DataError
@@ -100,3 +100,25 @@ def test_what_cannot_be_shown_is_said() -> None:
     pictures = History(samples=[Sample(WHITE, 0, 0), Sample(WHITE, 0, 1)], rewards=[1.0, 1.0])
     with pytest.raises(DataError, match="no text"):
         peer_answer()(WHITE, 0, pictures)
+
+
+@pytest.mark.parametrize(
+    ("share", "between", "begun"),
+    [
+        (0.75, " ", "a first step\n\nand "),
+        (0.5, "\n\n", "a first step\n\n"),
+        (1.0, "\n\n", "a first step\n\nand more\n\n"),
+    ],
+)
+def test_a_solution_begins_by_words_or_by_steps(share: float, between: str, begun: str) -> None:
+    prompt = Prompt("why", columns={"solution": "a first step\n\nand more"})
+    assert solution_prefix(share=share, between=between)(prompt, 0, History(seed=0)).prefix == begun
+
+
+def test_an_answer_may_open_with_a_text() -> None:
+    assert opening(text="I will be short. ")(Prompt("why"), 0, History(seed=0)).prefix == "I will be short. "
+    assert solution_prefix(share=0.0)(Prompt("why", columns={"solution": "a b"}), 0, History(seed=0)).prefix is None
+    with pytest.raises(ConfigError, match="begins with, got none"):
+        opening(text="")
+    with pytest.raises(ConfigError, match="between its words"):
+        solution_prefix(share=0.5, between="")

@@ -145,6 +145,27 @@ class TestSamplers:
             assert set(drawn[:2]) == {2, 5}
             assert len(set(drawn)) == 4
 
+    def test_successes_share_by_a_bell(self) -> None:
+        bell = sampler("by_successes", group=4, width=1.0)
+        rates = {"0": 0.0, "1": 0.25, "2": 0.5, "3": 0.5, "4": 1.0}
+        memory = after(Memory().declared(bell.columns), 0, rates)
+        counts = Counter(bell.draw(memory, step, pool(6), 1, 7)[0] for step in range(3000))
+        # of two successes 1, which two prompts share, of one exp(-1/2) = 0.6065307; all, none and never seen: nothing
+        expected = [0, 0.6065307, 0.5, 0.5, 0, 0]
+        assert [counts[i] / 3000 for i in range(6)] == pytest.approx([w / 1.6065307 for w in expected], abs=0.03)
+        assert set(bell.draw(memory, 0, pool(6), 5, 7)[:3]) == {1, 2, 3}  # the others come where these are out
+
+    def test_the_posterior_of_a_success_rate(self) -> None:
+        posterior = sampler("by_posterior", scale=4.0)
+        memory = Memory().declared(posterior.columns)
+        memory = memory.write("num_samples", ["0", "1"], torch.tensor([2, 6])).write(
+            "reward_sum", ["0", "1"], torch.tensor([1.0, 0.0], dtype=torch.float64)
+        )
+        counts = Counter(posterior.draw(memory, step, pool(3), 1, 7)[0] for step in range(3000))
+        # p 1/2, 1/8 and, never seen, 1/2: 4 * 0.5 / 2 = 1, 4 * 0.3307189 = 1.3228757 and 2; e of them
+        weights = [2.7182818, 3.7542034, 7.3890561]
+        assert [counts[i] / 3000 for i in range(3)] == pytest.approx([w / sum(weights) for w in weights], abs=0.03)
+
     def test_wrong_names_and_numbers(self) -> None:
         with pytest.raises(ConfigError, match="did you mean weighted"):
             sampler("weigthed")

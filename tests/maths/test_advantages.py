@@ -26,7 +26,16 @@ NAN = float("nan")
 COMPARED = ("group", "batch", "none", "leave_one_out")
 """The advantages that compare any rewards of a group with each other."""
 
-EVERY = {**ADVANTAGES, "pass_at_k": functools.partial(ADVANTAGES["pass_at_k"], k=2)}
+NUMBERS = {
+    "pass_at_k": {"k": 2},
+    "group_and_part": {"parts": 1},
+    "part_baseline": {"baselines": (0.25,)},
+    "staged": {"parts": 1},
+    "risk": {"bundle": 1},
+}
+EVERY = {name: functools.partial(scale, **NUMBERS.get(name, {})) for name, scale in ADVANTAGES.items()}
+"""Of those that look at parts of groups, or at several groups as one, with a single one."""
+
 GOLDEN_REWARD_PG = torch.tensor([[1, 2, 3, 6], [0, 0, 0, 0], [0.5, 0.5, 1, 1]], dtype=torch.float64)
 
 # 16 samples, 2 rewards of weight 1 and 0.5, NaN = the reward does not apply

@@ -33,6 +33,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     },
     "log_ratio": {"view": "teacher", "scale": 1.25},
     "column_margin": {"column": "level"},
+    "both_ends": {"weight": 1.0},
     "among_most_efficient": {"count": 2},
     "prune_depths": {"depths": [2]},
 }

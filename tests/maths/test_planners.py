@@ -9,7 +9,7 @@ import torch
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.planners import Answer, Planner, Request, Round, Setting, fixed, refill
-from mmgrpo.maths.second_chances import on_failure, scaffold, scouts, with_answer, with_replay
+from mmgrpo.maths.second_chances import in_contexts, on_failure, scaffold, scouts, with_answer, with_replay
 from mmgrpo.memory import Memory, ReplayRow
 
 SETTING = Setting(step=0, num_prompts=2, group_size=2)
@@ -66,6 +66,40 @@ def test_refill_keeps_no_more_groups_than_wanted_and_gives_up() -> None:
     more = planner.ask([equal], SETTING)
     assert [one.prompt for one in more] == [2, 3, 4]  # one missing, times three
     assert planner.ask([equal, answered(more, [1] * 6)], SETTING) == ()
+
+
+def test_refill_takes_groups_of_enough_variance() -> None:
+    # of four 0 or 1 rewards the variance is 4 k (4 - k) / 16 of the largest: 3/4 of one right, 1 of two
+    four = Setting(step=0, num_prompts=3, group_size=4)
+    asked = refill().ask((), four)
+    first = answered(asked, [1, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1])
+    for variance, prompts in ((None, [0, 1]), (0.0, [0, 1]), (0.75, [0, 1]), (0.8, [1]), (1.0, [1])):
+        (keep,) = kept(refill(variance=variance), [first], four)
+        assert [n for n, one in enumerate(zip(*[iter(keep)] * 4, strict=True)) if all(one)] == prompts
+    # of three the largest has one or two right; a reward that does not apply is none of them
+    odd = answered(asked, [1, 0, 0, None, 1, 0.5, 0, None, 0, 0, 0, 0])
+    (keep,) = kept(refill(variance=1.0), [odd], four)
+    assert keep[:8] == [True] * 4 + [False] * 4
+    assert [one.prompt for one in refill(variance=0.8).ask([first], four)] == [3, 4]
+
+
+def test_members_are_shown_different_contexts() -> None:
+    asked = in_contexts(contexts=[None, "rules"], behind_prompt=True, as_own=True).ask((), SETTING)
+    assert asked == (
+        Request(prompt=0, members=(0,)),
+        Request(prompt=0, members=(1,), context="rules", behind_prompt=True, as_own=True),
+        Request(prompt=1, members=(0,)),
+        Request(prompt=1, members=(1,), context="rules", behind_prompt=True, as_own=True),
+    )
+    six = Setting(step=0, num_prompts=1, group_size=6)
+    assert [one.members for one in in_contexts(contexts=["a", "b", "c"]).ask((), six)] == [(0, 1), (2, 3), (4, 5)]
+    assert [one.members for one in in_contexts(contexts=["a", "b"], sizes=[1, 5]).ask((), six)] == [
+        (0,),
+        (1, 2, 3, 4, 5),
+    ]
+    for planner in (in_contexts(contexts=["a"] * 4), in_contexts(contexts=["a"], sizes=[5])):
+        with pytest.raises(ConfigError, match="multiple of the contexts"):
+            planner.ask((), six)
 
 
 def test_a_failed_group_is_drawn_again_with_a_hint() -> None:
@@ -134,6 +168,15 @@ def test_an_answer_joins_every_group_or_those_that_failed() -> None:
     assert planner.ask([unscored], SETTING) == ()  # nobody says that group 1 failed
 
 
+def test_answers_of_several_take_the_place_of_failures() -> None:
+    planner = with_answer(column="one", further=["two"], below=1.0, replace_failed=True)
+    setting = Setting(step=0, num_prompts=2, group_size=3)
+    first = answered(planner.ask((), setting), [0, 0, 0, 0, 1, 0])
+    (read,) = planner.ask([first], setting)
+    assert (read.prompt, read.members, read.given) == (0, (3, 4), (Answer("one"), Answer("two")))
+    assert kept(planner, [first, answered([read], [1, 1])], setting) == [[True, False, False] + [True] * 3, [True] * 2]
+
+
 @pytest.mark.parametrize(
     "build",
     [
@@ -146,6 +189,10 @@ def test_an_answer_joins_every_group_or_those_that_failed() -> None:
         lambda: with_replay(strategy="newest"),
         lambda: with_replay(num=0),
         lambda: with_replay(per_prompt=2, least=3),
+        lambda: with_answer(replace_failed=True),
+        lambda: in_contexts(contexts=[]),
+        lambda: in_contexts(contexts=["a", "b"], sizes=[1]),
+        lambda: refill(variance=1.5),
         lambda: scaffold(contexts=[]),
         lambda: Request(prompt=0, members=(0, 1), given=(Answer("a"),)),
     ],

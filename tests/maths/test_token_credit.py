@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from mmgrpo.maths.token_credit import conflict_tokens, conflicts, prefix_count, prefix_tree
+from mmgrpo.maths.token_credit import both_ends, conflict_tokens, conflicts, prefix_count, prefix_tree
 from mmgrpo.values import ENTROPY
 from tests.maths.feedback_rows import feedback_of
 
@@ -64,6 +64,14 @@ def test_a_member_without_a_reward_is_in_no_mean():
     found_BT = prefix_tree(normalise=False).assign(feedback, torch.zeros(4, 2))
     expected = torch.tensor([[1 / 3, 0.0], [1 / 3, 0.0], [1 / 3, 0.0], [-2 / 3, 0.0]])
     torch.testing.assert_close(found_BT, expected)
+
+
+def test_both_ends_count_more():
+    # t / (L - 1) = 0, 1/2, 1 of three kept decisions: 1 + w, 1, 1 + w; four: (1/3)^2 inside; one alone is an end
+    feedback = feedback_of([1.0] * 3, [0] * 3, mask=[[1, 0, 1, 1, 0], [1, 1, 1, 1, 0], [0, 1, 0, 0, 0]])
+    found_BT = both_ends(weight=0.9).assign(feedback, torch.full((3, 5), 2.0)).where(feedback.mask_BT, 0.0)
+    expected = [[3.8, 0.0, 2.0, 3.8, 0.0], [3.8, 2.2, 2.2, 3.8, 0.0], [0.0, 3.8, 0.0, 0.0, 0.0]]
+    torch.testing.assert_close(found_BT, torch.tensor(expected))
 
 
 def test_a_shared_beginning_counts_once():

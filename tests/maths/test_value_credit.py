@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import torch
 
-from mmgrpo.maths.value_credit import VALUE, column_baseline, column_margin, drawn_baseline, gae, log_ratio
+from mmgrpo.maths.value_credit import (
+    VALUE,
+    answer_while_needed,
+    column_baseline,
+    column_margin,
+    drawn_baseline,
+    gae,
+    log_ratio,
+)
 from mmgrpo.values import REFERENCE, Value
 from tests.maths.feedback_rows import feedback_of
 
@@ -79,3 +87,16 @@ def test_read_rows_do_not_move_the_baseline():
     )
     equal = feedback_of([0.1] * 3, [0] * 3)
     assert not drawn_baseline().assign(equal, torch.zeros(3, 3)).any()
+
+
+def test_an_answer_is_worth_the_mean_once_somebody_reaches_it():
+    # the answer of group 0 is needed: mean 0.5, sample std sqrt(0.5 / 3) of 0, 0.5, 0.5, 1; of group 1 it is not: its 1
+    # counts as 0.5, mean 0.5, std sqrt(0.5 / 2)
+    feedback = feedback_of([0.0, 0.5, 0.5, 1.0, 0.0, 1.0, 1.0], [0, 0, 0, 0, 1, 1, 1], mask=[[1]] * 7)
+    feedback = replace(feedback, origin_B=torch.tensor([0, 0, 0, 2, 0, 0, 2]))
+    found_BT = answer_while_needed(eps=0.0).assign(feedback, torch.zeros(7, 1))
+    outer = 0.5 / (0.5 / 3) ** 0.5
+    torch.testing.assert_close(found_BT, torch.tensor([[-outer], [0.0], [0.0], [outer], [-1.0], [1.0], [0.0]]))
+    # a group that nobody gave an answer to is standardised
+    drawn_BT = answer_while_needed(eps=0.0).assign(replace(feedback, origin_B=None), torch.zeros(7, 1))
+    torch.testing.assert_close(drawn_BT[4:, 0], torch.tensor([-2.0, 1.0, 1.0]) / 3**0.5)

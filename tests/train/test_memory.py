@@ -111,9 +111,20 @@ class TestReplay:
         assert steps("variance", 3) == [1, 4, 0]
         assert steps("variance", 4) == [1, 4, 3, 0]
         assert steps("full", 1) == [4, 3, 2, 1, 0]
+        assert [one.step for one in replayed(memory, "a", 9, "recency", at_least=0.6)] == [4, 2, 1]
+        assert replayed(memory, "a", 9, "recency", least=4, at_least=0.6) == []
         assert replayed(memory, "nobody", 2, "recency") == []
         with pytest.raises(ConfigError, match="choose from recency"):
             replayed(memory, "a", 1, "recent")
+
+    def test_the_surest_row_is_the_likeliest_per_token(self) -> None:
+        likely, long, unlikely = (
+            ReplayRow(key="a", old_logprob_T=torch.tensor(logprob_T), reward=1.0, advantage=0.0, step=step)
+            for step, logprob_T in enumerate(([-0.5], [-0.2] * 4, [-0.1, -3.0]))
+        )
+        unknown = ReplayRow(key="a", reward=1.0, advantage=0.0, step=3)
+        memory = Memory().with_replay([unlikely, unknown, likely, long], per_prompt=9, total=9)
+        assert [one.step for one in replayed(memory, "a", 9, "surest")] == [1, 0, 2, 3]
 
 
 class TestCheckpoint:
