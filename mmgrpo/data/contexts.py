@@ -26,11 +26,12 @@ PEER = "{prompt}\n\nAnother answer, which is right:\n\n{answer}\n\nNow answer th
 
 
 def template(*, text: str) -> Context:
-    """The prompt within a text: ``{prompt}`` stands for it, ``{COLUMN}`` for a column of its row.
+    """The prompt within a text, or what its row has in its place: ``{prompt}`` and ``{COLUMN}`` stand for the two.
 
-    Raises: ConfigError for a text without ``{prompt}``; DataError where a row has no such column.
+    Raises: ConfigError for a text that would be the same for all prompts; DataError where a row has no such column.
     """
-    _require_places("template", text, "prompt")
+    if not PLACE.search(text):
+        raise ConfigError(f"the text of a template holds {{prompt}}, or the {{COLUMN}} of its row, got {text!r:.80}")
     return partial(_within, text=text)
 
 

@@ -13,7 +13,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward, Scorer
-from mmgrpo.train.build import build_rewards
+from mmgrpo.train.build import build_contexts, build_rewards
 from mmgrpo.values import REFERENCE
 
 
@@ -26,6 +26,7 @@ class Moving:
         config: the configuration of the step.
         objective: the loss.
         planner: what is drawn.
+        contexts: what it may show in place of the prompt, by name.
         rewards: how each counts.
         scorer: asks them.
         settings: of drawing, where they have moved: ``Plan.settings``.
@@ -72,6 +73,7 @@ class Moving:
         self.config = moved.config
         self.objective = build_objective(self.config.objective)
         self.planner = build_planner(self.config.rollout)
+        self.contexts = build_contexts(self.config)
         self.settings: dict[str, Any] = moved.drawing
         self.metrics = moved.metrics
         if moved.rewards != before.rewards:

@@ -31,7 +31,6 @@ from mmgrpo.scoring import Scorer
 from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_of
 from mmgrpo.train.auxiliary import Auxiliaries
 from mmgrpo.train.build import (
-    build_contexts,
     build_plan,
     build_rewards,
     build_setting,
@@ -102,7 +101,6 @@ class Trainer:
         require_movable(policy, self.config.reference)
         require_credit(self.config)
         build_plan(self.config, policy, 0)
-        self.contexts = build_contexts(self.config)
         self.parameters = policy.trainable
         self.average = Average(self.parameters, self.config.update.ema) if self.config.update.ema else None
         self.views = build_views(self.config, policy, device=device, average=self.average)
@@ -247,7 +245,7 @@ class Trainer:
             setting=build_setting(self.now.config, step, self.session.memory, prompts.key),
             plan=build_plan(self.now.config, self.policy, step, self.now.settings),
             job=self.job,
-            contexts=self.contexts,
+            contexts=self.now.contexts,
             reads=rollout.decisions == "read",
             value=partial(valued, rewards=self.now.rewards, config=self.now.config.advantage, step=step),
             on_samples=progress.doing("rollout", num_drawn, self._stopping.give_up_alone),

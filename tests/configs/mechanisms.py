@@ -14,11 +14,11 @@ PLACES = ("prompts", "rollout", "advantage", "objective", "auxiliary", "referenc
 """Sections in which a method says what it is."""
 
 ANY_KIND = [
-    "aapo", "bnpo", "cispo", "clip-cov", "competence-curriculum", "cppo", "dars", "disco", "dr-grpo", "f-grpo",
-    "gdpo", "gmpo", "gpg", "greso", "grpo", "grpo-lead", "gspo", "gvpo", "kl-cov", "klear-gppo", "knapsack-rl",
-    "mapo", "ngrpo", "nsr", "online-dpo", "pacs", "pass-k-training", "process-supervision", "prorl", "real",
-    "reinforce-rej", "reward-model-ensembles", "rloo", "sapo", "simple-policy-optimization", "spo", "stable-grpo",
-    "vespo",
+    "aapo", "bnpo", "cispo", "clip-cov", "competence-curriculum", "cppo", "cures", "dars", "disco", "dr-grpo",
+    "f-grpo", "gdpo", "gmpo", "gpg", "greso", "grpo", "grpo-lead", "gspo", "gvpo", "kl-cov", "klear-gppo",
+    "knapsack-rl", "mapo", "mmr1", "ngrpo", "nsr", "online-dpo", "pacs", "pass-k-training", "process-supervision",
+    "prorl", "real", "reinforce-rej", "reward-model-ensembles", "riskpo", "rloo", "sapo",
+    "simple-policy-optimization", "spo", "srpo--cross-domain", "stable-grpo", "vespo",
     "ppl", "ppl-position", "pvpo", "rec",
 ]  # fmt: skip
 """Trained on a denoising policy."""
@@ -36,8 +36,8 @@ TOKENS = [
 """Trained on a language policy."""
 
 READING = [
-    "ar3po", "critique-grpo", "ghpo", "guide-grpo", "igrpo", "luffy", "mm-helix", "repo", "rl-plus", "sage",
-    "scaf-grpo",
+    "ampo", "ar3po", "avatar", "critique-grpo", "evocot", "exgrpo", "gcpo", "ghpo", "guide-grpo", "igrpo", "luffy",
+    "mm-helix", "r1-sharevl", "repo", "rl-plus", "sage", "scaf-grpo", "tree-opo", "trimpi", "visurf",
 ]  # fmt: skip
 """Trained on a language policy, with rows that bring along what they read or are shown."""
 

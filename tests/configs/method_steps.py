@@ -156,7 +156,7 @@ def taught(config: RunConfig, step: Step) -> Taught:
     columns = [column for estimator in build_estimators(config.advantage) for column in estimator.memory]
     never_seen = {column.name: torch.full((B,), column.default, dtype=torch.float64) for column in columns}
     own = {name: torch.tensor(numbers, dtype=torch.float64) for name, numbers in step.columns.items()}
-    feedback = replace(feedback, remembered=never_seen, exchanges=step.exchanges, columns=own)
+    feedback = replace(feedback, remembered=never_seen, exchanges=step.exchanges, columns=own, origin_B=step.origin_B)
     advantage_BT = credit.advantage_B[:, None].expand(B, T)
     for estimator in build_estimators(config.advantage):
         advantage_BT = estimator.assign(feedback, advantage_BT)

@@ -18,9 +18,17 @@ from tests.configs.mechanisms import READING
 from tests.policies.tiny_language import policy_of, prompts_of
 
 HINTS = {f"{kind}_{n}": f"a {kind} {n}" for kind in ("knowledge", "solution") for n in range(1, 5)}
+BESIDE = {
+    "policy": "be kind",
+    "variant": "how many squares",
+    "teacher_1": "two squares",
+    "teacher_2": "red squares",
+    "thought": "red",
+}
 SMALL: dict[str, dict[str, Any]] = {
     "repo": {"rollout.planner.num": 2, "rollout.planner.per_prompt": 4, "rollout.planner.least": 2},
     "scaf-grpo": {"rollout.planner.start": 0},
+    "tree-opo": {"rollout.group_size": 4},
 }
 
 
@@ -33,10 +41,24 @@ KEPT = {
     "sage": (5, 2),
 }
 """Of the rows that each prompt brings, those that train."""
+FIRST = (
+    "avatar",
+    "critique-grpo",
+    "evocot",
+    "exgrpo",
+    "igrpo",
+    "luffy",
+    "r1-sharevl",
+    "rl-plus",
+    "tree-opo",
+    "trimpi",
+    "visurf",
+)
+"""Those of whose groups the first member is right."""
 
 
 def prompts() -> list[Prompt]:
-    columns = {"solution": "two red squares", "answer": "two", "hint": "count them", **HINTS}
+    columns = {"solution": "two red squares", "answer": "two", "hint": "count them", **BESIDE, **HINTS}
     return [replace(prompt, columns={**prompt.columns, **columns}) for prompt in prompts_of("llama")]
 
 
@@ -49,7 +71,7 @@ def rewarded(name: str) -> Any:
         return lambda samples: [float(sum(sample.tokens or ())) for sample in samples]
 
     def right(samples: Sequence[Sample]) -> list[float]:
-        first = (0,) if name in ("critique-grpo", "igrpo", "luffy", "rl-plus") else ()
+        first = (0,) if name in FIRST else ()
         later = range(2, 100) if name in ("luffy", "rl-plus") else range(2, 100, 2)
         return [float(sample.member in (*first, *later)) for sample in samples]
 
@@ -67,7 +89,7 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == [1, 2]
     for line in lines:
         assert line["optimizer/grad_norm"] > 0
-    if name in ("luffy", "rl-plus"):
+    if name in ("ampo", "luffy", "rl-plus"):
         assert all(abs(line["policy/loss/foreign"]) > 0 for line in lines)
     if name == "mm-helix":  # every group fails, so that nothing but the expert teaches
         assert all(line["policy/loss"] == line["policy/expert_mean"] > 0 for line in lines)
@@ -76,6 +98,8 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
     drawn, kept = KEPT.get(name, (1, 1))
     if name in KEPT:
         assert [line["rollout/kept_frac"] for line in lines] == pytest.approx([kept / drawn] * 2)
+    if name == "trimpi":  # what saw the policy text trains as if the bare prompt had drawn it
+        assert all(line["policy/on_policy_gap"] < 1e-5 for line in lines)
     if name == "repo":  # at the first step nothing is remembered
         assert lines[0]["policy/on_policy_gap"] < 1e-5
         assert lines[1]["policy/on_policy_gap"] > 1e-5

@@ -115,6 +115,14 @@ def test_a_solution_begins_by_words_or_by_steps(share: float, between: str, begu
     assert solution_prefix(share=share, between=between)(prompt, 0, History(seed=0)).prefix == begun
 
 
+def test_a_template_has_the_prompt_or_a_column_in_its_place() -> None:
+    shown = template(text="{other}?")(Prompt("why", columns={"other": "how"}), 0, History(seed=0))
+    assert shown is not None
+    assert shown.text == "how?"
+    with pytest.raises(ConfigError, match="COLUMN"):
+        template(text="the same for all")
+
+
 def test_an_answer_may_open_with_a_text() -> None:
     assert opening(text="I will be short. ")(Prompt("why"), 0, History(seed=0)).prefix == "I will be short. "
     assert solution_prefix(share=0.0)(Prompt("why", columns={"solution": "a b"}), 0, History(seed=0)).prefix is None

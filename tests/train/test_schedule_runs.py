@@ -202,6 +202,19 @@ class TestMoving:
         # five tokens: beyond 4 is -1; within 8 - 2 is 0
         assert (float(early.value_BR[0, 0]), float(late.value_BR[0, 0])) == (-1.0, 0.0)
 
+    def test_a_contexts_own_numbers(self) -> None:
+        begun = {"name": "solution_prefix", "share": 1.0}
+        moves = {"rollout.contexts.begun.share": {"name": "linear", "start": 1, "end": 0, "steps": 2}}
+        config = config_of(rollout={"contexts": {"begun": begun}}, rewards=[SHORT], schedules=moves)
+        now = Moving(config, build_rewards(config.rewards))
+        prompt, found = Prompt("a", columns={"solution": "b c"}), []
+        for step in range(3):
+            now.move(step, Memory())
+            shown = now.contexts["begun"](prompt, 0)
+            assert shown is not None
+            found.append(shown.prefix)
+        assert found == ["b c ", "b ", None]
+
     def test_labels_that_are_no_rewards(self) -> None:
         config = config_of(stages=[{"set": {"rewards.other.weight": 1}}])
         with pytest.raises(ConfigError, match="no reward 'other', known are short"):

@@ -1,0 +1,111 @@
+"""Who is drawn, shown and replaced by shipped methods of which that is the point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from mmgrpo.config.binding import build_planner
+from mmgrpo.config.schedules import config_at
+from mmgrpo.data.samplers import build_sampler
+from mmgrpo.maths.planners import Answer, Planner, Request, Setting
+from mmgrpo.memory import Memory, ReplayRow
+from mmgrpo.train.build import build_contexts
+from mmgrpo.types import Prompt
+from tests.configs.method_steps import config_of
+from tests.data.test_samplers import after, pool
+from tests.maths.test_planners import answered, kept
+
+
+def planner_of(name: str, step: int = 0) -> Planner:
+    return build_planner(config_at(config_of(name), step, Memory()).rollout)
+
+
+def drawn(name: str, rates: dict[str, float], num: int) -> list[int]:
+    """What a method's sampler draws once each prompt was seen, and had that success rate."""
+    prompts = config_of(name).prompts
+    assert prompts is not None
+    assert prompts.sampler is not None
+    sampler = build_sampler(prompts.sampler)
+    return sampler.draw(after(Memory().declared(sampler.columns), 0, rates), 1, pool(len(rates)), num, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("r1-sharevl", [None, "variant"]),
+        ("trimpi", [None, "policy"]),
+        ("tree-opo", [None, "quarter", "half", "most"]),
+        ("evocot", ["thought"]),
+    ],
+)
+def test_members_see(name: str, shown: Sequence[str | None]) -> None:
+    asked = planner_of(name).ask((), Setting(step=0, num_prompts=1, group_size=8))
+    size = 8 // len(shown)
+    hidden = name == "trimpi"
+    assert asked == tuple(
+        Request(
+            prompt=0,
+            members=tuple(range(n * size, (n + 1) * size)),
+            context=context,
+            behind_prompt=hidden and context is not None,
+            as_own=hidden and context is not None,
+        )
+        for n, context in enumerate(shown)
+    )
+
+
+def test_a_thought_is_shown_ever_less_of() -> None:
+    prompt = Prompt("why", columns={"thought": "one\n\ntwo\n\nthree\n\nfour"})
+    begun = []
+    for step in (0, 50, 75, 100):
+        shown = build_contexts(config_at(config_of("evocot"), step, Memory()))["thought"](prompt, 0)
+        assert shown is not None
+        begun.append(shown.prefix)
+    assert begun == ["one\n\ntwo\n\nthree\n\nfour\n\n", "one\n\ntwo\n\n", "one\n\n", None]
+
+
+@pytest.mark.parametrize(("name", "columns"), [("gcpo", ["solution"]), ("ampo", ["teacher_1", "teacher_2"])])
+def test_answers_take_the_place_of_failures(name: str, columns: Sequence[str]) -> None:
+    planner, setting = planner_of(name), Setting(step=0, num_prompts=2, group_size=4)
+    first = answered(planner.ask((), setting), [1, 0, 0, 0, 0, 0, 0, 0])
+    (read,) = planner.ask([first], setting)
+    assert (read.prompt, read.given) == (1, tuple(Answer(column) for column in columns))
+    left = [True] * (8 - len(columns)) + [False] * len(columns)
+    assert kept(planner, [first, answered([read], [1] * len(columns))], setting) == [left, [True] * len(columns)]
+
+
+def test_the_right_row_that_was_surest_comes_back() -> None:
+    rows = [
+        ReplayRow(key="a", reward=right, advantage=0.0, step=0, old_logprob_T=torch.tensor(logprob))
+        for right, logprob in ((1.0, [-0.4, -0.6]), (1.0, [-0.1, -0.3]), (0.0, [-0.1, -0.1]))
+    ]
+    memory = Memory().with_replay(rows, per_prompt=8, total=8)
+    setting = Setting(step=1, num_prompts=1, group_size=7, memory=memory, key_of=lambda n: "a")
+    *_, read = planner_of("exgrpo").ask((), setting)
+    assert (read.members, read.given) == ((7,), (rows[1],))
+
+
+def test_half_of_a_step_are_prompts_that_some_solve() -> None:
+    """Of 40 prompts ten are half solved; the others are solved by all or by none, and half of 20 are drawn."""
+    rates = {str(n): 0.5 if n < 10 else float(n % 2) for n in range(40)}
+    for name in ("exgrpo", "mmr1"):
+        found = drawn(name, rates, 20)
+        assert set(found[:10]) == set(range(10))
+        assert len(set(found)) == 20
+    assert all(rates[str(n)] < 1 for n in drawn("exgrpo", rates, 20)[10:])
+
+
+def test_what_is_solved_leaves() -> None:
+    rates = {str(n): 1.0 if n < 6 else 0.5 for n in range(10)}
+    assert set(drawn("srpo--cross-domain", rates, 4)) == {6, 7, 8, 9}
+
+
+def test_the_least_variance_rises() -> None:
+    """One of four right: 3/4 of the largest variance, enough at first; from step 20 on it takes two."""
+    for step, asked in ((19, ()), (20, (Request(prompt=1, members=(0, 1, 2, 3)),))):
+        setting = Setting(step=step, num_prompts=1, group_size=4)
+        planner = planner_of("vcrl", step)
+        assert planner.ask([answered(planner.ask((), setting), [1, 0, 0, 0])], setting) == asked
