@@ -9,6 +9,7 @@ import torch
 
 from mmgrpo.config.binding import build_planner
 from mmgrpo.config.schedules import config_at
+from mmgrpo.data.history import History
 from mmgrpo.data.samplers import build_sampler
 from mmgrpo.maths.planners import Answer, Planner, Request, Setting
 from mmgrpo.memory import Memory, ReplayRow
@@ -61,7 +62,7 @@ def test_a_thought_is_shown_ever_less_of() -> None:
     prompt = Prompt("why", columns={"thought": "one\n\ntwo\n\nthree\n\nfour"})
     begun = []
     for step in (0, 50, 75, 100):
-        shown = build_contexts(config_at(config_of("evocot"), step, Memory()))["thought"](prompt, 0)
+        shown = build_contexts(config_at(config_of("evocot"), step, Memory()))["thought"](prompt, 0, History())
         assert shown is not None
         begun.append(shown.prefix)
     assert begun == ["one\n\ntwo\n\nthree\n\nfour\n\n", "one\n\ntwo\n\n", "one\n\n", None]

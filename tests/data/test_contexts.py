@@ -102,6 +102,12 @@ def test_what_cannot_be_shown_is_said() -> None:
         peer_answer()(WHITE, 0, pictures)
 
 
+def prefix_of(context, prompt: Prompt) -> str | None:
+    shown = context(prompt, 0, History(seed=0))
+    assert shown is not None
+    return shown.prefix
+
+
 @pytest.mark.parametrize(
     ("share", "between", "begun"),
     [
@@ -112,7 +118,7 @@ def test_what_cannot_be_shown_is_said() -> None:
 )
 def test_a_solution_begins_by_words_or_by_steps(share: float, between: str, begun: str) -> None:
     prompt = Prompt("why", columns={"solution": "a first step\n\nand more"})
-    assert solution_prefix(share=share, between=between)(prompt, 0, History(seed=0)).prefix == begun
+    assert prefix_of(solution_prefix(share=share, between=between), prompt) == begun
 
 
 def test_a_template_has_the_prompt_or_a_column_in_its_place() -> None:
@@ -124,8 +130,8 @@ def test_a_template_has_the_prompt_or_a_column_in_its_place() -> None:
 
 
 def test_an_answer_may_open_with_a_text() -> None:
-    assert opening(text="I will be short. ")(Prompt("why"), 0, History(seed=0)).prefix == "I will be short. "
-    assert solution_prefix(share=0.0)(Prompt("why", columns={"solution": "a b"}), 0, History(seed=0)).prefix is None
+    assert prefix_of(opening(text="I will be short. "), Prompt("why")) == "I will be short. "
+    assert prefix_of(solution_prefix(share=0.0), Prompt("why", columns={"solution": "a b"})) is None
     with pytest.raises(ConfigError, match="begins with, got none"):
         opening(text="")
     with pytest.raises(ConfigError, match="between its words"):

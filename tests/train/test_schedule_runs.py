@@ -11,6 +11,7 @@ import torch
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import dump_config, validated
 from mmgrpo.config.schedules import Course, config_at
+from mmgrpo.data.history import History
 from mmgrpo.errors import ConfigError
 from mmgrpo.memory import Memory
 from mmgrpo.system.yamls import parsed_yaml
@@ -210,7 +211,7 @@ class TestMoving:
         prompt, found = Prompt("a", columns={"solution": "b c"}), []
         for step in range(3):
             now.move(step, Memory())
-            shown = now.contexts["begun"](prompt, 0)
+            shown = now.contexts["begun"](prompt, 0, History())
             assert shown is not None
             found.append(shown.prefix)
         assert found == ["b c ", "b ", None]
