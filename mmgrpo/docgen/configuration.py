@@ -221,7 +221,8 @@ def _numbers(function: Callable[..., Any]) -> str:
 def _plain(value: Any) -> str:
     if isinstance(value, str):
         return " ".join(value.split())
-    return str(value_text(value)).strip("`") if value is None or isinstance(value, bool) else f"{value:g}"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:g}" if is_number else value_text(value).strip("`")
 
 
 def _summary(function: Callable[..., Any]) -> str:
