@@ -261,12 +261,14 @@ def _guarded(check: str, find: Callable[[], Finding]) -> Finding:
 
 def _refused(check: str, error: Exception) -> Finding:
     """An error made on purpose, or the lack of memory, as what was found."""
-    cures = {
+    remedies = {
         ReplayError: "a step must depend on its latents alone: switch off what the message names",
         ConfigError: "change the configuration as the message says",
         torch.OutOfMemoryError: "lower the batch sizes of rollout and update, or switch gradient checkpointing on",
     }
-    cure = next((cure for kind, cure in cures.items() if isinstance(error, kind)), "change what the message names")
+    cure = next(
+        (remedy for kind, remedy in remedies.items() if isinstance(error, kind)), "change what the message names"
+    )
     return Finding(check, False, f"{error}", cure)
 
 
