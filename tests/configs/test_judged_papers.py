@@ -10,9 +10,12 @@ from mmgrpo.scoring import score
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.train.build import build_rewards
 from mmgrpo.types import Prompt, Sample
+from tests.configs.paid.executed import SOLVED
 from tests.configs.paid.judged import JUDGED
 from tests.rewards.endpoint import Server
 from tests.running import running
+
+ASKING = {**JUDGED, **SOLVED}
 
 
 def asking(reward: RewardConfig, url: str) -> RewardConfig:
@@ -22,10 +25,10 @@ def asking(reward: RewardConfig, url: str) -> RewardConfig:
     return RewardConfig.model_validate(told | ({"endpoint": told["endpoint"] | known} if "endpoint" in told else {}))
 
 
-@pytest.mark.parametrize("name", JUDGED)
+@pytest.mark.parametrize("name", ASKING)
 def test_answers_are_paid_as_the_judge_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    judged = JUDGED[name]
+    judged = ASKING[name]
     samples = [
         Sample(Prompt("q", columns=columns), 0, member, text=text, tokens=tuple(range(length)))
         for member, (columns, text, length, _) in enumerate(judged.answers)

@@ -1,0 +1,80 @@
+"""Answers that are run, and answers that a solver works with."""
+
+from __future__ import annotations
+
+from tests.configs.paid import Answer
+from tests.configs.paid.judged import Judged
+
+PAIRS = {"tests": {"inputs": ["4", "5"], "outputs": ["8", "10"]}}
+DOUBLES, EIGHT, BROKEN = "print(2 * int(input()))", "print(8)", "print(int(input()"
+
+
+def program(code: str) -> str:
+    return f"So:\n```python\n{code}\n```"
+
+
+def faster(code: str) -> str:
+    return f"<thinking>so</thinking><solution>\n{program(code)}\n</solution>"
+
+
+def problem(steps: int, text: str) -> str:
+    plan = " ".join(f"Step {k}: so." for k in range(1, steps + 1))
+    return f"<rationale>{plan}</rationale><problem>{text}</problem>"
+
+
+RUN: dict[str, list[Answer]] = {
+    "rest-rl": [
+        (PAIRS, program(DOUBLES), 9, 1.0),
+        (PAIRS, program(EIGHT), 9, 0.5),
+        (PAIRS, program(BROKEN), 9, 0.0),
+        (PAIRS, DOUBLES, 9, 0.0),
+    ],
+    "drive": [
+        (PAIRS, program(DOUBLES), 9, 1.0),
+        (PAIRS, program(EIGHT), 9, 0.0),
+        (PAIRS, program(BROKEN), 9, 0.0),
+    ],
+    "afterburner": [
+        (PAIRS | {"reference": DOUBLES}, faster(EIGHT), 9, 0.2),
+        (PAIRS | {"reference": DOUBLES}, program(BROKEN), 9, 0.0),
+    ],
+}
+
+REFUSED: dict[str, list[Answer]] = {
+    "codev-r1": [  # no design is run: no tags, no code in them, a task that writes
+        ({"testbench": "module testbench; endmodule"}, "module top; endmodule", 9, 0.0),
+        (
+            {"testbench": "module testbench; endmodule"},
+            '<think>so</think><answer>module top; initial $display("All tests passed."); endmodule</answer>',
+            16384,
+            -1.0,
+        ),
+    ],
+}
+
+SOLVED: dict[str, Judged] = {
+    "mathsmith": Judged(
+        says=lambda asked: "<think>" + "x" * 65536 + ("</think>\\boxed{7}" if "sum" in asked else "</think>none"),
+        answers=[
+            ({}, problem(5, "the sum"), 9, 1.0 + 0.35 + 0.3),
+            ({}, problem(2, "a puzzle"), 9, 0.7 + 0.3 * 2 / 5 + 0.35),
+            ({}, problem(7, "a puzzle"), 9, 0.7 + 0.3 * 3 / 5 + 0.35),
+            ({}, "<problem>the sum</problem>", 9, 0.0),
+        ],
+    ),
+    "rlvr-geometric-caption-synthesis": Judged(  # 0.3 of likeness, 0.63 for a solver that is right
+        says=lambda asked: "\\boxed{5.00}" if "3 and 4" in asked.partition("Problem:")[0] else "\\boxed{4}",
+        answers=[
+            (
+                {"caption": "a right triangle with sides 3 and 4", "question": "hypotenuse?", "answer": 5},
+                "A right triangle with sides 3 and 4.",
+                9,
+                0.93,
+            ),
+            ({"caption": "a right triangle", "question": "hypotenuse?", "answer": 5}, "A right triangle.", 9, 0.3),
+            ({"caption": "a right triangle", "question": "hypotenuse?", "answer": 5}, "Circles meet.", 9, 0.0),
+        ],
+    ),
+}
+
+ELSEWHERE = {*RUN, *REFUSED, *SOLVED}
