@@ -80,6 +80,8 @@ REWARDS: Mapping[str, str] = {
     "unlikeliness": "mmgrpo.rewards.groups.likelihoods:Unlikeliness",
     "environment_return": "mmgrpo.rewards.text.exchanges:EnvironmentReturn",
     "self_certainty": "mmgrpo.rewards.groups.likelihoods:SelfCertainty",
+    "curiosity": "mmgrpo.rewards.groups.likelihoods:Curiosity",
+    "on_part": "mmgrpo.rewards.groups.parts:OnPart",
     "likelihood_consistency": "mmgrpo.rewards.groups.likelihoods:LikelihoodConsistency",
     "noisy_verifier": "mmgrpo.rewards.groups.verdicts:NoisyVerifier",
     "conciseness": "mmgrpo.rewards.groups.verdicts:Conciseness",

@@ -73,6 +73,31 @@ class SelfCertainty:
 
 
 @final
+class Curiosity:
+    """Reward: how surprising a sample was to the policy that drew it, up to a bound.
+
+    min(``strength`` s, ``ceiling``), s = -mean log-probability of its tokens (``Sample.logprob``), the logarithm of its
+    perplexity. None where that is not known.
+
+    Example: ``{name: curiosity, ceiling: 0.3333, weight: 0.5}`` beside a verifier.
+    Range: 0 to ``ceiling``.   Units: nats per token, times ``strength``.
+    Source: Dai et al. 2025 (CDE), arXiv:2509.09675, eq. 2, the actor's bonus, for rewards r of size 1: there the
+    ceiling is abs(r) / kappa, kappa 3, and the strength alpha is 1.
+    Traps: alone it rewards noise; the ceiling keeps it below what being right earns, and its weight should fall to 0
+    over the run (``schedule``).
+    """
+
+    def __init__(self, strength: float = 1.0, ceiling: float = 1 / 3) -> None:
+        if not (strength > 0 and ceiling > 0):
+            raise ConfigError(f"Curiosity needs strength and ceiling above 0, got {strength} and {ceiling}")
+        self._strength = strength
+        self._ceiling = ceiling
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        return [None if s.logprob is None else min(-self._strength * s.logprob, self._ceiling) for s in samples]
+
+
+@final
 class LikelihoodConsistency:
     """Reward: another reward, with a bonus for right samples whose reasoning makes their answer likely.
 

@@ -31,7 +31,7 @@ TOKENS = [
     "gfpo", "gigpo", "gtpo", "gvpo",
     "kl-cov", "lambda-grpo", "mapo", "nft", "ngrpo", "nsr", "online-dpo", "pass-k-training", "prorl",
     "rl-zvp", "tempo",
-    "apo", "copo", "lens--waste-mistakes", "less", "prof", "seed-grpo",
+    "apo", "copo", "lens--waste-mistakes", "less", "prof", "seed-grpo", "evisrag", "rank-grpo",
 ]  # fmt: skip
 """Trained on a language policy."""
 

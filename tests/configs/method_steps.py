@@ -41,6 +41,7 @@ class Step:
         entropy: of each decision.
         values: further values of each decision.
         parts: what the reward ``steps`` says of each row's decisions, one by one.
+        parts_of: what further rewards say of them, by name; NaN where nothing.
         origins: where each row comes from, numbers of ``Origin``; None: all were drawn.
         turns: what the environment gives for them, each a turn of its own.
         keys: of the states that these were written in.
@@ -59,6 +60,7 @@ class Step:
     entropy: Rows | None = None
     values: Mapping[Value, Rows] = field(default_factory=dict)
     parts: Rows | None = None
+    parts_of: Mapping[str, Rows] = field(default_factory=dict)
     origins: Sequence[int] | None = None
     turns: Rows | None = None
     keys: Sequence[Sequence[str]] = ()
@@ -97,7 +99,8 @@ class Step:
     @property
     def scoped(self) -> dict[str, Scoped]:
         """What rewards say of parts."""
-        return {} if self.parts is None else {"steps": _one_by_one(self.parts)}
+        steps = {} if self.parts is None else {"steps": self.parts}
+        return {name: _one_by_one(rows) for name, rows in {**steps, **self.parts_of}.items()}
 
     @property
     def exchanges(self) -> Turns | None:
@@ -108,7 +111,7 @@ class Step:
 def _one_by_one(rows: Rows) -> Scoped:
     value_BT = torch.tensor(rows, dtype=torch.float64)
     scope_BT = torch.arange(value_BT.shape[1]).expand(value_BT.shape)
-    return Scoped(scope_BT=scope_BT, value_BS=value_BT, valid_BS=torch.ones(value_BT.shape).bool())
+    return Scoped(scope_BT=scope_BT, value_BS=value_BT, valid_BS=~value_BT.isnan())
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,11 @@ PINS: dict[str, Given] = {
     "unlikeliness-reward": Given(
         samples=wrote("7", "8", "7", "8", logprob=[-1.0, -2.0, -3.0, -4.0]), rewards=(0.8125, 0.0, 0.9375, 0.0)
     ),
+    # 2 of right ones, and -mean log p up to a third
+    "cde": Given(
+        samples=wrote(*[r"\boxed{7}"] * 2, *[r"\boxed{8}"] * 2, logprob=[-0.1, -2.0, -0.25, -0.5]),
+        rewards=(2.1, 2.333333, 0.25, 0.333333),
+    ),
     # of four pairs of words each, the third has "boxed 7" in common with the first two, 1 of 7: 1 + 1 + 1/7, 1 + 2/7
     "dra-grpo": Given(
         samples=wrote(r"so it is \boxed{7}", r"so it is \boxed{7}", r"\boxed{7} must be right", "no answer here"),

@@ -79,9 +79,11 @@ def even(samples: Sequence[Sample]) -> list[float]:
 
 
 BESIDE = {
-    "copo": NamedReward("answers", even, weight=0.0),
-    "prof": NamedReward("steps", halves, weight=0.0),
-    "seed-grpo": NamedReward("answers", even, weight=0.0),
+    "copo": [NamedReward("answers", even, weight=0.0)],
+    "evisrag": [NamedReward(name, halves, weight=0.0) for name in ("accuracy", "evidence")],
+    "prof": [NamedReward("steps", halves, weight=0.0)],
+    "rank-grpo": [NamedReward("items", halves, weight=0.0)],
+    "seed-grpo": [NamedReward("answers", even, weight=0.0)],
 }
 """What they read beside who is right."""
 
@@ -97,7 +99,7 @@ def test_method_trains_a_language_policy(name: str, tmp_path: Path) -> None:
 
     policy = policy_of("llama", max_new_tokens=5)
     before = [parameter.detach().clone() for parameter in policy.trainable]
-    rewards = [NamedReward("right", right), *([BESIDE[name]] if name in BESIDE else [])]
+    rewards = [NamedReward("right", right), *BESIDE.get(name, [])]
     folder = Trainer(policy, rewards, prompts_of("llama"), config).train()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["update"]) for line in lines] == [(1, 0), (1, 1), (2, 0), (2, 1)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.groups.likelihoods import LikelihoodConsistency, SelfCertainty, Unlikeliness, mean_ranks
+from mmgrpo.rewards.groups.likelihoods import Curiosity, LikelihoodConsistency, SelfCertainty, Unlikeliness, mean_ranks
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate
 from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.types import Prompt, Sample
@@ -43,6 +43,14 @@ def test_self_certainty_is_what_the_policy_says():
     assert as_documented == pytest.approx(by_definition)
     samples = members("a", "b", values=[{"certainty": as_documented}, {}])
     assert SelfCertainty()(samples) == [as_documented, None]
+
+
+def test_surprise_up_to_a_bound():
+    # half of 0.4 and of 1.0, and 0.5 in place of half of 3
+    samples = members(*"abcd", logprob=[-0.4, -1.0, -3.0, None])
+    assert Curiosity(strength=0.5, ceiling=0.5)(samples) == [0.2, 0.5, 0.5, None]
+    with pytest.raises(ConfigError, match="strength and ceiling above 0"):
+        Curiosity(ceiling=0.0)
 
 
 def test_a_reward_says_what_it_needs_of_the_decisions_also_for_those_it_holds():

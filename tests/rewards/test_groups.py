@@ -14,8 +14,9 @@ from mmgrpo.config import RewardConfig
 from mmgrpo.config.registry import REWARDS
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.groups.diversity import DiversityAdjusted
-from mmgrpo.rewards.groups.likelihoods import LikelihoodConsistency, SelfCertainty, Unlikeliness
+from mmgrpo.rewards.groups.likelihoods import Curiosity, LikelihoodConsistency, SelfCertainty, Unlikeliness
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament
+from mmgrpo.rewards.groups.parts import OnPart
 from mmgrpo.rewards.groups.rarity import Rarity
 from mmgrpo.rewards.groups.verdicts import Conciseness, NoisyVerifier
 from mmgrpo.rewards.groups.votes import MajorityVote, SemanticClusters
@@ -38,6 +39,8 @@ REWARDS_OF_GROUPS: dict[str, Callable[..., Any]] = {
     "diversity_adjusted bonus": DiversityAdjusted(column_score, rule="bonus", size=1),
     "unlikeliness": Unlikeliness(column_score),
     "self_certainty": SelfCertainty(),
+    "curiosity": Curiosity(),
+    "on_part": OnPart(column_score, start=" "),
     "likelihood_consistency": LikelihoodConsistency(column_score, column_chance),
     "noisy_verifier": NoisyVerifier(column_score, false_positive=0.1),
     "conciseness": Conciseness(column_score),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log
+from math import log, nan
 
 from mmgrpo.values import from_reference
 from tests.configs.method_steps import Step
-from tests.configs.pins.rows import A_TREE, A_TWO_6, ONE_OF_FOUR, ONE_OF_TWO
+from tests.configs.pins.rows import A_FOUR, A_TREE, A_TWO_6, ONE_OF_FOUR, ONE_OF_TWO
 
 LOW_BUT_TWO = [0.1] * 6 + [1.0, 2.0]
 ALIKE, OTHER, ANOTHER = (list(range(start, start + 8)) for start in (1, 11, 21))
@@ -72,6 +72,20 @@ CREDIT: dict[str, tuple[Step, Sequence[Sequence[float]]]] = {
             parts=[[0.7, 0.7], [1.0, 0.8], [0.5, 0.5], [0.6, 1.0], [0.1, 0.3], [0.4, 0.4], [0.3, 0.1], [0.2, 0.4]],
         ),
         [[0.0] * 2, [A_TREE] * 2, [0.0] * 2, [A_TREE] * 2, [0.0] * 2, [0.0] * 2, [-A_TREE] * 2, [-A_TREE] * 2],
+    ),
+    # the first part by the one reward, the second by the other: 1 and 0, and 0.2 and 0.4 of deviation 0.1414214
+    "evisrag": (
+        Step(
+            reward=(0, 0),
+            lengths=(2, 2),
+            parts_of={"evidence": [[1.0, nan], [0.0, nan]], "accuracy": [[nan, 0.2], [nan, 0.4]]},
+        ),
+        [[A_TWO_6, -0.1 / 0.1414224], [-A_TWO_6, 0.1 / 0.1414224]],
+    ),
+    # hits of the first items 1, 0, 0, 0 and of the second ones 0, 1, 1, 0
+    "rank-grpo": (
+        Step(reward=[0] * 4, lengths=[2] * 4, parts_of={"items": [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 0.0]]}),
+        [[A_FOUR, -A_TREE], [-A_FOUR / 3, A_TREE], [-A_FOUR / 3, A_TREE], [-A_FOUR / 3, -A_TREE]],
     ),
     # the limit is the seventh entropy of eight. Two right ones share their six sure tokens, 2 / 2; the wrong ones share
     # nothing, 1 / 2; in the second group the right and the wrong one share them: 0. The eighth token keeps A
