@@ -79,12 +79,12 @@ class Curiosity:
     min(``strength`` s, ``ceiling``), s = -mean log-probability of its tokens (``Sample.logprob``), the logarithm of its
     perplexity. None where that is not known.
 
-    Example: ``{name: curiosity, ceiling: 0.3333, weight: 0.5}`` beside a verifier.
+    Example: ``{name: curiosity, ceiling: 0.3333, weight: 0.5}``.
     Range: 0 to ``ceiling``.   Units: nats per token, times ``strength``.
     Source: Dai et al. 2025 (CDE), arXiv:2509.09675, eq. 2, the actor's bonus, for rewards r of size 1: there the
     ceiling is abs(r) / kappa, kappa 3, and the strength alpha is 1.
-    Traps: alone it rewards noise; the ceiling keeps it below what being right earns, and its weight should fall to 0
-    over the run (``schedule``).
+    Traps: alone it rewards noise, so a verifier stands beside it; the ceiling keeps it below what being right earns,
+    and its weight should fall to 0 over the run (``schedule``).
     """
 
     def __init__(self, strength: float = 1.0, ceiling: float = 1 / 3) -> None:

@@ -18,9 +18,10 @@ class OnPart:
     The part begins with the first ``start`` and ends before the first ``end`` after it. Without a mark, or where the
     text does not have it, it reaches to that end of the text. None where the reward has None or there is no text.
 
-    Example: ``{name: on_part, of: {name: exact_match, extract: tag}, start: <think>, label: accuracy, weight: 0}``.
+    Example: ``{name: on_part, of: {name: exact_match, extract: tag}, start: <think>, weight: 0}``.
     Settings: ``of``, the reward with its settings, or its bare name; ``start`` and ``end``, one of them at least. With
-    a weight of 0 it speaks through its part alone, to an estimator such as ``{name: scoped, reward: accuracy}``.
+    a weight of 0 it speaks through its part alone, to an estimator such as ``{name: scoped, reward: on_part}``; several
+    have a ``label`` each.
     Range: that of the reward.
     Source: EVisRAG, arXiv:2510.09733, and its code (OpenBMB/VisRAG, src/rsgrpo/verl/workers/reward/function.py), whose
     rewards are laid on spans between tags.
