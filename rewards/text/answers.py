@@ -171,6 +171,56 @@ class Classification:
 
 
 @final
+class LabelSet:
+    """Reward: how many of several labels the answer names, less for those that it misses or adds.
+
+    1 if it names all of the reference's labels and no other, 0 if it names none though there are some; else ``right``
+    for each right one less ``wrong`` for each that is missing or too many, held within 0 and 1. Labels are found in
+    the answer as in ``classification``: whole words, longer labels first. The reference, in ``column``, is a list of
+    labels, perhaps an empty one.
+
+    Example: ``{name: label_set, labels: [hands, limbs, face]}``.
+    Settings: ``labels`` are those that there are; ``extract`` as in ``exact_match``.
+    Range: 0 to 1.
+    Source: MagicMirror, arXiv:2509.10260, eq. 5.
+    Traps: with the published numbers two right labels of three score as much as three with one too many, 0.9.
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[str],
+        column: str = "answer",
+        right: float = 0.6,
+        wrong: float = 0.3,
+        extract: Extract = "none",
+    ) -> None:
+        if isinstance(labels, str) or not labels or not all(map(_plain, labels)):
+            raise ConfigError(f"LabelSet.labels must be a list of labels, got {labels!r}")
+        if not (right >= 0 and wrong >= 0):
+            raise ConfigError(f"LabelSet.right and LabelSet.wrong must be at least 0, got {right} and {wrong}")
+        self._labels = {_plain(label) for label in labels}
+        self._column = column
+        self._right = right
+        self._wrong = wrong
+        self._extract: Extract = place_of("LabelSet.extract", extract)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("label_set", samples, self._column, self._reference, self._score)
+
+    def _reference(self, value: Any) -> set[str] | None:
+        known = {_plain(str(label)) for label in value} if isinstance(value, list | tuple) else None
+        return known if known is not None and known <= self._labels else None
+
+    def _score(self, text: str, known: set[str]) -> Score:
+        named = _named(words(extracted(text, self._extract) or ""), self._labels)
+        said = compared(", ".join(sorted(named)) or None, ", ".join(sorted(known)))
+        if named == known or not named:
+            return Score(float(named == known), said)
+        value = self._right * len(named & known) - self._wrong * len(named ^ known)
+        return Score(min(max(value, 0.0), 1.0), said)
+
+
+@final
 class EditDistance:
     """Reward: 1 less the edit distance between answer and reference over the longer one's length.
 

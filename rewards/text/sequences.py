@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby, takewhile
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
@@ -12,7 +13,7 @@ from mmgrpo.rewards.parsing.references import graded
 from mmgrpo.types import Sample, Score
 
 Items = Literal["words", "characters"]
-Mode = Literal["exact", "positions", "displacement"]
+Mode = Literal["exact", "prefix", "positions", "displacement"]
 
 
 @final
@@ -21,18 +22,20 @@ class Ordering:
 
     With n items, ``displacement`` is 1 - sum |place in the answer - place in the reference| / floor(n^2 / 2), the most
     that n items can be displaced by; the answer must hold each of them once and nothing else, or it scores 0.
-    ``positions`` is the share of places, of the longer of the two, that hold the right item; ``exact`` is 1 if the two
-    are equal, else 0. ``items: words`` are separated by anything but letters and digits (``3, 1, 2`` or
-    ``<|up|><|left|>``), ``characters`` stand side by side (``312``). With ``per_item`` a perfect answer scores that
-    much for each item, others in proportion.
+    ``positions`` is the share of places, of the longer of the two, that hold the right item; ``prefix`` the share of
+    the reference that is right before the first item that is not; ``exact`` is 1 if the two are equal, else 0.
+    ``items: words`` are separated by anything but letters and digits (``3, 1, 2`` or ``<|up|><|left|>``),
+    ``characters`` stand side by side (``312``). With ``per_item`` a perfect answer scores that much for each item,
+    others in proportion; with ``turns`` as often as the reference has runs of one item.
 
     The reference, in ``column``, is a text of the same form or a list of items; for ``displacement`` no item may stand
     in it twice.
 
     Example: ``{name: ordering, items: characters, extract: tag}``.
     Settings: ``extract`` as in ``exact_match``.
-    Range: 0 to 1, or to ``per_item`` times the length of the reference.
-    Source: displacement: VideoSSR's jigsaw of clips, arXiv:2511.06281. Deviation: one item alone is in
+    Range: 0 to 1, or to ``per_item`` times the length of the reference, and times its runs.
+    Source: displacement: VideoSSR's jigsaw of clips, arXiv:2511.06281; prefix and turns: Ariadne's mazes,
+    arXiv:2511.00710. Deviation: one item alone is in
     its place or not.
     Traps: an answer that reverses the order scores 0 by ``displacement`` and an arbitrary one about a third.
     """
@@ -43,6 +46,7 @@ class Ordering:
         items: Items = "words",
         mode: Mode = "displacement",
         per_item: float | None = None,
+        turns: bool = False,
         extract: Extract = "none",
     ) -> None:
         if per_item is not None and not per_item > 0:
@@ -51,6 +55,7 @@ class Ordering:
         self._items: Items = one_of("Ordering.items", items, Items)
         self._mode: Mode = one_of("Ordering.mode", mode, Mode)
         self._per_item = per_item
+        self._turns = turns
         self._extract: Extract = place_of("Ordering.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
@@ -67,7 +72,8 @@ class Ordering:
         stated = self._read(answer)
         share = _MODES[self._mode](stated, known)
         said = compared(" ".join(stated) or None, " ".join(known))
-        return Score(share if self._per_item is None else share * self._per_item * len(known), said)
+        most = 1.0 if self._per_item is None else self._per_item * len(known)
+        return Score(share * most * (sum(1 for _ in groupby(known)) if self._turns else 1), said)
 
     def _read(self, text: str) -> list[str]:
         return words(text) if self._items == "words" else [char for char in normalised(text) or "" if char.isalnum()]
@@ -95,9 +101,14 @@ def positions(stated: Sequence[str], known: Sequence[str]) -> float:
     return sum(one == two for one, two in zip(stated, known, strict=False)) / max(len(stated), len(known))
 
 
+def prefix(stated: Sequence[str], known: Sequence[str]) -> float:
+    """The share of the known items that both begin with, 0 to 1."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(stated, known, strict=False))) / len(known)
+
+
 def exact(stated: Sequence[str], known: Sequence[str]) -> float:
     """1 if both are the same, else 0."""
     return float(list(stated) == list(known))
 
 
-_MODES = {"exact": exact, "positions": positions, "displacement": displacement}
+_MODES = {"exact": exact, "prefix": prefix, "positions": positions, "displacement": displacement}

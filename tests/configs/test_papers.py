@@ -78,11 +78,13 @@ def test_explain_says_whose_run_it_is_and_how_it_differs() -> None:
 def test_answers_are_paid_as_in_the_authors_code(name: str) -> None:
     rewards = build_rewards(load_config(f"papers/{name}").rewards)
     samples = [
-        Sample(Prompt("q", columns=columns), 0, member, text=text, tokens=tuple(range(length)))
+        Sample(
+            Prompt("q", columns=columns), 0, member, text=text, tokens=tuple(range(length)), values={"certainty": 1.0}
+        )
         for member, (columns, text, length, _) in enumerate(PAID[name])
     ]
     scores = shaped(score(samples, rewards), rewards, 0).scores
     assert scores.valid_BR.any(1).all()
     assert scores.valid_BR.all() == (name not in ROUTED)
     total_B = (scores.value_BR * scores.weight_R).where(scores.valid_BR, 0.0).sum(1)
-    assert total_B.tolist() == pytest.approx([paid for *_, paid in PAID[name]], abs=1e-6)
+    assert total_B.tolist() == pytest.approx([paid for *_, paid in PAID[name]], rel=1e-6, abs=1e-6)

@@ -158,6 +158,17 @@ CASES: dict[str, list[Case]] = {
         Case(text="cats", answer={"a": 1}, value=0,
              said={"parsed": None, "reference": '{"a": 1}', "reason": "no object"}),
     ],
+    "field_match": [
+        Case(text='{"a": "cat"}', answer={"a": "Cat", "b": 1}, value=0.75,
+             said={"parsed": '{"a": "cat"}', "reference": '{"a": "Cat", "b": 1}',
+                   "parts": {"precision": 1, "recall": 0.5}}),
+        Case(text="cat", answer={"a": 1}, value=0,
+             said={"parsed": "cat", "reference": '{"a": 1}', "reason": "no field"}),
+    ],
+    "label_set": [
+        Case(text="a hand", answer=["hand", "face"], settings={"labels": ["hand", "face"]}, value=0.3,
+             said={"parsed": "hand", "reference": "face, hand"}),
+    ],
     "trajectory": [
         Case(text="[[0, 0], [1000, 0]]", answer=[[0, 0], [1000, 1000]], settings={"coordinates": ALIKE},
              value=1 - math.sqrt(0.5),
@@ -294,4 +305,4 @@ def test_every_score_is_explained(name: str):
 
 def test_there_is_a_case_for_every_one():
     assert sorted(CASES) == sorted(VERIFIABLE)
-    assert len(VERIFIABLE) == 34
+    assert len(VERIFIABLE) == 36

@@ -18,7 +18,7 @@ from mmgrpo.rewards.grounding.masks import MaskIou
 from mmgrpo.rewards.grounding.precision import AveragePrecision
 from mmgrpo.rewards.grounding.tracks import Tracking
 from mmgrpo.rewards.grounding.trajectories import Trajectory
-from mmgrpo.rewards.text.answers import Classification, EditDistance, ExactMatch, MultipleChoice, YesNo
+from mmgrpo.rewards.text.answers import Classification, EditDistance, ExactMatch, LabelSet, MultipleChoice, YesNo
 from mmgrpo.rewards.text.captions import CaptionScore
 from mmgrpo.rewards.text.charts import ChartAnswer
 from mmgrpo.rewards.text.coverage import Coverage
@@ -26,7 +26,7 @@ from mmgrpo.rewards.text.forecasts import Brier
 from mmgrpo.rewards.text.lengths import Repetition
 from mmgrpo.rewards.text.number_lists import NumberList
 from mmgrpo.rewards.text.quantities import Count, MeanRelativeAccuracy, Number
-from mmgrpo.rewards.text.records import RecordSimilarity
+from mmgrpo.rewards.text.records import FieldMatch, RecordSimilarity
 from mmgrpo.rewards.text.sequences import Ordering
 from mmgrpo.rewards.text.structure import Format, JsonSchema
 from mmgrpo.rewards.text.tables import TableSimilarity
@@ -72,6 +72,8 @@ REWARDS: dict[str, tuple[Callable[..., Any], Any]] = {
     "coverage": (Coverage(repetition=True), "a dog"),
     "table_similarity": (TableSimilarity(), "<table><tr><td>a</table>"),
     "record_similarity": (RecordSimilarity(), {"a": {"b": [1, "dog"]}}),
+    "field_match": (FieldMatch(), {"a": {"b": [1, "dog"]}}),
+    "label_set": (LabelSet(["a b", "dog"]), ["dog"]),
     "trajectory": (Trajectory(**FRAME), [[0, 0], [1, 1]]),
 }
 # fmt: off

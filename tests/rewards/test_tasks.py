@@ -13,11 +13,12 @@ from transformers import AutoModel, AutoTokenizer
 
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.rewards.grounding.trajectories import Trajectory, frechet
+from mmgrpo.rewards.text.answers import LabelSet
 from mmgrpo.rewards.text.coverage import Coverage
 from mmgrpo.rewards.text.forecasts import Brier
 from mmgrpo.rewards.text.lengths import LengthPeak
 from mmgrpo.rewards.text.number_lists import NumberList, coefficients
-from mmgrpo.rewards.text.records import RecordSimilarity
+from mmgrpo.rewards.text.records import FieldMatch, RecordSimilarity
 from mmgrpo.rewards.text.sequences import Ordering
 from mmgrpo.rewards.text.structure import Format
 from mmgrpo.rewards.text.tables import MAX_NODES, TableSimilarity
@@ -252,6 +253,9 @@ def test_length_is_best_at_its_peak(tokens: int, value: float):
     [
         (lambda: Ordering(per_item=0), "per_item must be positive"),
         (lambda: Ordering(items="tokens"), "items must be one of words, characters"),  # type: ignore[arg-type]
+        (lambda: LabelSet([]), "must be a list of labels"),
+        (lambda: LabelSet(["a"], wrong=-1), "must be at least 0"),
+        (lambda: FieldMatch(balance=2), r"must lie in \[0, 1\]"),
         (lambda: NumberList(absolute=-1), "absolute must be at least 0"),
         (lambda: NumberList(symbol="1"), "a name such as P"),
         (lambda: Brier(scale=0), "scale > 0"),
@@ -311,6 +315,51 @@ def test_meaning_is_the_cosine_of_mean_hidden_states(tmp_path: Path):
     scores = [score_of(reward, json.dumps({"name": text}), {"name": "c"}) for text in ("c", "a b", "")]
     assert scores == pytest.approx([1, max(0, torch.cosine_similarity(one, two, dim=0).item()), 0], abs=1e-5)
     assert 0 <= score_of(reward, json.dumps({"name": "a b " * 100}), {"name": "c"}) <= 1  # longer than it reads
+
+
+def test_a_path_pays_up_to_its_first_wrong_move_and_by_its_turns():
+    prefix, whole = Ordering(mode="prefix", per_item=1), Ordering(mode="exact", per_item=2, turns=True)
+    said = ["up up left", "up up right left", "left up", "up up left down"]
+    assert [score_of(prefix, text, "up up left") for text in said] == [3, 2, 0, 3]
+    assert [score_of(whole, text, "up up left") for text in said] == [12, 0, 0, 0]  # 3 moves, 2 runs, twice
+
+
+FIELDS = {"a": "Cat", "b": [{"n": 1}, {"n": 2}], "c": None}
+
+
+@pytest.mark.parametrize(
+    ("stated", "value"),
+    [
+        (FIELDS, 1.0),
+        (FIELDS | {"a": "cat", "b": [{"n": 1.0}, {"n": 2}]}, 1.0),
+        ({"a": "cat"}, 0.75 + 0.25 / 4),
+        (FIELDS | {"d": 1, "e": 1, "f": 1, "g": 1}, 0.75 / 2 + 0.25),
+        (FIELDS | {"b": [{"n": 2}, {"n": 1}]}, 0.5),
+        (FIELDS | {"c": "null", "b": [{"n": "1"}, {"n": True}]}, 0.25),
+        ({}, 0.0),
+    ],
+)
+def test_fields_by_precision_and_recall(stated: dict[str, Any], value: float):
+    assert score_of(FieldMatch(balance=0.75), json.dumps(stated), FIELDS) == pytest.approx(value)
+    assert score_of(FieldMatch(), json.dumps({"a": list(range(1001))}), FIELDS) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "known", "value"),
+    [
+        ("hands and face", ["Face", "hands"], 1.0),
+        ("", [], 1.0),
+        ("", ["face"], 0.0),
+        ("hands", ["hands", "face"], 0.6 - 0.3),
+        ("hands, face, limbs", ["hands", "face"], 2 * 0.6 - 0.3),
+        ("limbs", ["hands"], 0.0),
+        ("hand structure", ["hands"], 0.0),
+    ],
+)
+def test_sets_of_labels(text: str, known: list[str], value: float):
+    reward = LabelSet(["hands", "face", "limbs", "hand structure"])
+    assert score_of(reward, text, known) == pytest.approx(value)
+    assert score_of(reward, text, ["nose"]) is None
 
 
 def test_a_symbol_is_looked_for_in_linear_time():

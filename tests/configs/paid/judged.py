@@ -46,6 +46,18 @@ RUBRIC: dict[str, Any] = {
     ]
 }
 
+SCREEN = {"answer": "0", "suggestion": "Click the search bar"}
+FAULTS = {"normal": "no", "kinds": ["abnormal human anatomy"], "details": ["hand structure deformity"]}
+
+
+def advised(score: int, suggestion: str) -> str:
+    return f"<thinking>so</thinking><score>{score}</score><suggestion>{suggestion}</suggestion>"
+
+
+def labelled(thought: str, normal: str, kinds: str, details: str) -> str:
+    return told(thought, normal=normal, kinds=kinds, details=details)
+
+
 JUDGED: dict[str, Judged] = {
     "timemaster": Judged(
         says=lambda asked: "0.6" if "see a neurologist" in asked else "none",
@@ -91,6 +103,30 @@ JUDGED: dict[str, Judged] = {
             asked.partition("<candidate>\n")[2][0]
         ],
         answers=[({"answer": "7"}, "7", 9, 1.0), ({"answer": "7"}, "8", 9, 0.0), ({"answer": "7"}, "9", 9, 0.0)],
+    ),
+    "gui-critic-r1": Judged(
+        says=lambda asked: "Verdict: yes" if "the search bar" in asked.partition("<suggested>")[2] else "Verdict: no",
+        answers=[
+            (SCREEN, advised(0, "Click the search bar."), 9, 1.0),
+            (SCREEN, advised(0, "Go back."), 9, 0.9),
+            (SCREEN, advised(1, "Click the search bar."), 9, 0.2),
+        ],
+    ),
+    "magicmirror": Judged(  # 8 for the form, 4 for the verdict, 2 and 1 for kinds and details
+        says=lambda asked: "no" if "all is well" in asked else "yes",
+        answers=[
+            (FAULTS, labelled("six fingers", "no", "abnormal human anatomy", "hand structure deformity"), 9, 15.0),
+            (
+                FAULTS,
+                labelled(
+                    "six fingers", "no", "abnormal human anatomy", "hand structure deformity, foot structure deformity"
+                ),
+                9,
+                14 + 0.3,
+            ),
+            (FAULTS, labelled("six fingers", "yes", "abnormal animal anatomy", "none"), 9, 8.0),
+            (FAULTS, labelled("all is well", "no", "abnormal human anatomy", "hand structure deformity"), 9, 0.0),
+        ],
     ),
     "argen": Judged(  # 0.3 * 1 + 0.4 * 0.5 + 0.3 * 0.25
         says=lambda asked: f"Score: {1 if 'harm' in asked else 0.5 if 'human health' in asked else 0.25}",

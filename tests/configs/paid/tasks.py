@@ -25,6 +25,28 @@ PARTS = "<understanding>a</understanding><facts>b</facts><plan>c</plan>"
 GRAPH = {"answer": "B", "paths": [["insulin", "lowers", "glucose"], ["glucose", "is in", "blood"]]}
 
 
+MOVES = "<|up|><|up|><|left|>"
+REPORT: dict[str, Any] = {"answer": {"name": "Lung Test", "items": [{"name": "FEV1", "result": "1.61"}]}}
+PAGE: dict[str, Any] = {"answer": "7 May", "box": [0, 0, 100, 50], "original_size": [560, 560]}
+
+
+SEARCHED = {"kind": "type_and_submit", "field": "search", "typed": "cats"}
+
+
+def did(kind: str, name: str | None = None, text: str | None = None) -> str:
+    said = "".join(f"<{tag}>{held}</{tag}>" for tag, held in (("name", name), ("text", text)) if held is not None)
+    return f"<rationale>so</rationale><kind>{kind}</kind>{said}"
+
+
+def told(answer: str) -> str:
+    return f"<think>so</think><answer>{answer}</answer>"
+
+
+def read(box: list[int], answer: str) -> str:
+    parts = f"<question>When?</question><region>{box}</region><answer>{answer}</answer>"
+    return f"<think>so</think>{parts}"
+
+
 def looked(caption: str, boxes: Any, answer: str) -> str:
     return f"<caption>{caption}</caption>\n<bbox>{json.dumps(boxes)}</bbox>\n<answer>{answer}</answer>"
 
@@ -45,7 +67,7 @@ def refined(thought: str, answer: int, confidence: str) -> str:
 ELSEWHERE = {"extract-0"}
 """Whose texts an encoder compares: tests/rewards/test_tasks.py, with a small one."""
 
-ROUTED = {"vla-r1", "videossr"}
+ROUTED = {"vla-r1", "videossr", "shop-r1"}
 
 PAID: dict[str, list[Answer]] = {
     "satori-r1": [
@@ -116,6 +138,33 @@ PAID: dict[str, list[Answer]] = {
         ({"answer": False}, "<think>so</think><answer>0.7</answer>", 9, 0.51 + 0.1),
         ({"answer": False}, "<answer>70%</answer>", 9, 0.0),  # held at 1
         ({"answer": True}, "<think>so</think><answer>likely</answer>", 9, 0.1),
+    ],
+    "ariadne": [  # right: twice 3 moves for each of 2 runs
+        ({"solution": MOVES}, f"<think>so</think>{MOVES}", 9, 12 + 0.2),
+        ({"solution": MOVES}, "<think>so</think><|up|><|up|><|down|>", 9, 2 + 0.2),
+        ({"solution": MOVES}, f"so</think>{MOVES}<|up|>", 9, 3 + 0.15),
+        ({"solution": MOVES}, MOVES, 9, 0.0),
+    ],
+    "medical-vie-rlvr": [
+        (REPORT, told(json.dumps(REPORT["answer"])), 9, 2.0),
+        (REPORT, told('{"name": "Lung Test"}'), 9, 0.5 + 0.5 / 3 + 1),
+        (REPORT, told(json.dumps(REPORT["answer"] | {"age": 6, "sex": "f", "day": 1})), 9, 0.5 / 2 + 0.5 + 1),
+        (REPORT, json.dumps(REPORT["answer"]), 9, 0.0),
+    ],
+    "docthinker": [
+        (PAGE, read([0, 0, 100, 50], "7 May"), 9, 3.0),
+        (PAGE, read([0, 0, 100, 20], "7 May"), 9, 2.0),
+        (PAGE, read([0, 0, 100, 50], "8 May"), 9, 2.0),
+        (PAGE, told("7 May"), 9, 1.0),
+    ],
+    "shop-r1": [  # 0.005 for a certainty of 1
+        ({"kind": "terminate"}, did("terminate"), 9, 0.5 + 0.3 + 0.005),
+        ({"kind": "click", "clicked": "add to cart"}, did("click", "add to cart"), 9, 1000 + 0.5 + 0.3 + 0.2 + 0.005),
+        ({"kind": "click", "clicked": "add to cart"}, did("terminate"), 9, 0.5 + 0.005),
+        (SEARCHED, did("type_and_submit", "search", "cats"), 9, 1000 + 0.5 + 0.3 + 0.1 + 0.1 + 0.1 + 0.005),
+        # one word of two: precision 1, recall a half
+        (SEARCHED | {"typed": "red cats"}, did("type_and_submit", "search", "cats"), 9, 2000 / 3 + 1.1 + 0.005),
+        (SEARCHED, did("type_and_submit"), 9, 0.5 + 0.3 + 0.005),
     ],
     "table-r1": [
         ({"answer": TABLE}, f"<answer>{TABLE}</answer>", 9, 1.0),
