@@ -82,21 +82,28 @@ def _gvpo_P(members: Members, *, beta: float) -> Tensor:
     return error_PG.square().sum(1) / (2 * (members.count_P - 1)).clamp(min=1)
 
 
-def centred_regression(*, beta: float = 1.0, score_by: str = "mean_log_ratio", against: str = "old") -> Term:
+def centred_regression(
+    *, beta: float = 1.0, eps: float | None = None, score_by: str = "mean_log_ratio", against: str = "old"
+) -> Term:
     """Centred scores regressed on centred advantages.
 
-    L = mean_i (beta (s_i - mean s) - (A_i - mean A))^2.
+    L = mean_i (beta (s_i - mean s) / w - (A_i - mean A))^2, w = 1, or with ``eps`` sg(std s) + eps.
+    std is of the group's members, over n; sg = no gradient.
 
-    Units: beta is advantage per unit of the score.
+    Units: beta is advantage per unit of the score, with ``eps`` per standard deviation; eps in the score's units.
     Source: CRD of Flow-Factory (``trainers/crd.py``), whose score is the fall of the prediction error against a
-        snapshot: the mean log-ratio where a log-probability is minus that error.
+        snapshot: the mean log-ratio where a log-probability is minus that error; with eps, Reg-GRPO of DeepVideo-R1,
+        arXiv:2506.07464, sec. 3.2.
     """
-    return _term("centred_regression", partial(_regression_P, beta=beta), score(score_by, against=against))
+    return _term("centred_regression", partial(_regression_P, beta=beta, eps=eps), score(score_by, against=against))
 
 
-def _regression_P(members: Members, *, beta: float) -> Tensor:
-    error_PG = beta * members.centred(members.score_PG) - members.centred(members.advantage_PG)
-    return members.mean(error_PG.square())[:, 0]
+def _regression_P(members: Members, *, beta: float, eps: float | None) -> Tensor:
+    centred_PG = beta * members.centred(members.score_PG)
+    if eps is not None:
+        spread_P1 = members.mean(members.centred(members.score_PG.detach()).square()).sqrt()
+        centred_PG = centred_PG / (spread_P1 + eps)
+    return members.mean((centred_PG - members.centred(members.advantage_PG)).square())[:, 0]
 
 
 def trajectory_balance(*, power: float = 1.0, least: float = 1e-3, score_by: str = "sum_logprob") -> Term:

@@ -77,6 +77,32 @@ class LengthPeak:
 
 
 @final
+class LengthTarget:
+    """Reward: 1 at a length, falling in a line to 0 at none and at twice the length.
+
+    With n tokens: 1 - |n - length| / length, at least 0. A sample without tokens is not judged (None).
+
+    Example: ``{name: length_target, length: 256}``.
+    Units: tokens of the completion, its end token included.   Range: 0 to 1.
+    Source: the triangular length reward of "Train Long, Think Short", arXiv:2508.08940, whose length falls over the
+        run: a schedule of ``rewards.length_target.length``.
+    Traps: right or wrong, what has the length earns it, so that its weight should be below that of being right.
+    """
+
+    def __init__(self, length: float) -> None:
+        if length < 1:
+            raise ConfigError(f"LengthTarget.length must be at least 1, got {length}")
+        self._length = length
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return [None if sample.tokens is None else self._score(len(sample.tokens)) for sample in samples]
+
+    def _score(self, num_tokens: int) -> Score:
+        value = max(1 - abs(num_tokens - self._length) / self._length, 0.0)
+        return Score(value, {"reason": f"{num_tokens} tokens, best are {self._length:g}"})
+
+
+@final
 class Repetition:
     """Reward: ``max_penalty`` times the share of n-grams that repeat an earlier one.
 

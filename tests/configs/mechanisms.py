@@ -27,8 +27,8 @@ DRAWN = ["chunk-grpo", "flow-dppo", "sage-grpo", "tempflow-grpo"]
 """Trained on a denoising policy, whose steps they are about."""
 
 TOKENS = [
-    "archer", "bnpo", "d3s", "dcpo-clip", "disco", "dr-grpo", "drpo", "edge-grpo", "f-grpo", "flow-of-reasoning",
-    "gfpo", "gigpo", "gtpo", "gvpo",
+    "archer", "bnpo", "d3s", "dcpo-clip", "deepvideo-r1", "disco", "dr-grpo", "drpo", "edge-grpo", "f-grpo",
+    "flow-of-reasoning", "gfpo", "gigpo", "gtpo", "gvpo",
     "kl-cov", "lambda-grpo", "mapo", "nft", "ngrpo", "nsr", "online-dpo", "pass-k-training", "prorl",
     "rl-zvp", "tempo",
     "apo", "copo", "lens--waste-mistakes", "less", "prof", "seed-grpo", "evisrag", "rank-grpo",

@@ -78,6 +78,16 @@ PINS: dict[str, Given] = {
         samples=wrote(*["<COT> <answer>7</answer>"] * 2, "<COT> <answer>8</answer>", "<CODE> <answer>7</answer>"),
         rewards=(4 / 3, 4 / 3, 0.0, 4.0),
     ),
+    # right and of the form, with half the length; wrong, with all of it; neither, with a quarter too much
+    "curriculum-grpo": Given(
+        samples=wrote(
+            r"<think>six</think><answer>\boxed{7}</answer>",
+            r"<think>six</think><answer>\boxed{8}</answer>",
+            "no",
+            tokens=[[1] * 128, [1] * 256, [1] * 320],
+        ),
+        rewards=(0.85, 0.4, 0.225),
+    ),
     # shares of four
     "empo": Given(samples=wrote(r"\boxed{7}", r"so \boxed{7}", r"\boxed{8}", "none"), rewards=(0.5, 0.5, 0.25, 0.25)),
     # H = 0.5 log 2 + 0.5 log 4 = 1.0397208 of log 3 = 1.0986123 is 0.9463946, times 0.75

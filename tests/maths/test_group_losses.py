@@ -85,6 +85,10 @@ def test_centred_regression_of_advantages():
     value, grad_BT = loss_and_gradient(group_losses.centred_regression(beta=2.0), decisions)
     assert value == pytest.approx(0.01)
     torch.testing.assert_close(grad_BT[:, 0], torch.tensor([-0.2, 0.2]).double())
+    # standard deviation 0.2, and 0.05 to it: 2 * 0.2 / 0.25 - 0.5 = 1.1; gradient 2 / 2 * 2 / 0.25 * 1.1
+    value, grad_BT = loss_and_gradient(group_losses.centred_regression(beta=2.0, eps=0.05), decisions)
+    assert value == pytest.approx(1.21)
+    torch.testing.assert_close(grad_BT[:, 0], torch.tensor([8.8, -8.8]).double())
 
 
 def test_pacs_on_and_off_policy():

@@ -9,7 +9,7 @@ import pytest
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.text.answers import ExactMatch
-from mmgrpo.rewards.text.lengths import CosineLength, Overlong, Repetition
+from mmgrpo.rewards.text.lengths import CosineLength, LengthTarget, Overlong, Repetition
 from mmgrpo.types import Sample
 from tests.rewards.written import scores_of, wrote
 
@@ -23,6 +23,13 @@ def test_overlong_by_hand():
     assert scores_of(Overlong(100, 20), of_length(0, 80, 81, 90, 100, 101, 999)) == [0, 0, -0.05, -0.5, -1, -1, -1]
     assert scores_of(Overlong(100, 0), of_length(100, 101)) == [0, -1]
     assert Overlong(100, 20)([wrote("x" * 999)]) == [None]
+
+
+def test_length_target_by_hand():
+    assert scores_of(LengthTarget(100), of_length(0, 25, 100, 150, 200, 999)) == [0, 0.25, 1, 0.5, 0, 0]
+    assert LengthTarget(100)([wrote("x")]) == [None]
+    with pytest.raises(ConfigError, match="at least 1"):
+        LengthTarget(0)
 
 
 def test_repetition_by_hand():
