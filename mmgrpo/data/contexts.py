@@ -84,11 +84,14 @@ def bare() -> Context:
     return lambda prompt, member, history=NOTHING: prompt
 
 
-def peer_answer(*, text: str = PEER, at_least: float = 1.0, without: str | None = None) -> Context:
+def peer_answer(
+    *, text: str = PEER, at_least: float = 1.0, without: str | None = None, wrong_alone: bool = False
+) -> Context:
     """The prompt with the answer of another member of the group that is right: the first whose reward reaches a bound.
 
     ``{prompt}`` and ``{answer}`` stand for the two; a member without such a peer has nothing to be shown. What matches
-    the regular expression ``without`` is left out of the answer.
+    the regular expression ``without`` is left out of the answer. ``wrong_alone`` shows it to no member that is right
+    itself.
 
     Units: at_least in those of the reward.   Raises: ConfigError for a text that lacks either place, or for what is no
         regular expression; DataError for an answer that is no text.
@@ -96,7 +99,7 @@ def peer_answer(*, text: str = PEER, at_least: float = 1.0, without: str | None 
     """
     _require_places("peer's answer", text, "prompt", "answer")
     omitted = None if without is None else _expression("without", without)
-    return partial(_after_peer, text=text, at_least=at_least, omitted=omitted)
+    return partial(_after_peer, text=text, at_least=at_least, omitted=omitted, wrong_alone=wrong_alone)
 
 
 def after_answers(*, text: str, pattern: str | None = None, each: str = "{number}. {answer}") -> Context:
@@ -221,12 +224,19 @@ def _within(prompt: Prompt, member: int, history: History = NOTHING, *, text: st
 
 
 def _after_peer(
-    prompt: Prompt, member: int, history: History = NOTHING, *, text: str, at_least: float, omitted: re.Pattern | None
+    prompt: Prompt,
+    member: int,
+    history: History = NOTHING,
+    *,
+    text: str,
+    at_least: float,
+    omitted: re.Pattern | None,
+    wrong_alone: bool,
 ) -> Prompt | None:
     pairs = zip(history.samples, history.rewards, strict=True)
     right = [sample for sample, reward in pairs if reward is not None and reward >= at_least]
     peer = next((sample for sample in right if sample.member != member), None)
-    if peer is None:
+    if peer is None or (wrong_alone and any(sample.member == member for sample in right)):
         return None
     written = _text_of(peer)
     answer = written if omitted is None else omitted.sub("", written)

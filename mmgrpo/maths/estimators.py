@@ -42,6 +42,7 @@ from mmgrpo.maths.value_credit import (
     log_ratio,
     remembered_baseline,
 )
+from mmgrpo.maths.view_credit import excess_likelihood, outside_view
 
 ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
     {
@@ -76,6 +77,8 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
         "anchor_states": anchor_states,
         "gae": gae,
         "log_ratio": log_ratio,
+        "excess_likelihood": excess_likelihood,
+        "outside_view": outside_view,
         "column_margin": column_margin,
         "column_baseline": column_baseline,
         "drawn_baseline": drawn_baseline,

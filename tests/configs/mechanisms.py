@@ -45,7 +45,7 @@ PARTING = ["spo--segment-policy", "treerpo"]
 """Trained on a language policy whose rows go on from others."""
 
 
-VIEWS = ["papo", "sdpo", "on-policy-distillation", "g-opd"]
+VIEWS = ["papo", "sdpo", "on-policy-distillation", "g-opd", "gtr-turbo", "srpo--unifying-group"]
 """Trained with views, in ``tests/train/test_view_runs.py``."""
 
 

@@ -74,6 +74,8 @@ def test_a_peers_answer_is_the_first_right_one_of_another() -> None:
     told = [context(WHITE, member, history(1.0, 0.0, 0.5)) for member in range(3)]
     assert [one.text for one in told if one] == ["what is it|two", "what is it|zero", "what is it|zero"]
     assert [context(WHITE, member, history(None, 1.0, 0.4)) is None for member in range(3)] == [False, True, False]
+    wrong = peer_answer(text="{prompt}|{answer}", at_least=0.5, wrong_alone=True)
+    assert [wrong(WHITE, member, history(1.0, 0.0, 0.5)) is None for member in range(3)] == [True, False, True]
 
 
 def test_what_is_left_out_of_a_peers_answer_and_what_comes_in_is_not_filled_again() -> None:

@@ -119,6 +119,17 @@ def test_sdpo_trains_on_members_with_a_right_peer_alone(tmp_path: Path) -> None:
     assert [str(shown[4]) in text for text in texts[5:]] == [True] * 3
 
 
+def test_who_goes_wrong_beside_a_right_one_is_taught_and_all_others_are_compared(tmp_path: Path) -> None:
+    """Of group 0 three are taught, of group 1 two."""
+    lines = trained(policy_of("llama", max_new_tokens=5), "srpo--unifying-group", prompts_of("llama"), tmp_path)
+    assert all(line["policy/distillation@peer_mean"] != 0 for line in lines)
+
+
+def test_the_average_so_far_takes_away_from_what_is_likelier_now(tmp_path: Path) -> None:
+    lines = trained(policy_of("llama", max_new_tokens=5), "gtr-turbo", prompts_of("llama"), tmp_path)
+    assert len(lines) == 2
+
+
 @pytest.mark.parametrize("method", ["on-policy-distillation", "g-opd"])
 def test_a_writer_is_taught_by_another_one_without_any_reward(method: str, tmp_path: Path) -> None:
     settings = {"model": f"python:{HERE}:writer", "max_new_tokens": 5, "dtype": "float32", "temperature": 4.0}

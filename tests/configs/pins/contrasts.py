@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmgrpo.values import Value
+from mmgrpo.values import Value, from_reference
 from tests.configs.method_steps import Step
 from tests.configs.pins.rows import ONE_OF_TWO
 
@@ -33,15 +33,14 @@ LOSSES: dict[str, tuple[Step, float]] = {
         ),
         1.250153 - 2.950083,
     ),
-    # sums 0.4 and 0 are 0.2 from their mean, 0.2 / 1.2 with the deviation; the advantages 0.5 / 0.7072068; the
-    # reference is the policy of now but for one decision of four: 0.04 (e^-0.1 - 1 + 0.1) / 4
+    # sums 0.4 and 0 are 0.2 from their mean, 0.2 / 1.2 with the deviation; the advantages 0.5 / 0.7072068
     "deepvideo-r1": (
         Step(
             reward=ONE_OF_TWO,
             log_ratio=((0.3, 0.1), (0.0, 0.0)),
-            values={REFERENCE_LOGPROB: [[-0.7, -0.9], [-1.0, -1.1]]},
+            values={from_reference("k3"): [[0.5, 0.0], [0.0, 0.0]]},
         ),
-        0.2919675 + 0.04 * 0.0048374 / 4,
+        0.2919675 + 0.04 * 0.5 / 4,
     ),
     # log(1) and log(0.001) = -6.907755 less sums -2 and -2: +-3.453878 from their mean
     "flow-of-reasoning": (Step(reward=ONE_OF_TWO), 3.453878**2),

@@ -1,0 +1,36 @@
+"""Methods in which views of the policy's own teach or judge, and pairs of answers."""
+
+from __future__ import annotations
+
+from math import log
+
+from mmgrpo.values import of_view, seen_in
+from tests.configs.method_steps import Step
+from tests.configs.pins.rows import A_TWO, ONE_OF_TWO
+
+CREDIT = {
+    # of the first 0.4 and 0 above the merged weights, a mean of 0.2; of the other none
+    "gtr-turbo": (
+        Step(
+            reward=ONE_OF_TWO,
+            old_logprob=((-1.0, -1.0), (-1.0, -1.0)),
+            values={of_view("reference"): [[-1.4, -0.5], [-0.5, -0.5]]},
+        ),
+        [[A_TWO - 0.2] * 2, [-A_TWO] * 2],
+    ),
+    # of a pair the reward less the other's
+    "p3o": (Step(reward=(0.75, 0.5)), [[0.25, 0.25], [-0.25, -0.25]]),
+}
+
+LOSSES: dict[str, tuple[Step, float]] = {
+    # the right one 0.5 at a ratio of 1.4, held at 1.28; of the wrong one (-1 + 0.5) (-1); over two tokens
+    "srpo--unifying-group": (
+        Step(
+            reward=ONE_OF_TWO,
+            lengths=[1, 1],
+            log_ratio=((log(1.4),), (0.0,)),
+            values={of_view("peer"): [[0.0], [-0.5]], seen_in("peer"): [[0.0], [1.0]]},
+        ),
+        (-0.64 + 0.5) / 2,
+    ),
+}
