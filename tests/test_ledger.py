@@ -39,7 +39,7 @@ PAPERS = {paper.row.id: paper for paper in paper_index(METHODS)}
 ROWS = ledger()
 
 BESIDE = {
-    "awm", "cispo", "clip-cov", "competence-curriculum", "dapo", "diffusion-nft", "flow-dppo", "flow-grpo-fast",
+    "awm", "cispo", "clip-cov", "competence-curriculum", "crd", "dapo", "diffusion-nft", "flow-dppo", "flow-grpo-fast",
     "kl-cov", "luffy", "luspo", "mix-grpo", "online-dpo", "prorl", "rloo", "token-mean-grpo", "vespo",
 }  # fmt: skip
 """Methods whose papers are not among those of the ledger."""

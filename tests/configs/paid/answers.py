@@ -92,6 +92,10 @@ PAID: dict[str, list[Answer]] = {
         ({"solution": "$4$"}, solved(5), 1792, 1 - 2 * 0.25),
         ({"solution": "$4$"}, "\\boxed{4}", 1792, 2 * 0.75),
     ],
+    "peft-for-rlvr-study": [
+        ({"solution": "34"}, "<think>two of 17</think> so \\boxed{34}", 9, 1.0),
+        ({"solution": "34"}, "<think>34</think> so \\boxed{35}", 9, 0.0),
+    ],
     "1-shot-rlvr": [
         ({"answer": "12.8"}, "the velocity is \\boxed{12.8}", 9, 1.0),
         ({"answer": "12.8"}, "the velocity is \\boxed{16}", 9, 0.0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmgrpo.values import Value, from_reference
 from tests.configs.method_steps import Step
-from tests.configs.pins.rows import ONE_OF_TWO
+from tests.configs.pins.rows import ONE_OF_FOUR, ONE_OF_TWO, SCORED
 
 REFERENCE_LOGPROB = Value("logprob", "reference")
 
@@ -42,6 +42,13 @@ LOSSES: dict[str, tuple[Step, float]] = {
         ),
         0.2919675 + 0.04 * 0.5 / 4,
     ),
+    # 10 * 0.005 less A = 0.5 / 0.5001, squared, at 0.05; kl 0.1 * 0.5
+    "crd": (
+        Step(reward=ONE_OF_TWO, log_ratio=((0.01,), (0.0,)), values={from_reference("velocity_mse"): [[0.5]] * 2}),
+        0.0451060 + 0.05,
+    ),
+    # sums 0.5 of the best, -0.2 of the first of the worst: log(1 + e^-0.07)
+    "dno": (Step(reward=ONE_OF_FOUR, log_ratio=SCORED), 0.658760),
     # log(1) and log(0.001) = -6.907755 less sums -2 and -2: +-3.453878 from their mean
     "flow-of-reasoning": (Step(reward=ONE_OF_TWO), 3.453878**2),
 }
