@@ -69,7 +69,6 @@ REWARDS: Mapping[str, str] = {
     "overlong": "mmgrpo.rewards.text.lengths:Overlong",
     "repetition": "mmgrpo.rewards.text.lengths:Repetition",
     "length_peak": "mmgrpo.rewards.text.lengths:LengthPeak",
-    "length_target": "mmgrpo.rewards.text.lengths:LengthTarget",
     "cosine_length": "mmgrpo.rewards.text.lengths:CosineLength",
     "clip_score": "mmgrpo.rewards.images.clip_scores:ClipScore",
     "pick_score": "mmgrpo.rewards.images.clip_scores:PickScore",

@@ -52,19 +52,24 @@ class LengthPeak:
     """Reward: highest at one length, 1, and less the further from it, down to -1 at the longest that may be.
 
     With x = tokens / max_length: 1 - (1 - x / peak)^2 up to ``peak``, 1 - 2 ((x - peak) / (1 - peak))^2 beyond, and -1
-    from ``max_length`` on. A sample without tokens is not judged (None).
+    from ``max_length`` on. With ``shape: line`` two lines, from 0 up to 1 and down to 0: x / peak, and
+    1 - (x - peak) / (1 - peak). A sample without tokens is not judged (None).
 
     Example: ``{name: length_peak, max_length: 3072}``.
-    Units: tokens of the completion, its end token included.   Range: -1 to 1.
-    Source: the length reward of "Surrogate Signals from Format and Length", arXiv:2505.19439.
+    Units: tokens of the completion, its end token included.   Range: -1 to 1, of lines 0 to 1.
+    Source: the length reward of "Surrogate Signals from Format and Length", arXiv:2505.19439; with lines that of "Train
+        Long, Think Short", arXiv:2508.08940, whose ``max_length`` falls by a schedule.
     Traps: it asks for a length and for nothing else: gate it by a reward for the form.
     """
 
-    def __init__(self, max_length: int, peak: float = 0.5) -> None:
+    def __init__(self, max_length: float, peak: float = 0.5, shape: Literal["square", "line"] = "square") -> None:
+        if shape not in ("square", "line"):
+            raise ConfigError(f"LengthPeak.shape must be square or line, got {shape!r}")
         if max_length < 1 or not 0 < peak < 1:
             raise ConfigError(f"LengthPeak needs max_length >= 1 and 0 < peak < 1, got {max_length} and {peak}")
         self._max_length = max_length
         self._peak = peak
+        self._shape = shape
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return [None if sample.tokens is None else self._score(len(sample.tokens)) for sample in samples]
@@ -72,34 +77,9 @@ class LengthPeak:
     def _score(self, length: int) -> Score:
         share, peak = min(length / self._max_length, 1.0), self._peak
         short = share <= peak
-        value = 1 - (1 - share / peak) ** 2 if short else 1 - 2 * ((share - peak) / (1 - peak)) ** 2
+        away = 1 - share / peak if short else (share - peak) / (1 - peak)
+        value = 1 - away if self._shape == "line" else 1 - (1 if short else 2) * away**2
         return Score(value, {"reason": f"{length} tokens, best are {self._max_length * peak:g}"})
-
-
-@final
-class LengthTarget:
-    """Reward: 1 at a length, falling in a line to 0 at none and at twice the length.
-
-    With n tokens: 1 - |n - length| / length, at least 0. A sample without tokens is not judged (None).
-
-    Example: ``{name: length_target, length: 256}``.
-    Units: tokens of the completion, its end token included.   Range: 0 to 1.
-    Source: the triangular length reward of "Train Long, Think Short", arXiv:2508.08940, whose length falls over the
-        run: a schedule of ``rewards.length_target.length``.
-    Traps: right or wrong, what has the length earns it, so that its weight should be below that of being right.
-    """
-
-    def __init__(self, length: float) -> None:
-        if length < 1:
-            raise ConfigError(f"LengthTarget.length must be at least 1, got {length}")
-        self._length = length
-
-    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return [None if sample.tokens is None else self._score(len(sample.tokens)) for sample in samples]
-
-    def _score(self, num_tokens: int) -> Score:
-        value = max(1 - abs(num_tokens - self._length) / self._length, 0.0)
-        return Score(value, {"reason": f"{num_tokens} tokens, best are {self._length:g}"})
 
 
 @final

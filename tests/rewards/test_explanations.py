@@ -179,9 +179,6 @@ CASES: dict[str, list[Case]] = {
              said={"points": [{"point": [0, 0], "role": "reference"}],
                    "space": {"name": "norm1", "width": 1, "height": 1}, "reason": "no point"}),
     ],
-    "length_target": [
-        Case(text="x", tokens=60, settings={"length": 50}, value=0.8, said={"reason": "60 tokens, best are 50"}),
-    ],
     "length_peak": [
         Case(text="x", tokens=50, settings={"max_length": 100}, value=1, said={"reason": "50 tokens, best are 50"}),
     ],

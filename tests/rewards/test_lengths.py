@@ -9,7 +9,7 @@ import pytest
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.text.answers import ExactMatch
-from mmgrpo.rewards.text.lengths import CosineLength, LengthTarget, Overlong, Repetition
+from mmgrpo.rewards.text.lengths import CosineLength, LengthPeak, Overlong, Repetition
 from mmgrpo.types import Sample
 from tests.rewards.written import scores_of, wrote
 
@@ -25,11 +25,11 @@ def test_overlong_by_hand():
     assert Overlong(100, 20)([wrote("x" * 999)]) == [None]
 
 
-def test_length_target_by_hand():
-    assert scores_of(LengthTarget(100), of_length(0, 25, 100, 150, 200, 999)) == [0, 0.25, 1, 0.5, 0, 0]
-    assert LengthTarget(100)([wrote("x")]) == [None]
-    with pytest.raises(ConfigError, match="at least 1"):
-        LengthTarget(0)
+def test_length_peak_of_two_lines():
+    lines = LengthPeak(200, shape="line")
+    assert scores_of(lines, of_length(0, 25, 100, 150, 200, 999)) == [0, 0.25, 1, 0.5, 0, 0]
+    with pytest.raises(ConfigError, match="square or line"):
+        LengthPeak(200, shape="round")  # type: ignore[arg-type]
 
 
 def test_repetition_by_hand():
