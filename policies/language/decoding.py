@@ -76,7 +76,7 @@ class Tape:
         if self._given_NT is not None:
             token_n = self._given_NT[row_n, t]
         elif self._uniform_NT is not None:
-            token_n = drawn(logits_nV, self._uniform_NT[row_n, t])
+            token_n = drawn(self._sampling.cooled(logits_nV, t), self._uniform_NT[row_n, t])
         else:
             token_n = logits_nV.argmax(-1)
         self._token_NT[row_n, t] = token_n

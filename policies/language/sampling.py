@@ -1,4 +1,4 @@
-"""The distribution a token is drawn from, the same in sampling and in scoring."""
+"""The distribution a token is drawn from, the same in sampling and in scoring but for what is cooled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from mmgrpo.policies.language.settings import LanguageSettings
+from mmgrpo.policies.language.settings import Cooling, LanguageSettings
 
 MIN_CHUNK = 16
 NEVER = -1e30  # logits below it are the model's own way to say that a token is not written
@@ -26,6 +26,7 @@ class Sampling:
         top_p: keeps the fewest likeliest tokens that hold this much probability.
         min_p: keeps tokens of at least this share of the likeliest one's probability.
         suppressed: (K,) token ids that have no probability.
+        cooling: how much colder later tokens are drawn than they are scored; None: as they are scored.
     """
 
     temperature: float
@@ -33,11 +34,12 @@ class Sampling:
     top_p: float | None
     min_p: float | None
     suppressed: Tensor
+    cooling: Cooling | None = None
 
     @classmethod
     def of(cls, settings: LanguageSettings, suppressed: Tensor) -> Sampling:
         """As the settings say, without these tokens."""
-        named = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        named = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p", "cooling")}
         return cls(**named, suppressed=suppressed)
 
     @property
@@ -51,6 +53,10 @@ class Sampling:
         if len(self.suppressed) == 0:
             return scaled_MV
         return scaled_MV.index_fill(-1, self.suppressed.to(scaled_MV.device), -torch.inf)
+
+    def cooled(self, logits_MV: Tensor, t: int) -> Tensor:
+        """Tempered logits as token t is drawn from them."""
+        return logits_MV if self.cooling is None else logits_MV / self.cooling.factor(t)
 
     def support(self, logits_MV: Tensor) -> Tensor:
         """Which tokens of tempered logits can be drawn: top-k first, then the nucleus, then the floor.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -11,17 +12,39 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.policies.lora import LoraSettings
 
 
+class Cooling(BaseModel):
+    """What the temperature of a token is multiplied by as it is drawn: 1 + high - exp(t / pace), at least low.
+
+    t counts the tokens written before it; it is 1 for the first ``after`` tokens.
+    Source: Yang et al., arXiv:2510.05251, exploratory annealed decoding, and its code (yangalan123/EAD-RLVR,
+    verl/workers/rollout/vllm_rollout/annealed_sampling.py, ``negexp``).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    high: float = Field(default=1.2, gt=0, description="the factor that it begins with")
+    low: float = Field(default=0.1, gt=0, description="the least factor")
+    pace: float = Field(default=500.0, gt=0, description="tokens until the factor has fallen by e - 1")
+    after: int = Field(default=10, ge=0, description="tokens that are drawn at the temperature itself")
+
+    def factor(self, t: int) -> float:
+        """Of the token that t tokens come before."""
+        return 1.0 if t < self.after else max(1 + self.high - math.exp(min(t / self.pace, 99.0)), self.low)
+
+
 class LanguageSettings(BaseModel):
     """How a transformers model writes, what of it is trained, and in what batches it runs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     resumable: ClassVar[tuple[str, ...]] = (
         "attention", "system", "template", "video", "max_new_tokens", "temperature", "top_k", "top_p", "min_p",
-        "suppress", "segment_end", "share_prefix", "gradient_checkpointing", "rescore", "rollout_batch", "compile",
-        "update_tokens", "head_bytes", "memo_bytes",
+        "cooling", "suppress", "segment_end", "share_prefix", "gradient_checkpointing", "rescore", "rollout_batch",
+        "compile", "update_tokens", "head_bytes", "memo_bytes",
     )  # fmt: skip
     """What a resumed run may have otherwise."""
-    of_a_rollout: ClassVar[tuple[str, ...]] = ("temperature", "top_k", "top_p", "min_p", "max_new_tokens")
+    of_a_rollout: ClassVar[tuple[str, ...]] = (
+        "temperature", "top_k", "top_p", "min_p", "cooling", "max_new_tokens",
+    )  # fmt: skip
     """What a plan may set otherwise for one rollout."""
 
     model: str | None = Field(
@@ -58,6 +81,11 @@ class LanguageSettings(BaseModel):
     top_p: float | None = Field(default=None, gt=0, le=1, description="sample in the nucleus; scored on the same")
     min_p: float | None = Field(
         default=None, ge=0, le=1, description="drop tokens below this share of the likeliest; scored on the same"
+    )
+    cooling: Cooling | None = Field(
+        default=None,
+        description="tokens are drawn the colder, the later they come, by a factor on the temperature; it is no part "
+        "of how they are scored. null: all alike",
     )
     suppress: tuple[int, ...] = Field(
         default=(), description="token ids that are never sampled, beside the model's image, video and audio tokens"
@@ -112,7 +140,10 @@ class LanguageSettings(BaseModel):
                 f"{', '.join(self.of_a_rollout)}"
             )
         try:
-            return LanguageSettings.model_validate({**self.model_dump(), **changed})
+            own = self.model_dump()
+            return LanguageSettings.model_validate(
+                {**own, **{name: _laid(own[name], changed[name]) for name in changed}}
+            )
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             raise ConfigError(f"settings of a rollout: {problem['loc'][-1]}: {problem['msg']}") from error
@@ -123,13 +154,15 @@ class LanguageSettings(BaseModel):
             f"{name} = {value:g}" for name in ("top_k", "top_p", "min_p") if (value := getattr(self, name)) is not None
         ]
         support = f"{', '.join(cuts)}, scored on the tokens that could be drawn" if cuts else "the whole vocabulary"
+        cooled = "" if self.cooling is None else f", falling at a pace of {self.cooling.pace:g} tokens"
+        warmth = f"temperature = {self.temperature:g}{cooled}"
         if self.lora is not None:
             trained = f"LoRA on the language model, rank {self.lora.rank}, alpha {self.lora.alpha:g}"
         else:
             trained = "the language model" if self.freeze_vision else "every weight"
         return [
             ("trained", trained),
-            ("sampling", f"temperature = {self.temperature:g}; {support}; at most {self.max_new_tokens} tokens"),
+            ("sampling", f"{warmth}; {support}; at most {self.max_new_tokens} tokens"),
             ("prompt", f"read once per group in the rollout; in the update {self._update_reading()}"),
         ]
 
@@ -139,3 +172,8 @@ class LanguageSettings(BaseModel):
         if self.share_prefix is False:
             return "once per row: share_prefix is false"
         return "once per group too, where the model's cache is of keys and values alone; else once per row"
+
+
+def _laid(own: Any, changed: Any) -> Any:
+    """A setting changed; one that has parts keeps those that are not named."""
+    return {**own, **changed} if isinstance(own, Mapping) and isinstance(changed, Mapping) else changed

@@ -32,6 +32,7 @@ TOKENS = [
     "kl-cov", "lambda-grpo", "mapo", "nft", "ngrpo", "nsr", "online-dpo", "pass-k-training", "prorl",
     "rl-zvp", "tempo",
     "apo", "copo", "lens--waste-mistakes", "less", "prof", "seed-grpo", "evisrag", "rank-grpo",
+    "clip-delta-prm-shaping",
 ]  # fmt: skip
 """Trained on a language policy."""
 

@@ -79,6 +79,7 @@ def even(samples: Sequence[Sample]) -> list[float]:
 
 
 BESIDE = {
+    "clip-delta-prm-shaping": [NamedReward("steps", halves, weight=0.0)],
     "copo": [NamedReward("answers", even, weight=0.0)],
     "evisrag": [NamedReward(name, halves, weight=0.0) for name in ("accuracy", "evidence")],
     "prof": [NamedReward("steps", halves, weight=0.0)],

@@ -7,7 +7,7 @@ from math import log, nan
 
 from mmgrpo.values import from_reference
 from tests.configs.method_steps import Step
-from tests.configs.pins.rows import A_FOUR, A_TREE, A_TWO_6, ONE_OF_FOUR, ONE_OF_TWO
+from tests.configs.pins.rows import A_FOUR, A_TREE, A_TWO, A_TWO_6, ONE_OF_FOUR, ONE_OF_TWO
 
 LOW_BUT_TWO = [0.1] * 6 + [1.0, 2.0]
 ALIKE, OTHER, ANOTHER = (list(range(start, start + 8)) for start in (1, 11, 21))
@@ -73,6 +73,11 @@ CREDIT: dict[str, tuple[Step, Sequence[Sequence[float]]]] = {
         ),
         [[0.0] * 2, [A_TREE] * 2, [0.0] * 2, [A_TREE] * 2, [0.0] * 2, [0.0] * 2, [-A_TREE] * 2, [-A_TREE] * 2],
     ),
+    # 0.9 - 0.9, 0.9 - 0.5, 0.5 and 0.2 - 0.4, 0.4 - 0.4, 0.4 on top of the outcome
+    "clip-delta-prm-shaping": (
+        Step(reward=ONE_OF_TWO, parts=[[0.9, 0.9, 0.5], [0.2, 0.4, 0.4]]),
+        [[A_TWO, A_TWO + 0.4, A_TWO + 0.5], [-A_TWO - 0.2, -A_TWO, -A_TWO + 0.4]],
+    ),
     # the first part by the one reward, the second by the other: 1 and 0, and 0.2 and 0.4 of deviation 0.1414214
     "evisrag": (
         Step(
@@ -122,3 +127,6 @@ LOSSES: dict[str, tuple[Step, float]] = {
         0.5 * (1 - 0.0953102) / 2,
     ),
 }
+
+ELSEWHERE = {"ead"}
+"""In ``tests/policies/test_language_sampling.py``: it changes how tokens are drawn."""
