@@ -55,6 +55,7 @@ REWARDS: Mapping[str, str] = {
     "run_time": "mmgrpo.rewards.execution.programs:RunTime",
     "sql_execution": "mmgrpo.rewards.execution.queries:SqlExecution",
     "command": "mmgrpo.rewards.execution.commands:Command",
+    "rendered": "mmgrpo.rewards.execution.rendering:Rendered",
     "box_iou": "mmgrpo.rewards.grounding.localization:BoxIou",
     "detection": "mmgrpo.rewards.grounding.localization:Detection",
     "average_precision": "mmgrpo.rewards.grounding.precision:AveragePrecision",

@@ -82,14 +82,14 @@ class Command:
         self._concurrency = positive("Command.concurrency", concurrency)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        binary = _found(self._command[0], self._paths)
+        binary = where_is(self._command[0], self._paths)
         wanted = {*self._files.values(), *_FIELD.findall(self._template)} - {"answer"}
         rows = [_row(sample, wanted) for sample in samples]
 
         def score(text: str, row: Mapping[str, str]) -> Score:
             return self._score(text, binary, row)
 
-        return at_once(self._concurrency, score, samples, rows)
+        return list(at_once(self._concurrency, score, samples, rows))
 
     def _score(self, text: str, binary: str, row: Mapping[str, str]) -> Score:
         code = code_in(text, self._extract)
@@ -107,7 +107,7 @@ class Command:
             limits=self._limits,
         )
         outcome = run(program)
-        return Score(self._value(outcome), {"parsed": excerpt(code), "reason": _told(outcome)})
+        return Score(self._value(outcome), {"parsed": excerpt(code), "reason": told(outcome)})
 
     def _value(self, outcome: Outcome) -> float:
         output = outcome.output.decode(errors="replace")
@@ -137,7 +137,7 @@ def _pattern(text: str | None) -> Any:
         raise ConfigError(f"Command has a pattern that cannot be read, {text!r}: {error}") from error
 
 
-def _found(name: str, paths: Sequence[str]) -> str:
+def where_is(name: str, paths: Sequence[str]) -> str:
     """Where a command is, on the path of this process or in a ``bin`` folder of ``paths``."""
     folders = [folder for path in paths for folder in (path, f"{path}/bin")]
     found = shutil.which(name) or shutil.which(name, path=":".join(folders))
@@ -146,7 +146,7 @@ def _found(name: str, paths: Sequence[str]) -> str:
     return str(Path(found).absolute())
 
 
-def _told(outcome: Outcome) -> str:
+def told(outcome: Outcome) -> str:
     end = f"status {outcome.code}" if outcome.ending == "exited" else outcome.ending
     said = (outcome.errors or outcome.output).decode(errors="replace").strip()
     return excerpt(f"{end}: {said}") or end

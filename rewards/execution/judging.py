@@ -6,17 +6,28 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from mmgrpo.types import Sample, Score
+from mmgrpo.types import Sample
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 def at_once(
-    concurrency: int, score: Callable[[str, R], Score | None], samples: Sequence[Sample], known: Sequence[R | None]
-) -> list[float | Score | None]:
-    """``score(text, reference)`` of several samples at a time; None where there is no reference."""
+    concurrency: int, score: Callable[[str, R], T], samples: Sequence[Sample], known: Sequence[R | None]
+) -> Sequence[T | None]:
+    """``score(text, reference)`` of several samples at a time; None where there is no reference.
 
-    def of(sample: Sample, reference: R | None) -> Score | None:
+    Args:
+        concurrency: how many at a time.
+        score: asked about each.
+        samples: what is to be judged.
+        known: a reference for each sample, or None.
+
+    Returns:
+        One per sample, in order.
+    """
+
+    def of(sample: Sample, reference: R | None) -> T | None:
         return None if reference is None else score(sample.text or "", reference)
 
     with ThreadPoolExecutor(max_workers=concurrency) as pool:

@@ -82,7 +82,7 @@ class CodeTests:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("code_tests", samples, self._column, read_tests)
-        return at_once(self._concurrency, self._score, samples, known)
+        return list(at_once(self._concurrency, self._score, samples, known))
 
     def _score(self, text: str, tests: Tests) -> Score | None:
         code = code_in(text, self._extract)

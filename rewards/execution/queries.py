@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -18,6 +18,7 @@ from mmgrpo.rewards.parsing.extraction import one_of
 from mmgrpo.types import Sample, Score
 
 Compare = Literal["set", "multiset", "list"]
+Measure = Literal["rows", "columns", "runs"]
 
 WORKER = Path(__file__).with_name("query_worker.py")
 
@@ -33,11 +34,13 @@ class SqlExecution:
     ``schema``. Both queries may only read and are one statement each. They run in a sandbox, without network and within
     the limits, or not at all: see ``docs/sandbox.md``.
 
-    Settings: ``compare`` the rows as a ``set`` (BIRD's execution accuracy), a ``multiset`` (a row as often as it
-    stands there) or a ``list`` (in their order); ``runs`` is what a query scores that can be run and gives something
-    else; ``extract`` as in ``code_tests``.
+    Settings: ``measure`` is ``rows``, or ``columns`` (how many of the columns that the two read are common to both,
+    Jaccard) or ``runs`` (1 if the query can be run, whatever it gives); ``compare`` the rows as a ``set`` (BIRD's
+    execution accuracy), a ``multiset`` (a row as often as it stands there) or a ``list`` (in their order); ``runs`` is
+    what a query scores that can be run and gives other rows; ``extract`` as in ``code_tests``.
     Range: 0 to 1.   Units: seconds, MiB.
-    Source: execution accuracy of BIRD (Li et al. 2023, arXiv:2305.03111), with ``compare: set``.
+    Source: execution accuracy of BIRD (Li et al. 2023, arXiv:2305.03111), with ``compare: set``; columns and syntax
+    as parts of a reward: Reasoning-SQL (arXiv:2503.23157).
     Traps: another query may give the same rows by chance on a small database; an empty result is right where the
     reference's is empty. A row whose own query fails, takes too long or gives more than 100,000 rows is not judged.
     """
@@ -50,6 +53,7 @@ class SqlExecution:
         column: str = "query",
         database: str | None = None,
         schema: str = "schema",
+        measure: Measure = "rows",
         compare: Compare = "multiset",
         runs: float = 0.0,
         extract: ExtractCode = "fenced",
@@ -62,6 +66,7 @@ class SqlExecution:
         self._column = column
         self._database = database
         self._schema = schema
+        self._measure: Measure = one_of("SqlExecution.measure", measure, Measure)
         self._compare: Compare = one_of("SqlExecution.compare", compare, Compare)
         self._runs = runs
         self._extract: ExtractCode = one_of("SqlExecution.extract", extract, ExtractCode)
@@ -69,7 +74,7 @@ class SqlExecution:
         self._concurrency = positive("SqlExecution.concurrency", concurrency)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return at_once(self._concurrency, self._score, samples, [self._given(sample) for sample in samples])
+        return list(at_once(self._concurrency, self._score, samples, [self._given(sample) for sample in samples]))
 
     def _given(self, sample: Sample) -> dict[str, str] | None:
         """The right query, and where its database is."""
@@ -101,10 +106,17 @@ class SqlExecution:
         lines: list[Any] = run(program).output.decode().split("\n")
         if lines[0] != "{}":  # the reference was not run to its end
             return None
-        said = json.loads(lines[1]) if lines[1] else {"error": "it takes too long or too much", "same": False}
-        if said["same"]:
-            return Score(1.0, compared(query, given["reference"]))
-        return Score(
-            self._runs if said["error"] is None else 0.0,
-            compared(query, given["reference"], said["error"] or "other rows"),
+        said = (
+            json.loads(lines[1])
+            if lines[1]
+            else {"error": "it takes too long or too much", "same": False, "columns": 0.0}
         )
+        why = said["error"] or (None if said.get("same") else "other rows")
+        return Score(self._value(said), compared(query, given["reference"], why))
+
+    def _value(self, said: Mapping[str, Any]) -> float:
+        if said["error"] is not None:
+            return 0.0
+        if self._measure == "runs":
+            return 1.0
+        return said["columns"] if self._measure == "columns" else 1.0 if said["same"] else self._runs

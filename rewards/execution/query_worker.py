@@ -1,8 +1,9 @@
 """Runs two queries on one database and compares what they give: started as a file in a sandbox.
 
 ``python query_worker.py GIVEN`` reads ``{"database", "schema", "reference", "query", "compare"}`` from a file and
-writes ``{"reference": true}`` where the reference cannot be run, else ``{"error": text or null, "same": bool}``. Only
-reading is allowed to either query, one statement each.
+writes ``{"reference": reason}`` where the reference cannot be run, else ``{}`` and, once the query has run, ``{"error":
+text}`` or ``{"error": null, "same": bool, "columns": share}``: whether both give the same, and how alike the columns
+are that they read. Only reading is allowed to either query, one statement each.
 """
 
 from __future__ import annotations
@@ -31,28 +32,36 @@ def main() -> None:
         connection = sqlite3.connect(":memory:")
         connection.executescript(given["schema"])
     connection.text_factory = lambda raw: raw.decode(errors="replace")
-    connection.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in READING else sqlite3.SQLITE_DENY)
-    print(json.dumps(_compared(connection, given)))
-
-
-def _compared(connection: sqlite3.Connection, given: Mapping[str, str]) -> dict[str, Any]:
     made = COMPARED[given["compare"]]
     try:
-        wanted = made(_rows(connection, given["reference"]))
+        wanted, known = _rows(connection, given["reference"])
     except (sqlite3.Error, ValueError) as error:
-        return {"reference": str(error)}
+        print(json.dumps({"reference": str(error)}))
+        return
     print("{}", flush=True)  # from here on what is late is the query
     try:
-        return {"error": None, "same": made(_rows(connection, given["query"])) == wanted}
+        rows, read = _rows(connection, given["query"])
     except (sqlite3.Error, ValueError, MemoryError) as error:
-        return {"error": f"{type(error).__name__}: {error}"[:200], "same": False}
+        print(json.dumps({"error": f"{type(error).__name__}: {error}"[:200]}))
+        return
+    columns = len(known & read) / len(known | read) if known | read else 1.0
+    print(json.dumps({"error": None, "same": made(rows) == made(wanted), "columns": columns}))
 
 
-def _rows(connection: sqlite3.Connection, query: str) -> list[Any]:
+def _rows(connection: sqlite3.Connection, query: str) -> tuple[list[Any], set[tuple[str, str]]]:
+    """What a query gives, and the columns that it reads."""
+    read: set[tuple[str, str]] = set()
+
+    def allowed(action: int, table: str | None, column: str | None, *_: str | None) -> int:
+        if action == sqlite3.SQLITE_READ:
+            read.add((table or "", column or ""))
+        return sqlite3.SQLITE_OK if action in READING else sqlite3.SQLITE_DENY
+
+    connection.set_authorizer(allowed)
     rows = connection.execute(query).fetchmany(MAX_ROWS + 1)
     if len(rows) > MAX_ROWS:
         raise ValueError(f"more than {MAX_ROWS} rows")
-    return rows
+    return rows, read
 
 
 if __name__ == "__main__":

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from mmgrpo.config import RewardConfig
 from mmgrpo.config.loading import load_config
 from mmgrpo.scoring import score
+from mmgrpo.scoring.named import NamedReward
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.train.build import build_rewards
 from mmgrpo.types import Prompt, Sample
 from tests.configs.paid import Answer
-from tests.configs.paid.executed import REFUSED, RUN
+from tests.configs.paid.executed import QUERIES, REFUSED, RUN
+from tests.configs.test_judged_papers import asking
+from tests.rewards.endpoint import Server
 from tests.rewards.sandboxed import needs_sandbox
+from tests.running import running
 
 
-def paid(name: str, answers: list[Answer]) -> list[float]:
-    rewards = build_rewards(load_config(f"papers/{name}").rewards)
+def paid(rewards: Sequence[NamedReward], answers: list[Answer]) -> list[float]:
     samples = [
         Sample(Prompt("q", columns=columns), 0, member, text=text, tokens=tuple(range(length)))
         for member, (columns, text, length, _) in enumerate(answers)
@@ -28,9 +34,25 @@ def paid(name: str, answers: list[Answer]) -> list[float]:
 @needs_sandbox
 @pytest.mark.parametrize("name", RUN)
 def test_programs_are_paid_for_what_they_do(name: str) -> None:
-    assert paid(name, RUN[name]) == pytest.approx([pay for *_, pay in RUN[name]], abs=1e-6)
+    rewards = build_rewards(load_config(f"papers/{name}").rewards)
+    assert paid(rewards, RUN[name]) == pytest.approx([pay for *_, pay in RUN[name]], abs=1e-6)
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_run_is_paid_all_the_same(name: str) -> None:
-    assert paid(name, REFUSED[name]) == pytest.approx([pay for *_, pay in REFUSED[name]], abs=1e-6)
+    rewards = build_rewards(load_config(f"papers/{name}").rewards)
+    assert paid(rewards, REFUSED[name]) == pytest.approx([pay for *_, pay in REFUSED[name]], abs=1e-6)
+
+
+def in_memory(reward: RewardConfig, url: str) -> RewardConfig:
+    """The reward as it is, but that its database is made by the row, and where its judge is."""
+    told = {key: value for key, value in reward.model_dump(exclude_unset=True).items() if key != "database"}
+    return asking(RewardConfig.model_validate(told), url)
+
+
+@needs_sandbox
+@pytest.mark.parametrize("name", QUERIES)
+def test_queries_are_paid_for_what_they_give(name: str) -> None:
+    with running(Server(first=lambda text: {"yes": 0.9, "no": 0.1})) as server:
+        rewards = build_rewards([in_memory(reward, server.url) for reward in load_config(f"papers/{name}").rewards])
+        assert paid(rewards, QUERIES[name]) == pytest.approx([pay for *_, pay in QUERIES[name]], abs=1e-6)

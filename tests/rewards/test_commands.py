@@ -44,6 +44,19 @@ def test_queries_by_what_they_give(query: str, compare: Any, paid: float) -> Non
 
 
 @needs_sandbox
+def test_queries_by_what_they_read_and_whether_they_run() -> None:
+    """The reference reads both columns, a and b."""
+    row = {"query": "select a from t where b = 'y'", "schema": SCHEMA}
+    columns, runs = SqlExecution(measure="columns"), SqlExecution(measure="runs")
+    assert [told(columns, q, **row) for q in ("select b, a from t", "select a from t", "select x from t")] == [
+        1,
+        0.5,
+        0,
+    ]
+    assert [told(runs, q, **row) for q in ("select 7", "select a from u")] == [1, 0]
+
+
+@needs_sandbox
 def test_a_database_of_a_file_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "shop").mkdir()
     path = tmp_path / "shop" / "shop.sqlite"

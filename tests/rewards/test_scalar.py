@@ -9,10 +9,14 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
+from mmgrpo.config import RewardConfig
+from mmgrpo.config.loading import load_config
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.rewards.judges.scalar import RewardModel, StepRewardModel
 from mmgrpo.rewards.judges.solvers import Solver
 from mmgrpo.rewards.text.answers import ExactMatch
+from mmgrpo.scoring import score
+from mmgrpo.train.build import build_rewards
 from mmgrpo.types import Prompt, Sample, Score
 from tests.rewards.endpoint import Server
 from tests.rewards.written import score_of, scores_of, wrote
@@ -60,6 +64,14 @@ def test_the_answer_is_scored_behind_its_prompt_without_the_thought(scored: str)
     assert scores_of(reward, samples) == [
         pytest.approx(seven[1], **CLOSE), pytest.approx(seven[1], **CLOSE), pytest.approx(eight[1], **CLOSE), None,
     ]  # fmt: skip
+
+
+def test_the_recipe_of_a_chat_model_pays_what_follows_the_thought(scored: str) -> None:
+    (reward,) = load_config("papers/rlmt").rewards
+    told = reward.model_dump(exclude_unset=True) | {"model": scored, "dtype": "float32"}
+    (made,) = build_rewards([RewardConfig.model_validate(told)])
+    said = score([wrote("<think>hm</think>seven")], [made])
+    assert (said.value_BR * said.weight_R).tolist() == [[pytest.approx(logits(scored, "q", "seven")[0], **CLOSE)]]
 
 
 def test_weights_of_labels_and_their_sigmoid(scored: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tests.configs.paid import Answer
 from tests.configs.paid.judged import Judged
 
@@ -34,9 +36,34 @@ RUN: dict[str, list[Answer]] = {
         (PAIRS, program(EIGHT), 9, 0.0),
         (PAIRS, program(BROKEN), 9, 0.0),
     ],
+    "tikzilla": [({"picture": "none.png"}, "There is no figure in this text.", 9, -0.5)],
     "afterburner": [
         (PAIRS | {"reference": DOUBLES}, faster(EIGHT), 9, 0.2),
         (PAIRS | {"reference": DOUBLES}, program(BROKEN), 9, 0.0),
+    ],
+}
+
+SHOP = {
+    "query": "select a from t where b = 'y'",
+    "schema": "create table t(a, b); insert into t values (1, 'x'), (2, 'y')",
+}
+
+
+def asked(query: str) -> str:
+    return f"<think>so</think><answer>{query}</answer>"
+
+
+QUERIES: dict[str, list[Answer]] = {
+    "reasoning-sql": [  # the judge says yes with 0.9; four words of seven, all of them right: exp(1 - 7 / 4)
+        (SHOP, asked("select a from t where b = 'y'"), 9, 3 + 2 * 0.9 + 4),
+        (SHOP, asked("select a from t"), 9, 2 * 0.9 + 1 + 0.5 + math.exp(-0.75) + 1),
+        (SHOP, "select", 9, 0.0),
+    ],
+    "cognisql-r1-zero": [
+        (SHOP, asked("select 2"), 9, 3.5),
+        (SHOP, "So: " + asked("select 2"), 9, 2.5),
+        (SHOP, asked("select 3"), 9, 1.5),
+        (SHOP, "select 2", 9, 0.0),
     ],
 }
 
@@ -77,4 +104,4 @@ SOLVED: dict[str, Judged] = {
     ),
 }
 
-ELSEWHERE = {*RUN, *REFUSED, *SOLVED}
+ELSEWHERE = {*RUN, *QUERIES, *REFUSED, *SOLVED, "rlmt"}
