@@ -51,6 +51,7 @@ REWARDS: Mapping[str, str] = {
     "field_match": "mmgrpo.rewards.text.records:FieldMatch",
     "record_similarity": "mmgrpo.rewards.text.records:RecordSimilarity",
     "tool_calls": "mmgrpo.rewards.text.tool_calls:ToolCalls",
+    "value_match": "mmgrpo.rewards.text.values:ValueMatch",
     "code_tests": "mmgrpo.rewards.execution.programs:CodeTests",
     "run_time": "mmgrpo.rewards.execution.programs:RunTime",
     "sql_execution": "mmgrpo.rewards.execution.queries:SqlExecution",

@@ -14,21 +14,22 @@ from mmgrpo.scoring.shaping import shaped
 from mmgrpo.train.build import build_rewards
 from mmgrpo.types import Prompt, Sample
 from tests.configs.paid import Answer
-from tests.configs.paid.executed import QUERIES, REFUSED, RUN
+from tests.configs.paid.executed import MIXED, QUERIES, REFUSED, RUN
 from tests.configs.test_judged_papers import asking
 from tests.rewards.endpoint import Server
 from tests.rewards.sandboxed import needs_sandbox
 from tests.running import running
 
 
-def paid(rewards: Sequence[NamedReward], answers: list[Answer]) -> list[float]:
+def paid(rewards: Sequence[NamedReward], answers: list[Answer], *, routed: bool = False) -> list[float]:
     samples = [
         Sample(Prompt("q", columns=columns), 0, member, text=text, tokens=tuple(range(length)))
         for member, (columns, text, length, _) in enumerate(answers)
     ]
     scores = shaped(score(samples, rewards), rewards, 0).scores
-    assert scores.valid_BR.all()
-    return (scores.value_BR * scores.weight_R).sum(1).tolist()
+    assert scores.valid_BR.any(1).all()
+    assert scores.valid_BR.all() == (not routed)
+    return (scores.value_BR * scores.weight_R).where(scores.valid_BR, 0.0).sum(1).tolist()
 
 
 @needs_sandbox
@@ -56,3 +57,11 @@ def test_queries_are_paid_for_what_they_give(name: str) -> None:
     with running(Server(first=lambda text: {"yes": 0.9, "no": 0.1})) as server:
         rewards = build_rewards([in_memory(reward, server.url) for reward in load_config(f"papers/{name}").rewards])
         assert paid(rewards, QUERIES[name]) == pytest.approx([pay for *_, pay in QUERIES[name]], abs=1e-6)
+
+
+@needs_sandbox
+def test_each_kind_of_question_is_verified_in_its_own_way() -> None:
+    pytest.importorskip("math_verify")
+    with running(Server(first=lambda text: {"yes": 0.9, "no": 0.1})) as server:
+        rewards = build_rewards([asking(reward, server.url) for reward in load_config("papers/guru").rewards])
+        assert paid(rewards, MIXED, routed=True) == pytest.approx([pay for *_, pay in MIXED], abs=1e-6)

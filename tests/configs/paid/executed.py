@@ -67,6 +67,26 @@ QUERIES: dict[str, list[Answer]] = {
     ],
 }
 
+ZEBRA = {"header": ["House", "Pet"], "rows": [["1", "cat"], ["2", "dog"]]}
+
+MIXED: list[Answer] = [
+    ({"math_answer": "1/2"}, "so \\boxed{0.5}", 9, 1.0),
+    ({"math_answer": "1/2"}, "so \\boxed{2}", 9, 0.0),
+    (PAIRS, program(DOUBLES), 9, 1.0),
+    (PAIRS, program(EIGHT), 9, 0.0),
+    ({"stem_answer": "8,645.09"}, "\\boxed{8645.09}", 9, 0.9),
+    ({"stem_answer": "8,645.09"}, "8645.09", 9, 0.0),
+    ({"table_answer": "1200"}, "\\boxed{1200}", 9, 1.0),
+    ({"order": ["owl", "hawk"]}, "<answer>['Owl', 'hawk']</answer>", 9, 1.0),
+    ({"order": ["owl", "hawk"]}, "<answer>['hawk', 'owl']</answer>", 9, 0.0),
+    ({"word": "Node"}, "<answer>node</answer>", 9, 1.0),
+    ({"grid": [[1, 0], [0, 1]]}, "<answer>[[1, 0], [0, 1]]</answer>", 9, 1.0),
+    ({"grid": [[1, 0], [0, 1]]}, "<answer>[[1, 0], [1, 1]]</answer>", 9, 0.0),
+    ({"zebra": ZEBRA}, '<answer>{"rows": [["1", "cat"], ["2", "cow"]]}</answer>', 9, 0.75),
+    ({"output": '{"output": {"result": 42}}'}, '```json\n{"output": {"result": 42}}\n```', 9, 1.0),
+]
+"""Rows of each kind; the judge says yes with 0.9."""
+
 REFUSED: dict[str, list[Answer]] = {
     "codev-r1": [  # no design is run: no tags, no code in them, a task that writes
         ({"testbench": "module testbench; endmodule"}, "module top; endmodule", 9, 0.0),
@@ -104,4 +124,4 @@ SOLVED: dict[str, Judged] = {
     ),
 }
 
-ELSEWHERE = {*RUN, *QUERIES, *REFUSED, *SOLVED, "rlmt"}
+ELSEWHERE = {*RUN, *QUERIES, *REFUSED, *SOLVED, "rlmt", "guru"}
