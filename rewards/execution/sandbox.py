@@ -145,7 +145,7 @@ def confronted(checker: Program, solution: Program) -> Outcome:
     """
     (asked, asking), (answered, answering) = os.pipe(), os.pipe()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_launched(solution, None, asked, answering))
+        stack.enter_context(_launched(solution, None, asked, answering, subprocess.DEVNULL))
         _close(asked, answering)
         judge = stack.enter_context(_launched(checker, None, answered, asking))
         _close(answered, asking)
@@ -212,7 +212,9 @@ class _Launched:
 
 
 @contextlib.contextmanager
-def _launched(program: Program, stdin: str | None, given: int, taken: int) -> Iterator[_Launched]:
+def _launched(
+    program: Program, stdin: str | None, given: int, taken: int, errors: int = subprocess.PIPE
+) -> Iterator[_Launched]:
     """Starts a sandbox; at the end whatever still runs in it is killed."""
     if sys.platform != "linux":
         raise RewardError(f"code that a model wrote is run on Linux alone, within limits; this is {sys.platform}")
@@ -226,7 +228,7 @@ def _launched(program: Program, stdin: str | None, given: int, taken: int) -> It
         try:
             process = subprocess.Popen(
                 [*PYTHON, "-S", LAUNCHER, str(spec.fileno()), str(writing)],
-                stdin=given, stdout=taken, stderr=subprocess.PIPE, env={}, cwd="/",
+                stdin=given, stdout=taken, stderr=errors, env={}, cwd="/",
                 pass_fds=(spec.fileno(), writing), start_new_session=True,
             )  # fmt: skip
         finally:

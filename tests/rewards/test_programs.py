@@ -48,6 +48,7 @@ EXPECTS = "try:\n    f(1)\n    assert False\nexcept ValueError: pass"
         pytest.param(SORTS, "assert Solution().f([2, 1]) == [1, 2]", 1, id="a class"),
         pytest.param(f"f = lambda: {VALUES}", f"assert f() == {VALUES}", 1, id="values"),
         pytest.param(RAISES, EXPECTS, 1, id="an error"),
+        pytest.param(f"import sys\nsys.stderr.write('x' * 999999)\n{DOUBLE}", "assert f(1) == 2", 1, id="much said"),
     ],
 )
 def test_share_of_asserts(code: str, tests: Any, passed: float) -> None:
