@@ -76,6 +76,11 @@ REWARDS: dict[str, tuple[Callable[..., Any], Any]] = {
     "label_set": (LabelSet(["a b", "dog"]), ["dog"]),
     "trajectory": (Trajectory(**FRAME), [[0, 0], [1, 1]]),
 }
+# Their parsers are other rewards' too: a million characters of them are read nightly, and `test_fuzz` reads them daily.
+NIGHTLY = {
+    *("ordering", "number_list", "tool_calls", "brier"),
+    *("record_similarity", "field_match", "label_set", "trajectory"),
+}
 # fmt: off
 PIECES = (
     "[", "{", "(", "]", '"', "'", "\\", "\\boxed{", "<answer>", "</answer><answer>", "</think>", "<think>", "9", "1,",
@@ -87,7 +92,9 @@ PIECES = (
 # fmt: on
 
 
-@pytest.mark.parametrize("name", REWARDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly) if name in NIGHTLY else name for name in REWARDS]
+)
 def test_a_million_characters(name: str):
     reward, reference = REWARDS[name]
     started = time.monotonic()
