@@ -72,6 +72,7 @@ REWARDS: Mapping[str, str] = {
     "repetition": "mmgrpo.rewards.text.lengths:Repetition",
     "length_peak": "mmgrpo.rewards.text.lengths:LengthPeak",
     "cosine_length": "mmgrpo.rewards.text.lengths:CosineLength",
+    "stated_length": "mmgrpo.rewards.text.lengths:StatedLength",
     "clip_score": "mmgrpo.rewards.images.clip_scores:ClipScore",
     "pick_score": "mmgrpo.rewards.images.clip_scores:PickScore",
     "hps_v2": "mmgrpo.rewards.images.clip_scores:HpsV2",

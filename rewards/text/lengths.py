@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
@@ -12,6 +13,8 @@ from mmgrpo.rewards.text.judging import Judge, judge_of
 from mmgrpo.types import Sample, Score
 
 Unit = Literal["tokens", "words"]
+STATED = re.compile(r"\b([0-9]{1,9}) tokens")
+"""A length that a text says it will have."""
 
 
 @final
@@ -169,3 +172,54 @@ class CosineLength:
         said = dict(verdict.explanation) if isinstance(verdict, Score) else {}
         said["parts"] = rounded({"judge": value, "shortness": share})
         return Score(short * share + long * (1 - share), said)
+
+
+@final
+class StatedLength:
+    """Reward: right answers score more the shorter they are, no more than is due to the length that they state.
+
+    With n tokens, f(n) = top cos(pi n / (2 max_length)) and b the number before the first "tokens" of the text,
+    ``max_length`` at most, right is min(f(n) - |b - n| / max_length, f(b)), or f(n) where no length is stated; wrong,
+    or longer than ``max_length``, is 0. ``judge`` says what is right, as for ``cosine_length``. None where the judge
+    gives None or the sample has no tokens; a judge's NaN stays one.
+
+    Example: ``{name: stated_length, max_length: 4096}``.
+    Judges: math_verify, exact_match, multiple_choice, yes_no, classification, number, count.
+    Units: tokens.   Range: -1 to ``top``.
+    Source: HBPO, arXiv:2507.15844, and its code (ZJU-REAL/HBPO, ``math_reward.py``), where ``top`` is 4.
+    Traps: it holds the correctness, so do not add the judge as a second reward beside it.
+    """
+
+    def __init__(
+        self,
+        max_length: int,
+        judge: str | Mapping[str, Any] | Judge = "math_verify",
+        top: float = 4.0,
+        right_from: float = 1.0,
+    ) -> None:
+        if max_length < 1 or not (top > 0 and math.isfinite(top)):
+            raise ConfigError(f"StatedLength needs max_length >= 1 and top > 0, got {max_length} and {top}")
+        self._max_length = max_length
+        self._judge = judge_of("StatedLength.judge", judge)
+        self._top = top
+        self._right_from = right_from
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return [self._score(sample, verdict) for sample, verdict in zip(samples, self._judge(samples), strict=True)]
+
+    def _score(self, sample: Sample, verdict: float | Score | None) -> float | Score | None:
+        value = None if verdict is None else float(verdict)
+        if sample.tokens is None or value is None or math.isnan(value):
+            return None if sample.tokens is None else value
+        length, found = len(sample.tokens), STATED.search(sample.text or "")
+        stated = min(int(found[1]), self._max_length) if found else None
+        said = dict(verdict.explanation) if isinstance(verdict, Score) else {}
+        said["parts"] = rounded({"judge": value} | ({} if stated is None else {"stated": stated}))
+        if value < self._right_from or length > self._max_length:
+            return Score(0.0, said)
+        if stated is None:
+            return Score(self._worth(length), said)
+        return Score(min(self._worth(length) - abs(stated - length) / self._max_length, self._worth(stated)), said)
+
+    def _worth(self, length: int) -> float:
+        return self._top * math.cos(math.pi * length / (2 * self._max_length))

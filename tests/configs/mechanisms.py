@@ -37,8 +37,8 @@ TOKENS = [
 """Trained on a language policy."""
 
 READING = [
-    "ampo", "ar3po", "avatar", "critique-grpo", "evocot", "exgrpo", "gcpo", "ghpo", "guide-grpo", "igrpo", "luffy",
-    "mm-helix", "r1-sharevl", "repo", "rl-plus", "sage", "scaf-grpo", "tree-opo", "trimpi", "visurf",
+    "ampo", "ar3po", "avatar", "critique-grpo", "evocot", "exgrpo", "gcpo", "ghpo", "guide-grpo", "hbpo", "igrpo",
+    "luffy", "mm-helix", "r1-sharevl", "repo", "rl-plus", "sage", "scaf-grpo", "tree-opo", "trimpi", "visurf",
 ]  # fmt: skip
 """Trained on a language policy, with rows that bring along what they read or are shown."""
 

@@ -40,6 +40,7 @@ def drawn(name: str, rates: dict[str, float], num: int) -> list[int]:
         ("trimpi", [None, "policy"]),
         ("tree-opo", [None, "quarter", "half", "most"]),
         ("evocot", ["thought"]),
+        ("hbpo", ["shortest", "short", "long", "longest"]),
     ],
 )
 def test_members_see(name: str, shown: Sequence[str | None]) -> None:
@@ -66,6 +67,14 @@ def test_a_thought_is_shown_ever_less_of() -> None:
         assert shown is not None
         begun.append(shown.prefix)
     assert begun == ["one\n\ntwo\n\nthree\n\nfour\n\n", "one\n\ntwo\n\n", "one\n\n", None]
+
+
+def test_each_part_states_a_length() -> None:
+    shown = [context(Prompt("why"), 0, History()) for context in build_contexts(config_of("hbpo")).values()]
+    stated = [512, 1024, 2048, 2560]
+    assert [one and one.prefix for one in shown] == [
+        f"<think> I will answer the question with {number} tokens" for number in stated
+    ]
 
 
 @pytest.mark.parametrize(("name", "columns"), [("gcpo", ["solution"]), ("ampo", ["teacher_1", "teacher_2"])])

@@ -28,6 +28,7 @@ BESIDE = {
 SMALL: dict[str, dict[str, Any]] = {
     "repo": {"rollout.planner.num": 2, "rollout.planner.per_prompt": 4, "rollout.planner.least": 2},
     "scaf-grpo": {"rollout.planner.start": 0},
+    "hbpo": {"rollout.group_size": 4},
     "tree-opo": {"rollout.group_size": 4},
 }
 
@@ -82,7 +83,7 @@ def rewarded(name: str) -> Any:
 def test_method_trains(name: str, tmp_path: Path) -> None:
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.lr": 1e-3}
     config = load_config(f"methods/{name}", {**small, "output": str(tmp_path), **SMALL.get(name, {})})
-    policy = policy_of("llama", max_new_tokens=5)
+    policy = policy_of("llama", max_new_tokens=96 if name == "hbpo" else 5)
     before = [parameter.detach().clone() for parameter in policy.trainable]
     folder = Trainer(policy, {"right": rewarded(name)}, prompts()[:2], config).train()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

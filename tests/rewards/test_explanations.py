@@ -280,6 +280,13 @@ CASES: dict[str, list[Case]] = {
         Case(text="a a a a", settings={"unit": "words"}, value=-0.5,
              said={"reason": "1 of 2 runs of 3 words repeat an earlier one"}),
     ],
+    "stated_length": [
+        Case(text="50 tokens", answer="50 tokens", tokens=50, settings={"max_length": 100, "judge": "exact_match"},
+             value=4 * math.cos(math.pi / 4),
+             said={"parsed": "50 tokens", "reference": "50 tokens", "parts": {"judge": 1, "stated": 50}}),
+        Case(text="b", answer="a", tokens=50, settings={"max_length": 100, "judge": "exact_match"}, value=0,
+             said={"parsed": "b", "reference": "a", "parts": {"judge": 0}}),
+    ],
     "cosine_length": [
         Case(text="a", answer="a", tokens=50, settings={"max_length": 100, "judge": "exact_match"}, value=0.75,
              said={"parsed": "a", "reference": "a", "parts": {"judge": 1, "shortness": 0.5}}),
@@ -305,4 +312,4 @@ def test_every_score_is_explained(name: str):
 
 def test_there_is_a_case_for_every_one():
     assert sorted(CASES) == sorted(VERIFIABLE)
-    assert len(VERIFIABLE) == 36
+    assert len(VERIFIABLE) == 37

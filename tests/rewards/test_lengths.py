@@ -9,7 +9,7 @@ import pytest
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.text.answers import ExactMatch
-from mmgrpo.rewards.text.lengths import CosineLength, LengthPeak, Overlong, Repetition
+from mmgrpo.rewards.text.lengths import CosineLength, LengthPeak, Overlong, Repetition, StatedLength
 from mmgrpo.types import Sample
 from tests.rewards.written import scores_of, wrote
 
@@ -49,6 +49,27 @@ def test_cosine_by_hand():
     wrong = [wrote("b", "a", tokens=[1] * n) for n in lengths]
     assert scores_of(reward, right) == pytest.approx([1, 0.75, 0.5, 0.5])
     assert scores_of(reward, wrong) == pytest.approx([-1, -0.75, -0.5, -0.5])
+
+
+def test_stated_by_hand():
+    """4 cos(pi n / 8192) of 1024, 2048 and 512: 3.695518, 2.828427 and 3.923141."""
+    reward = StatedLength(4096, judge={"name": "exact_match", "extract": "tag"})
+    texts = ["I take 1024 tokens", "I take 1024 tokens", "I take 512 tokens", "I take 2048 tokens", "I think"]
+    lengths = (1024, 2048, 1024, 512, 2048)
+    # as stated; 1024 too long; 512 too long; shorter than stated, which 2048 is worth at most; nothing stated
+    expected = [3.695518, 2.828427 - 0.25, 3.695518 - 0.125, 2.828427, 2.828427]
+    for answer, factor in (("a", 1), ("b", 0)):
+        pairs = zip(texts, lengths, strict=True)
+        said = [wrote(f"{text}. <answer>{answer}</answer>", "a", tokens=[1] * n) for text, n in pairs]
+        assert scores_of(reward, said) == pytest.approx([factor * value for value in expected], abs=1e-6)
+    assert scores_of(reward, [wrote("<answer>a</answer>", "a", tokens=[1] * n) for n in (4096, 4097)]) == [
+        pytest.approx(0, abs=1e-12),
+        0,
+    ]
+    assert reward([wrote("<answer>a</answer>", "a"), wrote("a", tokens=[1])]) == [None, None]
+    for wrong in ({"max_length": 0}, {"max_length": 1, "top": 0.0}):
+        with pytest.raises(ConfigError, match="StatedLength needs"):
+            StatedLength(**wrong)
 
 
 def test_cosine_asks_its_judge():

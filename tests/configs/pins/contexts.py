@@ -24,6 +24,18 @@ CREDIT: dict[str, tuple[Step, Sequence[Sequence[float]]]] = {
         [[0.0], [-1.999990]] * 5,
     ),
     "trimpi": (Step(reward=ONE_OF_FOUR, lengths=[1] * 4), [[A_FOUR], *[[-A_FOUR / 3]] * 3]),
+    # mean 0.75, deviation sqrt(9.5 / 7) = 1.164965; parts of mean 2, 1, 0 and 0, expected are 3.92314, ...
+    "hbpo": (
+        Step(reward=(3, 1, 2, 0, 0, 0, 0, 0), lengths=[1] * 8),
+        [
+            [2.25 / 1.164966 - 2 * 1.92314],
+            [0.25 / 1.164966 - 2 * 1.92314],
+            [1.25 / 1.164966 - 2 * 2.69552],
+            [-0.75 / 1.164966 - 2 * 2.69552],
+            *[[-0.75 / 1.164966 - 2 * 2.82843]] * 2,
+            *[[-0.75 / 1.164966 - 2 * 2.22228]] * 2,
+        ],
+    ),
     # from 0, 1, 2, 3 on there succeed 1/2, 2/3, 1/2, 1: -1/4, 2/3, -1/4, 1/2, less their mean 1/6
     "tree-opo": (Step(reward=(0, 1, 0, 1), lengths=[1] * 4), [[-5 / 12], [1 / 2], [-5 / 12], [1 / 3]]),
     # the label's 1 becomes the mean 0.5 of the others: mean 0.5, deviation sqrt(1 / 4)
