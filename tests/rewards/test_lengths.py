@@ -67,9 +67,9 @@ def test_stated_by_hand():
         0,
     ]
     assert reward([wrote("<answer>a</answer>", "a"), wrote("a", tokens=[1])]) == [None, None]
-    for wrong in ({"max_length": 0}, {"max_length": 1, "top": 0.0}):
+    for max_length, top in ((0, 4.0), (1, 0.0)):
         with pytest.raises(ConfigError, match="StatedLength needs"):
-            StatedLength(**wrong)
+            StatedLength(max_length, top=top)
 
 
 def test_cosine_asks_its_judge():
