@@ -13,6 +13,7 @@ import pytest
 from mmgrpo.config import RewardConfig
 from mmgrpo.config.registry import REWARDS
 from mmgrpo.errors import ConfigError
+from mmgrpo.rewards.groups.chains import AtEnd, InContext, OfLater
 from mmgrpo.rewards.groups.diversity import DiversityAdjusted
 from mmgrpo.rewards.groups.likelihoods import Curiosity, LikelihoodConsistency, SelfCertainty, Unlikeliness
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament
@@ -45,6 +46,9 @@ REWARDS_OF_GROUPS: dict[str, Callable[..., Any]] = {
     "noisy_verifier": NoisyVerifier(column_score, false_positive=0.1),
     "conciseness": Conciseness(column_score),
     "rarity": Rarity(column_score, ["a", "b"]),
+    "in_context": InContext(column_score, [None]),
+    "of_later": OfLater(column_score, [None], "better"),
+    "at_end": AtEnd(column_score),
 }
 
 
