@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -77,12 +76,17 @@ def train(
 ) -> None:
     """Trains, and writes a run folder with metrics, samples, checkpoints and report.html."""
     with _plain_errors():
-        if resume is None:
-            if config is None:
-                raise ConfigError("train needs a configuration (a YAML file or a shipped name), or --resume RUN")
-            ended = _train(settings_of(config, overrides), None)
+        from mmgrpo.cli.training import is_series, resume_series, train_one, train_series
+
+        if resume is not None and is_series(resume):
+            ended = resume_series(resume, [*([config] if config else []), *(overrides or [])], console.say)
+        elif resume is not None:
+            ended = train_one(resumed_settings(resume, config, overrides or []), resume)
+        elif config is None:
+            raise ConfigError("train needs a configuration (a YAML file or a shipped name), or --resume RUN")
         else:
-            ended = _train(resumed_settings(resume, config, overrides or []), resume)
+            settings = settings_of(config, overrides)
+            ended = train_series(settings, console.say) if settings.runs else train_one(settings)
         if ended.main:
             console.say(f"report: {ended.run / 'report.html'}")
         raise typer.Exit(EXIT_CODES.get(ended.status, 0))
@@ -211,12 +215,13 @@ def doctor(config: Config, overrides: Overrides = None) -> None:
 def explain(config: Config, overrides: Overrides = None) -> None:
     """Prints the resolved formula with its numbers, the batch geometry and what a sample costs; loads no model."""
     with _plain_errors():
+        from mmgrpo.config.loading import runs_of
         from mmgrpo.docgen.declared import require_rewards
         from mmgrpo.explain.explanation import explanation
 
-        settings = settings_of(config, overrides, computes=False)
-        require_rewards(settings)
-        typer.echo(shown(explanation(settings)))
+        for settings in runs_of(settings_of(config, overrides, computes=False)):
+            require_rewards(settings)
+            typer.echo(shown(explanation(settings)))
 
 
 @app.command("serve-rewards")
@@ -328,35 +333,6 @@ def methods(
             return
         for line in (paper_lines if papers else method_lines)(applies_to, kind):
             console.print(line)
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """A run that came to an end without an error: its folder, how it ended, whether this process talks for it."""
-
-    run: Path
-    status: str
-    main: bool
-
-
-def _train(settings: Any, resume: Path | None) -> _Ended:
-    from transformers.utils.logging import disable_progress_bar
-
-    from mmgrpo.run.folder import make_accelerator, require_output
-    from mmgrpo.train.build import build_policy, build_rewards
-    from mmgrpo.train.trainer import Trainer
-
-    if resume is None:
-        require_output(settings)
-    judges, prompts = build_rewards(settings.rewards), prompts_of(settings)
-    accelerator = make_accelerator(settings)
-    policy = build_policy(settings, settings.runtime.device or accelerator.device)
-    disable_progress_bar()  # of a saved checkpoint's files, across the run's own bar
-    trainer = Trainer(policy, judges, prompts, settings, accelerator=accelerator, resume=resume)
-    try:
-        return _Ended(trainer.train(), trainer.status, accelerator.is_main_process)
-    finally:
-        accelerator.state.destroy_process_group()
 
 
 def _written(sample: Sample) -> str:

@@ -62,13 +62,15 @@ def _command(names: Sequence[str], comparison: Comparison, num_seeds: int) -> st
 
 def _page(comparison: Comparison, command: str) -> Path | None:
     from mmgrpo.report.methods import MethodRuns, write_methods
-    from mmgrpo.trials.running import has_ended
+    from mmgrpo.run.folder import has_ended
 
     members = [
         MethodRuns(
             name=method,
             folders=tuple(
-                trial.folder if has_ended(trial) else None for trial in comparison.trials if trial.method == method
+                trial.folder if has_ended(trial.folder) else None
+                for trial in comparison.trials
+                if trial.method == method
             ),
         )
         for method in comparison.methods

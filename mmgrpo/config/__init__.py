@@ -13,6 +13,7 @@ from mmgrpo.config.prompts import PromptsConfig, ReadingConfig, SourceConfig
 from mmgrpo.config.references import ReferenceConfig
 from mmgrpo.config.rewards import Closed, GateConfig, RewardConfig, gate_order
 from mmgrpo.config.sections import Named, Section, unknown_keys
+from mmgrpo.config.series import SeriesRun
 from mmgrpo.config.stages import StageConfig, faults, moving_keys
 from mmgrpo.config.update import EmaConfig, UpdateConfig
 from mmgrpo.config.views import RESERVED, ViewConfig
@@ -332,6 +333,11 @@ class RunConfig(Section):
     stages: tuple[StageConfig, ...] = Field(
         default=(), description="values of several keys at a time, one after another"
     )
+    runs: tuple[SeriesRun, ...] = Field(
+        default=(),
+        description="a series: runs one after another, each from the weights of the one before and without a warm-up "
+        "of its own unless it sets one; one folder, one command; none: a single run",
+    )
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
@@ -354,6 +360,8 @@ class RunConfig(Section):
             )
         if self.objective.kl_beta > 0 and self.objective.divergence is None:
             raise ValueError("objective.kl_beta > 0 needs objective.divergence, for example gaussian or k3")
+        if len({run.name for run in self.runs}) < len(self.runs):
+            raise ValueError("runs: each has a name of its own, which its folder has")
         labels = [reward.known_as for reward in self.rewards]
         if len(set(labels)) < len(labels):
             raise ValueError(f"rewards are logged by name, and {labels} repeat: give each a label")

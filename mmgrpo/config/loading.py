@@ -73,6 +73,46 @@ def load_config(
 
 def validated(values: Mapping[str, Any]) -> RunConfig:
     """A ``RunConfig`` from plain values. Raises ConfigError that explains every wrong key."""
+    config = _typed(values)
+    runs_of(config)
+    return config
+
+
+def runs_of(config: RunConfig) -> list[RunConfig]:
+    """The runs of a series, with what each sets otherwise; of a single run itself.
+
+    Where a run begins is not among it: ``policy.adapter`` is that of the configuration.
+
+    Args:
+        config: whose ``runs:`` they are.
+
+    Returns:
+        Configurations named by their runs.
+
+    Raises:
+        ConfigError: a run sets a key that there is not, or a value that is not allowed; the message names the run.
+    """
+    found = []
+    for number, run in enumerate(config.runs):
+        values = config.model_dump(mode="json") | {"runs": (), "name": f"{number + 1}-{run.name}"}
+        values |= {"warmup": None} if number else {}
+        for key, value in run.set.items():
+            _set(values, key.split("."), value)
+        try:
+            found.append(_typed(values))
+        except ConfigError as error:
+            raise ConfigError(f"runs, {run.name}: {error}") from None
+    return found or [config]
+
+
+def require_single(config: RunConfig) -> None:
+    """Raises ConfigError for a series where a single run is needed."""
+    if config.runs:
+        names = ", ".join(run.name for run in config.runs)
+        raise ConfigError(f"runs: this is a series ({names}): train it by mmgrpo train, or take one of runs_of(config)")
+
+
+def _typed(values: Mapping[str, Any]) -> RunConfig:
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:

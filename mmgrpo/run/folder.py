@@ -28,6 +28,8 @@ from mmgrpo.types import Sample, Scores
 
 PACKAGES = ("mmgrpo", "torch", "diffusers", "transformers", "accelerate", "peft")
 CONFIG, HEADER = "config.yaml", "run.json"
+ENDED = ("finished", "stopped by the alarm")
+"""How the status of a run begins that has nothing left to do."""
 
 
 class RunFolder:
@@ -159,6 +161,20 @@ class RunFolder:
 
     def _update_header(self, **values: Any) -> None:
         replace_text(self.path / HEADER, json.dumps(self.header() | values, indent=2))
+
+
+def status_of(folder: Path) -> str:
+    """What a run folder says of its run; empty if there is none."""
+    try:
+        said = json.loads((folder / HEADER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    return str(said.get("status", "")) if isinstance(said, dict) else ""
+
+
+def has_ended(folder: Path) -> bool:
+    """Whether it holds a run that has nothing left to do."""
+    return status_of(folder).startswith(ENDED)
 
 
 def claim_folder(config: RunConfig) -> Path:

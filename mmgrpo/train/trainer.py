@@ -14,6 +14,7 @@ from accelerate.utils import set_seed
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.binding import require_credit
+from mmgrpo.config.loading import require_single
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.data.stream import StepPrompts, stream_of
 from mmgrpo.explain.explanation import explanation
@@ -93,6 +94,7 @@ class Trainer:
         self.job = Job(accelerator or make_accelerator(self.config))
         resumption = self.job.from_main(lambda: plan_resumption(Path(resume), self.config)) if resume else None
         self.config = resumption.config if resumption else self.config
+        require_single(self.config)
         device = self.config.runtime.device or self.job.accelerator.device
         self.policy = policy = policy_of(policy, self.config, device)
         self.now = Moving(self.config, self.rewards)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -10,31 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Lock
 from types import FrameType
 from typing import final
 
 from mmgrpo.report.numbers import duration
-from mmgrpo.run.folder import HEADER
+from mmgrpo.run.folder import has_ended
 from mmgrpo.trials.plan import Comparison, Trial
-
-ENDED = ("finished", "stopped by the alarm")
-"""How the status of a run begins that has nothing left to do."""
-
-
-def status_of(folder: Path) -> str:
-    """What a run folder says of its run; empty if there is none."""
-    try:
-        said = json.loads((folder / HEADER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ""
-    return str(said.get("status", "")) if isinstance(said, dict) else ""
-
-
-def has_ended(trial: Trial) -> bool:
-    """Whether a run has nothing left to do."""
-    return status_of(trial.folder).startswith(ENDED)
 
 
 @final
@@ -63,7 +44,7 @@ class Carrying:
         Returns:
             The runs that failed; what they said is in their logs.
         """
-        left = [trial for trial in comparison.runs if not has_ended(trial)]
+        left = [trial for trial in comparison.runs if not has_ended(trial.folder)]
         if known := len(comparison.runs) - len(left):
             self._say(f"{known} of {len(comparison.runs)} runs are there already")
         with _told_to_end():
@@ -80,7 +61,7 @@ class Carrying:
             try:
                 for done, future in enumerate(as_completed(pending), 1):
                     trial, took_s = pending[future], future.result()
-                    is_whole = has_ended(trial)
+                    is_whole = has_ended(trial.folder)
                     failed += [] if is_whole else [trial]
                     left_s = (time.perf_counter() - began) / done * (len(trials) - done)
                     ended = f"{duration(took_s)}" if is_whole else f"failed; see {trial.log}"

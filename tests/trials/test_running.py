@@ -15,10 +15,11 @@ import torch
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config
 from mmgrpo.data.prompts import load_prompts_of
+from mmgrpo.run.folder import has_ended, status_of
 from mmgrpo.train.build import build_policy, build_rewards
 from mmgrpo.train.trainer import Trainer
 from mmgrpo.trials.plan import plan_comparison, write_configurations
-from mmgrpo.trials.running import Carrying, has_ended, status_of
+from mmgrpo.trials.running import Carrying
 
 TEXT = "quickstart/arithmetic-text"
 SHORT = ("steps=2", "warmup.steps=3", "evaluation.every=2", "rollout.prompts_per_step=4", "rollout.group_size=4")
@@ -71,6 +72,6 @@ def test_a_run_that_fails_is_said_and_the_others_go_on(tmp_path: Path) -> None:
     said: list[str] = []
     failed = Carrying(num_jobs=2, say=said.append).carry_out(found)
     assert [trial.name for trial in failed] == ["broken-0"]
-    assert has_ended(found.trials[0])
+    assert has_ended(found.trials[0].folder)
     assert any("broken-0" in line and "failed; see" in line for line in said)
     assert "sqrt" in failed[0].log.read_text()

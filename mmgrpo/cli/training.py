@@ -1,0 +1,148 @@
+"""``mmgrpo train``: a run, or a series of runs, each from the weights of the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmgrpo.cli.commanded import prompts_of, settings_of
+from mmgrpo.config.loading import dump_config, runs_of
+from mmgrpo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from mmgrpo.config import RunConfig
+
+SERIES = "series.yaml"
+"""In the folder of a series: its configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A run that came to an end without an error: its folder, how it ended, whether this process talks for it."""
+
+    run: Path
+    status: str
+    main: bool
+
+
+def train_one(settings: RunConfig, resume: Path | None = None) -> Ended:
+    """A single run.
+
+    Args:
+        settings: its configuration.
+        resume: the run folder or checkpoint that it goes on from; None: it is new.
+
+    Returns:
+        How it ended.
+    """
+    with _accelerator(settings, is_new=resume is None) as accelerator:
+        return _trained(settings, accelerator, resume)
+
+
+def is_series(path: Path) -> bool:
+    """Whether it is the folder of a series."""
+    return (path / SERIES).is_file()
+
+
+def train_series(settings: RunConfig, say: Callable[[str], None]) -> Ended:
+    """A new series, in a folder of its own.
+
+    Args:
+        settings: its configuration, with ``runs``.
+        say: is given lines to print.
+
+    Returns:
+        How the last run of it ended that was begun.
+    """
+    from mmgrpo.run.folder import claim_folder
+    from mmgrpo.run.processes import Job
+    from mmgrpo.system.files import replace_text
+
+    with _accelerator(settings, is_new=True) as accelerator:
+        job = Job(accelerator)
+        folder = job.from_main(lambda: claim_folder(settings))
+        if job.is_main:
+            replace_text(folder / SERIES, dump_config(settings))
+        return _trained_in_turn(settings, folder, accelerator, say)
+
+
+def resume_series(folder: Path, overrides: list[str], say: Callable[[str], None]) -> Ended:
+    """A series that was cut off: runs that ended stay, the one at hand goes on, the others follow.
+
+    Args:
+        folder: of the series.
+        overrides: none are taken.
+        say: is given lines to print.
+
+    Returns:
+        How the last run of it ended that was begun.
+
+    Raises:
+        ConfigError: there are overrides.
+    """
+    if overrides:
+        raise ConfigError(
+            f"a series goes on as it began, without {', '.join(overrides)}; for one run of it, resume that"
+        )
+    settings = settings_of(str(folder / SERIES), [])
+    with _accelerator(settings, is_new=False) as accelerator:
+        return _trained_in_turn(settings, folder, accelerator, say)
+
+
+def _trained_in_turn(settings: RunConfig, folder: Path, accelerator: Accelerator, say: Callable[[str], None]) -> Ended:
+    from mmgrpo.run.folder import has_ended
+
+    ended = Ended(folder, "finished", accelerator.is_main_process)
+    runs = runs_of(settings)
+    for number, config in enumerate(runs):
+        run = folder / config.name
+        if has_ended(run):
+            continue
+        if accelerator.is_main_process:
+            say(f"run {number + 1} of {len(runs)}: {run}")
+        started = config.model_copy(update={"output": str(folder), **_from(folder, runs[:number], config)})
+        ended = _trained(started, accelerator, run if run.exists() else None)
+        if not has_ended(run):
+            if accelerator.is_main_process:
+                say(f"to go on with the series: mmgrpo train --resume {folder}")
+            break
+    return ended
+
+
+def _from(folder: Path, before: list[RunConfig], config: RunConfig) -> dict[str, object]:
+    """The policy with the weights of the run before, if there is one and the run names no others."""
+    own = config.policy.numbers.get("adapter") if config.policy else None
+    if not before or config.policy is None or own != (before[-1].policy or config.policy).numbers.get("adapter"):
+        return {}
+    return {"policy": config.policy.model_copy(update={"adapter": str(folder / before[-1].name)})}
+
+
+@contextmanager
+def _accelerator(settings: RunConfig, *, is_new: bool) -> Iterator[Accelerator]:
+    from transformers.utils.logging import disable_progress_bar
+
+    from mmgrpo.run.folder import make_accelerator, require_output
+
+    if is_new:
+        require_output(settings)
+    disable_progress_bar()  # of a saved checkpoint's files, across the run's own bar
+    accelerator = make_accelerator(settings)
+    try:
+        yield accelerator
+    finally:
+        accelerator.state.destroy_process_group()
+
+
+def _trained(settings: RunConfig, accelerator: Accelerator, resume: Path | None) -> Ended:
+    from mmgrpo.train.build import build_policy, build_rewards
+    from mmgrpo.train.trainer import Trainer
+
+    judges, prompts = build_rewards(settings.rewards), prompts_of(settings)
+    policy = build_policy(settings, settings.runtime.device or accelerator.device)
+    trainer = Trainer(policy, judges, prompts, settings, accelerator=accelerator, resume=resume)
+    return Ended(trainer.train(), trainer.status, accelerator.is_main_process)

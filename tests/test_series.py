@@ -1,0 +1,107 @@
+"""Series: runs one after another by one command, each from the weights of the one before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from mmgrpo.cli import app
+from mmgrpo.config.loading import load_config, runs_of
+from mmgrpo.errors import ConfigError
+from mmgrpo.run.checkpoint import weights_of
+from mmgrpo.train.trainer import Trainer
+
+SHORT = {
+    "include": "quickstart/arithmetic-text",
+    "name": "two",
+    "steps": 2,
+    "warmup": {"steps": 3},
+    "evaluation": None,
+    "rollout": {"prompts_per_step": 4, "group_size": 4},
+    "runs": [
+        {"name": "easy"},
+        {"name": "hard", "set": {"steps": 1, "rollout.group_size": 8, "objective.surrogate": "policy_gradient"}},
+    ],
+}
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    file = folder / "series.yaml"
+    file.write_text(yaml.safe_dump({**SHORT, "output": str(folder / "runs"), **changes}))
+    return file
+
+
+def train(*arguments: str) -> str:
+    done = CliRunner().invoke(app, ["train", *arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in weights_of(run).rglob("*.safetensors") for name, tensor in load_file(file).items()}
+
+
+def test_each_run_begins_where_the_one_before_ended(tmp_path: Path) -> None:
+    """The same weights as by two commands, the second with the first one's folder as its adapter."""
+    said = train(str(written(tmp_path)))
+    series, alone = tmp_path / "runs/two", tmp_path / "alone"
+    assert f"run 2 of 2: {series / '2-hard'}" in said
+    single = ["runs=[]", f"output={alone}"]
+    train(str(written(tmp_path)), *single, "name=first")
+    changed = ["rollout.group_size=8", "objective.surrogate=policy_gradient", "steps=1", "warmup=null"]
+    train(str(written(tmp_path)), *single, *changed, "name=second", f"policy.adapter={alone / 'first'}")
+    for name, run in (("first", "1-easy"), ("second", "2-hard")):
+        expected, found = weights(alone / name), weights(series / run)
+        assert len(found) > 4
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_a_series_goes_on(tmp_path: Path) -> None:
+    """Without its second run and given again, the second is run, the first not."""
+    train(str(written(tmp_path)))
+    series = tmp_path / "runs/two"
+    expected, stamp = weights(series / "2-hard"), (series / "1-easy/metrics.jsonl").stat().st_mtime_ns
+    rmtree(series / "2-hard")
+    said = train("--resume", str(series))
+    assert "run 1 of 2" not in said
+    assert (series / "1-easy/metrics.jsonl").stat().st_mtime_ns == stamp
+    assert all(torch.equal(tensor, expected[key]) for key, tensor in weights(series / "2-hard").items())
+    refused = CliRunner().invoke(app, ["train", "--resume", str(series), "steps=9"])
+    assert refused.exit_code
+    assert "as it began, without steps=9" in " ".join(refused.output.split())
+
+
+def test_the_runs_of_a_series(tmp_path: Path) -> None:
+    first, second = runs_of(load_config(written(tmp_path)))
+    assert (first.name, first.steps, first.rollout.group_size) == ("1-easy", 2, 4)
+    assert (second.name, second.steps, second.rollout.group_size) == ("2-hard", 1, 8)
+    assert first.warmup is not None
+    assert second.warmup is None
+    assert runs_of(first) == [first]
+    said = CliRunner().invoke(app, ["explain", str(written(tmp_path))]).output
+    assert said.index("1-easy, seed 0") < said.index("policy_gradient")
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ([{"name": "a"}, {"name": "a"}], "each has a name of its own"),
+        ([{"name": "a", "set": {"stpes": 3}}], "runs, a: unknown key 'stpes'; did you mean"),
+        ([{"name": "../a"}], "runs.0.name"),
+    ],
+)
+def test_what_cannot_be_is_said_at_once(runs: list[dict[str, Any]], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(written(tmp_path, runs=runs))
+
+
+def test_a_trainer_trains_one_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"this is a series \(easy, hard\)"):
+        Trainer("nowhere", lambda samples: [0.0], ["a"], load_config(written(tmp_path)))
