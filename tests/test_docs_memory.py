@@ -41,17 +41,19 @@ def test_the_schedule_and_the_controller() -> None:
     assert (halved(4.0, 2.0), halved(4.0, 0.5)) == (2.0, 4.0)
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", range(7))
 def test_the_configurations(number: int) -> None:
     """Each block of YAML is valid, line by line where its lines are alternatives."""
     text = re.findall(r"```yaml\n(.*?)```", (DOCS / PAGE).read_text(), re.DOTALL)[number]
-    alternatives = re.split(r"\n(?=[a-z]+: \{)", text) if number not in (2, 3) else [text]
+    alternatives = re.split(r"\n(?=[a-z]+: \{)", text) if number not in (2, 3, 4) else [text]
     for one in alternatives:
         values = parsed_yaml(one)
+        if number in (3, 4):
+            values |= {"policy": {"name": "language", "model": "m"}}
         if number == 3:
             overlong = {"name": "overlong", "max_length": 4096, "margin": 16}
             rewards = [{**overlong, "label": "short"}, {**overlong, "label": "safe"}]
-            values |= {"rewards": rewards, "policy": {"name": "language", "model": "m"}}
+            values |= {"rewards": rewards}
             near = {"name": "divergence", "label": "near", "weight": 0.1}
             values |= {"objective": {"divergence": "k3", "kl_beta": 0.1, "terms": [near]}}
         Course(validated(values))
