@@ -6,10 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mmgrpo.config import RunConfig
+from mmgrpo.config.loading import load_config
 from mmgrpo.errors import ConfigError
 
 SECTIONS = ("policy", "rollout", "advantage", "objective", "auxiliary", "update", "schedules", "controllers")
 """Where a method's mechanism lies; a task and a recipe name sources of other sections too."""
+
+PLAIN = "plain"
+"""What a method is compared with."""
 
 POLICIES = {"tokens": "for tokens", "denoising": "for denoising policies", "both": "for tokens and denoising policies"}
 
@@ -39,6 +43,8 @@ def method_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     values = config.model_dump(mode="json")
     if sets := [f"{key} = {shown_value(found)}" for key, found in _mechanism(config, values)]:
         yield "it sets", ", ".join(sets)
+    if others := list(_otherwise(PLAIN, config, values)):
+        yield "plain GRPO", f"has {', '.join(others)}"
     if config.published:
         yield "published", _published_line(config, values)
     if method.renamed:
@@ -90,6 +96,14 @@ def _mechanism(config: RunConfig, values: Mapping[str, Any]) -> Iterator[tuple[s
         value = at(values, key)
         if not has(config.published, key) or _only_numbers_of(at(config.published, key), value):
             yield key, value
+
+
+def _otherwise(plain: str, config: RunConfig, values: Mapping[str, Any]) -> Iterator[str]:
+    """The keys that the method sets and another has other values of, with those of the other."""
+    theirs = load_config(plain).model_dump(mode="json")
+    for key, value in _mechanism(config, values):
+        if has(theirs, key) and at(theirs, key) != value:
+            yield f"{key} = {_here(at(theirs, key))}"
 
 
 def _only_numbers_of(published: Any, value: Any) -> bool:
