@@ -26,6 +26,7 @@ class Continuation:
         num_forced: how many of the first were given all the same.
         trace: the trace of the rollout of this policy that drew them, which knows more of them; None: of no rollout.
         row: their row there.
+        then: a text that follows on them, given and never trained.
     """
 
     token_ids: Sequence[int]
@@ -33,6 +34,7 @@ class Continuation:
     num_forced: int = 0
     trace: Any = None
     row: int = 0
+    then: str = ""
 
     def __post_init__(self) -> None:
         if self.old_logprob_T is not None and self.old_logprob_T.shape != (len(self.token_ids),):

@@ -17,8 +17,8 @@ from mmgrpo.config.loading import CONFIGS, shipped
 ENGINE = CONFIGS.resolve().parent / "mmgrpo"
 LINKED = ("configs", "examples", "policies", "rewards")
 NAMES = sorted(name.removeprefix("methods/") for name in shipped("methods"))
-WORDS = {"real", "repo"}
-"""Methods whose name is a word that says something else of runs and samples."""
+WORDS = {"cure", "real", "repo"}
+"""Methods whose name is a word that says something else of runs, samples and findings."""
 
 
 def words(name: str) -> list[str]:

@@ -70,7 +70,7 @@ def solution_prefix(*, column: str = "solution", share: float, between: str = " 
 
 
 def opening(*, text: str) -> Context:
-    """The prompt, and a text as the beginning of the answer: never trained.
+    """The prompt, and a text as the beginning of the answer, such as an empty thought: never trained.
 
     Raises: ConfigError for an empty text.
     """

@@ -11,13 +11,15 @@ Members are numbered by where they stand in the tree, whatever ended early: afte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
+from random import Random
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.places import Places, at_decisions, at_text, evenly, uncertain
+from mmgrpo.maths.places import Places, at_decisions, at_text, before_text, budgets, evenly, uncertain
 from mmgrpo.maths.planners import Branch, Planner, Request, Round, Setting
+from mmgrpo.maths.seeds import derive_seed
 
 
 def branch_at(*, at: Sequence[int], factor: int = 2) -> Planner:
@@ -43,17 +45,20 @@ def branch_evenly(*, every: int, factor: int = 2, levels: int = 1) -> Planner:
     return _planner(evenly(every=every), factor=factor, rounds=levels, most=1)
 
 
-def branch_at_uncertain(*, num: int = 2, factor: int = 2, levels: int = 1, apart: int = 1) -> Planner:
+def branch_at_uncertain(
+    *, num: int = 2, factor: int = 2, levels: int = 1, apart: int = 1, among: int | None = None
+) -> Planner:
     """Trees whose rows part into ``factor`` before the ``num`` decisions of theirs that had the highest entropy.
 
     In each of ``levels`` rounds; decisions that a row took over are not its own. Group_size roots and up to
-    group_size (1 + num (factor - 1))^levels leaves.
+    group_size (1 + num (factor - 1))^levels leaves. With ``among``, at ``num`` drawn from so many of the highest.
 
-    Units: apart in decisions.   Raises: ConfigError for numbers that part nothing.
-    Source: TreeRL, arXiv:2506.11902, and its code (THUDM/TreeRL): m roots, n tokens, l rounds, t branches each.
-        Deviations: n tokens of each row, there of each tree; their entropies, there -log p of the tokens drawn.
+    Units: apart in decisions.   Raises: ConfigError for numbers that part nothing, or among < num.
+    Source: TreeRL, arXiv:2506.11902, and its code (THUDM/TreeRL): m roots, n tokens, l rounds, t branches each; one of
+        the 20 highest: CURE, arXiv:2508.11016, and its code (bytedance/CURE, ``dapo_ray_trainer.py``).
+        Deviations from TreeRL: n tokens of each row, there of each tree; their entropies, there -log p of the token.
     """
-    return _planner(uncertain(apart=apart), factor=factor, rounds=levels, most=num)
+    return _planner(uncertain(apart=apart), factor=factor, rounds=levels, most=num, among=among)
 
 
 def branch_at_text(*, pattern: str, num: int = 1, factor: int = 2, levels: int = 1) -> Planner:
@@ -68,16 +73,72 @@ def branch_at_text(*, pattern: str, num: int = 1, factor: int = 2, levels: int =
     return _planner(at_text(pattern=pattern), factor=factor, rounds=levels, most=num)
 
 
-def _planner(places: Places, *, factor: int, rounds: int, most: int) -> Planner:
+def exits(*, num: int, then: str, before: str = "</think>", room: int = 256) -> Planner:
+    """Each row is left at ``num`` places drawn at random, where a text is put behind it and a further row goes on.
+
+    The text, as one that ends the thought, is given and never trained. The places lie before the first match of
+    ``before``, and ``room`` or more decisions before the row's end, so that the text and what is written behind it are
+    within the policy's limit too. Group_size rows and up to num more beside each.
+
+    Units: places; room in decisions.   Raises: ConfigError for numbers that leave nothing, no text, or what is no
+        expression.
+    Source: S-GRPO, arXiv:2505.07686: exits of one chain of thought, forced to answer.
+    """
+    _require_text(then)
+    places = before_text(pattern=before, room=room)
+    return _planner(places, factor=2, rounds=1, most=num, among=MANY, then=lambda place: then)
+
+
+def exits_at(*, at: Sequence[int], then: str, num: int = 4, before: str = "</think>", room: int = 256) -> Planner:
+    """Each row is left after so many decisions, where a text is put behind it and ``num`` further rows go on.
+
+    And after the first match of ``before``, without the text: there are ``num`` further answers as well. The places lie
+    as those of ``exits``; group_size rows and up to num (n + 1) more beside each, n the places.
+
+    Units: decisions.   Raises: ConfigError as ``exits``.
+    Source: AnytimeReasoner, arXiv:2505.13438, and its code (sail-sg/AnytimeReasoner, ``brpo.py``).
+    """
+    _require_text(then)
+    places = budgets(at=at, pattern=before, room=room)
+    return _planner(places, factor=num + 1, rounds=1, most=len(at) + 1, then=partial(_within, at=tuple(at), text=then))
+
+
+def _within(place: int, *, at: tuple[int, ...], text: str) -> str:
+    return text if place in at else ""
+
+
+def _require_text(then: str) -> None:
+    if not then:
+        raise ConfigError("exits put a text behind what they leave: set then, as the one that ends a thought")
+
+
+MANY = 2**31
+"""More places than a row has."""
+
+Then = Callable[[int], str]
+"""What is put behind the decisions that are taken over up to a place."""
+
+
+def _nothing(place: int) -> str:
+    return ""
+
+
+def _planner(
+    places: Places, *, factor: int, rounds: int, most: int, among: int | None = None, then: Then = _nothing
+) -> Planner:
     if factor < 2 or rounds < 1 or most < 1:
         raise ConfigError(
             f"trees part into 2 or more, once or more, at 1 place or more; got {factor}, {rounds}, {most}"
         )
-    ask = partial(_ask, factor=factor, num_rounds=rounds, most=most)
+    if among is not None and among < most:
+        raise ConfigError(f"branches part at {most} places among as many or more, got among={among}")
+    ask = partial(_ask, factor=factor, num_rounds=rounds, most=most, among=among, then=then)
     return Planner(ask=ask, looks_back=True, places=places)
 
 
-def _ask(rounds: Sequence[Round], setting: Setting, *, factor: int, num_rounds: int, most: int) -> Sequence[Request]:
+def _ask(
+    rounds: Sequence[Round], setting: Setting, *, factor: int, num_rounds: int, most: int, among: int | None, then: Then
+) -> Sequence[Request]:
     if not rounds:
         return setting.groups(0, setting.num_prompts)
     if len(rounds) > num_rounds:
@@ -86,8 +147,10 @@ def _ask(rounds: Sequence[Round], setting: Setting, *, factor: int, num_rounds: 
     there = setting.group_size * (1 + most * (factor - 1)) ** (len(rounds) - 1)
     asked = []
     for prompt, member, places in sorted(_rows(rounds)):
-        free = (branch for place in places if (prompt, branch := Branch(member, place)) not in taken)
-        for order, branch in enumerate(islice(free, most)):
+        free = (branch for place in places if (prompt, branch := Branch(member, place, then(place))) not in taken)
+        best = list(islice(free, among or most))
+        drawn = Random(derive_seed(setting.seed, prompt, member, len(rounds)))
+        for order, branch in enumerate(best if among is None else drawn.sample(best, min(most, len(best)))):
             first = there + (member * most + order) * (factor - 1)
             asked.append(Request(prompt=prompt, members=tuple(range(first, first + factor - 1)), continues=branch))
     return asked

@@ -8,11 +8,13 @@ from types import MappingProxyType
 from mmgrpo.maths.chain_credit import along_chain, likely_answers
 from mmgrpo.maths.consensus_credit import global_consistency, uncertain_groups
 from mmgrpo.maths.entropy_credit import inverse_entropy, zero_variance_entropy
+from mmgrpo.maths.exit_credit import over_budgets
 from mmgrpo.maths.feedback import Estimator as Estimator
 from mmgrpo.maths.filters import among_most_efficient
 from mmgrpo.maths.forest_credit import (
     along_segments,
     by_depth,
+    by_level,
     prune_depths,
     prune_width,
     shared_once,
@@ -61,10 +63,12 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
         "conflict_tokens": conflict_tokens,
         "both_ends": both_ends,
         "by_depth": by_depth,
+        "by_level": by_level,
         "siblings": siblings,
         "temporal_difference": temporal_difference,
         "along_segments": along_segments,
         "trunk_and_exits": trunk_and_exits,
+        "over_budgets": over_budgets,
         "shared_once": shared_once,
         "prune_depths": prune_depths,
         "prune_width": prune_width,

@@ -62,6 +62,26 @@ def _largest(feedback: Feedback, advantage_BT: Tensor, *, rate: float) -> Tensor
     return keep_B
 
 
+def beyond(*, size: float, members: int = 2) -> Filter:
+    """Of groups of at least so many members, those whose advantage is larger than a number; other groups whole.
+
+    keep = |A| > size, or fewer than ``members`` rows in the group.
+
+    Units: size in those of the advantage; members are rows.   Raises: ConfigError for a number below 0.
+    Source: EFRame, arXiv:2506.22200, and its code (597358816/EFRame, ``ray_trainer.py``, ``_select_by_advantage``).
+    """
+    if size < 0:
+        raise ConfigError(f"beyond keeps advantages larger than a number of 0 or more, got {size}")
+    return Filter(keep=partial(_beyond, size=size, least=members))
+
+
+def _beyond(feedback: Feedback, advantage_BT: Tensor, *, size: float, least: int) -> Tensor:
+    large_B, keep_B = feedback.mean(advantage_BT.abs()) > size, torch.zeros_like(feedback.valid_B)
+    for rows in members(feedback):
+        keep_B[rows] = large_B[rows] if len(rows) >= least else True
+    return keep_B
+
+
 def most_varied(*, count: int) -> Filter:
     """The ``count`` members whose advantages vary the most: some of the highest and some of the lowest.
 
@@ -194,12 +214,52 @@ def unlikely(*, below: float) -> Filter:
     return Filter(keep=lambda feedback, advantage_BT: feedback.old_logprob_BT.exp() < below)
 
 
+def at_least_column(*, column: str) -> Filter:
+    """The members whose reward reaches a number of their data row, as that of an answer without a thought.
+
+    keep = r >= column.
+
+    Units: those of the reward.
+    Source: RAIF, arXiv:2506.01413, and its code (yuleiqin/RAIF, ``enforce_superior_CoT``).
+    """
+    return Filter(keep=partial(_at_least_column, column=column))
+
+
+def _at_least_column(feedback: Feedback, advantage_BT: Tensor, *, column: str) -> Tensor:
+    del advantage_BT
+    return feedback.valid_B & (feedback.length_B > 0) & (feedback.reward_B >= feedback.column(column))
+
+
+def outdo_begun() -> Filter:
+    """The members that wrote all of their answer, unless each did worse than every one whose beginning was given.
+
+    keep = all of it was drawn, and max r of such members of the group >= min r of the begun ones, if there are any.
+
+    Units: none.
+    Source: RAIF, arXiv:2506.01413, and its code (yuleiqin/RAIF, ``replay_buffer.py``): begun with an empty thought.
+    """
+    return Filter(keep=_outdo_begun)
+
+
+def _outdo_begun(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
+    del advantage_BT
+    begun_B, keep_B = ~feedback.mask_BT[:, 0], torch.zeros_like(feedback.valid_B)
+    for rows in members(feedback):
+        begun, whole = rows[begun_B[rows]], rows[~begun_B[rows]]
+        outdone = len(begun) > 0 and len(whole) > 0 and feedback.reward_B[whole].max() < feedback.reward_B[begun].min()
+        keep_B[whole] = not outdone
+    return keep_B
+
+
 FILTERS: Mapping[str, Callable[..., Filter]] = MappingProxyType(
     {
+        "at_least_column": at_least_column,
+        "outdo_begun": outdo_begun,
         "unlikely": unlikely,
         "largest_advantages": largest_advantages,
         "most_varied": most_varied,
         "best_and_worst": best_and_worst,
+        "beyond": beyond,
         "most_efficient": most_efficient,
         "each_decision_once": each_decision_once,
         "in_view": in_view,

@@ -80,6 +80,16 @@ class Forest:
         )
         return below_M & ((num_M[self.parent_M] > 1) | (self.depth_M == 1))
 
+    def levels(self) -> Tensor:
+        """How many of the nodes on the way to each were reached where branches part, the node itself among them.
+
+        Shapes: -> integer (M,).
+        """
+        level_M = self.parts().long()
+        for node_K in self._by_depth()[1:]:
+            level_M[node_K] += level_M[self.parent_M[node_K]]
+        return level_M
+
     def laid(self, value_M: Tensor) -> Tensor:
         """Each kept decision's value of the node that it led to; 0 elsewhere.
 

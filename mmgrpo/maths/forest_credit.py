@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.maths.forest import Forest, drawn_states, forest
+from mmgrpo.maths.groups import grouped
 from mmgrpo.maths.kin import standardised_among
 from mmgrpo.system.lazy import torch
 
@@ -32,8 +33,7 @@ def by_depth(*, eps: float = 1e-8, least: float = 1e-6) -> Estimator:
     Mean and sample std are over the group's nodes of that depth; 0 where std < least or the node is the only one.
 
     Units: any reward scale -> dimensionless; eps and least in the reward's units.
-    Source: BranchGRPO, arXiv:2509.06040, and its code (``compute_hierarchical_advantages_by_depth``); with two depths,
-        thoughts and answers, GRPO-MA.
+    Source: BranchGRPO, arXiv:2509.06040, and its code (``compute_hierarchical_advantages_by_depth``).
     """
     return Estimator(assign=partial(_by_depth, eps=eps, least=least))
 
@@ -43,6 +43,26 @@ def _by_depth(feedback: Feedback, advantage_BT: Tensor, *, eps: float, least: fl
     value_M = tree.below(feedback.reward_B, feedback.valid_B)
     kin_M = _pairs(tree.group_M, tree.depth_M)
     return tree.laid(standardised_among(value_M, kin_M, eps=eps, least=least)).to(advantage_BT)
+
+
+def by_level(*, eps: float = 1e-8) -> Estimator:
+    """A node where branches part against the group's others that as many partings lead to, wherever they stand.
+
+    A = (V - mean) / (std + eps), V the mean reward of the samples below; 0 where no branches part, or alone.
+    With ``along_segments`` it is that of all decisions up to the next parting: of thoughts against thoughts, and of the
+    answers behind them against all answers.
+
+    Units: any reward scale -> dimensionless; eps in the reward's units.
+    Source: GRPO-MA, arXiv:2509.24494: thoughts by the mean reward of their answers, answers among all of a prompt.
+    """
+    return Estimator(assign=partial(_by_level, eps=eps))
+
+
+def _by_level(feedback: Feedback, advantage_BT: Tensor, *, eps: float) -> Tensor:
+    tree = forest_of(feedback)
+    value_M = tree.below(feedback.reward_B, feedback.valid_B).where(tree.parts(), torch.nan)
+    kin_M = _pairs(tree.group_M, tree.levels())
+    return tree.laid(standardised_among(value_M, kin_M, eps=eps)).to(advantage_BT)
 
 
 def siblings(*, eps: float = 1e-8, mean_of: str = "leaves") -> Estimator:
@@ -108,9 +128,9 @@ def _along_segments(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
 def trunk_and_exits(*, decay: float = 0.5) -> Estimator:
     """Exits of one chain of thought against each other: the earlier the right one, the better.
 
-    A = r' - mean_G r', r' = decay^(n - 1) for the n-th right exit, else 0.
-    Right is r > 0; exits count in the order in which they leave the trunk. A decision of several samples takes the mean
-    of theirs.
+    A = r' - mean r' over the thought's answers, r' = decay^(n - 1) for the n-th right exit, else 0.
+    Right is r > 0; of a forest that was found, a group's samples are one thought's. Exits count in the order in which
+    they leave the trunk, the sample that drew it last. A decision of several samples takes the mean of theirs.
 
     Units: dimensionless.
     Source: S-GRPO, arXiv:2505.07686, as the catalogue of ``research/`` gives it. Deviation: the mean on the trunk,
@@ -121,12 +141,16 @@ def trunk_and_exits(*, decay: float = 0.5) -> Estimator:
 
 def _trunk_and_exits(feedback: Feedback, advantage_BT: Tensor, *, decay: float) -> Tensor:
     tree = forest_of(feedback)
-    trunk_B = (tree.sharing() > 1).sum(1)
+    shared_BT = tree.sharing() > 1
+    drew_BT, groups = torch.ones_like(shared_BT), feedback.groups
+    if feedback.drawn_by_BT is not None:
+        drew_BT = feedback.drawn_by_BT == torch.arange(len(shared_BT))[:, None]
+        groups = grouped(feedback.drawn_by_BT[:, 0])
+    stays_B = 2 * shared_BT.sum(1) + (shared_BT & drew_BT).any(1)
     right_B = feedback.valid_B & (feedback.reward_B > 0)
-    groups = feedback.groups
     valid_PG = groups.valid(feedback.valid_B)
     right_PG = groups.valid(right_B)
-    stay_PG = groups.matrix(trunk_B).where(right_PG, tree.mask_BT.shape[1] + 1)
+    stay_PG = groups.matrix(stays_B).where(right_PG, 2 * tree.mask_BT.shape[1] + 2)
     place_PG = stay_PG.argsort(dim=1, stable=True).argsort(dim=1)
     reward_PG = torch.full(place_PG.shape, decay, dtype=torch.float64).pow(place_PG).where(right_PG, 0.0)
     mean_P1 = reward_PG.sum(1, keepdim=True) / valid_PG.sum(1, keepdim=True).clamp(min=1)

@@ -129,3 +129,43 @@ def at_text(*, pattern: str) -> Places:
 
 def _after_matches(row: Row, *, pattern: re.Pattern[str]) -> Sequence[int]:
     return [bisect_left(row.ends_T, match.end()) + 1 for match in pattern.finditer(row.text)]
+
+
+def before_text(*, pattern: str, room: int = 0) -> Places:
+    """All places before the first match of a regular expression that lie ``room`` or more before the row's end.
+
+    Units: characters, turned into decisions; room in decisions.   Raises: ConfigError as ``at_text``, or for less than
+        none.
+    Source: exits within a chain of thought: S-GRPO, arXiv:2505.07686.
+    """
+    if room < 0:
+        raise ConfigError(f"places lie some decisions before a row's end, or none, got {room}")
+    return Places(find=partial(_before_match, found=at_text(pattern=pattern).find, room=room), text=True)
+
+
+def _before_match(row: Row, *, found: Callable[[Row], Sequence[int]], room: int) -> Sequence[int]:
+    return range(1, min(next(iter(found(row)), row.num_decisions), row.num_decisions - room + 1))
+
+
+def budgets(*, at: Sequence[int], pattern: str, room: int = 0) -> Places:
+    """After the given numbers of decisions before the first match of a regular expression, and after that match.
+
+    All lie ``room`` or more decisions before the row's end but the last.
+
+    Units: decisions.   Raises: ConfigError as ``at_decisions`` and ``before_text``.
+    Source: AnytimeReasoner, arXiv:2505.13438.
+    """
+    before, after = before_text(pattern=pattern, room=room), at_text(pattern=pattern)
+    given = at_decisions(at=at)
+    return Places(find=partial(_budgets, given=given.find, before=before.find, after=after.find), text=True)
+
+
+def _budgets(
+    row: Row,
+    *,
+    given: Callable[[Row], Sequence[int]],
+    before: Callable[[Row], Sequence[int]],
+    after: Callable[[Row], Sequence[int]],
+) -> Sequence[int]:
+    within = before(row)
+    return [*(place for place in given(row) if place in within), *after(row)[:1]]

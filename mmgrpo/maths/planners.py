@@ -77,10 +77,12 @@ class Branch:
     Attributes:
         member: the row's number within the group.
         after: how many of its first decisions are taken over.
+        then: a text that follows on them, given and never trained, before the row goes on.
     """
 
     member: int
     after: int
+    then: str = ""
 
     def __post_init__(self) -> None:
         if self.member < 0 or self.after < 1:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.attempts import second_draft, until_solved
-from mmgrpo.maths.branches import branch_at, branch_at_text, branch_at_uncertain, branch_evenly
+from mmgrpo.maths.branches import branch_at, branch_at_text, branch_at_uncertain, branch_evenly, exits, exits_at
 from mmgrpo.maths.budgets import by_learning_value, more_where_hard
 from mmgrpo.maths.chains import stages
 from mmgrpo.maths.planners import (
@@ -294,7 +294,8 @@ def in_contexts(
 
     Units: members.   Raises: ConfigError without contexts, for a size for less than each, or parts that are no group.
     Source: variants of a question in one group: Share-GRPO (R1-ShareVL), arXiv:2505.16673; members that see the rules,
-    trained on without them: PolicyRollout (TriMPI), arXiv:2510.09474; a guided part: G2RPO-A, arXiv:2508.13023.
+    trained on without them: PolicyRollout (TriMPI), arXiv:2510.09474; a guided part: G2RPO-A, arXiv:2508.13023; members
+    without a thought: RAIF, arXiv:2506.01413.
     """
     if not contexts or (sizes and len(sizes) != len(contexts)) or any(size < 1 for size in sizes):
         raise ConfigError(f"in_contexts takes contexts, and a size of 1 or more for each or none, got {sizes}")
@@ -340,6 +341,8 @@ PLANNERS: Mapping[str, Callable[..., Planner]] = MappingProxyType(
         "branch_at_uncertain": branch_at_uncertain,
         "branch_at_text": branch_at_text,
         "stages": stages,
+        "exits": exits,
+        "exits_at": exits_at,
     }
 )
 """Planners by the name that ``rollout.planner`` uses; called with their numbers."""

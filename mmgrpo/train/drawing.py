@@ -191,6 +191,7 @@ def _continued(request: Request, known: Mapping[tuple[int, int], tuple[Rollout, 
         num_forced=min(sample.num_forced, after),
         trace=rollout.trace,
         row=row,
+        then=request.continues.then,
     )
 
 

@@ -67,6 +67,15 @@ def begun_by(
 
     Raises: DataError for a continuation that has ended.
     """
+    begun = _taken_over(encoder, prompt, continuation, drawing)
+    if begun is None or continuation is None or not continuation.then:
+        return begun
+    return Completion.chained([begun, Completion.given(encoder.target(continuation.then), drawing.sampling)])
+
+
+def _taken_over(
+    encoder: Encoder, prompt: Encoded, continuation: Continuation | None, drawing: Drawing
+) -> Completion | None:
     if continuation is None:
         token_T = encoder.target(prompt.prompt.prefix or "")
         return Completion.given(token_T, drawing.sampling) if len(token_T) else None

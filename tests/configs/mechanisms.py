@@ -37,13 +37,34 @@ TOKENS = [
 """Trained on a language policy."""
 
 READING = [
-    "ampo", "ar3po", "avatar", "critique-grpo", "evocot", "exgrpo", "gcpo", "ghpo", "guide-grpo", "hbpo", "igrpo",
-    "luffy", "mm-helix", "r1-sharevl", "repo", "rl-plus", "sage", "scaf-grpo", "tree-opo", "trimpi", "visurf",
+    "ampo", "ar3po", "avatar", "critique-grpo", "eframe", "evocot", "exgrpo", "gcpo", "ghpo", "guide-grpo", "hbpo",
+    "igrpo", "luffy", "mm-helix", "r1-sharevl", "raif", "repo", "rl-plus", "sage", "scaf-grpo", "tree-opo", "trimpi",
+    "visurf",
 ]  # fmt: skip
 """Trained on a language policy, with rows that bring along what they read or are shown."""
 
 PARTING = ["spo--segment-policy", "treerpo"]
-"""Trained on a language policy whose rows go on from others."""
+"""Trained on a language policy whose rows go on from others, in two rounds."""
+
+PARTING_ONCE: dict[str, dict[str, Any]] = {
+    "anytimereasoner": {
+        "rollout.group_size": 2,
+        "rollout.planner.at": [2],
+        "rollout.planner.num": 1,
+        "rollout.planner.then": "!",
+        "rollout.planner.room": 3,
+        "advantage.estimators": [{"name": "over_budgets", "at": [2]}],
+    },
+    "cure": {"rollout.group_size": 2, "rollout.planner.among": 3, "rollout.planner.factor": 2},
+    "grpo-ma": {"rollout.group_size": 2, "rollout.planner.pattern": ".", "rollout.planner.factor": 2},
+    "s-grpo--early-reinforcement": {
+        "rollout.group_size": 2,
+        "rollout.planner.num": 1,
+        "rollout.planner.then": "!",
+        "rollout.planner.room": 3,
+    },
+}
+"""Likewise, in one round; and what of each is made small."""
 
 
 VIEWS = ["papo", "sdpo", "on-policy-distillation", "g-opd", "gtr-turbo", "srpo--unifying-group"]

@@ -48,6 +48,7 @@ class Step:
         columns: numbers of each row's data row, by name.
         said: what single rewards said of each row, by name.
         number: of the step in the run.
+        drawn_by: which row drew each decision; None: its own.
     """
 
     reward: Sequence[float]
@@ -67,11 +68,20 @@ class Step:
     columns: Mapping[str, Sequence[float]] = field(default_factory=dict)
     said: Mapping[str, Sequence[float]] = field(default_factory=dict)
     number: int = 0
+    drawn_by: Sequence[Sequence[int]] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
         """(B, T)."""
-        given = self.tokens or self.states or self.log_ratio or self.old_logprob or self.entropy or self.parts
+        given = (
+            self.tokens
+            or self.states
+            or self.drawn_by
+            or self.log_ratio
+            or self.old_logprob
+            or self.entropy
+            or self.parts
+        )
         return len(self.reward), len(given[0]) if given else max(self.lengths or [2])
 
     @property
@@ -155,6 +165,7 @@ def taught(config: RunConfig, step: Step) -> Taught:
         old_logprob=step.old_logprob,
         said=step.said,
         step=step.number,
+        drawn_by=step.drawn_by,
     )
     columns = [column for estimator in build_estimators(config.advantage) for column in estimator.memory]
     never_seen = {column.name: torch.full((B,), column.default, dtype=torch.float64) for column in columns}

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
-from mmgrpo.config.binding import build_planner
+from mmgrpo.config.binding import build_filters, build_planner
 from mmgrpo.data.history import History
 from mmgrpo.maths.budgets import further_members, learning_value, shared_out
 from mmgrpo.maths.columns import COLUMNS
+from mmgrpo.maths.exit_credit import budget_advantages, over_budgets
+from mmgrpo.maths.places import Row
 from mmgrpo.maths.planners import Request, Round, Setting
 from mmgrpo.memory import Memory, ReplayRow
 from mmgrpo.train.build import build_contexts
 from mmgrpo.types import Prompt, Sample
 from tests.configs.method_steps import Step, config_of, taught
 from tests.configs.pins.rounds import PLAYS
+from tests.maths.feedback_rows import feedback_of
 from tests.maths.test_planners import answered
 
 SETTING = Setting(step=0, num_prompts=2, group_size=2)
@@ -113,6 +117,95 @@ def test_what_members_are_shown() -> None:
     assert shown("sage", "second", hints).endswith('A hint:\nsay \\"two\\"')
     assert shown("sage", "third", hints) == "2 + 2?"  # nobody wrote it
     assert '{"level_1": ..., "level_2": ..., "level_3": ...}' in shown("sage", "hints", History())
+
+
+def test_answers_are_cut_at_one_of_the_20_most_uncertain_tokens() -> None:
+    planner = build_planner(config_of("cure").rollout)
+    assert planner.places is not None
+    entropy_T = torch.arange(40.0)  # before the last tokens, place 39 first
+    places = planner.places(Row(num_decisions=40, entropy_T=entropy_T))
+    chosen = set()
+    for seed in range(200):
+        setting = Setting(step=0, num_prompts=1, group_size=1, seed=seed)
+        first = replace(answered(planner.ask((), setting), [1]), places_B=[places])
+        (further,) = planner.ask([first], setting)
+        assert further.continues is not None
+        assert (further.members, further.continues.member) == ((1, 2, 3), 0)
+        chosen.add(further.continues.after)
+        assert planner.ask([first, first], setting) == ()
+    assert chosen == set(range(20, 40))
+
+
+def test_a_thought_has_to_be_worth_it() -> None:
+    """Of each group the last member has no thought; without one, 1 was reached before the run, in the last group 0."""
+    rewards = (2.0, 0.0, 1.0, 0.0, 1.0, 2.0, 2.0, 1.0, 2.0, 0.0, 1.0, 0.0)
+    feedback = replace(
+        feedback_of(rewards, [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3, mask=[[1, 1], [1, 1], [0, 1]] * 4),
+        columns={"reward_without_thought": torch.tensor([1.0] * 9 + [0.0] * 3)},
+    )
+    outdo, reach = build_filters(config_of("raif").advantage)
+    advantage_BT = torch.ones(12, 2)
+    # in the second group both members with a thought did worse than the one without
+    own = [True, True, False, False, False, False, True, True, False, True, True, False]
+    assert outdo.keep(feedback, advantage_BT).tolist() == own
+    high = [True, False, True, False, True, True, True, True, True, True, True, True]
+    assert reach.keep(feedback, advantage_BT).tolist() == high
+    planner = build_planner(config_of("raif").rollout)
+    assert [said(request) for request in planner.ask((), replace(SETTING, group_size=8))] == [
+        (0, 0, 6, None), (0, 6, 2, "without_thought"), (1, 0, 6, None), (1, 6, 2, "without_thought"),
+    ]  # fmt: skip
+    prompt = build_contexts(config_of("raif"))["without_thought"](Prompt("2 + 2?"), 2, History())
+    assert prompt is not None
+    assert (prompt.text, prompt.prefix) == ("2 + 2?", "<think>\n\n</think>\n")
+
+
+def test_thoughts_are_worth_what_they_are_over_the_budgets() -> None:
+    """The numbers of AnytimeReasoner's compute_cot_advantage, worked out by hand: q = (0, 1) and (1, 1), p = 1/2 each.
+
+    The first: R = 1/2 against 3/4; then R = 1/2 less (0 + 1/2) / 2. The second: 1 - 3/4; 1/2 - (1/2 + 1/2) / 2.
+    """
+    peers = [(0.0, 1.0), (1.0, 1.0)]
+    assert [budget_advantages(one, peers, (0.5, 0.5)) for one in peers] == [[-0.25, 0.25], [0.25, 0.0]]
+    # rows 1 and 4 leave after a decision, row 2 goes on from where the first thought ended, after three
+    drawn_by = [[0] * 5, [0, 1, 1, 1, 1], [0, 0, 0, 2, 2], [3] * 5, [3, 4, 4, 4, 4]]
+    feedback = feedback_of([1.0, 0.0, 1.0, 1.0, 1.0], [0] * 5, drawn_by=drawn_by)
+    found_BT = over_budgets(at=[1]).assign(feedback, torch.zeros(5, 5))
+    expected = [[-0.25, 0.25, 0.25, 0.0, 0.0], [0.0] * 5, [0.0] * 5, [0.25, 0.0, 0.0, 0.0, 0.0], [0.0] * 5]
+    torch.testing.assert_close(found_BT, torch.tensor(expected))
+    # of two answers at one budget, 1 and 0, each is half a reward from the mean
+    feedback = feedback_of([1.0, 1.0, 0.0], [0] * 3, drawn_by=[[0] * 3, [0, 1, 1], [0, 2, 2]])
+    found_BT = over_budgets(at=[1]).assign(feedback, torch.zeros(3, 3))
+    # q = (1/2, 1), alone in its group: R - R = 0; then 1/2 - (1/2 1/2 + 1/2) / 2 = 1/8
+    expected = [[0.0, 0.125, 0.125], [0.5] * 3, [-0.5] * 3]  # what a row took over trains elsewhere
+    torch.testing.assert_close(found_BT, torch.tensor(expected))
+    (shipped,) = config_of("anytimereasoner").advantage.estimators
+    assert shipped.numbers == {"at": config_of("anytimereasoner").rollout.planner.numbers["at"]}
+
+
+def test_thoughts_are_left_at_their_budgets_and_answered_at_their_end() -> None:
+    planner = build_planner(config_of("anytimereasoner").rollout)
+    assert planner.places is not None
+    ends_T = [*range(1, 5001), 5008, 5009, *range(5010, 5400)]
+    row = Row(num_decisions=len(ends_T), text="a" * 5000 + "</think>" + "b" * 391, ends_T=ends_T)
+    places = planner.places(row)
+    assert places == [2000, 4000, 5001]
+    setting = Setting(step=0, num_prompts=1, group_size=1)
+    first = replace(answered(planner.ask((), setting), [1]), places_B=[places])
+    asked = planner.ask([first], setting)
+    assert [(len(one.members), one.continues.after, bool(one.continues.then)) for one in asked if one.continues] == [
+        (4, 2000, True), (4, 4000, True), (4, 5001, False),
+    ]  # fmt: skip
+
+
+def test_of_further_members_the_rarer_kind_trains() -> None:
+    """Of 20 with 5 right: (1 - 1/4) / 0.4442617 = 1.69 and -0.56; of 5 with one right all train, 1.79 and -0.45."""
+    further, first = [1.0] * 5 + [0.0] * 15, [1.0] + [0.0] * 4
+    found = taught(config_of("eframe"), Step(reward=further + first, groups=[0] * 20 + [1] * 5, lengths=[1] * 25))
+    assert found.mask_BT[:, 0].tolist() == [True] * 5 + [False] * 15 + [True] * 5
+    assert found.advantage_BT[[0, 5, 20, 21], 0].tolist() == pytest.approx([1.6882, -0.5627, 1.7888, -0.4472], abs=1e-4)
+    planner = build_planner(config_of("eframe").rollout)
+    (more,) = planner.ask([answered(planner.ask((), SETTING), [0, 0, 1, 0])], SETTING)
+    assert (more.settings, more.behind_prompt) == ({"temperature": 1.2}, False)
 
 
 def test_likely_tokens_do_not_train() -> None:

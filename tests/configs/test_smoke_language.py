@@ -20,7 +20,7 @@ from mmgrpo.scoring import NamedReward
 from mmgrpo.train.build import build_rewards
 from mmgrpo.train.trainer import Trainer
 from mmgrpo.types import Sample, Scope, Score
-from tests.configs.mechanisms import PARTING, READING, TOKENS, applies_to, untrained
+from tests.configs.mechanisms import PARTING, PARTING_ONCE, READING, TOKENS, applies_to, untrained
 from tests.policies.tiny_language import picture, policy_of, prompts_of
 from tests.tiny.language_models import make
 
@@ -138,9 +138,31 @@ def test_method_of_trees_trains_a_language_policy(name: str, tmp_path: Path) -> 
     assert any(not torch.equal(now, then) for now, then in zip(policy.trainable, before, strict=True))
 
 
+@pytest.mark.parametrize("name", PARTING_ONCE)
+def test_method_whose_rows_part_once_trains_a_language_policy(name: str, tmp_path: Path) -> None:
+    changes = {"steps": 2, "rollout.prompts_per_step": 2, **PARTING_ONCE[name], "update.lr": 1e-3}
+
+    def right(samples: Sequence[Sample]) -> list[float]:
+        return [float(sample.member in (0, 3, 4)) for sample in samples]
+
+    policy = policy_of("llama", max_new_tokens=8)
+    before = [parameter.detach().clone() for parameter in policy.trainable]
+    folder = Trainer(
+        policy,
+        {"right": right},
+        prompts_of("llama"),
+        load_config(f"methods/{name}", {**changes, "output": str(tmp_path)}),
+    ).train()
+    for line in [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]:
+        assert (line["rollout/rounds"], line["reward/mean"]) == (2, 0.5)
+        assert line["policy/on_policy_gap"] < 1e-5
+        assert line["optimizer/grad_norm"] > 0
+    assert any(not torch.equal(now, then) for now, then in zip(policy.trainable, before, strict=True))
+
+
 def test_every_function_that_a_method_of_tokens_names_is_trained() -> None:
     assert {applies_to(f"methods/{name}") for name in TOKENS} == {"both", "tokens"}
-    assert untrained("tokens", [*TOKENS, *READING, *PARTING]) == set()
+    assert untrained("tokens", [*TOKENS, *READING, *PARTING, *PARTING_ONCE]) == set()
 
 
 def test_groups_of_equal_rewards_teach_by_entropy(tmp_path: Path) -> None:

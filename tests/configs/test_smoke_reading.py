@@ -24,9 +24,16 @@ BESIDE = {
     "teacher_1": "two squares",
     "teacher_2": "red squares",
     "thought": "red",
+    "reward_without_thought": 0,
 }
 SMALL: dict[str, dict[str, Any]] = {
+    "eframe": {"rollout.planner.members": 4, "advantage.filters": [{"name": "beyond", "size": 1.0, "members": 4}]},
     "repo": {"rollout.planner.num": 2, "rollout.planner.per_prompt": 4, "rollout.planner.least": 2},
+    "raif": {
+        "rollout.contexts.without_thought.text": "!",
+        "rollout.planner.sizes": [2, 2],
+        "rollout.group_size": 4,
+    },
     "scaf-grpo": {"rollout.planner.start": 0},
     "hbpo": {"rollout.group_size": 4},
     "tree-opo": {"rollout.group_size": 4},
@@ -36,6 +43,7 @@ SMALL: dict[str, dict[str, Any]] = {
 KEPT = {
     "ar3po": (4, 4),
     "critique-grpo": (4, 3),
+    "eframe": (6, 4),
     "ghpo": (4, 2),
     "guide-grpo": (6, 4),
     "igrpo": (4, 2),
@@ -50,6 +58,7 @@ FIRST = (
     "igrpo",
     "luffy",
     "r1-sharevl",
+    "raif",
     "rl-plus",
     "tree-opo",
     "trimpi",
@@ -73,6 +82,8 @@ def rewarded(name: str) -> Any:
 
     def right(samples: Sequence[Sample]) -> list[float]:
         first = (0,) if name in FIRST else ()
+        if name == "eframe":  # one of the four that follow, of the advantage 1.5
+            return [float(sample.member == 2) for sample in samples]
         later = range(2, 100) if name in ("luffy", "rl-plus") else range(2, 100, 2)
         return [float(sample.member in (*first, *later)) for sample in samples]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -105,9 +106,15 @@ def test_the_shortest_are_compared_among_themselves():
         most_efficient(count=0)
 
 
-@pytest.mark.parametrize("name", sorted(FILTERS.keys() - {"each_decision_once", "in_view"}))  # of decisions, of views
+OTHERS = {"each_decision_once", "unlikely", "in_view"}
+"""Those of decisions, and of views."""
+
+
+@pytest.mark.parametrize("name", sorted(FILTERS.keys() - OTHERS))
 def test_samples_that_are_no_members_are_not_kept_and_take_no_place(name: str):
     numbers = {
+        "at_least_column": {"column": "bound"},
+        "beyond": {"size": 0.5},
         "largest_advantages": {"rate": 0.0},
         "most_varied": {"count": 4},
         "best_and_worst": {"best": 2, "worst": 2},
@@ -119,7 +126,8 @@ def test_samples_that_are_no_members_are_not_kept_and_take_no_place(name: str):
         valid=[False, True, True, True],
         mask=[[1, 1, 1], [1, 1, 1], [1, 1, 1], [0, 0, 0]],
     )
-    keep_B = FILTERS[name](**numbers[name]).keep(feedback, rows_of([9.0, 1.0, -1.0, 9.0]))
+    feedback = replace(feedback, columns={"bound": torch.zeros(4)})
+    keep_B = FILTERS[name](**numbers.get(name, {})).keep(feedback, rows_of([9.0, 1.0, -1.0, 9.0]))
     assert keep_B.tolist() == [False, True, True, False]
 
 

@@ -13,7 +13,7 @@ import torch
 
 from mmgrpo import Trainer
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.branches import branch_at_text, branch_at_uncertain, branch_evenly
+from mmgrpo.maths.branches import branch_at_text, branch_at_uncertain, branch_evenly, exits
 from mmgrpo.maths.planners import Branch, Planner, Request, Round, Setting, fixed, refill
 from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.policies.language.trees import Segment, segments
@@ -82,6 +82,30 @@ def test_rows_take_over_beginnings_and_draw_the_rest_by_their_own_numbers(settin
     row, root, second = place[1, 6], place[1, 0], place[1, 2]
     assert rollout.drawn_by_BT[row].tolist() == [*[root] * 3, *[second] * 3, *[row] * 3]
     assert rollout.old_logprob_BT[row, :3].equal(rollout.old_logprob_BT[root, :3])
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 9}], ids=["whole", "top_k"])
+def test_a_text_behind_what_is_taken_over_is_given(settings: dict[str, Any]) -> None:
+    policy = policy_of("llama", max_new_tokens=12, **settings)
+    found = tree_of(policy, exits(num=2, then="two", before="no such text", room=6))
+    put = policy.processor("two", add_special_tokens=False)["input_ids"]
+    rollout = found.rollout
+    assert len(found.samples) == 2 * 2 * 3
+    assert rollout.drawn_by_BT is not None
+    assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 2e-6
+    for row, sample in enumerate(found.samples):
+        own_T = rollout.drawn_by_BT[row] == row
+        after = int((~own_T).sum())
+        root = found.samples[int(rollout.drawn_by_BT[row, 0])]
+        assert tokens(sample)[:after] == tokens(root)[:after]
+        if sample.member < 2:
+            assert rollout.mask_BT[row, : len(tokens(sample))].all()
+            continue
+        behind = after + len(put)
+        assert tokens(sample)[after:behind] == put
+        assert rollout.mask_BT[row, :after].all()
+        assert not rollout.mask_BT[row, after:behind].any()
+        assert rollout.mask_BT[row, behind : len(tokens(sample))].all()
 
 
 def test_equal_states_of_a_group_have_one_id_over_rounds() -> None:

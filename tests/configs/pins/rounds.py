@@ -10,6 +10,17 @@ from tests.configs.method_steps import Step
 from tests.configs.pins.rows import A_TWO, ONE_OF_FOUR
 
 CREDIT: dict[str, tuple[Step, Sequence[Sequence[float]]]] = {
+    # thoughts of 1 and 1/2, +-0.25 / 0.3535534; answers of 1, 1, 1 and 0, of mean 3/4 and deviation 1/2
+    "grpo-ma": (
+        Step(reward=(1, 1, 1, 0), states=((0, 1, 2), (0, 1, 3), (0, 4, 5), (0, 4, 6))),
+        [[0.7071068, 0.5, 0.5]] * 2 + [[-0.7071068, 0.5, 0.5], [-0.7071068, -1.5, -1.5]],
+    ),
+    # row 1 leaves the thought of row 0 after a token and is wrong, row 2 after two and is right, row 0 is right at its
+    # end: 0, 1 and 1/2 of mean 1/2; the first token is everybody's, the second that of rows 0 and 2
+    "s-grpo--early-reinforcement": (
+        Step(reward=(1, 0, 1), drawn_by=((0, 0, 0), (0, 1, 1), (0, 0, 2))),
+        [[0.0, 0.25, 0.0], [0.0, -0.5, -0.5], [0.0, 0.25, 0.5]],
+    ),
     # r - 1/4, and clip(r - 0, -0.2, 0.28) of a reference that is wrong
     "aapo": (
         Step(reward=ONE_OF_FOUR, lengths=[1] * 4, columns={"reference_reward": (0, 0, 0, 0)}),
@@ -74,6 +85,12 @@ PLAYS: dict[str, Play] = {
         asked=([(0, 2, 1, "hints")], [(0, 4, 2, "first")]),
         kept=([0, 0, 1, 1], [0], [1, 1]),
     ),
+    # of the first prompt the 20 that follow, and none of its own
+    "eframe": Play(
+        rewards=([0, 0, 1, 0], [1, *[0] * 19]),
+        asked=([(0, 2, 20, None)],),
+        kept=([0, 0, 1, 1], [1] * 20),
+    ),
     # stages of two until one is right
     "ar3po": Play(
         rewards=([0, 0, 1, 0], [0, 0], [0, 1]),
@@ -95,4 +112,4 @@ PLAYS: dict[str, Play] = {
     "dars": Play(rewards=([0, 0, 1, 0], [0, 1]), asked=([(0, 2, 2, None)],), kept=([1, 1, 1, 1], [1, 1])),
 }
 
-ELSEWHERE = {"ghpo", "sage", "ar3po", "igrpo", "dars", "knapsack-rl"}
+ELSEWHERE = {"anytimereasoner", "cure", "eframe", "ghpo", "sage", "ar3po", "igrpo", "dars", "knapsack-rl", "raif"}
