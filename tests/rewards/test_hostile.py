@@ -167,6 +167,10 @@ def what_runs(tree: ast.AST) -> set[str]:
     return found
 
 
+WITHIN = "rewards/execution/dialogue.py"
+"""The one that runs what a model wrote: within the sandbox, where it is started as a file."""
+
+
 def test_nothing_is_evaluated_or_unpickled():
     root = Path(__file__).parents[2]
     paths = [
@@ -176,7 +180,18 @@ def test_nothing_is_evaluated_or_unpickled():
         str(path.relative_to(root)) for path in paths
     }
     found = {str(path.relative_to(root)): what_runs(ast.parse(path.read_text())) for path in paths}
-    assert {path: names for path, names in found.items() if names} == {}
+    assert {path: names for path, names in found.items() if names} == {WITHIN: {"exec", "compile"}}
+
+
+def test_what_runs_programs_is_imported_nowhere():
+    """It is a program itself, started in a sandbox."""
+    root, name = Path(__file__).parents[2], Path(WITHIN).stem
+    for room in ("mmgrpo", "policies", "rewards", "examples"):
+        for path in sorted((root / room).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                given = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                given += [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+                assert not [one for one in given if one.rpartition(".")[2] == name], path
 
 
 @pytest.mark.parametrize(
