@@ -34,17 +34,19 @@ def masked_image(*, share: float = 0.6, patch: int = 14, per_member: bool = True
     return partial(_spoilt, spoil=partial(_masked, share=share, patch=patch), per_member=per_member)
 
 
-def noised_image(*, share: float, per_member: bool = True) -> Context:
+def noised_image(*, share: float, per_member: bool = True, chance: float = 1.0) -> Context:
     """The prompt with its images under Gaussian noise; without images there is no such.
 
-    x <- sqrt(1 - share) x + sqrt(share) e, pixels x from -1 to 1, held within that.
+    x <- sqrt(1 - share) x + sqrt(share) e, pixels x from -1 to 1, held within that. A member, or without ``per_member``
+    a group, sees the noise with a ``chance``, and else the prompt as it is.
 
-    Units: share of the variance that is noise, 0 to 1.   Raises: ConfigError for another.
-    Source: the forward process of DDPM, arXiv:2006.11239, eq. 4.
+    Units: share of the variance that is noise and chance, 0 to 1.   Raises: ConfigError for others.
+    Source: the forward process of DDPM, arXiv:2006.11239, eq. 4; the chance that of VOGUE, arXiv:2510.01444.
     """
-    if not 0 <= share <= 1:
-        raise ConfigError(f"the share of noise lies from 0 to 1, got {share}")
-    return partial(_spoilt, spoil=partial(_noised, share=share), per_member=per_member)
+    if not 0 <= share <= 1 or not 0 <= chance <= 1:
+        raise ConfigError(f"the share of noise and its chance lie from 0 to 1, got {share} and {chance}")
+    noised = partial(_spoilt, spoil=partial(_noised, share=share), per_member=per_member)
+    return noised if chance == 1 else partial(_by_chance, noised=noised, chance=chance, per_member=per_member)
 
 
 IMAGE_CONTEXTS: Mapping[str, Callable[..., Context]] = MappingProxyType(
@@ -64,6 +66,14 @@ def _spoilt(
         random = np.random.default_rng(derive_seed(history.seed, *keys, place))
         images.append(Image.fromarray(spoil(np.asarray(opened(image)), random)))
     return replace(prompt, images=images)
+
+
+def _by_chance(
+    prompt: Prompt, member: int, history: History = NOTHING, *, noised: Context, chance: float, per_member: bool
+) -> Prompt | None:
+    keys = (member,) if per_member else ()
+    seen = np.random.default_rng(derive_seed(history.seed, *keys)).random() < chance
+    return noised(prompt, member, history) if seen else prompt
 
 
 def _masked(pixels: np.ndarray, random: np.random.Generator, *, share: float, patch: int) -> np.ndarray:

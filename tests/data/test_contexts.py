@@ -60,6 +60,17 @@ def test_without_images_there_is_no_such_view() -> None:
     assert noised_image(share=0.5)(Prompt("words alone"), 0, History()) is None
 
 
+def test_noise_comes_by_chance_to_a_member_or_a_group() -> None:
+    """Each of 400 members, or groups, by itself."""
+    prompt = Prompt("what is it", images=[Image.new("RGB", (2, 2))])
+    alone, together = noised_image(share=0.5, chance=0.25), noised_image(share=0.5, chance=0.25, per_member=False)
+    assert 70 < sum(alone(prompt, member, History(seed=1)) is not prompt for member in range(400)) < 130
+    groups = [{together(prompt, member, History(seed=seed)) is prompt for member in (0, 1)} for seed in range(400)]
+    assert {len(one) for one in groups} == {1}
+    assert 70 < sum(False in one for one in groups) < 130
+    assert noised_image(share=0.5, chance=0.0)(prompt, 0, History()) is prompt
+
+
 def test_the_bare_prompt_is_itself() -> None:
     assert bare()(WHITE, 1, History()) is WHITE
 
@@ -94,6 +105,7 @@ def test_what_cannot_be_shown_is_said() -> None:
         lambda: masked_image(share=1.5),
         lambda: masked_image(patch=0),
         lambda: noised_image(share=-0.1),
+        lambda: noised_image(share=0.1, chance=2.0),
         lambda: peer_answer(text="no place"),
         lambda: peer_answer(without="("),
     ):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.view_credit import excess_likelihood, outside_view
-from mmgrpo.values import of_view, seen_in
+from mmgrpo.maths.view_credit import bounded_uncertainty, excess_likelihood, outside_view
+from mmgrpo.values import ENTROPY, of_view, seen_in
 from tests.maths.feedback_rows import feedback_of
 
 
@@ -28,3 +28,16 @@ def test_who_has_the_view_keeps_no_advantage() -> None:
     feedback = feedback_of([1.0, 0.0], [0, 0], values=values)
     found_BT = outside_view(view="peer").assign(feedback, torch.ones(2, 3))
     torch.testing.assert_close(found_BT, torch.tensor([[0.0] * 3, [1.0] * 3]))
+
+
+def test_the_bonus_of_uncertainty_stays_below_a_share_of_the_advantage() -> None:
+    # r = 2, 1 and e: u = 0.3465736, 0 and 0.8591409; H = 0.5, 0 and 9
+    logprob_BT = torch.tensor([[2.0, 1.0, torch.e]]).log() - 1
+    values = {of_view("raw"): logprob_BT, ENTROPY: torch.tensor([[0.5, 0.0, 9.0]])}
+    feedback = feedback_of([1.0], [0], values=values, old_logprob=[[-1.0] * 3])
+    assign = bounded_uncertainty(view="raw", weight=1.0, bound=2.0, entropy=0.4, entropy_bound=4.0).assign
+    torch.testing.assert_close(
+        assign(feedback, torch.full((1, 3), -1.0)), torch.tensor([[-1 + 0.3465736 + 0.2, -1.0, -1 + 0.5 + 0.25]])
+    )
+    with pytest.raises(ConfigError, match="above 0"):
+        bounded_uncertainty(view="raw", bound=0.0)

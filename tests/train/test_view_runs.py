@@ -99,6 +99,14 @@ def test_papo_trains_and_a_mask_that_masks_nothing_is_no_divergence(tmp_path: Pa
         assert lines[0]["policy/loss/perception"] == pytest.approx(-0.02 * lines[0]["policy/perception_mean"], rel=0.5)
 
 
+def test_what_is_drawn_behind_noise_is_read_without_it(tmp_path: Path) -> None:
+    """At the first step all see noise, at the last of the two none would."""
+    prompts = [Prompt("what is it", images=[picture(56, 56)]), Prompt("how many", images=[picture(56, 56, seed=1)])]
+    schedule = {"name": "linear", "start": 1.0, "end": 0.0, "steps": 1}
+    changes = {"schedules": {"rollout.contexts.noised.chance": schedule}}
+    assert len(trained(policy_of("qwen2.5-vl", max_new_tokens=4), "vogue", prompts, tmp_path, **changes)) == 2
+
+
 def test_sdpo_trains_on_members_with_a_right_peer_alone(tmp_path: Path) -> None:
     """Of group 0 one is right, so three have a right peer; of group 1 two are, so all four have."""
     lines = trained(policy_of("llama", max_new_tokens=5), "sdpo", prompts_of("llama"), tmp_path)

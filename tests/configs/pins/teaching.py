@@ -6,7 +6,7 @@ from math import log
 
 from mmgrpo.values import of_view, seen_in
 from tests.configs.method_steps import Step
-from tests.configs.pins.rows import A_TWO, ONE_OF_TWO
+from tests.configs.pins.rows import A_TWO, A_TWO_6, ONE_OF_TWO
 
 CREDIT = {
     # of the first 0.4 and 0 above the merged weights, a mean of 0.2; of the other none
@@ -17,6 +17,16 @@ CREDIT = {
             values={of_view("reference"): [[-1.4, -0.5], [-0.5, -0.5]]},
         ),
         [[A_TWO - 0.2] * 2, [-A_TWO] * 2],
+    ),
+    # r = 2: u = log(2) / 2 = 0.346574, less than A / 2 = 0.353553, and 0.4 * 0.5; of the other u = 0, and 0.8 is more
+    "vogue": (
+        Step(
+            reward=ONE_OF_TWO,
+            old_logprob=((-1.0,), (-1.0,)),
+            entropy=((0.5,), (2.0,)),
+            values={of_view("raw"): [[log(2.0) - 1.0], [-1.0]]},
+        ),
+        [[A_TWO_6 + 0.546574], [-A_TWO_6 / 2]],
     ),
     # of a pair the reward less the other's
     "p3o": (Step(reward=(0.75, 0.5)), [[0.25, 0.25], [-0.25, -0.25]]),
