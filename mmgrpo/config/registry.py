@@ -94,6 +94,7 @@ REWARDS: Mapping[str, str] = {
     "in_context": "mmgrpo.rewards.groups.chains:InContext",
     "of_later": "mmgrpo.rewards.groups.chains:OfLater",
     "at_end": "mmgrpo.rewards.groups.chains:AtEnd",
+    "tagged": "mmgrpo.rewards.text.tagged:Tagged",
     "remote": "mmgrpo.rewards.judges.remote:Remote",
     "image_reward": "mmgrpo.rewards.images.image_reward:ImageReward",
     "colour": "mmgrpo.rewards.images.textures:Colour",

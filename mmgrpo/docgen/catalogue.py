@@ -30,7 +30,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     ),
     "Code that is run": ("rewards.execution",),
     "Grounding: boxes, points, masks, actions, time": ("rewards.grounding",),
-    "Checks of form, length and turns": ("rewards.text.structure", "rewards.text.lengths", "rewards.text.exchanges"),
+    "Checks of form, length and turns": (
+        *("rewards.text.structure", "rewards.text.tagged", "rewards.text.lengths", "rewards.text.exchanges"),
+    ),
     "Judges of texts": (
         "rewards.judges.texts",
         "rewards.judges.scalar",

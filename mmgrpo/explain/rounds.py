@@ -56,7 +56,8 @@ class Played:
 
 
 def played(config: RunConfig) -> list[Played]:
-    """A step of the run's planner where all groups fail or get 0, where all succeed, and where rewards differ.
+    """A step of the run's planner where all groups fail or get 0, where all succeed, where rewards differ, and where
+    half of them are right.
 
     Where they fail, no row reaches a place that others may go on from, nor its own end; otherwise every row has many.
     Each of them is the run's first step, with nothing remembered, and its last, with all rows that may be remembered.
@@ -68,11 +69,20 @@ def played(config: RunConfig) -> list[Played]:
     first = Setting(step=0, num_prompts=rollout.prompts_per_step, group_size=rollout.group_size, memory=empty)
     full = replace(empty, replay={str(p): _rows(str(p), planner) for p in range(first.num_prompts)})
     last = replace(first, step=max(config.steps - 1, 0), memory=full)
-    return [_play(planner, setting, best, others) for setting in (first, last) for best, others in CASES]
+    return [_play(planner, setting, case) for setting in (first, last) for case in CASES]
 
 
-CASES = ((-HIGH, -HIGH), (0.0, 0.0), (HIGH, HIGH), (HIGH, 0.0))
-"""Rewards of the first member of a group and of the others: all fail, all get 0, all succeed, they differ."""
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """Rewards made up: those of a group's best, its first member or half of what is asked for, and of the others."""
+
+    best: float
+    others: float
+    half: bool = False
+
+
+CASES = (_Case(-HIGH, -HIGH), _Case(0.0, 0.0), _Case(HIGH, HIGH), _Case(HIGH, 0.0), _Case(1.0, 0.0, half=True))
+"""All fail, all get 0, all succeed, they differ, half of them are right."""
 
 
 def _rows(key: str, planner: Planner) -> tuple[ReplayRow, ...]:
@@ -80,11 +90,11 @@ def _rows(key: str, planner: Planner) -> tuple[ReplayRow, ...]:
     return tuple(ReplayRow(key=key, reward=float(place), advantage=0.0, step=0) for place in range(num))
 
 
-def _play(planner: Planner, setting: Setting, best: float, others: float) -> Played:
+def _play(planner: Planner, setting: Setting, case: _Case) -> Played:
     rounds: list[Round] = []
     while len(rounds) < MAX_ROUNDS and (requests := tuple(planner.ask(rounds, setting))):
-        num_places = MAX_PLACES if planner.places is not None and best > 0 else 0
-        rounds.append(_round(requests, best, others, num_places))
+        num_places = MAX_PLACES if planner.places is not None and case.best > 0 else 0
+        rounds.append(_round(requests, case, num_places))
         if not planner.looks_back:
             break
     kept = planner.kept(rounds, setting) if planner.looks_back else [trained(one) for one in rounds]
@@ -106,11 +116,13 @@ def _total(masks: Iterator[Tensor]) -> int:
     return sum(int(mask_B.sum()) for mask_B in masks)
 
 
-def _round(requests: Sequence[Request], best: float, others: float, num_places: int) -> Round:
+def _round(requests: Sequence[Request], case: _Case, num_places: int) -> Round:
     sizes = torch.tensor([len(request.members) for request in requests])
     member_B = torch.tensor([member for request in requests for member in request.members])
     prompt_B = torch.tensor([request.prompt for request in requests]).repeat_interleave(sizes)
-    reward_B = torch.where(member_B == 0, best, others).double()
+    place_B = torch.tensor([place for request in requests for place in range(len(request.members))])
+    best_B = 2 * place_B < sizes.repeat_interleave(sizes) if case.half else member_B == 0
+    reward_B = torch.where(best_B, case.best, case.others).double()
     return Round(
         requests=requests,
         request_B=torch.arange(len(requests)).repeat_interleave(sizes),

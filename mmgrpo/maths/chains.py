@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Identity = tuple[int, int]
 Which = Literal["all", "right", "wrong", "unfinished"]
 Show = Literal["each", "group", "pair"]
-Into = Literal["own", "parent"]
+Into = Literal["own", "parent", "stage"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,8 @@ class Stage:
         show: each row to members of its own; all chosen rows of a group together; or its first right row with its first
             wrong one, of those.
         members: how many are drawn after what is shown; None: ``rollout.group_size``.
-        group: own, they are a group; parent, they join the group of the row that they are drawn after.
+        group: own, they are a group; parent, they join the group of the row that they are drawn after; stage, all that
+            are drawn at this stage after rows of one group are a group.
         trained: whether they are trained on; otherwise only rewards of others see them.
         settings: the policy's own settings of drawing.
         weights: name under which the policy keeps the weights that draw; None: those of now.
@@ -86,8 +87,8 @@ def stages(*, then: Sequence[Mapping[str, Any]], first: Mapping[str, Any] | None
 
     ``first`` holds any of context, members, trained and settings of the step's first rows; ``then`` a mapping for each
     further stage: ``context``, and any of of, rows (all, right, wrong, unfinished), right, rate, most, show (each,
-    group, pair), members, group (own, parent), trained, settings, weights, times. A stage for which there are no rows
-    is left out.
+    group, pair), members, group (own, parent, stage), trained, settings, weights, times. A stage for which there are no
+    rows is left out.
 
     Units: right and rate in those of the reward; times in rounds.
     Raises: ConfigError for stages that are none, or follow nothing.
@@ -151,11 +152,14 @@ def _requests(stage: Stage, rounds: Sequence[Round], setting: Setting, followed:
     asked = [request for one in rounds for request in one.requests]
     unused = max(request.prompt for request in asked) + 1
     taken: dict[int, int] = {}
+    begun: dict[int, int] = {}
     for request in asked:
         taken[request.prompt] = max(taken.get(request.prompt, 0), max(request.members) + 1)
     requests, num = [], stage.members or setting.group_size
     for number, after in enumerate(_shown(stage, parents)):
-        group = unused + number if stage.group == "own" else after[0][0]
+        family = after[0][0]
+        key = number if stage.group == "own" else family
+        group = family if stage.group == "parent" else unused + begun.setdefault(key, len(begun))
         start = taken.get(group, 0)
         taken[group] = start + num
         requests.append(

@@ -13,6 +13,9 @@ from mmgrpo.config.loading import CONFIGS, read_layers, shipped
 PLACES = ("prompts", "rollout", "advantage", "objective", "auxiliary", "reference")
 """Sections in which a method says what it is."""
 
+CHAINS = ["svs", "delethink", "motif", "clpo", "canoe", "multi-module-grpo", "grpo-care", "critique-rl"]
+"""Trained on a language policy whose rows are drawn after others, in ``tests/configs/test_chain_methods.py``."""
+
 ANY_KIND = [
     "aapo", "bnpo", "cispo", "clip-cov", "competence-curriculum", "cppo", "cures", "dars", "disco", "dr-grpo",
     "f-grpo", "gdpo", "gmpo", "gpg", "greso", "grpo", "grpo-lead", "gspo", "gvpo", "kl-cov", "klear-gppo",
@@ -84,7 +87,7 @@ def applies_to(name: str) -> str:
 
 def untrained(kind: str, trained: list[str]) -> set[tuple[str, str]]:
     """What the methods of a kind name, and none of those that are trained does."""
-    known = {found for name in [*trained, *VIEWS] for found in functions(f"methods/{name}")}
+    known = {found for name in [*trained, *VIEWS, *CHAINS] for found in functions(f"methods/{name}")}
     named = {found for name in shipped("methods") if applies_to(name) == kind for found in functions(name)}
     return named - known
 
