@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mmgrpo import Example, Prompt, Sample, Trainer
 from mmgrpo.examples.digits import digit_prompts
+from mmgrpo.rewards.groups.chains import InContext, OfLater
 from tests.policies.test_language_exchanges import terse
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.test_trainer import make_policy
@@ -204,6 +205,22 @@ def in_trees(output: Path) -> Trainer:
     return finished(Trainer(policy_of("llama", batch=1), {"uneven": uneven}, prompts_of("llama"), values))
 
 
+def in_chains(output: Path) -> Trainer:
+    """Groups behind what was written in the round before, others behind theirs, and rewards of what came later."""
+    then = [{"context": "problem", "rows": "right", "right": 0.3, "most": 1}, {"context": "solution", "members": 2}]
+    contexts = {
+        "problem": {"name": "after_answers", "text": "Vary: {answer}"},
+        "solution": {"name": "after_answers", "text": "{answer}"},
+    }
+    rollout = {"prompts_per_step": 4, "group_size": 3, "planner": {"name": "stages", "then": then}}
+    rewards = {
+        "own": InContext(uneven, contexts=[None, "solution"]),
+        "later": OfLater(uneven, contexts=["problem"], later="solution"),
+    }
+    values = base(output, rollout={**rollout, "contexts": contexts})
+    return finished(Trainer(policy_of("llama", batch=1), rewards, prompts_of("llama"), values))
+
+
 def warmed_on_texts(output: Path) -> Trainer:
     warmup = {"examples": "python:tests.test_world_sizes:read_aloud", "steps": 3, "batch_size": 8}
     values = base(output, steps=0, warmup={**warmup, "log_every": 1})
@@ -263,13 +280,14 @@ SCENARIOS: dict[str, Callable[[Path], Trainer]] = {
     "moving": moving,
     "exchanged": exchanged,
     "in trees": in_trees,
+    "in chains": in_chains,
     "seen otherwise": seen_otherwise,
     "warm-up on texts": warmed_on_texts,
     "warm-up on images": warmed_on_images,
 }
 
 
-REFILLED = ("refilled", "attempted again", "a tree of images", "moving", "exchanged", "in trees")
+REFILLED = ("refilled", "attempted again", "a tree of images", "moving", "exchanged", "in trees", "in chains")
 """Those whose planner asks for a second round."""
 
 
