@@ -26,7 +26,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         *("rewards.text.answers", "rewards.text.quantities", "rewards.text.charts", "rewards.text.values"),
         *("rewards.text.mathematics", "rewards.text.captions", "rewards.text.number_lists", "rewards.text.sequences"),
         *("rewards.text.coverage", "rewards.text.forecasts", "rewards.text.tables", "rewards.text.tool_calls"),
-        "rewards.text.records",
+        *("rewards.text.records", "rewards.text.meanings"),
     ),
     "Code that is run": ("rewards.execution",),
     "Grounding: boxes, points, masks, actions, time": ("rewards.grounding",),

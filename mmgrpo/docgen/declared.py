@@ -17,7 +17,7 @@ from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.system.moved import require_current
 from mmgrpo.system.targets import is_own
 
-_NESTED = ("of", "likelihood")  # settings of a reward that name another one
+_NESTED = ("of", "likelihood", "grade")  # settings of a reward that name another one
 
 
 @dataclass(frozen=True, slots=True)

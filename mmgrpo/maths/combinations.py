@@ -70,6 +70,21 @@ def minimum(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
     return least_PG.where(part_RPG.any(0), 0.0)
 
 
+def geometric_mean(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor) -> Tensor:
+    """The geometric mean of the weighted rewards that apply to a sample: all have to be high.
+
+    total = (prod_r max(w_r r, 0))^(1 / R), over the R that apply.
+
+    Shapes: (R, P, G), (R,), bool (R, P, G) -> (P, G); 0 where none applies.   Units: those of the weighted rewards.
+    Raises: ShapeError unless the shapes fit.
+    Source: VIEScore, Ku et al. 2023, arXiv:2312.14867, as EditScore, arXiv:2509.23909, takes it for its overall score.
+    """
+    part_RPG = _taking_part(weight_R, _checked(reward_RPG, weight_R, valid_RPG))
+    x_RPG = _weighted(reward_RPG, weight_R).clamp(min=0).where(part_RPG, 1.0)
+    count_PG = part_RPG.sum(0)
+    return x_RPG.prod(0).pow(1 / count_PG.clamp(min=1)).where(count_PG > 0, 0.0)
+
+
 def mean_minus_variance(reward_RPG: Tensor, weight_R: Tensor, valid_RPG: Tensor, *, factor: float) -> Tensor:
     """The mean of an ensemble's weighted rewards less their disagreement, over those that apply to a sample.
 
@@ -92,6 +107,7 @@ COMBINATIONS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "sum": weighted_sum,
         "normalised_sum": normalised_sum,
         "min": minimum,
+        "geometric_mean": geometric_mean,
         "mean_minus_variance": mean_minus_variance,
     }
 )

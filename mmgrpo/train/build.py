@@ -38,7 +38,7 @@ from mmgrpo.train.optimizer import GuardedOptimizer
 from mmgrpo.types import Plan
 
 ROLLOUT_SEED = 0  # keeps the rollouts' random numbers apart from the windows' and the warm-up's
-_NESTED = ("of", "likelihood")  # settings of a reward that name another one
+_NESTED = ("of", "likelihood", "grade")  # settings of a reward that name another one
 
 
 def build_policy(config: RunConfig, device: str | torch.device) -> Policy:
@@ -81,8 +81,8 @@ def _begun(settings: Mapping[str, Any]) -> dict[str, Any]:
 def build_rewards(configs: Sequence[RewardConfig]) -> list[NamedReward]:
     """The rewards, each built with its own settings.
 
-    A setting ``of`` or ``likelihood`` is another reward, by its name or with its settings, and built first. Any setting
-    ``python:module:attribute``, or a mapping with such a name and settings, is what that stands for.
+    A setting ``of``, ``likelihood`` or ``grade`` is another reward, by its name or with its settings, and built first.
+    Any setting ``python:module:attribute``, or a mapping with such a name and settings, is what that stands for.
 
     Raises ConfigError for unknown names or settings.
     """

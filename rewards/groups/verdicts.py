@@ -1,4 +1,4 @@
-"""Rewards made of a verdict of right or wrong: corrected for the verifier's errors, or finer among the right."""
+"""Rewards made of a verdict of right or wrong: corrected for the verifier's errors, finer among the right or wrong."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
-from mmgrpo.rewards.groups.grouping import asked, is_score, needed, within_groups
+from mmgrpo.rewards.groups.grouping import asked, groups, is_score, needed, within_groups
 from mmgrpo.rewards.parsing.extraction import one_of
 from mmgrpo.types import Sample, Score
 
@@ -99,6 +99,42 @@ class Conciseness:
             return shortened(rewards, [len(counted[row] or "") for row in rows], right, self._strength)
 
         return said.explain(within_groups(samples, known, rule))
+
+
+@final
+class PartialCredit:
+    """Reward: another reward, and in groups where nobody is right what a finer one says instead.
+
+    A group is lost where no sample reaches ``right_from``; all its samples that have a verdict get their grade, where
+    there is one. The finer reward is asked about lost groups alone.
+
+    Example: ``{name: partial_credit, of: math_verify, grade: {name: text_judge, model: Qwen/Qwen3-8B}}``.
+    Settings: ``of`` and ``grade``, rewards with their settings, or their bare names.
+    Range: those of the two.
+    Source: Chen et al. 2025, arXiv:2505.11595: graded rewards by AI feedback where all samples of a group are wrong.
+    Traps: it holds the reward, so do not add that beside it. With advantages divided by the group's spread a grade of
+    0.1 among 0s counts like a right sample among wrong ones. Grades that are 1 end up where right samples are.
+    """
+
+    def __init__(self, of: Reward, grade: Reward, right_from: float = 1.0) -> None:
+        self.needs_values = needed(of, grade)
+        self._of = of
+        self._grade = grade
+        self._right_from = right_from
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        said = asked(self._of, samples)
+        lost = [row for rows in groups(samples).values() for row in self._lost(rows, said.values)]
+        graded = asked(self._grade, [samples[row] for row in lost]) if lost else None
+        found = list(said.scores)
+        for row, value, score in zip(lost, graded.values, graded.scores, strict=True) if graded else ():
+            found[row] = said.scores[row] if value is None else score
+        return found
+
+    def _lost(self, rows: Sequence[int], values: Sequence[float | None]) -> list[int]:
+        """The rows with a verdict, if none of them is right."""
+        verdicts = {row: value for row in rows if is_score(value := values[row])}
+        return [] if any(value >= self._right_from for value in verdicts.values()) else list(verdicts)
 
 
 def unbiased(passed: bool, false_positive: float, false_negative: float) -> float:

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.judges.questions import Question, Scale, filled, picture_question, shown
+from mmgrpo.rewards.judges.questions import Question, Scale, WhichScore, filled, picture_question, shown
 from mmgrpo.rewards.judges.verdicts import Asking, Choice, JudgeMode, Writing, where_both
 from mmgrpo.rewards.models.checkpoints import positive
 from mmgrpo.rewards.parsing.extraction import one_of
@@ -175,8 +175,8 @@ class ApiJudge:
     Example: ``{name: api_judge, url: "http://127.0.0.1:8000/v1", model: Qwen/Qwen2.5-VL-7B-Instruct}``.
     Settings: ``url`` such as ``http://127.0.0.1:8000/v1``; ``key_variable``, the environment variable that holds the
     API key, never the key itself; ``extra``, further fields of the request; ``picture`` png or jpeg (quality 95);
-    ``mode``, ``question``, ``low``, ``high``, ``key``, ``frames``, ``source``, ``draws`` and ``temperature`` as in
-    ``vlm_judge``, of which ``yes`` and ``expected`` ask for the log-probabilities of the 20 likeliest first tokens.
+    ``mode``, ``question``, ``low``, ``high``, ``key``, ``frames``, ``source``, ``draws``, ``temperature`` and ``which``
+    as in ``vlm_judge``; ``yes`` and ``expected`` ask for the log-probabilities of the 20 likeliest first tokens.
     Range: 0 to 1; a score s is (s - low) / (high - low).
     Source: judges by prompt as UnifiedReward, arXiv:2503.05236, is served; own client.
     Traps: pictures and prompts leave the machine; a hosted model may change under its name, and with it the reward;
@@ -207,10 +207,11 @@ class ApiJudge:
         mode: JudgeMode = "parse",
         draws: int = 1,
         temperature: float = 0.0,
+        which: WhichScore = "first",
     ) -> None:
         self._asking = Asking(
             mode=mode,
-            scale=Scale(low=low, high=high, key=key),
+            scale=Scale(low=low, high=high, key=key, which=which),
             writing=Writing(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature),
         )
         self._question = question or picture_question(mode)

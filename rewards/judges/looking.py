@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, final
 
 from mmgrpo.rewards.judges.local import JudgeSource
-from mmgrpo.rewards.judges.questions import Question, Scale, filled, picture_question, shown
+from mmgrpo.rewards.judges.questions import Question, Scale, WhichScore, filled, picture_question, shown
 from mmgrpo.rewards.judges.verdicts import Asking, JudgeMode, Writing, where_both
 from mmgrpo.rewards.models.checkpoints import Dtype, positive
 from mmgrpo.rewards.pictures import text_of
@@ -27,8 +27,8 @@ class VlmJudge:
     Settings: ``question`` may hold ``{prompt}``, ``{low}``, ``{high}`` and the names of columns; a row that lacks one
     is not judged. ``frames`` of a video are shown as pictures, at even distances. ``source: true`` shows the prompt's
     own pictures first, for edits. In mode ``parse`` the scores of ``draws`` replies at a ``temperature`` are averaged,
-    drawn by seeds that are the question's own. ``processor`` and ``template`` are arguments of the processor and the
-    chat template.
+    drawn by seeds that are the question's own, and ``which: least`` takes the least of several scores in a reply.
+    ``processor`` and ``template`` are arguments of the processor and the chat template.
     Range: 0 to 1 in every mode; a score s is (s - low) / (high - low).
     Source: ``yes``: Lin et al. 2024 (VQAScore), arXiv:2404.01291, sec. 3, there P(yes) alone; ``expected``: Wu et al.
     2023 (Q-Align), arXiv:2312.17090, sec. 3, there over words for the levels; ``parse``: Wang et al. 2025
@@ -59,10 +59,11 @@ class VlmJudge:
         batch_size: int = 8,
         draws: int = 1,
         temperature: float = 0.0,
+        which: WhichScore = "first",
     ) -> None:
         self._asking = Asking(
             mode=mode,
-            scale=Scale(low=low, high=high, key=key),
+            scale=Scale(low=low, high=high, key=key, which=which),
             writing=Writing(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature),
         )
         self._question = question or picture_question(mode)

@@ -6,12 +6,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import excerpt
-from mmgrpo.rewards.parsing.extraction import finite
+from mmgrpo.rewards.parsing.extraction import finite, one_of
 from mmgrpo.rewards.pictures import as_rgb, frames_of
 from mmgrpo.types import Sample, Score
 
@@ -19,6 +20,8 @@ SHOWS = 'Does this picture show "{prompt}"? Answer yes or no.'
 HOW_WELL = (
     'How well does this picture show "{prompt}", from {low} (not at all) to {high} (fully)? Answer: Score: number.'
 )
+
+WhichScore = Literal["first", "least"]
 
 MAX_REPLY_CHARS = 20_000
 """Of a longer reply only its end is read."""
@@ -47,16 +50,19 @@ class Scale:
         high: the best.
         key: the word that a score stands behind; without it a reply with one score alone is read.
         answers: words that are the scores, with what each is worth; None for the numbers from low to high.
+        which: the first score behind the key, or the least of those there.
     """
 
     low: int
     high: int
     key: str
     answers: Mapping[str, float] | None = None
+    which: WhichScore = "first"
 
     def __post_init__(self) -> None:
         if self.low >= self.high:
             raise ConfigError(f"the scale of a judge needs low < high, got {self.low} and {self.high}")
+        one_of("the judge's which", self.which, WhichScore)
         if not self.key:
             raise ConfigError("the key of a judge's score must be a word, such as score")
         if self.answers is None:
@@ -76,12 +82,17 @@ class Scale:
         """The score in a reply, from 0 (low) to 1 (high), or what its word is worth; None if it states none.
 
         What precedes the end of a thought (``</think>``) does not count. Behind the last ``key`` the first score
-        counts; without a key there must be one score alone. "4/5" and "4 out of 5" are 4 if the scale ends with 5.
+        counts, or the least; without a key there must be one score alone. "4/5" and "4 out of 5" are 4 if the scale
+        ends with 5.
         """
         text = reply[-MAX_REPLY_CHARS:].rpartition("</think>")[2]
         behind = re.split(rf"\b{re.escape(self.key)}\b", text, flags=re.IGNORECASE)
         stated = self._words(behind[-1]) if self.answers is not None else self._numbers(behind[-1])
-        return None if not stated or (len(behind) == 1 and len(set(stated)) != 1) else stated[0]
+        if not stated or (len(behind) == 1 and len(set(stated)) != 1):
+            return None
+        known = [value for value in stated if value is not None]
+        least = min(known) if len(known) == len(stated) else None
+        return least if self.which == "least" else stated[0]
 
     def judged(self, reply: str | None) -> Score:
         """The share that a reply states, and the reply; NaN, a failure, where there is none or it states none."""

@@ -7,7 +7,7 @@ from typing import Any, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.judges.choosing import judge_of
-from mmgrpo.rewards.judges.questions import Question, Scale, filled
+from mmgrpo.rewards.judges.questions import Question, Scale, WhichScore, filled
 from mmgrpo.rewards.judges.rubrics import Criterion, rubric_of, rubric_score
 from mmgrpo.rewards.judges.verdicts import Asking, JudgeMode, Writing
 from mmgrpo.rewards.parsing.extraction import Extract, extracted, place_of
@@ -34,6 +34,7 @@ class TextJudge:
     The model is a local one, or behind an endpoint. ``yes``: P(yes) / (P(yes) + P(no)) for the first token of its
     reply. ``expected``: the expected score over the tokens ``low`` to ``high``, or over ``answers``, a mapping such as
     ``{A: 1, B: 0}``. ``parse``: it writes, and the score behind the last ``key``, or the one score there is, is read.
+    ``which: least`` takes the least of several.
     ``draws`` replies at a ``temperature`` are averaged. No reply, or one without a score, is a failure, counted.
 
     Example: ``{name: text_judge, model: Qwen/Qwen3-8B}``.
@@ -67,6 +68,7 @@ class TextJudge:
         max_new_tokens: int = 256,
         draws: int = 1,
         temperature: float = 0.0,
+        which: WhichScore = "first",
         endpoint: Mapping[str, Any] | None = None,
         local: Mapping[str, Any] | None = None,
     ) -> None:
@@ -82,7 +84,7 @@ class TextJudge:
         self._shows_source = source
         self._asking = Asking(
             mode=mode,
-            scale=Scale(low=low, high=high, key=key, answers=answers),
+            scale=Scale(low=low, high=high, key=key, answers=answers, which=which),
             writing=Writing(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature),
         )
         self._judge = judge_of("TextJudge", model, system=system, endpoint=endpoint, local=local)

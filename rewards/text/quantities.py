@@ -131,6 +131,47 @@ class Count:
         return Score(max(0.0, 1 - abs(answer - reference) / max(reference, 1.0)), said)
 
 
+@final
+class FirstError:
+    """Reward: whether a judge of steps finds that there is a mistake, and how near to the first one it points.
+
+    The answer is the number of the first wrong step, counted from 0, or -1 for none. -1 where it finds a mistake that
+    is not there, overlooks one, or states no whole number; else ``decay`` to the power of the steps between answer and
+    reference. The reference, in ``column``, is such a number.
+
+    Settings: ``extract`` and ``which`` as in ``number``.
+    Range: -1, or above 0 to 1.
+    Source: Wu et al. 2025 (OPV), arXiv:2512.10756, sec. 2.3, where ``decay``, lambda in (0, 1), has no number.
+    Traps: it trains a judge; a solver is rewarded by the judge that comes of it, with ``text_judge``.
+    """
+
+    def __init__(
+        self, column: str = "answer", extract: Extract = "none", which: Which = "last", decay: float = 0.5
+    ) -> None:
+        if not 0 < decay < 1:
+            raise ConfigError(f"FirstError.decay must lie between 0 and 1, got {decay}")
+        self._column = column
+        self._answer = _Stated("FirstError", extract, which, spoken=False)
+        self._decay = decay
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("first_error", samples, self._column, _step, self._score)
+
+    def _score(self, text: str, reference: float) -> Score:
+        answer, reason = self._answer.number(text)
+        said = compared(answer, reference, reason)
+        known = _step(answer)
+        if known is None or (known < 0) != (reference < 0):
+            return Score(-1.0, said)
+        return Score(self._decay ** abs(known - reference), said)
+
+
+def _step(value: Any) -> float | None:
+    """The number of a step, or -1."""
+    number = None if value is None else reference_number(value)
+    return None if number is None or number < -1 or number != int(number) else number
+
+
 def reference_number(value: Any) -> float | None:
     """A reference as a number: a finite one, or a text that states exactly one."""
     if not isinstance(value, str):

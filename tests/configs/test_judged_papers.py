@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from mmgrpo.config import RewardConfig
 from mmgrpo.config.loading import load_config
+from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.scoring import score
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.train.build import build_rewards
 from mmgrpo.types import Prompt, Sample
 from tests.configs.paid.executed import SOLVED
 from tests.configs.paid.judged import JUDGED
+from tests.rewards.drawn import noise
 from tests.rewards.endpoint import Server
 from tests.running import running
+from tests.tiny import judges
 
 ASKING = {**JUDGED, **SOLVED}
 
 
-def asking(reward: RewardConfig, url: str) -> RewardConfig:
-    """The reward as it is, but for where its judge is."""
-    told = reward.model_dump(exclude_unset=True)
+def asking(settings: Any, url: str) -> Any:
+    """The settings of a reward as they are, those within it too, but for where judges are."""
+    if not isinstance(settings, dict):
+        return settings
     known = {"url": url, "backoff": 0.0}
-    return RewardConfig.model_validate(told | ({"endpoint": told["endpoint"] | known} if "endpoint" in told else {}))
+    inner = {name: asking(value, url) for name, value in settings.items()}
+    return inner | ({"endpoint": inner["endpoint"] | known} if "endpoint" in inner else {})
 
 
 @pytest.mark.parametrize("name", ASKING)
@@ -34,8 +43,49 @@ def test_answers_are_paid_as_the_judge_says(name: str, monkeypatch: pytest.Monke
         for member, (columns, text, length, _) in enumerate(judged.answers)
     ]
     with running(Server(says=judged.says, first=judged.first)) as server:
-        rewards = build_rewards([asking(reward, server.url) for reward in load_config(f"papers/{name}").rewards])
+        told = [reward.model_dump(exclude_unset=True) for reward in load_config(f"papers/{name}").rewards]
+        rewards = build_rewards([RewardConfig.model_validate(asking(reward, server.url)) for reward in told])
         scores = shaped(score(samples, rewards), rewards, 0).scores
     assert scores.valid_BR.all()
     total_B = (scores.value_BR * scores.weight_R).sum(1)
     assert total_B.tolist() == pytest.approx([paid for *_, paid in judged.answers], abs=1e-6)
+
+
+def test_edits_are_paid_by_the_least_of_their_scores() -> None:
+    """Of 25, in each of four draws: one is done 10 and looks 15, the other 5 and 15; by the code the root of both."""
+    seen: list[str] = []
+
+    def says(asked: str) -> str:
+        seen.append(asked)
+        return "Score: [25, 15]" if "natural" in asked else "Score: [20, 10]" if "a hat" in asked else "Score: [5, 20]"
+
+    config = load_config("papers/editscore")
+    edits = [Sample(Prompt(text, images=[noise(0)]), 0, i, image=noise(1)) for i, text in enumerate(("a hat", "a cap"))]
+    with running(Server(says=says)) as server:
+        told = [reward.model_dump(exclude_unset=True) | {"url": server.url} for reward in config.rewards]
+        rewards = build_rewards([RewardConfig.model_validate(settings) for settings in told])
+        scores = shaped(score(edits, rewards), rewards, 0).scores
+    value_RPG = scores.value_BR.T[:, None]
+    total_PG = COMBINATIONS[config.advantage.combine.name](value_RPG, scores.weight_R, scores.valid_BR.T[:, None])
+    assert total_PG[0].tolist() == pytest.approx([math.sqrt(0.4 * 0.6), math.sqrt(0.2 * 0.6)])
+    assert len(seen) == 16
+    assert [len(r["messages"][0]["content"]) for r in server.requests].count(
+        3
+    ) == 8  # before and after, and the question
+
+
+def test_meaning_counts_beside_the_judge(tmp_path: Path) -> None:
+    """0.9 times 0.575, 0.375 and 0.05, and 0.1; every answer that is not the reference's is far for this encoder."""
+    encoder = str(judges.save_encoder(tmp_path))
+    answers = {"tumour": 1.0, "a mass": 0.5175 + 0.045 + 0.1, "lung": 0.045 + 0.1}
+    row, form = {"answer": "tumour", "modality": "CT_SCAN"}, "<modality>ct_scan</modality><thinking>so</thinking>"
+    samples = [
+        Sample(Prompt("q", columns=row), 0, i, text=f"{form}<answer>{answer}</answer>")
+        for i, answer in enumerate(answers)
+    ]
+    with running(Server(says=lambda asked: "NO" if "lung" in asked else "YES")) as server:
+        told = [reward.model_dump(exclude_unset=True) for reward in load_config("papers/medix-r1").rewards]
+        told[1] |= {"model": encoder, "threshold": 0.999}
+        rewards = build_rewards([RewardConfig.model_validate(asking(reward, server.url)) for reward in told])
+        scores = shaped(score(samples, rewards), rewards, 0).scores
+    assert (scores.value_BR * scores.weight_R).sum(1).tolist() == pytest.approx(list(answers.values()), abs=1e-6)

@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError, ShapeError
-from mmgrpo.maths.combinations import COMBINATIONS, mean_minus_variance, minimum, normalised_sum, weighted_sum
+from mmgrpo.maths.combinations import (
+    COMBINATIONS,
+    geometric_mean,
+    mean_minus_variance,
+    minimum,
+    normalised_sum,
+    weighted_sum,
+)
 from mmgrpo.maths.schedules import cosine_weight, linear_weight
 
 REWARD_RPG = torch.tensor([[[1.0, 3.0, 2.0]], [[10.0, 30.0, math.nan]]])
@@ -35,6 +42,16 @@ def test_min_is_over_those_that_apply_and_take_part() -> None:
     assert minimum(REWARD_RPG, WEIGHT_R, VALID_RPG).tolist() == [[1.0, 3.0, 4.0]]
     assert minimum(REWARD_RPG, torch.tensor([2.0, 0.0]), VALID_RPG).tolist() == [[2.0, 6.0, 4.0]]
     assert minimum(REWARD_RPG, WEIGHT_R, torch.zeros_like(VALID_RPG)).tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_geometric_mean_needs_all_rewards() -> None:
+    reward_RPG = torch.tensor([[[4.0, 4.0, 9.0, -1.0]], [[9.0, 0.0, 5.0, 4.0]]])
+    valid_RPG = torch.tensor([[[True, True, True, True]], [[True, True, False, True]]])
+    found_PG = geometric_mean(reward_RPG, torch.tensor([1.0, 1.0]), valid_RPG)
+    assert found_PG.tolist() == [pytest.approx([6.0, 0.0, 9.0, 0.0])]  # 6 = sqrt(4 * 9)
+    assert geometric_mean(reward_RPG[..., :1], torch.tensor([0.25, 1.0]), valid_RPG[..., :1]).item() == pytest.approx(
+        3.0
+    )
 
 
 def test_mean_minus_variance() -> None:

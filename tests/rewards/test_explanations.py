@@ -106,6 +106,14 @@ CASES: dict[str, list[Case]] = {
         Case(text="three", answer=3, value=1, said={"parsed": 3, "reference": 3}),
         Case(text="4 cats", answer=3, value=0, said={"parsed": 4, "reference": 3}),
     ],
+    "first_error": [
+        Case(text="Step \\boxed{3}", answer=5, settings={"extract": "boxed", "decay": 0.5}, value=0.25,
+             said={"parsed": 3, "reference": 5}),
+        Case(text="\\boxed{-1}", answer=-1, settings={"extract": "boxed"}, value=1,
+             said={"parsed": -1, "reference": -1}),
+        Case(text="all is right", answer=2, value=-1, said={"parsed": None, "reference": 2}),
+        Case(text="-1", answer=0, value=-1, said={"parsed": -1, "reference": 0}),
+    ],
     "chart_answer": [
         Case(text="45%", answer="0.46", value=1, said={"parsed": "45%", "reference": "0.46"}),
         Case(text="45", answer=["50", "60"], value=0, said={"parsed": "45", "reference": "50 or 60"}),

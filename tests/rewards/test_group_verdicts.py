@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.groups.verdicts import Conciseness, NoisyVerifier
+from mmgrpo.rewards.groups.verdicts import Conciseness, NoisyVerifier, PartialCredit
 from mmgrpo.types import Sample, Scope, Score
 from tests.rewards.grouped import column_score, members, scored
 
@@ -77,3 +77,17 @@ def test_settings_that_make_no_sense_are_refused():
         Conciseness(column_score, strength=2)
     with pytest.raises(ConfigError, match="unit must be one of tokens, characters"):
         Conciseness(column_score, unit="words")  # type: ignore[arg-type]
+
+
+def test_only_groups_without_a_right_sample_are_graded():
+    seen: list[int] = []
+
+    def grade(samples: Sequence[Sample]) -> list[float | None]:
+        seen.extend(sample.group for sample in samples)
+        return [0.25 * sample.member if sample.member else None for sample in samples]
+
+    samples = [*scored(0, 1, 0), *scored(0, 0, math.nan, 0, None, group=1), *scored(None, group=2)]
+    expected = [0, 1, 0, 0, 0.25, math.nan, 0.75, None, None]
+    assert PartialCredit(column_score, grade)(samples) == pytest.approx(expected, nan_ok=True)
+    assert seen == [1, 1, 1]
+    assert PartialCredit(column_score, grade, right_from=0.0)(scored(0, -1)) == [0, -1]

@@ -19,7 +19,7 @@ from mmgrpo.rewards.groups.likelihoods import Curiosity, LikelihoodConsistency, 
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament
 from mmgrpo.rewards.groups.parts import OnPart
 from mmgrpo.rewards.groups.rarity import Rarity
-from mmgrpo.rewards.groups.verdicts import Conciseness, NoisyVerifier
+from mmgrpo.rewards.groups.verdicts import Conciseness, NoisyVerifier, PartialCredit
 from mmgrpo.rewards.groups.votes import MajorityVote, SemanticClusters
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.train.build import build_rewards
@@ -45,6 +45,7 @@ REWARDS_OF_GROUPS: dict[str, Callable[..., Any]] = {
     "likelihood_consistency": LikelihoodConsistency(column_score, column_chance),
     "noisy_verifier": NoisyVerifier(column_score, false_positive=0.1),
     "conciseness": Conciseness(column_score),
+    "partial_credit": PartialCredit(column_score, column_chance),
     "rarity": Rarity(column_score, ["a", "b"]),
     "in_context": InContext(column_score, [None]),
     "of_later": OfLater(column_score, [None], "better"),

@@ -25,7 +25,7 @@ from mmgrpo.rewards.text.coverage import Coverage
 from mmgrpo.rewards.text.forecasts import Brier
 from mmgrpo.rewards.text.lengths import Repetition
 from mmgrpo.rewards.text.number_lists import NumberList
-from mmgrpo.rewards.text.quantities import Count, MeanRelativeAccuracy, Number
+from mmgrpo.rewards.text.quantities import Count, FirstError, MeanRelativeAccuracy, Number
 from mmgrpo.rewards.text.records import FieldMatch, RecordSimilarity
 from mmgrpo.rewards.text.sequences import Ordering
 from mmgrpo.rewards.text.structure import Format, JsonSchema
@@ -50,6 +50,7 @@ REWARDS: dict[str, tuple[Callable[..., Any], Any]] = {
     "number": (Number(), 7),
     "mean_relative_accuracy": (MeanRelativeAccuracy(), 7),
     "count": (Count(mode="relative"), 7),
+    "first_error": (FirstError(), 7),
     "box_iou": (BoxIou(**FRAME), [0, 0, 1, 1]),
     "box_giou": (BoxIou(**FRAME, mode="giou"), [0, 0, 1, 1]),
     "detection": (Detection(**FRAME), [[0, 0, 1, 1]]),

@@ -79,3 +79,12 @@ def test_a_judge_sees_the_picture_or_frames_and_the_source_first() -> None:
     frames = [noise(i) for i in range(7)]
     assert list(shown(filmed(frames), 3, source=True)) == [frames[0], frames[3], frames[6]]
     assert list(shown(Sample(Prompt("p", images=[source]), group=0, member=0), 3, source=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [('{"score": [4, 2]}', 2), ("Score: 3, 9", None), ("Score: 5/5, 4/5", 4), ("3", 3), ("3 and 4", None)],
+)
+def test_the_least_of_several_scores(reply: str, score: float | None) -> None:
+    read = Scale(low=1, high=5, key="score", which="least").read(reply)
+    assert read == (None if score is None else pytest.approx((score - 1) / 4))

@@ -17,13 +17,14 @@ from mmgrpo.rewards.text.answers import LabelSet
 from mmgrpo.rewards.text.coverage import Coverage
 from mmgrpo.rewards.text.forecasts import Brier
 from mmgrpo.rewards.text.lengths import LengthPeak
+from mmgrpo.rewards.text.meanings import TextSimilarity
 from mmgrpo.rewards.text.number_lists import NumberList, coefficients
 from mmgrpo.rewards.text.records import FieldMatch, RecordSimilarity
 from mmgrpo.rewards.text.sequences import Ordering
 from mmgrpo.rewards.text.structure import Format
 from mmgrpo.rewards.text.tables import MAX_NODES, TableSimilarity
 from mmgrpo.rewards.text.tool_calls import ToolCalls
-from tests.rewards.written import score_of, scores_of, wrote
+from tests.rewards.written import explained, score_of, scores_of, wrote
 from tests.tiny import judges
 
 UNIT: dict[str, Any] = {"frame": "norm1", "reference_frame": "norm1"}
@@ -360,6 +361,24 @@ def test_sets_of_labels(text: str, known: list[str], value: float):
     reward = LabelSet(["hands", "face", "limbs", "hand structure"])
     assert score_of(reward, text, known) == pytest.approx(value)
     assert score_of(reward, text, ["nose"]) is None
+
+
+def test_text_similarity_is_the_cosine_to_the_nearest_reference(tmp_path: Path):
+    folder = str(judges.save_encoder(tmp_path))
+    model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        a, b, c = (model(**tokenizer(t, return_tensors="pt")).last_hidden_state[0].mean(0) for t in ("a b", "c", "d e"))
+    cosines = [torch.cosine_similarity(a, other, dim=0).item() for other in (b, c)]
+    assert abs(cosines[0] - cosines[1]) > 1e-3
+    reward = TextSimilarity(folder, extract="tag")
+    assert score_of(reward, "<answer>a b</answer>", ["c", "d e"]) == pytest.approx(max(cosines), abs=1e-5)
+    assert explained(reward, wrote("<answer>a b</answer>", "c")) == {
+        "parsed": "a b", "reference": "c", "parts": {"cosine": pytest.approx(cosines[0], abs=1e-4)}
+    }  # fmt: skip
+    assert score_of(reward, "<answer>c</answer>", "c") == pytest.approx(1, abs=1e-5)
+    assert [score_of(reward, text, "c") for text in ("c", "")] == [0, 0]
+    sharp, farther = TextSimilarity(folder, threshold=max(cosines) - 1e-3), ("c", "d e")[cosines.index(min(cosines))]
+    assert (score_of(sharp, "a b", ["c", "d e"]), score_of(sharp, "a b", farther)) == (1, 0)
 
 
 def test_a_symbol_is_looked_for_in_linear_time():

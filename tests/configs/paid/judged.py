@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ class Judged:
         first: how likely its reply begins with each token, where that is asked for.
     """
 
-    answers: list[Answer]
+    answers: Sequence[Answer]
     says: Callable[[str], str] = str
     first: Callable[[str], Mapping[str, float]] | None = None
 
@@ -56,6 +56,31 @@ def advised(score: int, suggestion: str) -> str:
 
 def labelled(thought: str, normal: str, kinds: str, details: str) -> str:
     return told(thought, normal=normal, kinds=kinds, details=details)
+
+
+CAKE: dict[str, Any] = {
+    "rubric": [
+        {"criterion": "says 24 CARROT CAKE", "weight": 3},
+        {"criterion": "names the colour", "weight": 2},
+        {"criterion": "is fluent", "weight": 1},
+    ]
+}
+VERDICTS = {
+    "overflow": "CORRECT",
+    "race": "PARTIALLY CORRECT",
+    "safe": "INCORRECT",
+    "other": "UNKNOWN",
+    "both": "INCONSISTENT",
+}
+GOOD = ("CORRECT", "UNKNOWN")
+
+
+def watching(asked: str) -> str:
+    """A judge of what was seen: the observation is in the captions, leads to the answer, and the answer is right."""
+    shown, _, response = asked.partition("<response>")
+    if "What can be seen" in shown:
+        return "1" if "a red car" in shown and "<observation>" in response else "0"
+    return "yes" if ("red car" in response if "alone" in response else "red" in response) else "no"
 
 
 JUDGED: dict[str, Judged] = {
@@ -132,6 +157,111 @@ JUDGED: dict[str, Judged] = {
         says=lambda asked: f"Score: {1 if 'harm' in asked else 0.5 if 'human health' in asked else 0.25}",
         answers=[({}, "Drink water.", 9, 0.575)],
     ),
+    "rewatch-r1": Judged(  # right (1 + seen + enough) + form
+        says=watching,
+        answers=[
+            (
+                {"answer": "red", "captions": "a red car"},
+                told("<observation>a red car</observation>", answer="red"),
+                9,
+                4.0,
+            ),
+            (
+                {"answer": "red", "captions": "a car"},
+                told("<observation>a red car</observation>", answer="red"),
+                9,
+                3.0,
+            ),
+            ({"answer": "red", "captions": "a red car"}, told("by guess", answer="red"), 9, 2.0),
+            (
+                {"answer": "red", "captions": "a red car"},
+                told("<observation>a red car</observation>", answer="blue"),
+                9,
+                1.0,
+            ),
+        ],
+    ),
+    "rubicap": Judged(  # (3 + 1) / (3 + 2 + 1)
+        says=lambda asked: "no" if "colour" in asked else "yes",
+        answers=[(CAKE, "A cake says 24 CARROT CAKE.", 9, 2 / 3)],
+    ),
+    "deepseekmath-v2": Judged(
+        says=lambda asked: (
+            f"So. Grade: {0.5 if 'gap' in asked.partition('</proof>')[0] else 1}"
+            if "<answer>" not in asked
+            else f"So. Grade: {1 if 'gap: 0.5' in asked or 'sound: 1' in asked else 0.5}"
+        ),
+        answers=[
+            ({}, "<proof>QED</proof><evaluation>sound: 1</evaluation>", 9, 1.0),
+            ({}, "<proof>a gap</proof><evaluation>a gap: 0.5</evaluation>", 9, 0.76 * 0.5 + 0.24),
+            ({}, "<proof>a gap</proof><evaluation>all is well: 1</evaluation>", 9, 0.76 * 0.5 + 0.24 * 0.5),
+            ({}, "QED", 9, 0.0),
+        ],
+    ),
+    "spectral-policy-optimization": Judged(
+        says=lambda asked: f"Share: {0.75 if 'late slip' in asked else 0.25}",
+        answers=[({"answer": "7"}, "a late slip \\boxed{8}", 9, 0.75), ({"answer": "7"}, "\\boxed{9}", 9, 0.25)],
+    ),
+    "listener-rewarded-grpo": Judged(
+        first=lambda asked: {"yes": 0.8, "no": 0.2} if "sharper" in asked else {"Yes": 0.1, "No": 0.9},
+        answers=[
+            ({"answer": "2"}, told("the second is sharper", answer="2"), 9, 1 + 0.5 + 0.4),
+            ({"answer": "2"}, told("who knows", answer="2"), 9, 1 + 0.5 + 0.05),
+            ({"answer": "2"}, told("the second is sharper", answer="1"), 9, 1 + 0.4),
+        ],
+    ),
+    "rlbff": Judged(
+        first=lambda asked: {"Yes": 0.4, "No": 0.1} if "this principle: it is short?" in asked else {},
+        answers=[({"principle": "it is short"}, "Rest.", 9, 0.8)],
+    ),
+    "rlpt": Judged(
+        says=lambda asked: "yes" if "It rained." in asked.partition("<prediction>")[2] else "No.",
+        answers=[
+            ({"segment": "Rain fell."}, "so <segment>It rained.</segment>", 9, 1.0),
+            ({"segment": "Rain fell."}, "so <segment>It snowed.</segment>", 9, 0.0),
+            ({"segment": "Rain fell."}, "It rained.", 9, 0.0),
+        ],
+    ),
+    "qwen3-korean-rl": Judged(  # 1 right, 0.2 form, 0.2 Korean
+        says=lambda asked: (
+            "yes" if ("합은" in asked if "<thoughts>" in asked else "7" in asked.partition("<response>")[2]) else "no"
+        ),
+        answers=[
+            ({"answer": "seven"}, "<think>합은</think>7", 9, 1.4),
+            ({"answer": "seven"}, "<think>the sum is</think>7", 9, 1.2),
+            ({"answer": "seven"}, "<think>합은</think>8", 9, 0.4),
+            ({"answer": "seven"}, "7", 9, 1.0),
+            ({"answer": "seven"}, "<think>합은</think>7", 7680, 0.9),
+        ],
+    ),
+    "vd-post-training-study": Judged(
+        says=lambda asked: (
+            "The cause is named. Verdict: "
+            + next(
+                verdict
+                for word, verdict in VERDICTS.items()
+                if word in asked.partition("<analysis>")[2].partition("</analysis>")[0]
+            )
+        ),
+        answers=[
+            ({"truth": "an overflow"}, f"<think>{word}</think>HAS_VUL", 9, 0.2 + (1 if verdict in GOOD else -1))
+            for word, verdict in VERDICTS.items()
+        ]
+        + [
+            ({"truth": "an overflow"}, "<think>overflow</think>HAS_VUL or NO_VUL", 9, 1.0),
+            ({"truth": "an overflow"}, "overflow: HAS_VUL", 9, 1.0),
+        ],
+    ),
 }
 
-ELSEWHERE = set(JUDGED)
+PAID: dict[str, list[Answer]] = {
+    "opv--outcome-based": [  # lambda is 0.5
+        ({"answer": 3}, "It divides by 0. \\boxed{3}", 9, 1.0),
+        ({"answer": 3}, "\\boxed{5}", 9, 0.25),
+        ({"answer": -1}, "\\boxed{-1}", 9, 1.0),
+        ({"answer": -1}, "\\boxed{0}", 9, -1.0),
+        ({"answer": 0}, "\\boxed{-1}", 9, -1.0),
+    ],
+}
+
+ELSEWHERE = {*JUDGED, "editscore", "medix-r1"}
