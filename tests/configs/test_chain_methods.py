@@ -299,6 +299,10 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
     pattern = {"rollout.contexts.solution.pattern": None} if name == "svs" else {}
     tail = {"rollout.contexts.chunk.head": 1, "rollout.contexts.chunk.tail": 1} if name == "delethink" else {}
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.lr": 1e-3}
+    then = config_of(name).rollout.planner.numbers.get("then", ())
+    if then:  # settings of drawing are of models with room for long answers
+        short = [{key: value for key, value in stage.items() if key != "settings"} for stage in then]
+        small = {**small, "rollout.planner.then": short}
     config = load_config(f"methods/{name}", {**small, **pattern, **tail, "output": str(tmp_path), "rewards": []})
     rewards = [NamedReward("accuracy", half_are_right), NamedReward("answer", second_half, weight=0.0)]
     prompts = [replace(prompt, columns=COLUMNS) for prompt in prompts_of("llama")]
