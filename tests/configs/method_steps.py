@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -137,9 +138,22 @@ class Taught:
     mask_BT: Tensor
 
 
-def config_of(name: str) -> RunConfig:
-    """A method over no model."""
-    return load_config(f"methods/{name}", {"policy": None})
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What a method makes of rows as it learns.
+
+    Attributes:
+        value: the loss, a float64 scalar.
+        gradient_BT: of the loss by the log-probabilities.
+    """
+
+    value: Tensor
+    gradient_BT: Tensor
+
+
+def config_of(name: str, over: Mapping[str, Any] | None = None) -> RunConfig:
+    """A method over no model, with the values of dotted keys laid over it."""
+    return load_config(f"methods/{name}", {"policy": None, **(over or {})})
 
 
 def taught(config: RunConfig, step: Step) -> Taught:
@@ -182,11 +196,16 @@ def taught(config: RunConfig, step: Step) -> Taught:
 
 def loss(config: RunConfig, step: Step) -> float:
     """The loss of one update on the rows."""
+    return float(learnt(config, step).value)
+
+
+def learnt(config: RunConfig, step: Step) -> Learnt:
+    """The loss of one update on the rows, and its gradient."""
     objective, credit = build_objective(config.objective), taught(config, step)
     old_BT, mask_BT, shape = step.matrix(step.old_logprob, -1.0), credit.mask_BT, credit.mask_BT.shape
     totals = count(mask_BT, group_B=step.group_B)
     decisions = Decisions(
-        logprob_BT=old_BT + step.matrix(step.log_ratio, 0.0),
+        logprob_BT=(old_BT + step.matrix(step.log_ratio, 0.0)).requires_grad_(),
         old_logprob_BT=old_BT,
         advantage_BT=credit.advantage_BT,
         mask_BT=mask_BT,
@@ -200,5 +219,7 @@ def loss(config: RunConfig, step: Step) -> float:
         values=step.known,
     )
     job_values = {value: detached(decisions, value)[mask_BT] for value in objective.job_values}
-    decisions = objective.selected(objective.modulated(decisions, job_values), job_values)
-    return float(objective(decisions).value)
+    selected = objective.selected(objective.modulated(decisions, job_values), job_values)
+    value = objective(selected).value
+    (gradient_BT,) = torch.autograd.grad(value, decisions.logprob_BT, allow_unused=True)
+    return Learnt(value.detach(), torch.zeros(shape, dtype=torch.float64) if gradient_BT is None else gradient_BT)

@@ -1,0 +1,52 @@
+"""The table of all cases."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.agreement import advantages, denoising, groups, losses
+from benchmarks.agreement.comparing import DRAWS, Agreement, Case, agreement
+
+CASES: Sequence[Case] = (*advantages.CASES, *losses.CASES, *groups.CASES, *denoising.CASES)
+BOUND = 1e-6
+
+
+def table(found: Sequence[Agreement]) -> Iterator[str]:
+    """The lines of the table."""
+    yield "| method | function of the authors | difference |"
+    yield "| --- | --- | --- |"
+    for one in found:
+        source = one.case.source
+        called = f"{source.repo}@{one.commit or '-'}, `{source.names[0]}`"
+        said = f": {one.case.said}" if one.case.said else ""
+        yield f"| {one.case.method} | {called}{said} | {_written(one.difference) or 'no clone'} |"
+
+
+def agrees(one: Agreement) -> bool:
+    """Whether a case that was run stays within the bound, relative to numbers above 1."""
+    return all(value <= BOUND * max(1.0, one.size[name]) for name, value in one.difference.items())
+
+
+def _written(difference: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.0e}" for name, value in difference.items())
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Print the table; 1 if a case is beyond the bound."""
+    parser = argparse.ArgumentParser(prog="benchmarks.agreement", description=__doc__)
+    parser.add_argument("folder", type=Path, help="clones, each FOLDER/OWNER+NAME/repo")
+    parser.add_argument("--only", nargs="*", help="methods")
+    parser.add_argument("--draws", type=int, default=DRAWS)
+    chosen = parser.parse_args(words)
+    cases = [case for case in CASES if not chosen.only or case.method in chosen.only]
+    found = [agreement(chosen.folder, case, chosen.draws) for case in cases]
+    print("\n".join(table(found)))
+    apart = [one.case.method for one in found if not agrees(one)]
+    print(f"\nbeyond {BOUND:g}: {', '.join(apart) or 'none'}")
+    return 1 if apart else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,137 @@
+"""Functions out of the files of a clone, without the rest of what those files import."""
+
+from __future__ import annotations
+import __future__ as future
+
+import ast
+import math
+import subprocess
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import ConfigError
+
+
+def masked_mean(
+    values: Tensor, mask: Tensor, axis: int | None = None, *, dim: int | None = None, eps: float = 0.0
+) -> Tensor:
+    """What verl's helper of that name returns, and that of EasyR1, which says dim."""
+    along = axis if dim is None else dim
+    return (values * mask).sum(along) / (mask.sum(along) + eps)
+
+
+def masked_sum(values: Tensor, mask: Tensor, axis: int | None = None) -> Tensor:
+    """What verl's helper of that name returns."""
+    return (values * mask).sum(axis)
+
+
+class Settings(dict[str, Any]):
+    """What an author's function takes as its configuration: keys that are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+def _silent(*_: Any, **__: Any) -> None:
+    """In place of print."""
+
+
+SURROUNDINGS: Mapping[str, Any] = {
+    "ActorConfig": Settings,
+    "AlgoConfig": type("AlgoConfig", (), {}),
+    "F": torch.nn.functional,
+    "VF": SimpleNamespace(masked_mean=masked_mean, masked_sum=masked_sum),
+    "deepcopy": deepcopy,
+    "defaultdict": defaultdict,
+    "math": math,
+    "np": np,
+    "print": _silent,
+    "torch": torch,
+    "verl_F": SimpleNamespace(masked_mean=masked_mean, masked_sum=masked_sum),
+}
+"""What an author's file has of other files, under the names that it has it by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where functions of an author stand.
+
+    Attributes:
+        repo: ``OWNER/NAME``.
+        path: the file in it.
+        names: of functions, classes and constants of the file; ``Class.function`` is a function by itself.
+        needs: further names that these stand on, by name.
+    """
+
+    repo: str
+    path: str
+    names: Sequence[str]
+    needs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def commit_of(folder: Path, repo: str) -> str | None:
+    """Commit that the clone stands at, in short; None where there is no clone."""
+    git = _git_of(folder, repo)
+    return None if git is None else _asked(git, "rev-parse", "--short=7", "HEAD").strip()
+
+
+def taken(folder: Path, source: Source) -> SimpleNamespace:
+    """The named functions, run in surroundings of their own: without decorators, and annotations unread.
+
+    Raises: ConfigError if there is no clone, or its file lacks a name.
+    """
+    git = _git_of(folder, source.repo)
+    if git is None:
+        raise ConfigError(f"no clone of {source.repo} in {folder}: clone it to {folder}/{_folder_of(source.repo)}/repo")
+    found = dict(_definitions(ast.parse(_asked(git, "show", f"HEAD:{source.path}"))))
+    missing = [name for name in source.names if name not in found]
+    if missing:
+        raise ConfigError(f"{source.repo}, {source.path} has no {', '.join(missing)}: correct the names of the case")
+    body = [_bare(found[name]) for name in source.names]
+    code = compile(ast.Module(body=body, type_ignores=[]), source.path, "exec", flags=future.annotations.compiler_flag)
+    surroundings = {**SURROUNDINGS, **source.needs, "__name__": source.repo}
+    exec(code, surroundings)
+    return SimpleNamespace(**{name: surroundings[name] for name in (name.rpartition(".")[2] for name in source.names)})
+
+
+def _definitions(tree: ast.Module) -> list[tuple[str, ast.stmt]]:
+    found: list[tuple[str, ast.stmt]] = []
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            found += [(f"{node.name}.{one.name}", one) for one in node.body if isinstance(one, ast.FunctionDef)]
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.append((node.name, node))
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found.append((node.targets[0].id, node))
+    return found
+
+
+def _bare(node: ast.stmt) -> ast.stmt:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        node.decorator_list = []
+    return node
+
+
+def _folder_of(repo: str) -> str:
+    return repo.replace("/", "+")
+
+
+def _git_of(folder: Path, repo: str) -> Path | None:
+    clone = folder / _folder_of(repo) / "repo"
+    found = [git for git in (clone / ".git", clone) if (git / "HEAD").is_file()]
+    return found[0] if found else None
+
+
+def _asked(git: Path, *words: str) -> str:
+    return subprocess.run(
+        ["git", f"--git-dir={git}", *words], check=True, capture_output=True, text=True, encoding="utf-8"
+    ).stdout

@@ -1,0 +1,263 @@
+"""Losses that compare the rows of a group, and losses of rows that others wrote.
+
+Axes: P groups, G rows of a group, B rows, T decisions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.agreement.authors import Settings, Source, masked_mean
+from benchmarks.agreement.comparing import Case, G, Given, P, Rows, T, loss
+from mmgrpo.values import of_view
+from tests.configs.method_steps import Step
+
+CORE = "verl/trainer/ppo/core_algos.py"
+GRADIENT = ("gradient",)
+LENGTH = {"objective.aggregate": {"name": "constant_length", "length": T}, "objective.entropy_bonus": 0.0}
+RIGHT_OR_WRONG = "rewards 0 or 1"
+
+Theirs = Callable[[SimpleNamespace, Given], Tensor]
+
+
+def _right(rows: Rows) -> Step:
+    return rows.step(rows.right_B)
+
+
+def _one_foreign(rows: Rows) -> Step:
+    """The first row of each group is somebody else's."""
+    return rows.step(rows.right_B, origins=_foreign(rows).int().tolist())
+
+
+def _foreign(rows: Rows) -> Tensor:
+    return torch.arange(len(rows.group_B)) % G == 0
+
+
+def _term(name: str, **numbers: Any) -> dict[str, Any]:
+    return {"objective.terms": [{"name": name, **numbers}]}
+
+
+def _real(theirs: SimpleNamespace, given: Given) -> Tensor:
+    rows = given.rows
+    return theirs.compute_policy_loss_real(
+        given.old_BT, given.logprob_BT, None, given.mask_BT, rows.group_B, rows.right_B, 1e-4, 0.5, "kl"
+    )[0]
+
+
+def _disco(theirs: SimpleNamespace, given: Given) -> Tensor:
+    rows = given.rows
+    return theirs.compute_policy_loss_disco_Lratio(
+        given.old_BT, given.logprob_BT, None, given.mask_BT, rows.group_B, rows.right_B, 1e9, 0.0, 1.0, "kl"
+    )[0]
+
+
+def _drpo(theirs: SimpleNamespace, given: Given) -> Tensor:
+    rows = given.rows
+    return theirs.compute_policy_loss_drpo(
+        given.old_BT, given.logprob_BT, given.mask_BT, rows.group_B, rows.right_B, 1e9, 0.0, 10.0, 0.1, "kl"
+    )[0]
+
+
+def _balanced(kind: str, *, classes: np.ndarray, y: Sequence[float]) -> list[float]:
+    """scikit-learn's ``compute_class_weight`` of balanced classes."""
+    count = Counter(y)
+    return [len(y) / (len(classes) * count[one]) for one in classes.tolist()]
+
+
+def _pacs(theirs: SimpleNamespace, given: Given) -> Tensor:
+    rows = given.rows
+    settings = Settings(beta=1.0, reward_method="1", adv_estimator="rloo", use_weight=True, weight_mode="question")
+    old_BT, logprob_BT = (one * given.mask_BT for one in (given.old_BT, given.logprob_BT))
+    return theirs.compute_pacs_loss(
+        rows.group_B[:, None], old_BT, logprob_BT, rows.spread(rows.right_B), given.mask_BT, G, settings
+    )
+
+
+def _balance(theirs: SimpleNamespace, given: Given) -> Tensor:
+    score_PG = (given.logprob_BT * given.mask_BT).sum(1).view(P, G)
+    wanted_PG = _positive(given.rows).view(P, G).log()
+    found = [
+        theirs.tb_loss(score_G, wanted_G, None, logpartition=True)
+        for score_G, wanted_G in zip(score_PG, wanted_PG, strict=True)
+    ]
+    return torch.stack(found).mean()
+
+
+def _positive(rows: Rows) -> Tensor:
+    return rows.reward_B.exp()
+
+
+def _pairs(theirs: SimpleNamespace, given: Given) -> Tensor:
+    # theirs is asked group by group, since ours is a mean over a group's pairs and then over groups
+    rows, found = given.rows, []
+    for group in range(P):
+        row_G = rows.group_B == group
+        level_G = 2 - rows.right_B[row_G].long()
+        if len(level_G.unique()) > 1:
+            of_group = (given.logprob_BT[row_G], _reference(rows)[row_G], None, given.mask_BT[row_G], 0.1, level_G)
+            found.append(theirs.compute_pairwise_policy_loss(*of_group, 2.5, id_tensor=torch.zeros(G))[0])
+    return torch.stack(found).sum() / P
+
+
+def _reference(rows: Rows) -> Tensor:
+    return rows.old_logprob_BT.flip(0)
+
+
+def _referred(rows: Rows) -> Step:
+    return rows.step(rows.right_B, values={of_view("reference"): _reference(rows).tolist()})
+
+
+def _taught(rows: Rows) -> Step:
+    teacher = {of_view("peer"): _reference(rows).tolist()}
+    return rows.step(rows.reward_B, values=teacher)
+
+
+def _self_taught(theirs: SimpleNamespace, given: Given) -> Tensor:
+    settings = Settings(full_logit_distillation=False, alpha=1.0, is_clip=2.0)
+    return theirs.compute_self_distillation_loss(
+        given.logprob_BT, _reference(given.rows), given.mask_BT, settings, given.old_BT
+    )[0]
+
+
+def _mixed(**settings: Any) -> Theirs:
+    """The loss of rows that the policy drew and of rows that it did not: summed over tokens, over the length."""
+
+    def called(theirs: SimpleNamespace, given: Given) -> Tensor:
+        prefix_BT = _foreign(given.rows)[:, None].expand(given.mask_BT.shape)
+        found = theirs.compute_token_on_off_policy_loss(
+            given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, 0.2, 1.2, prefix_BT,
+            loss_remove_token_mean=True, **settings,
+        )  # fmt: skip
+        return found["pg_loss"] / len(prefix_BT)
+
+    return called
+
+
+def _several_teachers(theirs: SimpleNamespace, given: Given) -> Tensor:
+    settings = Settings(
+        clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=10.0, off_policy_normalize=False,
+        off_policy_max_clip=-1, off_policy_min_clip=-1, all_max_clip=-1, off_policy_reshape="p_div_p_0.1",
+        loss_remove_token_mean=True, loss_remove_clip=False,
+    )  # fmt: skip
+    prefix_BT = _foreign(given.rows)[:, None].expand(given.mask_BT.shape)
+    found = theirs.compute_token_on_off_policy_loss(
+        given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, prefix_BT, config=settings
+    )
+    return found["pg_loss"] / len(prefix_BT)
+
+
+def _diagnosed(**settings: Any) -> Tensor:
+    """In place of AMPO's ``agg_loss``, which serves its diagnostics alone where the mean over tokens is off."""
+    return masked_mean(settings["loss_mat"], settings["loss_mask"])
+
+
+def _on_and_off(repo: str, path: str) -> Source:
+    return Source(repo=repo, path=path, names=("compute_token_on_off_policy_loss",), needs={"agg_loss": _diagnosed})
+
+
+SHAPED = {"off_policy_reshape": "p_div_p_0.1", "off_cliprange": None}
+OVER_ROWS = "over the number of rows"
+
+CASES: Sequence[Case] = (
+    loss(
+        "real",
+        Source(repo="Red-RL/REAL", path=f"verl/{CORE}", names=("compute_policy_loss_real",)),
+        _real,
+        step=_right,
+        said=RIGHT_OR_WRONG,
+    ),
+    loss(
+        "disco",
+        Source(repo="Optimization-AI/DisCO", path=f"verl/{CORE}", names=("compute_policy_loss_disco_Lratio",)),
+        _disco,
+        over=_term("disco", tau=1.0, score_by="mean_ratio", against="old"),
+        step=_right,
+        only=GRADIENT,
+        said=f"without its constraint, {RIGHT_OR_WRONG}",
+    ),
+    loss(
+        "drpo",
+        Source(repo="Optimization-AI/DRPO", path=f"verl/{CORE}", names=("compute_policy_loss_drpo",)),
+        _drpo,
+        over=_term("drpo", tau=10.0, spread=0.1, longest=T, score_by="mean_logprob"),
+        step=_right,
+        only=GRADIENT,
+        said=f"without its constraint, {RIGHT_OR_WRONG}",
+    ),
+    loss(
+        "pacs",
+        Source(
+            repo="ritzz-ai/PACS",
+            path="src/pacs/pacs_core_algos.py",
+            names=("compute_pacs_loss", "compute_reward", "compute_rloo_outcome_advantage", "compute_weight"),
+            needs={"BCEWithLogitsLoss": torch.nn.BCEWithLogitsLoss, "compute_class_weight": _balanced},
+        ),
+        _pacs,
+        step=_right,
+        said=f"weighted by question, {RIGHT_OR_WRONG}",
+    ),
+    loss(
+        "flow-of-reasoning",
+        Source(repo="Yu-Fangxu/FoR", path="BlocksWorld/util.py", names=("tb_loss",)),
+        _balance,
+        step=lambda rows: rows.step(_positive(rows)),
+        said="a mean over groups",
+    ),
+    loss(
+        "trpa",
+        Source(
+            repo="XueruiSu/Trust-Region-Preference-Approximation", path=CORE, names=("compute_pairwise_policy_loss",)
+        ),
+        _pairs,
+        over=_term("preference", beta=0.1, pairs="all", top=1.0, sharper=2.5, score_by="mean_log_ratio"),
+        step=_referred,
+        said=f"a mean over groups, without the divergence, {RIGHT_OR_WRONG}",
+    ),
+    loss(
+        "sdpo",
+        Source(repo="lasgroup/SDPO", path=CORE, names=("compute_self_distillation_loss", "agg_loss")),
+        _self_taught,
+        over={"advantage.filters": []},
+        step=_taught,
+        said="full_logit_distillation False, all rows with a teacher",
+    ),
+    loss(
+        "luffy",
+        _on_and_off("ElliottYan/LUFFY", "luffy/verl/verl/mix_src/mix_core_alg.py"),
+        _mixed(loss_remove_clip=True, **SHAPED),
+        over=LENGTH,
+        step=_one_foreign,
+        said=OVER_ROWS,
+    ),
+    loss(
+        "critique-grpo",
+        _on_and_off("zhangxy-2019/critique-GRPO", "verl/verl/critique_grpo/critique_core_algos.py"),
+        _mixed(loss_remove_clip=True, **SHAPED),
+        over=LENGTH,
+        step=_one_foreign,
+        said=OVER_ROWS,
+    ),
+    loss(
+        "rl-plus",
+        _on_and_off("YihongDong/RL-PLUS", "rl_plus/verl/verl/recipe/rlplus_core_alg.py"),
+        _mixed(loss_remove_clip=True, off_policy_strategy="RL-PLUS"),
+        over=LENGTH,
+        step=_one_foreign,
+        said=OVER_ROWS,
+    ),
+    loss(
+        "ampo",
+        _on_and_off("SII-Enigma/AMPO", "ampo/verl/verl/adaptive_mix_src/mix_core_alg.py"),
+        _several_teachers,
+        over=LENGTH,
+        step=_one_foreign,
+        said=OVER_ROWS,
+    ),
+)

@@ -1,0 +1,156 @@
+"""Losses of single decisions and of rows, given the advantages that our method makes.
+
+Axes: B rows, T decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.agreement.authors import Settings, Source
+from benchmarks.agreement.comparing import Case, Given, P, T, loss
+
+CORE = "verl/trainer/ppo/core_algos.py"
+VERL = "zichongli5/verl"
+WITHOUT_KL = {"objective.kl_beta": 0.0}
+TOKEN_MEAN = "token-mean"
+SAMPLE_MEAN = "seq-mean-token-mean"
+
+Theirs = Callable[[SimpleNamespace, Given], Tensor]
+
+
+def _source(*names: str, repo: str = VERL, path: str = CORE) -> Source:
+    return Source(repo=repo, path=path, names=names)
+
+
+def _bounds(low: float, high: float, **further: Any) -> Settings:
+    """The settings of verl's policy losses."""
+    return Settings(clip_ratio=low, clip_ratio_low=low, clip_ratio_high=high, global_batch_info={}, **further)
+
+
+def _policy_loss(name: str, settings: Settings, mode: str, **further: Any) -> Theirs:
+    """verl's policy losses of version 0.4 and later."""
+
+    def called(theirs: SimpleNamespace, given: Given) -> Tensor:
+        found = getattr(theirs, name)(
+            given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, mode, settings, **further
+        )
+        return found[0]
+
+    return called
+
+
+def _verl(method: str, name: str, settings: Settings, mode: str, **further: Any) -> Case:
+    return loss(method, _source(name, "agg_loss"), _policy_loss(name, settings, mode), **further)
+
+
+def _dynamic(theirs: SimpleNamespace, given: Given) -> Tensor:
+    settings = _bounds(0.16, 0.2, clip_type="dynamic", clip_ratio_c=10.0)
+    return theirs.compute_policy_loss_dcpo(
+        given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, SAMPLE_MEAN, settings
+    )[0]
+
+
+def _preserving(theirs: SimpleNamespace, given: Given) -> Tensor:
+    return theirs.compute_gppo_loss(
+        given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, 0.2, 0.2, 0.28, 10.0, TOKEN_MEAN
+    )[0]
+
+
+def _clipped(theirs: SimpleNamespace, given: Given) -> Tensor:
+    found: Tensor = theirs.compute_policy_loss(
+        given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, 0.2, given.mask_BT, None, 0.16, 0.24
+    )[0]
+    return found
+
+
+def _dual(theirs: SimpleNamespace, given: Given) -> Tensor:
+    found: Tensor = theirs.compute_policy_loss(
+        given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, 0.2, 0.3, 3.0, "token"
+    )[0]
+    return found
+
+
+def _gvpo(theirs: SimpleNamespace, given: Given) -> Tensor:
+    one = SimpleNamespace(_flatten=lambda: SimpleNamespace(get_group=lambda: None))
+    advantage_BT = _centred(given)[:, None] * given.mask_BT
+    G = len(given.mask_BT) // P
+    value = theirs.compute_policy_loss_gvpo(
+        given.old_BT, given.logprob_BT, advantage_BT, given.mask_BT, 0.1, given.rows.group_B, one, G
+    )
+    return value / P
+
+
+def _centred(given: Given) -> Tensor:
+    reward_PG = given.rows.reward_B.view(P, -1)
+    return (reward_PG - reward_PG.mean(1, keepdim=True)).flatten()
+
+
+def _alone(data: Any, *_: Any) -> Any:
+    """Gathering over one process."""
+    return data
+
+
+ALONE = {
+    "allgather_dict_tensors": _alone,
+    "torch": SimpleNamespace(unique=torch.unique, distributed=SimpleNamespace(get_world_size=lambda group: 1)),
+}
+"""One process, for code that gathers over several."""
+
+
+CASES: Sequence[Case] = (
+    _verl("dapo", "compute_policy_loss_vanilla", _bounds(0.2, 0.28, clip_ratio_c=1e9), TOKEN_MEAN),
+    _verl("grpo", "compute_policy_loss_vanilla", _bounds(0.2, 0.2, clip_ratio_c=1e9), SAMPLE_MEAN, over=WITHOUT_KL),
+    _verl("cures", "compute_policy_loss_vanilla", _bounds(0.2, 0.2, clip_ratio_c=3.0), TOKEN_MEAN, over=WITHOUT_KL),
+    _verl(
+        "dr-grpo",
+        "compute_policy_loss_vanilla",
+        _bounds(0.2, 0.2, clip_ratio_c=1e9),
+        "seq-mean-token-sum-norm",
+        over={"objective.aggregate": {"name": "constant_length", "length": T}},
+        said="of length 7",
+    ),
+    _verl("gspo", "compute_policy_loss_gspo", _bounds(3e-4, 4e-4), SAMPLE_MEAN),
+    _verl("sapo", "compute_policy_loss_sapo", _bounds(0.2, 0.2, tau_pos=1.0, tau_neg=1.05), SAMPLE_MEAN),
+    _verl("cispo", "compute_policy_loss_cispo", _bounds(1.0, 4.0), TOKEN_MEAN),
+    _verl("gpg", "compute_policy_loss_gpg", _bounds(0.2, 0.2), TOKEN_MEAN, said="over the groups that teach"),
+    _verl("gmpo", "compute_policy_loss_geo_mean", _bounds(0.4, 0.4), SAMPLE_MEAN),
+    _verl(
+        "kl-cov",
+        "compute_policy_loss_kl_cov",
+        _bounds(0.2, 0.2, policy_loss=Settings(kl_cov_ratio=0.1, ppo_kl_coef=1.0)),
+        TOKEN_MEAN,
+        over={"objective.modulations": [{"name": "kl_covariance", "share": 0.1}]},
+        said="a tenth of the tokens",
+    ),
+    loss(
+        "dcpo-clip",
+        Source(
+            repo="lime-RL/DCPO",
+            path=CORE,
+            names=("compute_policy_loss_dcpo", "get_clip_low_high", "agg_loss"),
+            needs={"LossCalculator": SimpleNamespace(TM=TOKEN_MEAN, OTM="", SMTS="", SMTM=SAMPLE_MEAN)},
+        ),
+        _dynamic,
+    ),
+    loss("klear-gppo", _source("compute_gppo_loss", "agg_loss", repo="suu990901/KlearReasoner"), _preserving),
+    loss("ngrpo", _source("compute_policy_loss", repo="nangongrui-ngr/NGRPO"), _clipped),
+    loss(
+        "papo",
+        _source("compute_policy_loss", "average_loss", repo="MikeWangWZHL/PAPO", path="verl/trainer/core_algos.py"),
+        _dual,
+        over={**WITHOUT_KL, "objective.terms": [], "views": {}},
+        said="without its two divergences",
+    ),
+    loss(
+        "gvpo",
+        Source(repo="jszkc/GVPO", path="GVPO/gvpo_core_algos.py", names=("compute_policy_loss_gvpo",), needs=ALONE),
+        _gvpo,
+        said="a mean over groups",
+    ),
+)

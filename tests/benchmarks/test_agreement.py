@@ -1,0 +1,120 @@
+"""Functions out of a made-up author's repository, beside methods of ours."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.agreement.__main__ import agrees, main, table
+from benchmarks.agreement.authors import Source, commit_of, taken
+from benchmarks.agreement.comparing import P, advantage, agreement, drawn, loss
+from mmgrpo.errors import ConfigError
+
+CODE = """
+from nowhere import DataProto, register, torch_functional as verl_F
+
+EPS = 1e-9
+
+@register("advantage")
+def centred(reward_BT: DataProto, mask_BT, group_B, *, weight=1.0):
+    print("advantages of", len(group_B))
+    reward_B = reward_BT.sum(1)
+    for group in set(group_B.tolist()):
+        reward_B[group_B == group] -= reward_B[group_B == group].mean() + EPS
+    return weight * reward_B[:, None] * mask_BT
+
+class Actor(DataProto):
+    @staticmethod
+    def update(logprob_BT, advantage_BT, mask_BT) -> DataProto:
+        return verl_F.masked_mean(-advantage_BT * logprob_BT, mask_BT)
+"""
+FILE = "trainer/core.py"
+CENTRED = Source(repo="somebody/method", path=FILE, names=("centred", "EPS"))
+UPDATE = Source(repo="somebody/method", path=FILE, names=("Actor.update",))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone of somebody's."""
+    folder = tmp_path_factory.mktemp("clones")
+    clone = folder / "somebody+method" / "repo"
+    (clone / "trainer").mkdir(parents=True)
+    (clone / FILE).write_text(CODE)
+    for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", "x"]):
+        subprocess.run(["git", *words], cwd=clone, check=True)
+    return folder
+
+
+def _centred(weight: float = 1.0):
+    return advantage(
+        "dr-grpo",
+        CENTRED,
+        lambda theirs, rows: theirs.centred(rows.spread(rows.reward_B), rows.mask_BT, rows.group_B, weight=weight),
+    )
+
+
+def test_functions_are_taken_without_what_their_file_imports(folder: Path, capsys: pytest.CaptureFixture[str]):
+    # group 0: 1 and 3 less their mean; the second row's last decision is masked
+    reward_BT, mask_BT = torch.tensor([[1.0, 0.0], [3.0, 0.0]]), torch.tensor([[1, 1], [1, 0]])
+    found = taken(folder, CENTRED).centred(reward_BT, mask_BT, torch.zeros(2))
+    torch.testing.assert_close(found, torch.tensor([[-1.0, -1.0], [1.0, 0.0]]))
+    assert capsys.readouterr().out == ""
+    update = taken(folder, UPDATE).update  # 1 at each of the three decisions that count
+    assert update(torch.tensor([[-1.0, -1.0], [1.0, 9.0]]), torch.tensor([[1.0], [-1.0]]), mask_BT) == pytest.approx(
+        1.0
+    )
+
+
+def test_equal_functions_agree(folder: Path):
+    found = agreement(folder, _centred(), draws=3)
+    assert agrees(found)
+    assert 0 < found.difference["advantage"] < 1e-6 < 1 < found.size["advantage"]
+    (row,) = list(table([found]))[2:]
+    assert row.startswith(f"| dr-grpo | somebody/method@{commit_of(folder, 'somebody/method')}, `centred` | advantage")
+
+
+def test_different_functions_do_not(folder: Path):
+    found = agreement(folder, _centred(weight=1.5), draws=3)
+    assert found.difference["advantage"] == pytest.approx(found.size["advantage"] / 2, rel=1e-5)
+    assert not agrees(found)
+
+
+def test_losses_are_compared_by_value_and_gradient(folder: Path):
+    over = {"objective.surrogate": {"name": "policy_gradient"}, "objective.aggregate": {"name": "decision_mean"}}
+    case = loss(
+        "dr-grpo",
+        UPDATE,
+        lambda theirs, given: theirs.update(given.logprob_BT, given.advantage_BT, given.mask_BT),
+        over=over,
+    )
+    found = agreement(folder, case, draws=3)
+    assert found.difference.keys() == {"value", "gradient"}
+    assert agrees(found)
+    assert max(found.difference.values()) < 1e-7 < min(found.size.values())
+    unlike = agreement(folder, loss("dr-grpo", UPDATE, _half, over=over), draws=3)
+    assert unlike.difference["gradient"] == pytest.approx(unlike.size["gradient"] / 2)
+
+
+def _half(theirs, given):
+    return theirs.update(given.logprob_BT, given.advantage_BT, given.mask_BT) / 2
+
+
+def test_what_is_not_there_is_said(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(ConfigError, match=r"somebody/method, trainer/core.py has no lost: correct the names"):
+        taken(folder, Source(repo="somebody/method", path=FILE, names=("centred", "lost")))
+    with pytest.raises(ConfigError, match=r"no clone of some/other in .*: clone it to .*some\+other/repo"):
+        taken(folder, Source(repo="some/other", path=FILE, names=("centred",)))
+    assert main([str(tmp_path), "--only", "dapo", "gspo"]) == 0
+    assert "`compute_policy_loss_gspo` | no clone |" in capsys.readouterr().out
+
+
+def test_a_group_of_every_draw_is_all_right_or_all_wrong():
+    first = [drawn(seed).right_B.view(P, -1)[0].tolist() for seed in (0, 1)]
+    assert first == [[0.0] * 5, [1.0] * 5]
+    rows = drawn(7)
+    assert rows.mask_BT.any(1).all()
+    assert not rows.mask_BT.all()
+    assert (rows.logprob_BT < 0).all()
