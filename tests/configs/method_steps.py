@@ -221,5 +221,5 @@ def learnt(config: RunConfig, step: Step) -> Learnt:
     job_values = {value: detached(decisions, value)[mask_BT] for value in objective.job_values}
     selected = objective.selected(objective.modulated(decisions, job_values), job_values)
     value = objective(selected).value
-    (gradient_BT,) = torch.autograd.grad(value, decisions.logprob_BT, allow_unused=True)
-    return Learnt(value.detach(), torch.zeros(shape, dtype=torch.float64) if gradient_BT is None else gradient_BT)
+    (gradient_BT,) = torch.autograd.grad(value, decisions.logprob_BT) if value.requires_grad else (old_BT * 0,)
+    return Learnt(value.detach(), gradient_BT)
