@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, final
 
 from pydantic import ValidationError
@@ -14,7 +15,7 @@ from mmgrpo.config.numbers import bound
 from mmgrpo.config.registry import settings_type
 from mmgrpo.config.stages import moving_keys
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.controllers import CONTROLLERS, METRICS
+from mmgrpo.maths.controllers import CONTROLLERS, METRICS, SERIES
 from mmgrpo.maths.schedules import VALUE_SCHEDULES
 from mmgrpo.memory import Memory
 
@@ -27,18 +28,28 @@ class Controller:
     """A controller of one key.
 
     Attributes:
-        function: the number so far and the metric -> the number of the next step.
+        function: the number so far and the metric of the steps since it last moved -> the number of the next step.
         metric: what it follows.
+        every: how many steps with the metric it takes to move once.
         initial: the number of the first step: the configuration's own.
     """
 
-    function: Callable[[float, float], float]
+    function: Callable[[float, Sequence[float]], float]
     metric: str
+    every: int
     initial: float
 
     def value(self, memory: Memory, key: str) -> float:
         """Its number by now."""
         return memory.state(STATE + key).get("value", self.initial)
+
+    def moved(self, memory: Memory, key: str, measured: float) -> Memory:
+        """The memory after a step: the number moved, or what was measured kept until it is due."""
+        state = memory.state(STATE + key)
+        seen = [*(state[str(step)] for step in range(len(state) - 1)), measured]
+        value, due = self.value(memory, key), len(seen) == self.every
+        kept = {} if due else {str(step): one for step, one in enumerate(seen)}
+        return memory.with_state(STATE + key, {"value": self.function(value, seen) if due else value, **kept})
 
 
 @final
@@ -136,8 +147,7 @@ class Course:
         """
         for key, one in self.controllers.items():
             if (measured := metrics.get(one.metric)) is not None:
-                value = one.function(one.value(memory, key), measured)
-                memory = memory.with_state(STATE + key, {"value": value})
+                memory = one.moved(memory, key, measured)
         return memory
 
     def resting(self, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -155,10 +165,13 @@ def config_at(config: RunConfig, step: int, memory: Memory) -> RunConfig:
 
 def _controller(key: str, named: Named, config: RunConfig) -> Controller:
     numbers = named.numbers
-    metric = numbers.pop("metric", METRICS.get(named.name))
+    metric, every = numbers.pop("metric", METRICS.get(named.name)), numbers.pop("every", 1)
     function = bound(f"controllers.{key}", CONTROLLERS, Named.model_validate({"name": named.name, **numbers}))
     if not isinstance(metric, str):
         raise ConfigError(f"controllers.{key}: {named.name} needs metric, for example reward/mean")
+    least = 2 if named.name in SERIES else 1
+    if not isinstance(every, int) or every < least:
+        raise ConfigError(f"controllers.{key}: {named.name} moves every {least} steps or more, got every: {every!r}")
     initial = _own_value(config, key)
     if isinstance(initial, bool) or not isinstance(initial, int | float):
         raise ConfigError(f"controllers.{key} begins with the configuration's own number, which is {initial!r}; set it")
@@ -170,7 +183,8 @@ def _controller(key: str, named: Named, config: RunConfig) -> Controller:
             f"controllers.{key}: {metric} is measured only while {key} is above 0, and would rest for ever at 0: begin "
             "above 0, and give dual_ascent a low above 0"
         )
-    return Controller(function, metric, float(initial))
+    by_step = function if named.name in SERIES else lambda value, seen: function(value, fmean(seen))
+    return Controller(by_step, metric, every, float(initial))
 
 
 def _measured_by(key: str, config: RunConfig) -> str | None:

@@ -45,6 +45,6 @@ class UpdateConfig(Section):
     hooks: tuple[Named, ...] = Field(
         default=(),
         description="what is done around each optimiser step, in order: {name: slow_fast, inner, alpha, slow} goes "
-        "back along the way of `inner` updates before `slow` more; {name: mask, share, seed} trains a share of the "
-        "weights",
+        "back, or further, along the way of `inner` updates before `slow` more; {name: mask, share, seed} trains a "
+        "share of the weights",
     )

@@ -1,13 +1,15 @@
 """Controllers: a number of the configuration that follows what the run measures of itself.
 
 Each is called as (value, measured) after a step, with the number so far and one metric of that step, and gives the
-number of the next. To add one: a function and a line in ``CONTROLLERS``.
+number of the next. With ``every`` it is called once in so many steps, with their mean; those of ``SERIES`` with the
+metric of each, oldest first. To add one: a function and a line in ``CONTROLLERS``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from types import MappingProxyType
 
 
@@ -46,10 +48,27 @@ def adaptive_kl(
     return min(max(value * (1 + rate * error), low), high)
 
 
+def against_trend(value: float, measured: Sequence[float], *, low: float = 0.0, high: float = math.inf) -> float:
+    """A number that grows by as much as a metric falls, and shrinks as it rises.
+
+    value' = value mean(measured before the last) / last measured, held within [low, high]; the same where either is 0
+
+    Shapes: two measurements or more.   Units: of value.
+    Source: G2RPO-A, arXiv:2508.13023, and its code (T-Lab-CUHKSZ/G2RPO-A, ``g2rpoa_trainer.py``,
+        _compute_new_guidance_length), every third step.
+    """
+    *before, last = measured
+    return min(max(value * fmean(before) / last, low), high) if fmean(before) > 0 and last > 0 else value
+
+
 CONTROLLERS: Mapping[str, Callable[..., float]] = MappingProxyType(
-    {"dual_ascent": dual_ascent, "adaptive_kl": adaptive_kl}
+    {"dual_ascent": dual_ascent, "adaptive_kl": adaptive_kl, "against_trend": against_trend}
 )
-"""Controllers by the name that ``controllers`` uses; beside its numbers each is given the ``metric`` it follows."""
+"""Controllers by the name that ``controllers`` uses; beside its numbers each is given the ``metric`` it follows, and
+``every`` how many steps it moves."""
+
+SERIES = frozenset({"against_trend"})
+"""Those that are given a metric step by step, so that they need an ``every`` of 2 or more."""
 
 METRICS: Mapping[str, str] = MappingProxyType({"adaptive_kl": "policy/kl_mean"})
 """What a controller follows where the configuration names no metric."""

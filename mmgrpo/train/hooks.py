@@ -5,6 +5,7 @@ To add a hook: a final class of ``UpdateHook`` whose keyword-only parameters are
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -39,16 +40,18 @@ class UpdateHook(ABC):
 
 @final
 class SlowFast(UpdateHook):
-    """So many fast updates, then back along the way they went, then slow ones from there; and again.
+    """So many fast updates, then back or further along the way they went, then slow ones from there; and again.
 
     w = w_0 + alpha (w_inner - w_0) after ``inner`` updates from w_0; after ``slow`` more the next round begins
 
-    ``alpha: 1`` changes nothing. As published, fast and slow are whole passes over a rollout: with m minibatches
-    ``epochs: 4``, ``inner: 3 m`` and ``slow: m`` make a round a rollout.
+    ``alpha: 1`` changes nothing, and more than 1 goes on along the straight line. As published in SFPO, fast and
+    slow are whole passes over a rollout: with m minibatches ``epochs: 4``, ``inner: 3 m`` and ``slow: m`` make a round
+    a rollout.
 
     Source: SFPO, arXiv:2510.04072, and its code (Urheen/SFPO, ``README.md``, with 3 passes and alpha 0.8): fast
         trajectory, reposition, slow correction. Deviation: the code gives up the fast trajectory for good once the
-        entropy leaps.
+        entropy leaps. With ``slow: 0`` and alpha 2 the periodic re-grounding of RLVR-Linearity, arXiv:2601.04537, and
+        its code (Miaow-Lab/RLVR-Linearity, ``weight_extrapolation.py``). Deviation: that leaves out norms.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, inner: int, alpha: float, slow: int = 1) -> None:
@@ -57,16 +60,15 @@ class SlowFast(UpdateHook):
         Args:
             parameters: what is trained.
             inner: fast updates of a round.
-            alpha: how much of their way is kept.
-            slow: updates of a round after that.
+            alpha: how much of their way is gone.
+            slow: updates of a round after that; 0: the next round begins at once.
 
         Raises:
             ConfigError: numbers that make no round.
         """
-        if inner < 1 or slow < 1 or not 0 <= alpha <= 1:
+        if inner < 1 or slow < 0 or not 0 <= alpha < math.inf:
             raise ConfigError(
-                f"update.hooks: slow_fast needs inner >= 1, slow >= 1 and 0 <= alpha <= 1, got {inner}, {slow} and "
-                f"{alpha}"
+                f"update.hooks: slow_fast needs inner >= 1, slow >= 0 and alpha >= 0, got {inner}, {slow} and {alpha}"
             )
         self._parameters = list(parameters)
         self._inner, self._alpha, self._slow = inner, alpha, slow
@@ -81,7 +83,7 @@ class SlowFast(UpdateHook):
 
     @torch.no_grad()
     def after(self) -> None:
-        """Goes back after the fast updates."""
+        """Goes back, or further, after the fast updates."""
         self._taken += 1
         if self._taken == self._inner:
             for parameter, start in zip(self._parameters, self._start, strict=True):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mmgrpo.config.binding import build_planner
-from mmgrpo.config.schedules import config_at
+from mmgrpo.config.schedules import Course, config_at
 from mmgrpo.data.history import History
 from mmgrpo.data.samplers import build_sampler
 from mmgrpo.maths.planners import Answer, Planner, Request, Setting
@@ -67,6 +67,19 @@ def test_a_thought_is_shown_ever_less_of() -> None:
         assert shown is not None
         begun.append(shown.prefix)
     assert begun == ["one\n\ntwo\n\nthree\n\nfour\n\n", "one\n\ntwo\n\n", "one\n\n", None]
+
+
+def test_guidance_grows_by_as_much_as_success_falls() -> None:
+    config = config_of("g2rpo-a")
+    asked = planner_of("g2rpo-a").ask((), Setting(step=0, num_prompts=1, group_size=12))
+    assert [(one.context, len(one.members)) for one in asked] == [("guided", 2), (None, 10)]
+    course, memory, shares = Course(config), Memory(), []
+    for step, rate in enumerate((0.4, 0.6, 0.8, 0.5, 0.5, 0.4, 0.1, 0.1, 0.9)):
+        shares.append(course.at(step, memory).values["rollout.contexts.guided.share"])
+        memory = course.controlled(memory, {"reward/mean": rate})
+    # 0.5 / 0.8 = 0.625 of all; 0.5 / 0.4 = 1.25 of that
+    assert shares == pytest.approx([1.0] * 3 + [0.625] * 3 + [0.78125] * 3)
+    assert course.at(9, memory).values["rollout.contexts.guided.share"] == pytest.approx(0.78125 / 9)
 
 
 def test_each_part_states_a_length() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.controllers import adaptive_kl, dual_ascent
+from mmgrpo.maths.controllers import adaptive_kl, against_trend, dual_ascent
 from mmgrpo.maths.schedules import cosine_value, exponential_value, linear_value, step_value
 
 
@@ -48,3 +48,12 @@ def test_adaptive_kl() -> None:
     assert adaptive_kl(0.05, 0.02, target=0.01) == pytest.approx(0.05 * 1.02)
     assert adaptive_kl(0.05, 0.005, target=0.01) == pytest.approx(0.05 * 0.98)
     assert adaptive_kl(0.05, 0.011, target=0.01) == pytest.approx(0.05 * 1.01)  # 0.1 lies within the clip
+
+
+def test_against_trend() -> None:
+    # 0.3 before, 0.2 now: half as much again; 0.3 before, 0.6 now: half
+    assert against_trend(1.0, (0.25, 0.35, 0.2)) == pytest.approx(1.5)
+    assert against_trend(1.0, (0.25, 0.35, 0.6)) == pytest.approx(0.5)
+    assert against_trend(1.0, (0.25, 0.35, 0.2), high=1.2) == 1.2
+    assert against_trend(1.0, (0.25, 0.35, 0.6), low=0.8) == 0.8
+    assert (against_trend(0.4, (0.2, 0.0)), against_trend(0.4, (0.0, 0.2))) == (0.4, 0.4)

@@ -75,6 +75,22 @@ def test_slow_fast_of_two_slow_updates() -> None:
     assert seen == [1.0, 1.0, 2.0, 3.0, 4.0, 4.0]
 
 
+def test_slow_fast_beyond_its_way_and_without_slow_updates() -> None:
+    weight = nn.Parameter(torch.tensor([0.0, 8.0]))
+    hook = SlowFast([weight], inner=2, alpha=2.0, slow=0)
+    seen = []
+    for _ in range(5):
+        hook.before()
+        with torch.no_grad():
+            weight.mul_(0.5).add_(1.0)
+        hook.after()
+        seen.append(weight.tolist())
+    # 0 -> 1 -> 1.5, on to 0 + 2 * 1.5 = 3; the next round from there: 2.5 -> 2.25, on to 3 - 2 * 0.75 = 1.5; 1.75
+    assert [one[0] for one in seen] == [1.0, 3.0, 2.5, 1.5, 1.75]
+    # 8 -> 5 -> 3.5, on to 8 - 2 * 4.5 = -1; 0.5 -> 1.25, on to -1 + 2 * 2.25 = 3.5; 2.75
+    assert [one[1] for one in seen] == [5.0, -1.0, 0.5, 3.5, 2.75]
+
+
 def test_slow_fast_goes_on_in_the_midst_of_a_round() -> None:
     weight = nn.Parameter(torch.zeros(2))
     hook = SlowFast([weight], inner=3, alpha=0.5)
@@ -112,6 +128,7 @@ def test_wrong_numbers() -> None:
     weight = [nn.Parameter(torch.zeros(1))]
     for hook, said in (
         ({"name": "slow_fast", "inner": 0, "alpha": 0.5}, "inner >= 1"),
+        ({"name": "slow_fast", "inner": 1, "alpha": -0.5}, "alpha >= 0"),
         ({"name": "mask", "share": 0.0}, "0 < share"),
         ({"name": "mask", "part": 0.1}, "takes no 'part'"),
         ({"name": "maks"}, "did you mean mask"),

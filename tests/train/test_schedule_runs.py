@@ -142,6 +142,20 @@ class TestControllers:
         assert course.controlled(memory, {}) is memory
         assert course.resting({}) == {"controllers/rewards.short.weight/rests": 1.0}
 
+    def test_one_that_moves_every_other_step_follows_the_mean(self) -> None:
+        follows = {"name": "dual_ascent", "metric": "reward/short/mean", "every": 2, **ASCENT}
+        course = Course(config_of(rewards=[{**SHORT, "weight": 0.0}], controllers={"rewards.short.weight": follows}))
+        memory = course.controlled(Memory(), {"reward/short/mean": 0.4})
+        assert course.at(1, memory).config.rewards[0].weight == 0.0
+        memory = course.controlled(memory, {"reward/short/mean": 0.8})  # 0.5 (0.8 - 0.6)
+        assert course.at(2, memory).config.rewards[0].weight == pytest.approx(0.1)
+
+    @pytest.mark.parametrize(("name", "every"), [("dual_ascent", 0), ("against_trend", 1), ("against_trend", 1.5)])
+    def test_one_that_would_never_move(self, name: str, every: float) -> None:
+        follows = {"name": name, "metric": "reward/mean", "every": every, **(ASCENT if name == "dual_ascent" else {})}
+        with pytest.raises(ConfigError, match="steps or more, got every"):
+            Course(config_of(controllers={"objective.kl_beta": follows}))
+
     def test_a_constraint_is_a_term_whose_weight_is_its_multiplier(self) -> None:
         """Held below: lambda' = max(lambda - 0.5 (0.02 - measured), 0.001)."""
         terms = [{"name": "departure"}, {"name": "divergence", "form": "k3", "label": "near", "weight": 0.1}]

@@ -52,6 +52,7 @@ CREDIT: dict[str, tuple[Step, Sequence[Sequence[float]]]] = {
     "mmr1": (PAIR, [[A_TWO_6], [-A_TWO_6]]),
     "srpo--cross-domain": (PAIR, [[A_TWO], [-A_TWO]]),
     "evocot": (PAIR, [[A_TWO], [-A_TWO]]),
+    "g2rpo-a": (PAIR, [[A_TWO], [-A_TWO]]),
 }
 
 LOSSES: dict[str, tuple[Step, float]] = {

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-ELSEWHERE = {"sfpo", "multiple-ticket-hypothesis"}
+ELSEWHERE = {"sfpo", "multiple-ticket-hypothesis", "rlvr-linearity"}
