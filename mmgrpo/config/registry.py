@@ -122,6 +122,7 @@ REWARDS: Mapping[str, str] = {
 }
 
 EXAMPLES: Mapping[str, str] = {
+    "rows": "mmgrpo.train.auxiliary:answered_rows",
     "mislabelled_digits": "mmgrpo.examples.digits:mislabelled_examples",
     "misread_digits": "mmgrpo.examples.digits:misread_digits",
     "careless_sums": "mmgrpo.examples.arithmetic:careless_sums",

@@ -11,7 +11,8 @@ class WarmupConfig(Section):
     """Supervised training before GRPO: flow matching for denoisers, cross-entropy for tokens."""
 
     examples: Named = Field(
-        description="name: python:module:function, with its arguments; returns mmgrpo.types.Example rows"
+        description="{name: rows, source: pictures.jsonl, column: picture}; or name: python:module:function, with its "
+        "arguments, which returns mmgrpo.types.Example rows"
     )
     steps: int = Field(ge=1, description="optimiser updates")
     batch_size: int = Field(default=64, ge=1, description="examples per update, over the whole job")

@@ -15,6 +15,7 @@ from torch import Tensor
 from mmgrpo.config import AuxiliaryConfig
 from mmgrpo.config.binding import build_answer_weight
 from mmgrpo.data.media import Gallery, opened
+from mmgrpo.data.prompts import load_prompts
 from mmgrpo.errors import DataError
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.maths.seeds import derive_seed
@@ -162,11 +163,27 @@ def answer_of(prompt: Prompt, column: str, *, writes: bool) -> Example:
     answer = prompt.columns.get(column)
     if answer is None or (writes and not isinstance(answer, str)):
         wanted = "a text" if writes else "a picture, or its frames,"
-        raise DataError(
-            f"auxiliary: {wanted} is taught from the column {column!r}; the row has {sorted(prompt.columns)}"
-        )
+        raise DataError(f"{wanted} is taught from the column {column!r}; the row has {sorted(prompt.columns)}")
     if writes:
         return Example(prompt, text=answer)
     if isinstance(answer, list | tuple):
         return Example(prompt, video=list(Gallery(answer)))
     return Example(prompt, image=opened(answer))
+
+
+def answered_rows(*, source: str, column: str, writes: bool = False, limit: int | None = None) -> list[Example]:
+    """Rows of a file or data set as examples, each with the answer that it brings along.
+
+    Args:
+        source: as ``prompts.source``.
+        column: a text where the policy writes; else a picture or the frames of a video.
+        writes: whether the policy writes.
+        limit: the first so many rows alone.
+
+    Returns:
+        The examples, all held in memory.
+
+    Raises:
+        DataError: as ``load_prompts`` and ``answer_of``.
+    """
+    return [answer_of(prompt, column, writes=writes) for prompt in load_prompts(source, limit=limit)]

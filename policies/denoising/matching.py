@@ -7,7 +7,7 @@ denoiser's timestep argument is an affine function of the schedule's timestep, r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,8 @@ from mmgrpo.policies.denoising.stage import Stage
 
 TIMESTEP_NAMES = ("timestep", "timesteps", "t")
 ROUNDING = 1e-2  # relative; what half precision makes of a state between two steps
-SINGLE = ReadingSettings(num_levels=1, levels="uniform")
+Noising = Callable[[StepCall, Tensor, bool], Noised]
+"""Of the step to answer, the clean data and whether timesteps must be integers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,19 @@ def matched(
     Raises:
         PolicyError: the pipeline's scheduler, states or denoiser do not fit; the message says which.
     """
-    matcher = _Matcher(cleans=cleans, reading=reading)
+    seeds, places = [clean.seed for clean in cleans], [clean.place for clean in cleans]
+
+    def noising(step: StepCall, data: Tensor, whole: bool) -> Noised:
+        return noised(step, data, seeds, places, reading, whole=whole)
+
+    return predicted(stage, cleans, call, noising, grad=grad)
+
+
+def predicted(
+    stage: Stage, cleans: Sequence[Clean], call: Mapping[str, Any], noising: Noising, *, grad: bool
+) -> Matched:
+    """As ``matched``, noised in another way."""
+    matcher = _Matcher(cleans=cleans, noising=noising)
     session = Session(on_step=matcher.on_step, ghost=lambda iteration: iteration == 0, rewrite=matcher.rewrite)
     rows = [clean.row for clean in cleans]
     stage.run(session, stage.form.arguments(rows, call), seed=rows[0].seed, grad=grad)
@@ -124,7 +137,7 @@ class _Matcher:
     """Answers the two iterations."""
 
     cleans: Sequence[Clean]
-    reading: ReadingSettings
+    noising: Noising
     noised: Noised | None = None
     output: Tensor | None = None
     _schedule: Any = None
@@ -165,14 +178,7 @@ class _Matcher:
                 f"the pipeline steps states of shape {tuple(call.sample.shape)}, the samples have {tuple(data.shape)}: "
                 "they need states of one shape, whatever the prompts; train without warm-up and without reading"
             )
-        self.noised = noised(
-            call,
-            data,
-            [clean.seed for clean in self.cleans],
-            [clean.place for clean in self.cleans],
-            self.reading,
-            whole=not self._first_argument.is_floating_point(),
-        )
+        self.noised = self.noising(call, data, not self._first_argument.is_floating_point())
         self._given = self.noised.state.to(call.sample.dtype)
         return self._given.clone()
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, PolicyError
+from mmgrpo.maths.self_correction import shifted
 from mmgrpo.policies.denoising.schedules import (
     DISCRETE,
     EDM,
@@ -59,7 +60,8 @@ class Noised:
 def placed(uniform_N: Tensor, place_N: Tensor, reading: ReadingSettings) -> Tensor:
     """Levels as shares of the schedule, in [0, 1], of uniform numbers and the places of decisions.
 
-    u in its place's part of the line where levels are stratified, low + (high - low) u, s u / (1 + (s - 1) u).
+    u in its place's part of the line where levels are stratified, 1 / (1 + e^-z) of its normal quantile z where they
+    are logit-normal; then low + (high - low) u, s u / (1 + (s - 1) u).
 
     Shapes: (N,), (N,) -> (N,).   Raises: ConfigError unless low < high.
     """
@@ -67,8 +69,10 @@ def placed(uniform_N: Tensor, place_N: Tensor, reading: ReadingSettings) -> Tens
         raise ConfigError(f"policy.reading: low must be below high, got {reading.low} and {reading.high}")
     if reading.levels == "stratified":
         uniform_N = (place_N + uniform_N) / reading.num_levels
+    elif reading.levels == "logit_normal":
+        uniform_N = torch.special.ndtri(uniform_N).sigmoid()
     uniform_N = reading.low + (reading.high - reading.low) * uniform_N
-    return reading.shift * uniform_N / (1 + (reading.shift - 1) * uniform_N)
+    return shifted(uniform_N, reading.shift)
 
 
 def noised(
@@ -112,7 +116,7 @@ def noised(
 def _flow(scheduler: Any, data: Tensor, noise: Tensor, share_N: Tensor, *, whole: bool, inverted: bool) -> Noised:
     num_train = scheduler.config.num_train_timesteps
     timestep_N = (share_N * num_train).floor() if whole else share_N * num_train
-    share = _per_row(timestep_N / num_train, data)
+    share = per_row(timestep_N / num_train, data)
     if inverted:  # whose timesteps count from noise to data, and whose velocities point there
         noisy, target, sigma = share * data + (1 - share) * noise, data - noise, 1 - share
     else:
@@ -132,7 +136,7 @@ def _diffusion(scheduler: Any, data: Tensor, noise: Tensor, share_N: Tensor) -> 
     num_train, kind = scheduler.config.num_train_timesteps, scheduler.config.prediction_type
     timestep_N = (share_N * num_train).long().clamp(max=num_train - 1)
     kept = scheduler.alphas_cumprod.to(timestep_N.device)[timestep_N]
-    alpha, sigma = _per_row(kept.sqrt(), data), _per_row((1 - kept).sqrt(), data)
+    alpha, sigma = per_row(kept.sqrt(), data), per_row((1 - kept).sqrt(), data)
     targets = {"epsilon": noise, "v_prediction": alpha * noise - sigma * data, "sample": data}
     if kind not in targets:
         raise PolicyError(f"{type(scheduler).__name__} predicts {kind}; known are {', '.join(targets)}")
@@ -158,7 +162,7 @@ def _preconditioned(scheduler: Any, data: Tensor, noise: Tensor, share_N: Tensor
     config = scheduler.config
     ends = [bound ** (1 / config.rho) for bound in (config.sigma_max, config.sigma_min)]
     sigma_N = (ends[1] + share_N * (ends[0] - ends[1])) ** config.rho
-    sigma = _per_row(sigma_N, data)
+    sigma = per_row(sigma_N, data)
     noisy = data + sigma * noise
     skip = scheduler.precondition_outputs(torch.ones_like(sigma), torch.zeros_like(sigma), sigma)
     scale = scheduler.precondition_outputs(torch.zeros_like(sigma), torch.ones_like(sigma), sigma)
@@ -180,5 +184,5 @@ def _input_scale(scheduler: Any) -> float:
     return float(own.scale_model_input(torch.ones(1, device=own.timesteps.device), own.timesteps[1]))
 
 
-def _per_row(value_N: Tensor, like: Tensor) -> Tensor:
+def per_row(value_N: Tensor, like: Tensor) -> Tensor:
     return value_N.to(like.device).reshape(-1, *[1] * (like.ndim - 1))

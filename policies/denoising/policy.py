@@ -161,7 +161,8 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
 
     def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
         """Flow matching (or denoising score matching, by the scheduler's prediction type) on the examples' targets."""
-        mean = supervised_loss(self._stage, self._targets, examples, self.settings.call, seeds=seeds)
+        settings = self.settings
+        mean = supervised_loss(self._stage, self._targets, examples, settings.call, settings.supervision, seeds=seeds)
         return SupervisedLoss(mean=mean, num_terms=len(examples))
 
     def save(self, directory: Path) -> None:

@@ -18,8 +18,10 @@ class ReadingSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     num_levels: int = Field(default=4, ge=1, description="decisions of a sample")
-    levels: Literal["uniform", "stratified"] = Field(
-        default="stratified", description="drawn anywhere, or one in each of as many equal parts, least noise first"
+    levels: Literal["uniform", "stratified", "logit_normal"] = Field(
+        default="stratified",
+        description="drawn anywhere, one in each of as many equal parts, least noise first, or around the middle, as "
+        "the logistic function of a normal number",
     )
     low: float = Field(default=0.0, ge=0, lt=1, description="least noise, as a share of the schedule's")
     high: float = Field(default=1.0, gt=0, le=1, description="most noise, as a share of the schedule's")
@@ -29,6 +31,42 @@ class ReadingSettings(BaseModel):
     shared: bool = Field(default=False, description="a group's members are noised alike, at the same levels")
     weight: float = Field(default=1.0, gt=0, description="of the error in a decision's log-probability")
     power: float = Field(default=0.0, description="p of sigma^p, a further weight of the error")
+
+
+class CorrectionSettings(BaseModel):
+    """Points that a step of the model's own leads to, taught the way back to the example.
+
+    The noised example takes one deterministic step of the model of now, without grad. What it comes to is noised again
+    towards the example's own noise, and the velocity there should lead to the example: for flow matching alone.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    points: int = Field(default=6, ge=1, description="of each example")
+    weight: float = Field(default=1.0, gt=0, description="of a point beside the noised example itself")
+    num_steps: int = Field(default=40, ge=1, description="the step is one of so many, equal but for shift")
+    call: dict[str, Any] = Field(
+        default_factory=dict, description="laid over call for the step, for example its guidance"
+    )
+
+
+class SupervisionSettings(BaseModel):
+    """What is learnt from examples, in a warm-up or beside an objective."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    levels: Literal["uniform", "logit_normal"] = Field(
+        default="uniform", description="of an example's noise, as policy.reading.levels"
+    )
+    shift: float = Field(default=1.0, gt=0, description="as policy.reading.shift")
+    correction: CorrectionSettings | None = Field(
+        default=None, description="where a step of the model's own leads is taught too; null: nothing but the examples"
+    )
+
+    @property
+    def reading(self) -> ReadingSettings:
+        """How an example is noised."""
+        return ReadingSettings(num_levels=1, levels=self.levels, shift=self.shift)
 
 
 class DenoisingSettings(BaseModel):
@@ -82,6 +120,9 @@ class DenoisingSettings(BaseModel):
     )
     reading: ReadingSettings = Field(
         default=ReadingSettings(), description="of finished samples, for losses on samples that are noised again"
+    )
+    supervision: SupervisionSettings = Field(
+        default=SupervisionSettings(), description="by examples: warmup and auxiliary"
     )
     lora: LoraSettings | None = Field(default=None, description="null: every weight of the denoisers is trained")
     adapter: str | None = Field(

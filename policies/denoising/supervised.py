@@ -11,9 +11,11 @@ from PIL.Image import Image
 from torch import Tensor
 
 from mmgrpo.errors import DataError
+from mmgrpo.policies.denoising.correction import supervised_error
 from mmgrpo.policies.denoising.layout import Layout, read_layout
-from mmgrpo.policies.denoising.matching import SINGLE, Clean, matched, two_steps
+from mmgrpo.policies.denoising.matching import Clean, two_steps
 from mmgrpo.policies.denoising.rows import Row, shows_media
+from mmgrpo.policies.denoising.settings import SupervisionSettings
 from mmgrpo.policies.denoising.stage import Stage
 from mmgrpo.types import Example
 
@@ -97,13 +99,19 @@ _PLAIN = VaeImageProcessor()
 
 
 def supervised_loss(
-    stage: Stage, targets: Targets, examples: Sequence[Example], call: Mapping[str, Any], *, seeds: Sequence[int]
+    stage: Stage,
+    targets: Targets,
+    examples: Sequence[Example],
+    call: Mapping[str, Any],
+    supervision: SupervisionSettings,
+    *,
+    seeds: Sequence[int],
 ) -> Tensor:
     """Mean squared error of the network's prediction on noised data, scalar with grad.
 
-    It is minus the mean log-probability of the examples read at a single level, of weight 1. Noise levels are uniform:
-    sigma in (0, 1) for flow, integer timesteps for epsilon, v and x0 prediction. Rows that are shown images or videos
-    run alone.
+    It is minus the mean log-probability of the examples read at a single level, of weight 1, unless the supervision has
+    a correction. Noise levels are sigma in (0, 1) for flow, integer timesteps for epsilon, v and x0 prediction. Rows
+    that are shown images or videos run alone.
 
     Raises: PolicyError if the pipeline's scheduler, latents or denoiser do not fit; the message says which.
     Source: flow matching, arXiv:2210.02747; DDPM, arXiv:2006.11239.
@@ -111,10 +119,8 @@ def supervised_loss(
     rows = [
         Row(prompt=example.prompt, seed=seed, group=0, member=0) for example, seed in zip(examples, seeds, strict=True)
     ]
-    call = two_steps(call)
-    data = targets(examples, rows, call)
+    data = targets(examples, rows, two_steps(call))
     cleans = [Clean(row=row, data=one, seed=row.seed) for row, one in zip(rows, data, strict=True)]
     size = 1 if stage.form.single or shows_media(call) or any(row.has_media for row in rows) else len(rows)
     parts = [cleans[start : start + size] for start in range(0, len(rows), size)]
-    grad = torch.is_grad_enabled()
-    return torch.stack([matched(stage, part, call, SINGLE, grad=grad).error_mean for part in parts]).mean()
+    return torch.stack([supervised_error(stage, part, call, supervision) for part in parts]).mean()

@@ -144,6 +144,9 @@ def test_levels_are_spread_as_asked() -> None:
     plain = ReadingSettings(num_levels=4, levels="uniform", shift=3.0)
     # 3 u / (1 + 2 u) at 0.5 and 0.25: 0.75 and 0.5
     torch.testing.assert_close(placed(uniform, place, plain), torch.tensor([0.75, 0.75, 0.5, 0.0]))
+    # the quartiles of a normal number are 0.674490 from its mean: 1 / (1 + e^0.674490)
+    normal = placed(torch.tensor([0.25, 0.5, 0.75, 0.0]), place, ReadingSettings(levels="logit_normal"))
+    torch.testing.assert_close(normal, torch.tensor([0.337492, 0.5, 0.662508, 0.0]), rtol=1e-5, atol=1e-6)
     with pytest.raises(ConfigError, match="low must be below high"):
         placed(uniform, place, ReadingSettings(low=0.6, high=0.6))
 

@@ -11,7 +11,8 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from PIL import Image
 from torch.nn.functional import mse_loss
 
-from mmgrpo.errors import DataError
+from mmgrpo.errors import DataError, PolicyError
+from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Example, Prompt
 from tests.tiny.pipelines import PIPELINES
@@ -24,9 +25,9 @@ def picture(seed: int, size: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 255, (size, size, 3), dtype=np.uint8))
 
 
-def make(name: str) -> tuple[DenoisingPolicy, list[Example]]:
+def make(name: str, **settings: Any) -> tuple[DenoisingPolicy, list[Example]]:
     tiny = PIPELINES[name]
-    policy = DenoisingPolicy(tiny.build(), {"call": {**tiny.call, **tiny.no_cfg}})
+    policy = DenoisingPolicy(tiny.build(), {"call": {**tiny.call, **tiny.no_cfg}, **settings})
     size = tiny.call["height"]
     return policy, [Example(Prompt(text), image=picture(i, size)) for i, text in enumerate(TEXTS)]
 
@@ -36,6 +37,10 @@ def draws(shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
     generators = [torch.Generator().manual_seed(seed) for seed in SEEDS]
     level = torch.cat([torch.rand(1, generator=generator) for generator in generators])
     return level, torch.stack([torch.randn(shape, generator=generator) for generator in generators])
+
+
+def per_row(value_N: torch.Tensor) -> torch.Tensor:
+    return value_N[:, None, None, None]
 
 
 def latents(pipeline: Any, examples: list[Example]) -> torch.Tensor:
@@ -123,7 +128,57 @@ def test_rows_do_not_depend_on_their_batch() -> None:
     assert float(together) == pytest.approx(float(sum(alone)) / 2, rel=1e-5)
 
 
+CORRECTION: dict[str, Any] = {"points": 2, "weight": 0.5, "num_steps": 4, "call": {"guidance_scale": 4.5}}
+
+
+def test_a_step_of_its_own_is_taught_the_way_back_on_sd3() -> None:
+    """One guided step of the bare network, noised again, beside the example itself: (e + 0.5 (e_1 + e_2)) / 2."""
+    policy, examples = make("sd3", supervision={"shift": 3.0, "correction": CORRECTION})
+    pipeline, call = policy.pipeline, policy.settings.call
+    clean = latents(pipeline, examples)
+    uniform, noise = draws(clean.shape[1:])
+    sigma = 3 * uniform / (1 + 2 * uniform)
+    after = 3 * (uniform - 0.25).clamp(min=1e-3) / (1 + 2 * (uniform - 0.25).clamp(min=1e-3))
+    noisy = (1 - per_row(sigma)) * clean + per_row(sigma) * noise
+    embeds, bare, pooled, bare_pooled = pipeline.encode_prompt(
+        prompt=TEXTS, prompt_2=None, prompt_3=None, max_sequence_length=call["max_sequence_length"]
+    )
+
+    def velocity(state: torch.Tensor, level: torch.Tensor, shown: torch.Tensor, shown_pooled: torch.Tensor) -> Any:
+        return pipeline.transformer(
+            hidden_states=state,
+            timestep=level * 1000,
+            encoder_hidden_states=shown,
+            pooled_projections=shown_pooled,
+            return_dict=False,
+        )[0]
+
+    with torch.no_grad():
+        own = velocity(noisy, sigma, embeds, pooled)
+        without = velocity(noisy, sigma, bare, bare_pooled)
+        stepped = noisy + per_row(after - sigma) * (without + 4.5 * (own - without))
+        total = mse_loss(own, noise - clean)
+        for point in range(2):
+            share = torch.cat(
+                [torch.rand(1, generator=torch.Generator().manual_seed(derive_seed(seed, point))) for seed in SEEDS]
+            )
+            level = after + share * (1 - after)
+            state = (1 - per_row(share)) * stepped + per_row(share) * noise
+            corrected = (state - clean) / per_row(level)
+            total = total + 0.5 * mse_loss(velocity(state, level, embeds, pooled), corrected)
+    loss = policy.supervised_loss(examples, seeds=SEEDS).mean
+    assert float(loss.detach()) == pytest.approx(float(total) / 2, rel=1e-5)
+    loss.backward()
+    assert sum(float(p.grad.abs().sum()) for p in policy.trainable if p.grad is not None) > 0
+    with torch.no_grad():
+        alone = [policy.supervised_loss([e], seeds=[s]).mean for e, s in zip(examples, SEEDS, strict=True)]
+    assert float(sum(alone)) / 2 == pytest.approx(float(loss.detach()), rel=1e-5)
+
+
 def test_what_it_cannot_teach_is_said() -> None:
+    wrong, shown = make("sd15", supervision={"correction": {}})
+    with pytest.raises(PolicyError, match=r"correction is for flow matching, and \w+ is of another family"):
+        wrong.supervised_loss(shown, seeds=SEEDS)
     policy, _ = make("sd3")
     with pytest.raises(DataError, match="with an image"):
         policy.supervised_loss([Example(Prompt("a cat"))], seeds=[0])
