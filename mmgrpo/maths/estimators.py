@@ -44,7 +44,7 @@ from mmgrpo.maths.value_credit import (
     log_ratio,
     remembered_baseline,
 )
-from mmgrpo.maths.view_credit import bounded_uncertainty, excess_likelihood, outside_view
+from mmgrpo.maths.view_credit import bounded_uncertainty, excess_likelihood, outside_view, returns_in_view
 
 ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
     {
@@ -83,6 +83,7 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
         "log_ratio": log_ratio,
         "excess_likelihood": excess_likelihood,
         "outside_view": outside_view,
+        "returns_in_view": returns_in_view,
         "bounded_uncertainty": bounded_uncertainty,
         "column_margin": column_margin,
         "column_baseline": column_baseline,

@@ -70,7 +70,7 @@ PARTING_ONCE: dict[str, dict[str, Any]] = {
 """Likewise, in one round; and what of each is made small."""
 
 
-VIEWS = ["papo", "sdpo", "on-policy-distillation", "g-opd", "gtr-turbo", "srpo--unifying-group", "vogue"]
+VIEWS = ["papo", "sdpo", "on-policy-distillation", "g-opd", "gtr-turbo", "srpo--unifying-group", "vogue", "rto"]
 """Trained with views, in ``tests/train/test_view_runs.py``."""
 
 

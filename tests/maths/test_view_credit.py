@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.view_credit import bounded_uncertainty, excess_likelihood, outside_view
+from mmgrpo.maths.view_credit import bounded_uncertainty, excess_likelihood, outside_view, returns_in_view
 from mmgrpo.values import ENTROPY, of_view, seen_in
 from tests.maths.feedback_rows import feedback_of
 
@@ -21,6 +21,21 @@ def test_what_was_likelier_than_the_view_finds_it_takes_away() -> None:
     torch.testing.assert_close(found_BT, torch.tensor([[0.5] * 3, [1.0] * 3]))
     with pytest.raises(ConfigError, match="at least 0"):
         excess_likelihood(view="merged", weight=-1.0)
+
+
+def test_what_a_view_finds_likelier_earns_to_the_end_of_the_answer() -> None:
+    # 1, 2 and a masked 9: 3, 2 to come; of a second member 1 and no more; of a third without the view nothing;
+    # means of the two 2 and 1, none of them the third's
+    values = {
+        of_view("raw"): torch.tensor([[0.0, 1.0, 8.0], [0.0, -1.0, -1.0], [5.0, 5.0, 5.0]]),
+        seen_in("raw"): torch.tensor([[1.0] * 3, [1.0] * 3, [0.0] * 3]),
+    }
+    mask, old = [[1, 1, 0], [1, 0, 0], [1, 1, 1]], [[-1.0] * 3] * 3
+    feedback = feedback_of([1.0, 0.0, 0.0], [0, 0, 0], mask=mask, values=values, old_logprob=old)
+    found_BT = returns_in_view(view="raw").assign(feedback, torch.zeros(3, 3))
+    torch.testing.assert_close(found_BT, torch.tensor([[1.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0] * 3]))
+    with pytest.raises(ConfigError, match="above 0"):
+        returns_in_view(view="raw", limit=0.0)
 
 
 def test_who_has_the_view_keeps_no_advantage() -> None:

@@ -156,6 +156,15 @@ def test_a_writer_is_taught_by_another_one_without_any_reward(method: str, tmp_p
     assert all(line["policy/weighed_frac"] == 1.0 for line in lines)
 
 
+def test_another_writer_rewards_each_token(tmp_path: Path) -> None:
+    """Groups of equal rewards teach by it too."""
+    settings = {"model": f"python:{HERE}:writer", "max_new_tokens": 5, "dtype": "float32", "temperature": 4.0}
+    views = {"preferred": {"policy": {"name": "language", **settings}}}
+    alike = NamedReward("alike", lambda samples: [0.0] * len(samples), weight=1.0)
+    lines = trained(policy_of("llama", max_new_tokens=5), "rto", prompts_of("llama"), tmp_path, alike, views=views)
+    assert len(lines) == 2
+
+
 def test_a_painter_is_taught_by_another_one(tmp_path: Path) -> None:
     """Where the teacher is the student's own double nothing is to be learnt."""
     prompts, reward = [Prompt("a red fox"), Prompt("two blue squares")], NamedReward("any", one_of_four, weight=0.0)
