@@ -116,17 +116,18 @@ def second_draft(
     train_drafts: bool = True,
     behind_prompt: bool = False,
     keep: int | None = None,
+    below: float | None = None,
 ) -> Planner:
     """Answers are drawn twice: drafts of each prompt, then answers in a context that may show the drafts.
 
     ``drafts`` members first (null: the group size), trained on or not; then ``members`` more (null: as many) in
     ``context``, trained on as they were shown the prompt or behind the bare one. Of these, the ``keep`` of the highest
-    rewards are left (null: all).
+    rewards are left (null: all). Where a draft's reward reaches ``below`` (null: nowhere) they see the bare prompt.
 
-    Units: members a group.   Raises: ConfigError for numbers that draw or keep nothing.
+    Units: members a group; below in those of the reward.   Raises: ConfigError for numbers that draw or keep nothing.
     Source: the best draft shown to the second half: iGRPO, arXiv:2602.09000; a refinement of each draft, the best of
         which joins: Critique-GRPO, arXiv:2506.03106, and its code (zhangxy-2019/critique-GRPO,
-        ``critique_vllm_rollout_spmd.py``).
+        ``critique_vllm_rollout_spmd.py``); where no draft will do: RGR-GRPO, arXiv:2511.12344.
     """
     if any(number is not None and number < 1 for number in (drafts, members, keep)):
         raise ConfigError(f"second_draft draws and keeps 1 member or more, got {drafts}, {members} and {keep}")
@@ -137,6 +138,7 @@ def second_draft(
         context=context,
         train_drafts=train_drafts,
         behind_prompt=behind_prompt,
+        below=below,
     )
     return Planner(ask=ask, kept=all_trained if keep is None else partial(_best_second, num=keep), looks_back=True)
 
@@ -150,6 +152,7 @@ def _ask_twice(
     context: str,
     train_drafts: bool,
     behind_prompt: bool,
+    below: float | None,
 ) -> Sequence[Request]:
     first, prompts = drafts or setting.group_size, range(setting.num_prompts)
     if not rounds:
@@ -158,8 +161,12 @@ def _ask_twice(
     if len(rounds) > 1:
         return ()
     own = tuple(range(first, first + (members or first)))
+    shown = prompts if below is None else failed(rounds[0], setting, below)
     return tuple(
-        Request(prompt=prompt, members=own, context=context, behind_prompt=behind_prompt) for prompt in prompts
+        Request(prompt=prompt, members=own, context=context, behind_prompt=behind_prompt)
+        if prompt in shown
+        else Request(prompt=prompt, members=own)
+        for prompt in prompts
     )
 
 

@@ -1,4 +1,4 @@
-"""Criteria that a response is held against one by one, with weights and vetoes."""
+"""Criteria that a response is held against one by one, with weights, vetoes and what is enough."""
 
 from __future__ import annotations
 
@@ -23,22 +23,29 @@ class Criterion:
         criterion: in words.
         weight: what it adds to the score if it is met.
         veto: the score is 0 unless it is met.
+        enough: the score is 1 if all such are met.
     """
 
     criterion: str
     weight: float = 1.0
     veto: bool = False
+    enough: bool = False
 
 
 def rubric_of(value: Any) -> list[Criterion] | None:
-    """A list of ``{criterion, weight, veto}``, or of texts; None if it is anything else or nothing weighs above 0."""
+    """A list of ``{criterion, weight, veto, enough}``, or of texts; None for anything else or where none weighs above 0."""
     items: list[Any] = (
         [{"criterion": one} if isinstance(one, str) else one for one in value] if isinstance(value, list) else []
     )
     if not items or not all(_is_criterion(one) for one in items):
         return None
     rubric = [
-        Criterion(criterion=one["criterion"], weight=float(one.get("weight", 1)), veto=one.get("veto", False))
+        Criterion(
+            criterion=one["criterion"],
+            weight=float(one.get("weight", 1)),
+            veto=one.get("veto", False),
+            enough=one.get("enough", False),
+        )
         for one in items
     ]
     return rubric if any(one.weight > 0 for one in rubric) else None
@@ -47,9 +54,9 @@ def rubric_of(value: Any) -> list[Criterion] | None:
 def rubric_score(rubric: Sequence[Criterion], verdicts: Sequence[float]) -> Score:
     """How much of a rubric a response meets, from 0 to 1.
 
-    R = clip(sum_i w_i v_i / sum_{w_i > 0} w_i, 0, 1), or 0 if a criterion with a veto has v_i below 0.5. A criterion
-    without a verdict (NaN) is left out of both sums; if it has a veto, or none that weighs above 0 is left, there is no
-    score.
+    R = clip(sum_i w_i v_i / sum_{w_i > 0} w_i, 0, 1), or 0 if a criterion with a veto has v_i below 0.5, else 1 if all
+    that are enough have at least that. A criterion without a verdict (NaN) is left out of both sums and not met; if it
+    has a veto, or none that weighs above 0 is left, there is no score.
 
     Args:
         rubric: the criteria.
@@ -69,14 +76,17 @@ def rubric_score(rubric: Sequence[Criterion], verdicts: Sequence[float]) -> Scor
     vetoed = [one.criterion for one, verdict in known if one.veto and verdict < MET]
     if vetoed:
         return Score(0.0, told | {"reason": f"vetoed: {excerpt(vetoed[0])}"})
+    enough = [verdict for one, verdict in zip(rubric, verdicts, strict=True) if one.enough]
+    if enough and all(verdict >= MET for verdict in enough):
+        return Score(1.0, told | {"reason": "what is enough is met"})
     return Score(min(max(sum(one.weight * verdict for one, verdict in known) / total, 0.0), 1.0), told)
 
 
 def _is_criterion(value: Any) -> bool:
     return (
         isinstance(value, Mapping)
-        and set(value) <= {"criterion", "weight", "veto"}
+        and set(value) <= {"criterion", "weight", "veto", "enough"}
         and isinstance(value.get("criterion"), str)
         and finite(value.get("weight", 1)) is not None
-        and isinstance(value.get("veto", False), bool)
+        and all(isinstance(value.get(name, False), bool) for name in ("veto", "enough"))
     )

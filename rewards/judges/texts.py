@@ -41,8 +41,9 @@ class TextJudge:
     Settings: ``question`` may hold ``{prompt}``, ``{response}``, which is what ``extract`` takes from the text, without
     its thought, ``{text}``, all of it, ``{low}``, ``{high}``, ``{criterion}`` and the names of columns; a row without
     one of them is not judged, a text without what ``extract`` takes gets the lowest score. ``criteria``: a list of
-    ``{criterion, weight, veto}`` or of texts, or the column that has it; the score is the weighted mean, from 0 to 1,
-    and 0 where a criterion with ``veto: true`` is not met. ``source: true`` shows the prompt's own pictures.
+    ``{criterion, weight, veto, enough}`` or of texts, or the column that has it; the score is the weighted mean, from 0
+    to 1, 0 where a criterion with ``veto: true`` is not met, else 1 where all with ``enough: true`` are. ``source:
+    true`` shows the prompt's own pictures.
     ``endpoint``: ``{url, key_variable, timeout, retries, backoff, concurrency, picture, extra}`` as in ``api_judge``;
     ``local``: ``{processor, template, device, dtype, batch_size}`` as in ``vlm_judge``.
     Range: 0 to 1; with ``answers`` as they are worth.
@@ -132,7 +133,7 @@ def _criteria(value: Sequence[Any]) -> list[Criterion]:
     rubric = rubric_of(value)
     if rubric is None:
         raise ConfigError(
-            "TextJudge.criteria must be a column, or a list of texts or of {criterion, weight, veto} of which one "
-            f"weighs above 0, got {value!r:.200}"
+            "TextJudge.criteria must be a column, or a list of texts or of {criterion, weight, veto, enough} of "
+            f"which one weighs above 0, got {value!r:.200}"
         )
     return rubric

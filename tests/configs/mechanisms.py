@@ -41,8 +41,8 @@ TOKENS = [
 
 READING = [
     "ampo", "ar3po", "avatar", "critique-grpo", "eframe", "evocot", "exgrpo", "gcpo", "ghpo", "guide-grpo", "hbpo",
-    "igrpo", "luffy", "mm-helix", "r1-sharevl", "raif", "repo", "rl-plus", "sage", "scaf-grpo", "tree-opo", "trimpi",
-    "visurf",
+    "igrpo", "luffy", "mm-helix", "r1-sharevl", "raif", "repo", "rgr-grpo", "rl-plus", "sage", "scaf-grpo",
+    "tree-opo", "trimpi", "visurf",
 ]  # fmt: skip
 """Trained on a language policy, with rows that bring along what they read or are shown."""
 

@@ -16,7 +16,7 @@ from tests.configs.method_steps import Step, config_of, loss, taught
 from tests.configs.pins import CREDIT, LOSSES
 from tests.configs.pins.rows import ONE_OF_FOUR
 
-TINY = ("nft", "luffy", "rl-plus", "ampo", "critique-grpo", "exgrpo")
+TINY = ("nft", "luffy", "rl-plus", "ampo", "critique-grpo", "exgrpo", "rgr-grpo")
 """Divided by a length of thousands."""
 
 AS_TRL = {name for name in shipped("methods") if read_layers(CONFIGS / f"{name}.yaml")["method"].get("trl")}

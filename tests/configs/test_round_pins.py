@@ -110,6 +110,8 @@ def test_what_members_are_shown() -> None:
     assert "solution:\n3\n" in shown("critique-grpo", "refine", drafts, member=5)  # 5 modulo 3
     assert "That is wrong; the answer is 4." in shown("critique-grpo", "refine", drafts, member=3)
     assert "That is right; the answer is 4." in shown("critique-grpo", "refine", drafts, member=4)
+    best = shown("rgr-grpo", "refine", drafts, member=3, criteria="adds both")
+    assert "solution:\n4\n\nIt does not meet all of this:\nadds both\n" in best
     assert shown("ghpo", "quarter", History()).endswith("ab")
     assert shown("ghpo", "three_quarters", History()).endswith("abcdef")
     hints = written("5", '```json {"level_1": "add", "level_2": "say \\"two\\""}```', rewards=(0.0, None))

@@ -47,6 +47,7 @@ KEPT = {
     "ghpo": (4, 2),
     "guide-grpo": (6, 4),
     "igrpo": (4, 2),
+    "rgr-grpo": (3, 3),
     "sage": (5, 2),
 }
 """Of the rows that each prompt brings, those that train."""
@@ -68,7 +69,14 @@ FIRST = (
 
 
 def prompts() -> list[Prompt]:
-    columns = {"solution": "two red squares", "answer": "two", "hint": "count them", **BESIDE, **HINTS}
+    columns = {
+        "solution": "two red squares",
+        "answer": "two",
+        "hint": "count them",
+        "criteria": "counts them",
+        **BESIDE,
+        **HINTS,
+    }
     return [replace(prompt, columns={**prompt.columns, **columns}) for prompt in prompts_of("llama")]
 
 

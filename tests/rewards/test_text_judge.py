@@ -190,6 +190,20 @@ def test_a_veto_is_final() -> None:
     assert math.isnan(rubric_score(rubric, [1, math.nan]).value)
 
 
+def test_what_is_enough_is_all_that_is_asked() -> None:
+    facts = [{"criterion": one, "enough": True} for one in ("says 7", "in metres")]
+    rubric = rubric_of([*facts, {"criterion": "draws it", "weight": 2}, {"criterion": "safe", "veto": True}])
+    assert rubric is not None
+    verdicts = [[1, 1, 0, 1], [1, 0, 1, 1], [1, 1, 1, 0], [1, math.nan, 1, 1]]
+    assert [rubric_score(rubric, one).value for one in verdicts] == [
+        1,
+        0.8,
+        0,
+        1,
+    ]  # (1 + 2 + 1) / 5 and (1 + 2 + 1) / 4
+    assert dict(rubric_score(rubric, verdicts[0]).explanation)["reason"] == "what is enough is met"
+
+
 def test_each_criterion_of_a_row_is_asked_about(caplog: pytest.LogCaptureFixture) -> None:
     with served(lambda text: "Score: 5" if "short" in text else "Score: 1") as server:
         reward = judge(server, question="{response} is {criterion}?", criteria="rubric")

@@ -54,6 +54,13 @@ LOSSES: dict[str, tuple[Step, float]] = {
         ),
         A_THREE * 0.5 / 3 / 6144,
     ),
+    # as critique-grpo's
+    "rgr-grpo": (
+        Step(
+            reward=(1, 0, 1), origins=(0, 0, 2), old_logprob=[[-1.0], [-1.0], [log(0.1)]], entropy=[[0.0]] * 3,
+        ),
+        A_THREE * 0.5 / 3 / 4096,
+    ),
 }  # fmt: skip
 
 
@@ -102,6 +109,12 @@ PLAYS: dict[str, Play] = {
         rewards=([0, 1, 0, 0], [0, 1, 0, 0]),
         asked=([(0, 2, 2, "refine"), (1, 2, 2, "refine")],),
         kept=([1, 1, 1, 1], [0, 1, 1, 0]),
+    ),
+    # of the first prompt somebody is right, so that one more is drawn; of the second the best draft is written anew
+    "rgr-grpo": Play(
+        rewards=([0, 1, 0.2, 0.5], [1, 0]),
+        asked=([(0, 2, 1, None), (1, 2, 1, "refine")],),
+        kept=([1, 1, 1, 1], [1, 1]),
     ),
     "igrpo": Play(
         rewards=([0, 1, 0, 0], [0, 1, 0, 1]),

@@ -18,9 +18,9 @@ CREDIT = {
         ),
         [[A_TWO - 0.2] * 2, [-A_TWO] * 2],
     ),
-    # 0.05 (0.4, -2) held at -0.05 is 0.02, -0.05, so -0.03 and -0.05 to come; the other's 0, -0.025 is -0.025 twice; less
-    # their means of -0.0275 and -0.0375. Of the other the first token is e times likelier than the reference finds it:
-    # -0.01 there, of a mean of -0.005
+    # 0.05 (0.4, -2) held at -0.05 is 0.02, -0.05, so -0.03 and -0.05 to come; the other's 0, -0.025 is -0.025 twice;
+    # less their means of -0.0275 and -0.0375. Of the other the first token is e times likelier than the reference finds
+    # it: -0.01 there, of a mean of -0.005
     "rto": (
         Step(
             reward=ONE_OF_TWO,
