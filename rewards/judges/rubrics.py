@@ -33,7 +33,7 @@ class Criterion:
 
 
 def rubric_of(value: Any) -> list[Criterion] | None:
-    """A list of ``{criterion, weight, veto, enough}``, or of texts; None for anything else or where none weighs above 0."""
+    """A list of ``{criterion, weight, veto, enough}``, or of texts; None for anything else, or no weight above 0."""
     items: list[Any] = (
         [{"criterion": one} if isinstance(one, str) else one for one in value] if isinstance(value, list) else []
     )
