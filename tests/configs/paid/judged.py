@@ -65,6 +65,18 @@ CAKE: dict[str, Any] = {
         {"criterion": "is fluent", "weight": 1},
     ]
 }
+
+
+def anchored(asked: str) -> str:
+    """A judge of tiers, and of what flatters: the one says so of the question, the other of itself."""
+    shown, _, criterion = asked.partition("</response>")
+    if "Verdict" not in criterion:
+        return f"It has some. Score: {(5 if 'storm' in shown else 3) if 'an image' in criterion else 2}"
+    flatters = "What a question" if "the question" in criterion else "my best"
+    return f"Verdict: {'no' if flatters in shown else 'yes'}"
+
+
+ANCHORS = {"rubric": [{"criterion": "has an image", "weight": 3}, {"criterion": "is warm", "weight": 1}]}
 VERDICTS = {
     "overflow": "CORRECT",
     "race": "PARTIALLY CORRECT",
@@ -116,6 +128,15 @@ JUDGED: dict[str, Judged] = {
     "rubrichub": Judged(
         says=says_yes_where("rest", "rude"),
         answers=[(RUBRIC, "Rest, you fool.", 9, (5 - 2) / (5 + 3)), (RUBRIC, "Rest, you fool.", 6144, 0.375 - 0.5)],
+    ),
+    "rubric-anchors": Judged(  # scores of 5 or 3 and of 2 are 1 or 1/2 and 1/4, of weights 3 and 1
+        says=anchored,
+        answers=[
+            (ANCHORS, "A storm left; the storm stayed.", 9, (3 + 0.25) / 4),
+            (ANCHORS, "It was bad.", 9, (1.5 + 0.25) / 4),
+            (ANCHORS, "What a question! A storm left.", 9, 0.0),
+            (ANCHORS, "A storm left. This is my best line.", 9, 0.0),
+        ],
     ),
     "rlvr-soft-verifier": Judged(
         first=lambda asked: (
