@@ -6,10 +6,17 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.agreement import advantages, denoising, groups, losses
+from benchmarks.agreement import advantages, denoising, groups, losses, matching, plans
 from benchmarks.agreement.comparing import DRAWS, Agreement, Case, agreement
 
-CASES: Sequence[Case] = (*advantages.CASES, *losses.CASES, *groups.CASES, *denoising.CASES)
+CASES: Sequence[Case] = (
+    *advantages.CASES,
+    *losses.CASES,
+    *groups.CASES,
+    *denoising.CASES,
+    *matching.CASES,
+    *plans.CASES,
+)
 BOUND = 1e-6
 
 

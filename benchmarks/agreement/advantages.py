@@ -6,6 +6,7 @@ Axes: P groups, G rows of a group, B rows, T decisions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.agreement.authors import Settings, Source
-from benchmarks.agreement.comparing import Case, P, Rows, advantage
+from benchmarks.agreement.comparing import Case, G, P, Rows, advantage
 from tests.configs.method_steps import Step
 
 CORE = "verl/trainer/ppo/core_algos.py"
@@ -99,6 +100,22 @@ def _perplexity(theirs: SimpleNamespace, rows: Rows) -> Tensor:
     advantage_BT = _standard(rows.spread(rows.reward_B), rows.mask_BT.double(), rows.group_B, 1e-6)
     score_BT = theirs.calculate_ppl(batch).batch["ppl_weight"]
     return advantage_BT * (1 - 0.01 * score_BT).clamp(0.8, 1.2)
+
+
+def _noisy(theirs: SimpleNamespace, rows: Rows) -> Tensor:
+    run = SimpleNamespace(args=SimpleNamespace(num_samples=G, critic_type="drgrpo", drgrpo_p=0.1))
+    found = theirs.compute_monte_carlo_advantages(run, rows.spread(rows.right_B))
+    return found[:, None].expand(rows.mask_BT.shape)
+
+
+def _by_four(rows: Rows) -> Tensor:
+    return torch.arange(len(rows.group_B)) // 4
+
+
+def _budgeted(theirs: SimpleNamespace, rows: Rows) -> Tensor:
+    budget_B1 = torch.tensor([512, 1024, 2048, 2560]).repeat(len(rows.group_B) // 4)[:, None]
+    reward_BT, mask_BT = rows.spread(rows.reward_B), rows.mask_BT.double()
+    return theirs.compute_grpo_outcome_advantage(reward_BT, mask_BT, _by_four(rows).numpy(), budget_B1)[0]
 
 
 def _tracker(theirs: SimpleNamespace, rows: Rows, *, over_all: bool) -> Tensor:
@@ -188,6 +205,25 @@ CASES: Sequence[Case] = (
         _verl("calculate_ppl", repo="RUCAIBox/Slow_Thinking_with_LLMs", path=f"entropy2performance/verl/{CORE}"),
         _perplexity,
         said="its ppl_weight in a factor on the standardised reward, float32",
+    ),
+    advantage(
+        "stable-grpo",
+        _verl(
+            "ZeroMathLearner.compute_monte_carlo_advantages",
+            "group_weight",
+            repo="shenpeijun0212/S-GRPO",
+            path="train/train_S-GRPO.py",
+        ),
+        _noisy,
+        step=_right,
+        said=RIGHT_OR_WRONG,
+    ),
+    advantage(
+        "hbpo",
+        _verl(GRPO, repo="ZJU-REAL/HBPO"),
+        _budgeted,
+        step=lambda rows: replace(rows.step(rows.reward_B), groups=_by_four(rows).tolist()),
+        said="groups of 4",
     ),
     _tracked("flow-grpo", "yifan123/flow_grpo", over_all=True),
     _tracked("grpo-guard", "yifan123/flow_grpo", over_all=False),

@@ -50,6 +50,7 @@ SURROUNDINGS: Mapping[str, Any] = {
     "AlgoConfig": type("AlgoConfig", (), {}),
     "F": torch.nn.functional,
     "VF": SimpleNamespace(masked_mean=masked_mean, masked_sum=masked_sum),
+    "dataclass": dataclass,
     "deepcopy": deepcopy,
     "defaultdict": defaultdict,
     "math": math,
@@ -85,7 +86,7 @@ def commit_of(folder: Path, repo: str) -> str | None:
 
 
 def taken(folder: Path, source: Source) -> SimpleNamespace:
-    """The named functions, run in surroundings of their own: without decorators, and annotations unread.
+    """The named functions, run in surroundings of their own: annotations unread, no decorator but ``dataclass``.
 
     Raises: ConfigError if there is no clone, or its file lacks a name.
     """
@@ -98,7 +99,7 @@ def taken(folder: Path, source: Source) -> SimpleNamespace:
         raise ConfigError(f"{source.repo}, {source.path} has no {', '.join(missing)}: correct the names of the case")
     body = [_bare(found[name]) for name in source.names]
     code = compile(ast.Module(body=body, type_ignores=[]), source.path, "exec", flags=future.annotations.compiler_flag)
-    surroundings = {**SURROUNDINGS, **source.needs, "__name__": source.repo}
+    surroundings = {**SURROUNDINGS, **source.needs, "__name__": __name__}
     exec(code, surroundings)
     return SimpleNamespace(**{name: surroundings[name] for name in (name.rpartition(".")[2] for name in source.names)})
 
@@ -117,7 +118,7 @@ def _definitions(tree: ast.Module) -> list[tuple[str, ast.stmt]]:
 
 def _bare(node: ast.stmt) -> ast.stmt:
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        node.decorator_list = []
+        node.decorator_list = [one for one in node.decorator_list if ast.unparse(one) == "dataclass"]
     return node
 
 

@@ -5,6 +5,7 @@ Axes: B rows, T decisions.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.agreement.authors import Settings, Source
-from benchmarks.agreement.comparing import Case, Given, P, T, loss
+from benchmarks.agreement.comparing import Case, G, Given, P, Rows, T, loss
+from tests.configs.method_steps import Step
 
 CORE = "verl/trainer/ppo/core_algos.py"
 VERL = "zichongli5/verl"
@@ -76,10 +78,60 @@ def _dual(theirs: SimpleNamespace, given: Given) -> Tensor:
     return found
 
 
+def _inputs(given: Given, **further: Tensor) -> dict[str, Tensor]:
+    """What TRL's trainers hand to their losses, of rows without a prompt."""
+    ids_BT, none_B0 = given.rows.token_BT, given.mask_BT[:, :0]
+    return {
+        "prompt_ids": none_B0, "prompt_mask": none_B0, "completion_ids": ids_BT, "completion_mask": given.mask_BT,
+        "old_per_token_logps": given.old_BT, **further,
+    }  # fmt: skip
+
+
+def _trainer(given: Given, **settings: Any) -> SimpleNamespace:
+    """A trainer of TRL whose model says the log-probabilities."""
+    return SimpleNamespace(
+        _get_per_token_logps=lambda *_, **__: given.logprob_BT,
+        _metrics={"train": defaultdict(list)},
+        accelerator=SimpleNamespace(device="cpu", gather_for_metrics=lambda value: value),
+        control=SimpleNamespace(should_evaluate=False),
+        **settings,
+    )
+
+
+def _reference_reward(rows: Rows) -> Tensor:
+    return rows.reward_B.flip(0)
+
+
+def _with_reference(rows: Rows) -> Step:
+    return rows.step(rows.reward_B, columns={"reference_reward": _reference_reward(rows).tolist()})
+
+
+def _above_reference(theirs: SimpleNamespace, given: Given) -> Tensor:
+    margin_B = given.rows.reward_B - _reference_reward(given.rows)
+    inputs = _inputs(given, advantages=_centred(given), advantage_constrain=margin_B)
+    return theirs.compute_loss(_trainer(given), None, inputs)
+
+
+def _replayed(rows: Rows) -> Tensor:
+    """The last two rows of a group."""
+    return torch.arange(len(rows.group_B)) % G >= G - 2
+
+
+def _with_replays(rows: Rows) -> Step:
+    return rows.step(rows.reward_B, origins=_replayed(rows).int().tolist())
+
+
+def _replaying(theirs: SimpleNamespace, given: Given) -> Tensor:
+    inputs = _inputs(given, advantages=given.advantage_BT[:, 0], is_online=(~_replayed(given.rows)).double())
+    settings = {"beta": 0.0, "epsilon_low": 0.2, "epsilon_high": 0.2, "loss_type": "grpo"}
+    return theirs._compute_loss(
+        _trainer(given, **settings, replay_strategy="recent", off_policy_loss_coef=1.0), None, inputs
+    )
+
+
 def _gvpo(theirs: SimpleNamespace, given: Given) -> Tensor:
     one = SimpleNamespace(_flatten=lambda: SimpleNamespace(get_group=lambda: None))
     advantage_BT = _centred(given)[:, None] * given.mask_BT
-    G = len(given.mask_BT) // P
     value = theirs.compute_policy_loss_gvpo(
         given.old_BT, given.logprob_BT, advantage_BT, given.mask_BT, 0.1, given.rows.group_B, one, G
     )
@@ -152,5 +204,19 @@ CASES: Sequence[Case] = (
         Source(repo="jszkc/GVPO", path="GVPO/gvpo_core_algos.py", names=("compute_policy_loss_gvpo",), needs=ALONE),
         _gvpo,
         said="a mean over groups",
+    ),
+    loss(
+        "aapo",
+        _source("AAPOTrainer.compute_loss", repo="JianxXiong/AAPO", path="open-r1/trainer/AAPOTrainer.py"),
+        _above_reference,
+        step=_with_reference,
+    ),
+    loss(
+        "repo",
+        _source("ReplayGRPOTrainer._compute_loss", repo="SihengLi99/RePO", path="src/replay_grpo_trainer.py"),
+        _replaying,
+        over=WITHOUT_KL,
+        step=_with_replays,
+        said="off_policy_loss_coef 1",
     ),
 )

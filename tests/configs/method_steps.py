@@ -40,6 +40,7 @@ class Step:
         states: that each decision is taken in; None: each its own.
         lengths: how many decisions of each row there are; None: all.
         entropy: of each decision.
+        std: standard deviation of each Gaussian decision.
         values: further values of each decision.
         parts: what the reward ``steps`` says of each row's decisions, one by one.
         parts_of: what further rewards say of them, by name; NaN where nothing.
@@ -60,6 +61,7 @@ class Step:
     states: Sequence[Sequence[int]] | None = None
     lengths: Sequence[int] | None = None
     entropy: Rows | None = None
+    std: Rows | None = None
     values: Mapping[Value, Rows] = field(default_factory=dict)
     parts: Rows | None = None
     parts_of: Mapping[str, Rows] = field(default_factory=dict)
@@ -215,6 +217,7 @@ def learnt(config: RunConfig, step: Step) -> Learnt:
         reward_BT=torch.tensor(step.reward, dtype=torch.float64)[:, None].expand(shape),
         group_BT=step.group_B[:, None].expand(shape),
         origin_BT=step.origin_B[:, None].expand(shape),
+        std_BT=None if step.std is None else step.matrix(step.std, 0.0),
         num_groups=totals.num_groups,
         values=step.known,
     )
