@@ -147,6 +147,42 @@ class Seeing(ABC):
         """
 
 
+class Critic(ABC):
+    """What is learnt beside a policy of the states that it takes its decisions in."""
+
+    @abstractmethod
+    def evaluate(
+        self, rollout: Rollout, rows: Sequence[int] | Tensor | None = None, *, values: Collection[Value] = ()
+    ) -> Iterator[Evaluation]:
+        """Streams what it expects of the rewards to come, in slices as those of ``Policy.evaluate``.
+
+        Args:
+            rollout: that ``behind`` gave.
+            rows: indices along B; None means all.
+            values: ``VALUE``, in each state before its decision, with grad where grad is enabled.
+
+        Returns:
+            An iterator over slices, whose log-probabilities are 0: it takes no decisions.
+        """
+
+    @abstractmethod
+    def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+        """The decisions of a policy as the critic reads them, as ``Seeing.behind``."""
+
+    @property
+    @abstractmethod
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters that training changes, in a fixed order."""
+
+
+class Criticising(ABC):
+    """A policy whose model can be made a critic."""
+
+    @abstractmethod
+    def critic(self) -> Critic:
+        """A critic over the model, which is the policy's no longer; it expects 0 before its first update."""
+
+
 class Writing(ABC):
     """A policy whose decisions write a text piece by piece, so that what is said of a piece is said of decisions."""
 

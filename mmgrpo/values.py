@@ -36,6 +36,8 @@ class Value:
 ENTROPY = Value("entropy")
 DRIFT = Value("gaussian", OLD)
 """Divergence of a Gaussian step from the policy that sampled."""
+VALUE = Value("value")
+"""What a critic expects of the rewards to come, before the decision."""
 
 
 def from_reference(divergence: str) -> Value:

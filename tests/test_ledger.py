@@ -137,11 +137,11 @@ def test_number_of_a_row_decides_over_a_name() -> None:
 
 def test_what_is_open_says_what_it_wants() -> None:
     paper = PAPERS["dppo"]
-    assert paper.lacks == ("policy_robotics", "critic")
+    assert paper.lacks == ("policy_robotics",)
     counted = summary([paper, PAPERS["eepo"], PAPERS["dr-grpo"]])
     assert counted.startswith("3 papers: 1 have a file, 0 are a setting, 2 are open, of which 1 need ")
     section = paper_section("dppo")
-    assert "No place yet for: policy_robotics, critic." in section
+    assert "No place yet for: policy_robotics." in section
     assert "- needs `decision_numbers`: Bounds and weights of single decisions; set in objective.modulations" in section
     assert "Its formula is to be read first." in paper_section("verl")
     assert paper_section("2503.20783") == paper_section("dr-grpo")

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from mmgrpo.config.auxiliary import AuxiliaryConfig
+from mmgrpo.config.critic import CriticConfig
 from mmgrpo.config.numbers import bound
 from mmgrpo.config.objective import ForeignConfig, ObjectiveConfig, TermConfig
 from mmgrpo.config.prompts import PromptsConfig, ReadingConfig, SourceConfig
@@ -25,6 +26,7 @@ __all__ = [
     "AlarmKind",
     "AuxiliaryConfig",
     "Closed",
+    "CriticConfig",
     "EmaConfig",
     "ForeignConfig",
     "GateConfig",
@@ -317,6 +319,7 @@ class RunConfig(Section):
     views: dict[str, ViewConfig] = Field(
         default_factory=dict, description="other sights of the decisions, by names of your own"
     )
+    critic: CriticConfig | None = Field(default=None, description="a value of states, learnt beside; null: none")
     reference: ReferenceConfig | None = Field(
         default=None, description="how the reference moves; null: it stays the policy before its first step"
     )

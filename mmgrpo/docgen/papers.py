@@ -67,7 +67,7 @@ GROUPS: Mapping[str, tuple[str, str | None]] = {
     "trainer_hooks": ("The optimiser's step and the weights", "update.hooks"),
     "multi_turn": ("Turns, tools and environments", "rollout.environment"),
     "staged_rollouts": ("Rollouts of several calls: proposer and solver, drafts, chunks", None),
-    "critic": ("A learned value of states", None),
+    "critic": ("A learned value of states", "critic"),
     "policy_handle": ("Rewards that ask the policy itself", None),
     "internals": ("Hidden states, attention maps, curvature", None),
     "policy_masked": ("Policies of masked tokens", None),

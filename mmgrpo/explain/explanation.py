@@ -273,6 +273,12 @@ def _geometry(config: RunConfig) -> Iterator[tuple[str, str]]:
         updates = _many(config.warmup.steps, "supervised update")
         yield "warm-up", f"{updates} of {_many(config.warmup.batch_size, 'example')} before the first step"
     yield from auxiliary_rows(config)
+    if config.critic:
+        under = "another copy of the policy" if config.critic.policy is None else f"policy {config.critic.policy.name}"
+        yield (
+            "critic",
+            f"a value of states over {under}, lr = {config.critic.lr:g}; a pass after the rollout, one in each update",
+        )
 
 
 def _passes(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:

@@ -43,6 +43,7 @@ from mmgrpo.maths.value_credit import (
     gae,
     log_ratio,
     remembered_baseline,
+    whitened,
 )
 from mmgrpo.maths.view_credit import bounded_uncertainty, excess_likelihood, outside_view, returns_in_view
 
@@ -80,6 +81,7 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
         "segment_differences": segment_differences,
         "anchor_states": anchor_states,
         "gae": gae,
+        "whitened": whitened,
         "log_ratio": log_ratio,
         "excess_likelihood": excess_likelihood,
         "outside_view": outside_view,

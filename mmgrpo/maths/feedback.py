@@ -155,6 +155,7 @@ class Feedback:
         step: of the run, from 0.
         remembered: (N,) columns of the memory before the step, of the prompts of the job's samples, by name.
         exchanges: the turns of samples that were written to an environment; None where nobody asked for them.
+        summed: a tensor of each process, added up; called as often on each.
     """
 
     reward_B: Tensor
@@ -178,6 +179,7 @@ class Feedback:
     step: int = 0
     remembered: Mapping[str, Tensor] = field(default_factory=dict)
     exchanges: Turns | None = None
+    summed: Callable[[Tensor], Tensor] = lambda mine: mine
 
     def __post_init__(self) -> None:
         shape = self.mask_BT.shape

@@ -10,20 +10,17 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.maths.advantages import group_advantage
 from mmgrpo.maths.columns import column_of
+from mmgrpo.maths.critics import generalised_advantage
 from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.maths.origins import DRAWN, GIVEN
 from mmgrpo.system.lazy import torch
-from mmgrpo.values import REFERENCE, Value, of_view
+from mmgrpo.values import REFERENCE, VALUE, Value, of_view
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-VALUE = Value("value")
-"""What a critic expects of the rewards to come, before the decision."""
-
-
-def gae(*, gamma: float = 1.0, decay: float = 0.95, value: str = "value", view: str | None = None) -> Estimator:
+def gae(*, gamma: float = 1.0, decay: float = 0.95, value: str = VALUE.name, view: str | None = None) -> Estimator:
     """Generalised advantages of a learned value, the sample's reward coming with its last decision.
 
     delta_t = r_t + gamma V_{t+1} - V_t;   A_t = delta_t + gamma decay A_{t+1}, over kept decisions, 0 after the last.
@@ -37,20 +34,30 @@ def gae(*, gamma: float = 1.0, decay: float = 0.95, value: str = "value", view: 
 
 
 def _gae(feedback: Feedback, advantage_BT: Tensor, *, gamma: float, decay: float, value: Value) -> Tensor:
-    value_BT, mask_BT = feedback[value].to(advantage_BT), feedback.mask_BT
-    next_advantage_B = torch.zeros_like(advantage_BT[:, 0])
-    next_value_B = torch.zeros_like(next_advantage_B)
-    coming_B = feedback.reward_B.where(feedback.valid_B, 0.0).to(advantage_BT)
-    found_BT = torch.zeros_like(advantage_BT)
-    for column in reversed(range(mask_BT.shape[1])):
-        keep_B = mask_BT[:, column]
-        delta_B = coming_B + gamma * next_value_B - value_BT[:, column]
-        here_B = delta_B + gamma * decay * next_advantage_B
-        found_BT[:, column] = here_B.where(keep_B & feedback.valid_B, 0.0)
-        next_advantage_B = here_B.where(keep_B, next_advantage_B)
-        next_value_B = value_BT[:, column].where(keep_B, next_value_B)
-        coming_B = coming_B.where(~keep_B, 0.0)
-    return found_BT
+    reward_B = feedback.reward_B.where(feedback.valid_B, 0.0)
+    found_BT = generalised_advantage(feedback[value], reward_B, feedback.mask_BT, gamma=gamma, decay=decay)
+    return found_BT.where(feedback.valid_B[:, None], 0.0).to(advantage_BT)
+
+
+def whitened(*, eps: float = 1e-8) -> Estimator:
+    """Advantages standardised over all decisions of the job's samples that a reward applied to.
+
+    A <- (A - mean_N A) / sqrt(var_N A + eps), sample variance, over the kept decisions of the step; of fewer than two
+    the advantage is 0.
+
+    Units: any -> standard deviations; eps in the square of the advantage's units.
+    Source: verl, torch_functional.py, ``masked_whiten``, in which fewer than two decisions are an error.
+    """
+    return Estimator(assign=partial(_whitened, eps=eps))
+
+
+def _whitened(feedback: Feedback, advantage_BT: Tensor, *, eps: float) -> Tensor:
+    keep_BT = feedback.mask_BT & feedback.valid_B[:, None]
+    kept_BT = advantage_BT.double().where(keep_BT, 0.0)
+    count, total = feedback.summed(torch.stack([keep_BT.sum().double(), kept_BT.sum()]))
+    centred_BT = (kept_BT - total / count.clamp(min=1)).where(keep_BT, 0.0)
+    variance = feedback.summed(centred_BT.square().sum()) / (count - 1).clamp(min=1)
+    return (centred_BT / (variance + eps).sqrt()).where(keep_BT & (count > 1), 0.0).to(advantage_BT)
 
 
 def log_ratio(

@@ -33,7 +33,7 @@ def feedback_of(
     job: Job,
     remembered: Mapping[str, Tensor] | None = None,
 ) -> Feedback:
-    """What estimators and filters see of this process's rows. One collective.
+    """What estimators and filters see of this process's rows. One collective, and those that estimators ask for.
 
     Args:
         policy: what drew the rows.
@@ -80,6 +80,7 @@ def feedback_of(
         step=step,
         remembered=remembered or {},
         exchanges=turns_of(rollout) if turns else None,
+        summed=lambda tensor: torch.stack(job.gather(tensor)).sum(0),
     )
 
 

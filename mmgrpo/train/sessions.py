@@ -17,6 +17,7 @@ from mmgrpo.run.folder import RunFolder, claim_folder, start_trackers
 from mmgrpo.run.processes import Job
 from mmgrpo.run.resuming import START, Resumption, evaluated_steps, how_to_resume
 from mmgrpo.system.machine import machine
+from mmgrpo.train.critic import Learnt
 from mmgrpo.train.ema import Average
 from mmgrpo.train.optimizer import GuardedOptimizer
 from mmgrpo.train.warmup import Warmup
@@ -33,12 +34,14 @@ class Trained:
         optimizer: of its weights, with its schedule.
         average: of the weights, if one is kept.
         warmup: the supervised stage, if there is one.
+        critic: that is learnt beside, if there is one.
     """
 
     policy: Policy
     optimizer: GuardedOptimizer
     average: Average | None
     warmup: Warmup | None
+    critic: Learnt | None = None
 
     def save(self, folder: Path, place: Place, keep: int | None, memory: Memory) -> None:
         """Writes a checkpoint of weights that are those of the place. Raises NonFiniteError for infinite ones."""
@@ -49,6 +52,8 @@ class Trained:
             state["average"] = average.state_dict()
         if self.warmup and not place.step:
             state["warmup"] = self.warmup.state_dict()
+        if self.critic:
+            state["critic"] = self.critic.state_dict()
         averaged = average.applied() if average else None
         save_checkpoint(folder, place, self.policy, state, keep=keep, averaged=averaged)
 
@@ -74,6 +79,8 @@ class Trained:
                 self.average.load_state_dict(state["average"])
             if self.warmup and "warmup" in state:
                 self.warmup.load_state_dict(state["warmup"])
+            if self.critic:
+                self.critic.load_state_dict(state["critic"], num_updates=num_updates)
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"{checkpoint} is of a run of another kind: {error}") from error
         return place, memory.restored(state.get("memory"))

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import PolicyError
-from mmgrpo.policy import Policy
+from mmgrpo.policy import Critic, Policy
 from mmgrpo.train.joining import Parts
 from mmgrpo.types import Evaluation, Rollout
 from mmgrpo.values import Value
 
 
-def evaluations(policy: Policy, rollout: Rollout, values: Collection[Value]) -> Generator[Evaluation, None, None]:
+def evaluations(
+    policy: Policy | Critic, rollout: Rollout, values: Collection[Value]
+) -> Generator[Evaluation, None, None]:
     """The policy's slices, with these values; every kept decision of the rollout in exactly one.
 
     Values are asked in one order whatever the process hashes: the graph is built in it, and gradients add up in it.
@@ -37,7 +39,7 @@ def evaluations(policy: Policy, rollout: Rollout, values: Collection[Value]) -> 
         raise PolicyError(f"{type(policy).__name__}.evaluate left out {int(missing_BT.sum())} decisions")
 
 
-def _slices(policy: Policy, rollout: Rollout, values: Collection[Value]) -> Iterator[Evaluation]:
+def _slices(policy: Policy | Critic, rollout: Rollout, values: Collection[Value]) -> Iterator[Evaluation]:
     """The slices of every part of a rollout that was joined, their rows counted in the whole."""
     if isinstance(rollout.trace, Parts):
         start = 0

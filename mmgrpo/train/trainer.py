@@ -31,15 +31,10 @@ from mmgrpo.run.watchdog import Alarm, Watchdog, watched
 from mmgrpo.scoring import Scorer
 from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_of
 from mmgrpo.train.auxiliary import Auxiliaries
-from mmgrpo.train.build import (
-    build_plan,
-    build_rewards,
-    build_setting,
-    exchange_plan,
-    optimizer_of,
-)
+from mmgrpo.train.build import build_plan, build_rewards, build_setting, exchange_plan, optimizer_of
 from mmgrpo.train.build_views import build_views
 from mmgrpo.train.credit import Batch, Credit, estimate, valued
+from mmgrpo.train.critic import Learnt, build_critic
 from mmgrpo.train.ema import Average
 from mmgrpo.train.evaluation import evaluate, try_out
 from mmgrpo.train.gather import Experience, gather
@@ -109,6 +104,7 @@ class Trainer:
         self.optimizer = optimizer_of(self.config, self.parameters, job=self.job, average=self.average)
         self.warmup = warmup_of(policy, self.config, self.job)
         self.auxiliaries = Auxiliaries(policy, self.config.auxiliary, seed=self.config.seed, job=self.job)
+        self.critic = Learnt(self.config, build_critic(self.config, device), self.job) if self.config.critic else None
         evaluation = self.config.evaluation
         judges = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else self.rewards
         self.judges = Scorer(judges, max_failure_frac=1.0, cache_mb=self.config.reward_cache_mb)
@@ -121,7 +117,7 @@ class Trainer:
         self._stopping = Stopping(self.job)
         self._explanation = explanation(self.config)
         set_seed(self.config.seed)
-        trained = Trained(policy, self.optimizer, self.average, self.warmup)
+        trained = Trained(policy, self.optimizer, self.average, self.warmup, self.critic)
         self.session = Session(trained, self.config, self.job, resumption, self.stream.memory)
         self.step = self.session.start.step
         self._whole_step: int | None = self.step
@@ -141,7 +137,7 @@ class Trainer:
         Returns:
             The run folder.
         """
-        self.job.broadcast_weights(self.parameters)
+        self.job.broadcast_weights([*self.parameters, *(self.critic.parameters if self.critic else ())])
         start = self.session.start
         progress = Progress(self.config, quiet=not self.job.is_main, start=start, num_processes=self.job.size)
         with self._stopping.listening(), progress:
@@ -202,6 +198,7 @@ class Trainer:
         self.optimizer.max_grad_norm = self.now.config.update.max_grad_norm
         prompts, config = self.stream.at_step(self.step, self.session.memory), self.now.config
         experience = self._gathered(prompts, progress)
+        experience = self.critic.valued(experience) if self.critic else experience
         drawn = time.perf_counter()
         progress.doing("reward")
         self._stopping.give_up()
@@ -263,6 +260,7 @@ class Trainer:
         num_updates, num_samples = config.epochs * config.minibatches, len(batch.credit.keep_B)
         line, clock = metrics, time.perf_counter()
         progress.doing(f"update 1 of {num_updates}")
+        beside = self.auxiliaries.beside(self.now.config.auxiliary, batch, (self.step - 1) * num_updates)
         for update in learn(
             self.policy,
             batch,
@@ -272,7 +270,7 @@ class Trainer:
             minibatches=config.minibatches,
             job=self.job,
             before_apply=self._begin_moving,
-            beside=self.auxiliaries.beside(self.now.config.auxiliary, batch, (self.step - 1) * num_updates),
+            beside=self.critic.beside(batch, beside) if self.critic else beside,
         ):
             if update.applied.skipped:
                 self._name_skipped(update, batch, progress)
@@ -283,6 +281,7 @@ class Trainer:
                 "update": update.number,
                 **metrics,
                 **(measured := update_metrics(update, self.job)),
+                **(self.critic.metrics if self.critic else {}),
                 **self.now.course.resting(metrics | measured),
                 "policy/on_policy_gap": gap,
                 "count/samples": float(num_samples),
@@ -300,6 +299,8 @@ class Trainer:
 
     def _begin_moving(self) -> None:
         self._whole_step = None
+        if self.critic:
+            self.critic.apply()
 
     def _heed(self, alarms: Sequence[Alarm], progress: Progress) -> None:
         """Passes alarms on; one that the configuration names ends the run after this step, with a checkpoint."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from mmgrpo.data.history import Context, History
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policy import Policy, Seeing
+from mmgrpo.policy import Critic, Policy, Seeing
 from mmgrpo.train.joining import Parts
 from mmgrpo.train.streaming import cells, evaluations, index_of
 from mmgrpo.types import Prompt, Rollout
@@ -132,7 +132,7 @@ class Sights(Mapping[str, Seen]):
         return Seen(
             view=view,
             policy=policy,
-            rollout=_behind(policy, rollout, bare),
+            rollout=behind(policy, rollout, bare),
             seen_B=torch.tensor([one is not None for one in shown]),
         )
 
@@ -207,13 +207,13 @@ def _looked(seen: Seen, mask_BT: Tensor) -> Looked:
     return Looked({of_view(seen.view.name): logprob_BT, seen_in(seen.view.name): seen_BT}, num_forwards)
 
 
-def _behind(policy: Seeing, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+def behind(policy: Seeing | Critic, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
     """``Seeing.behind`` of every part of a rollout that was joined."""
     if not isinstance(rollout.trace, Parts):
         return policy.behind(rollout, prompts)
     parts, start = [], 0
     for part in rollout.trace.rollouts:
-        parts.append(_behind(policy, part, prompts[start : start + len(part.samples)]))
+        parts.append(behind(policy, part, prompts[start : start + len(part.samples)]))
         start += len(part.samples)
     return replace(rollout, trace=Parts(parts))
 

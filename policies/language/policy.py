@@ -18,6 +18,7 @@ from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.policies.language.agreement import TOLERANCES, Trial, require_plain
 from mmgrpo.policies.language.choosing import Choice, candidates_of
+from mmgrpo.policies.language.critic import Hidden, LanguageCritic
 from mmgrpo.policies.language.encoding import Encoded, Encoder
 from mmgrpo.policies.language.loading import (
     end_ids,
@@ -36,14 +37,14 @@ from mmgrpo.policies.language.trace import Trace
 from mmgrpo.policies.language.values import views_of
 from mmgrpo.policies.language.ways import Cached, Way
 from mmgrpo.policies.weights import PeftFiles, Weights
-from mmgrpo.policy import Joining, Keeping, Policy, Reading, Seeing, Supervised, Writing
+from mmgrpo.policy import Criticising, Joining, Keeping, Policy, Reading, Seeing, Supervised, Writing
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
 from mmgrpo.values import ENTROPY, REFERENCE, Value
 
 WHOLE = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.empty(0, dtype=torch.long))
 
 
-class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, Seeing):
+class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, Seeing, Criticising):
     """A causal language model, a vision-language model or an encoder-decoder, whose tokens are decisions.
 
     A prompt, with its pictures, goes through the model once per group in the rollout and once in the update; its
@@ -201,6 +202,16 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
         """The same tokens behind other prompts, of this policy or of one with the same tokenizer."""
         return self._rollouts.behind(rollout, prompts)
 
+    def critic(self) -> LanguageCritic:
+        """A number in place of the logits. Raises ConfigError for a model that has no output embeddings."""
+        head: Any = self.model.get_output_embeddings()
+        if head is None:
+            raise ConfigError(
+                f"critic: {type(self.model).__name__} has no output embeddings to put a number in place of"
+            )
+        width, device = head.weight.shape[1], self.model.device
+        return LanguageCritic(self._states, self.behind, body=self.trainable, width=width, device=device)
+
     def evaluate(
         self,
         rollout: Rollout,
@@ -213,15 +224,10 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
         Of values there are the entropy, and of another view its log-probability and divergences k1, k2 and k3.
         """
         views = views_of(values, self._weights.kept)
-        chosen = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
-        kept = [row for row in chosen if bool(rollout.mask_BT[row].any())]
         trace: Trace = rollout.trace
-        way = self._choice.see([trace.prompts[owner] for owner in sorted({trace.prompt_of_B[row] for row in kept})])
-        for batch in [batch for alike in trace.alike(kept) for batch in way.batches(trace, alike)]:
-            mask_NT = rollout.mask_BT[batch]
-            width = int(mask_NT.any(0).nonzero().max()) + 1
-            other = {view: self._of_view(view, trace, batch, mask_NT[:, :width]) for view in views}
-            logprob_NT, entropy_NT = self._scored(trace, batch, mask_NT[:, :width], entropy=ENTROPY in values)
+        for batch, mask_NT in self._batches(rollout, rows):
+            other = {view: self._of_view(view, trace, batch, mask_NT) for view in views}
+            logprob_NT, entropy_NT = self._scored(trace, batch, mask_NT, entropy=ENTROPY in values)
             found = {} if entropy_NT is None else {ENTROPY: entropy_NT}
             for value in values:
                 if value.view is not None:
@@ -229,12 +235,35 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
                     known = value.name == "logprob"
                     found[value] = other_NT if known else LOGPROB_DIVERGENCES[value.name](logprob_NT, other_NT)
             yield Evaluation(
-                columns=range(width),
+                columns=range(mask_NT.shape[1]),
                 logprob_BT=logprob_NT,
                 values=found,
                 rows=torch.tensor(batch),
                 num_forwards=len(batch) * (1 + len(views)),
             )
+
+    def _batches(self, rollout: Rollout, rows: Sequence[int] | Tensor | None) -> Iterator[tuple[list[int], Tensor]]:
+        """Rows that run together, and what is kept of their decisions, up to the last one."""
+        chosen = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
+        kept = [row for row in chosen if bool(rollout.mask_BT[row].any())]
+        trace: Trace = rollout.trace
+        way = self._choice.see([trace.prompts[owner] for owner in sorted({trace.prompt_of_B[row] for row in kept})])
+        for batch in [batch for alike in trace.alike(kept) for batch in way.batches(trace, alike)]:
+            mask_NT = rollout.mask_BT[batch]
+            yield batch, mask_NT[:, : int(mask_NT.any(0).nonzero().max()) + 1]
+
+    def _states(self, rollout: Rollout, rows: Sequence[int] | Tensor | None) -> Iterator[Hidden]:
+        """Last hidden states. Raises ConfigError for a model that is called plainly, and so gives logits alone."""
+        trace: Trace = rollout.trace
+        for batch, mask_NT in self._batches(rollout, rows):
+            if not isinstance(self.way, Cached):
+                raise ConfigError(
+                    f"critic: {type(self.model).__name__} is called plainly, which gives no hidden states"
+                )
+            tokens = [trace.completions[row].token_T[: mask_NT.shape[1]] for row in batch]
+            with self._checkpointing():
+                states_NTD = self._now(self.way).states(trace, batch, tokens)
+            yield Hidden(rows=batch, states_NTD=states_NTD)
 
     @torch.no_grad()
     def _of_view(self, view: str, trace: Trace, rows: Sequence[int], mask_NT: Tensor) -> Tensor:
