@@ -376,7 +376,7 @@ class RunConfig(Section):
         if self.rollout.group_size == 1 and self.advantage.scale.name != "raw":
             raise ValueError(
                 "rollout.group_size must be at least 2: a group of 1 has nothing to be compared with but "
-                "what is remembered, with advantage.scale: raw and the estimator remembered_baseline"
+                "what is remembered or expected, with advantage.scale: raw and the estimator remembered_baseline or gae"
             )
         if taken := [name for name in self.views if name in RESERVED]:
             raise ValueError(f"views are named otherwise than the weights of a run, got {', '.join(taken)}")

@@ -8,6 +8,7 @@ from typing import Any
 from mmgrpo.config import (
     AdvantageConfig,
     AuxiliaryConfig,
+    CriticConfig,
     Named,
     ObjectiveConfig,
     RewardConfig,
@@ -35,6 +36,8 @@ def composition(policy: Mapping[str, Any], config: RunConfig) -> Iterator[str]:
     yield from (f"filter {_function(one)}" for one in config.advantage.filters)
     yield from _objective(config.objective)
     yield from (_auxiliary(one) for one in config.auxiliary)
+    if config.critic is not None:
+        yield _critic(config.critic)
     yield from (_function(hook) for hook in config.update.hooks)
     yield from (f"{key}: {_function(moved)}" for key, moved in {**config.schedules, **config.controllers}.items())
 
@@ -126,6 +129,11 @@ def _auxiliary(auxiliary: AuxiliaryConfig) -> str:
     times = "" if auxiliary.weight == 1 else f"{auxiliary.weight:g} "
     weighed = "" if auxiliary.by_success is None else f", {_function(auxiliary.by_success)} of the group's success"
     return f"{times}supervised loss of {taught}{weighed}"
+
+
+def _critic(critic: CriticConfig) -> str:
+    clipped = "" if critic.clip is None else f", clipped at {critic.clip:g}"
+    return f"a critic of returns (gamma {critic.gamma:g}, decay {critic.decay:g}){clipped}"
 
 
 def _function(named: Named) -> str:

@@ -9,7 +9,7 @@ from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config
 from mmgrpo.errors import ConfigError
 
-SECTIONS = ("policy", "rollout", "advantage", "objective", "auxiliary", "update", "schedules", "controllers")
+SECTIONS = ("policy", "rollout", "advantage", "objective", "auxiliary", "critic", "update", "schedules", "controllers")
 """Where a method's mechanism lies; a task and a recipe name sources of other sections too."""
 
 PLAIN = "plain"

@@ -203,12 +203,11 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
         return self._rollouts.behind(rollout, prompts)
 
     def critic(self) -> LanguageCritic:
-        """A number in place of the logits. Raises ConfigError for a model that has no output embeddings."""
+        """A number in place of the logits. Raises ConfigError for a model that has no hidden states to put it on."""
+        self._require_states()
         head: Any = self.model.get_output_embeddings()
         if head is None:
-            raise ConfigError(
-                f"critic: {type(self.model).__name__} has no output embeddings to put a number in place of"
-            )
+            raise ConfigError(f"critic: {type(self.model).__name__} has no output embeddings, so use another model")
         width, device = head.weight.shape[1], self.model.device
         return LanguageCritic(self._states, self.behind, body=self.trainable, width=width, device=device)
 
@@ -253,17 +252,19 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
             yield batch, mask_NT[:, : int(mask_NT.any(0).nonzero().max()) + 1]
 
     def _states(self, rollout: Rollout, rows: Sequence[int] | Tensor | None) -> Iterator[Hidden]:
-        """Last hidden states. Raises ConfigError for a model that is called plainly, and so gives logits alone."""
+        """Last hidden states, of the weights of now."""
         trace: Trace = rollout.trace
         for batch, mask_NT in self._batches(rollout, rows):
-            if not isinstance(self.way, Cached):
-                raise ConfigError(
-                    f"critic: {type(self.model).__name__} is called plainly, which gives no hidden states"
-                )
+            self._require_states()
             tokens = [trace.completions[row].token_T[: mask_NT.shape[1]] for row in batch]
             with self._checkpointing():
-                states_NTD = self._now(self.way).states(trace, batch, tokens)
+                states_NTD = self.way.states(trace, batch, tokens)
             yield Hidden(rows=batch, states_NTD=states_NTD)
+
+    def _require_states(self) -> None:
+        if not isinstance(self.way, Cached):
+            name = type(self.model).__name__
+            raise ConfigError(f"critic: {name} is called plainly, which gives logits alone: use another model")
 
     @torch.no_grad()
     def _of_view(self, view: str, trace: Trace, rows: Sequence[int], mask_NT: Tensor) -> Tensor:
