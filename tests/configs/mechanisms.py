@@ -40,8 +40,8 @@ TOKENS = [
 """Trained on a language policy."""
 
 READING = [
-    "ampo", "ar3po", "avatar", "critique-grpo", "eframe", "evocot", "exgrpo", "gcpo", "ghpo", "guide-grpo", "hbpo",
-    "igrpo", "luffy", "mm-helix", "r1-sharevl", "raif", "repo", "rgr-grpo", "rl-plus", "sage", "scaf-grpo",
+    "ampo", "ar3po", "avatar", "critique-grpo", "dph-rl", "eframe", "evocot", "exgrpo", "gcpo", "ghpo", "guide-grpo",
+    "hbpo", "igrpo", "luffy", "mm-helix", "r1-sharevl", "raif", "repo", "rgr-grpo", "rl-plus", "sage", "scaf-grpo",
     "tree-opo", "trimpi", "visurf",
 ]  # fmt: skip
 """Trained on a language policy, with rows that bring along what they read or are shown."""

@@ -53,6 +53,14 @@ def test_the_expert_is_heard_where_the_group_fails() -> None:
     assert (expert.weight * weight_P).tolist() == [1.0, 0.0]
 
 
+def test_stored_samples_count_by_their_share() -> None:
+    """256 stored rows at 0.01 beside 128 prompts of 16 samples: 0.01 * 256 / 2048 of the mean over those."""
+    config = config_of("dph-rl")
+    (stored,) = config.auxiliary
+    assert stored.weight == pytest.approx(0.00125)
+    assert stored.batch_size == 256 // 2
+
+
 def test_the_filter_keeps_the_largest_half() -> None:
     found = taught(config_of("cppo"), Step(reward=ONE_OF_FOUR))
     assert found.mask_BT.any(1).tolist() == [True, True, False, False]

@@ -27,6 +27,20 @@ BESIDE = {
     "reward_without_thought": 0,
 }
 SMALL: dict[str, dict[str, Any]] = {
+    "dph-rl": {
+        "auxiliary": [
+            {
+                "label": "rehearsal",
+                "examples": {
+                    "name": "rows",
+                    "source": "python:tests.configs.test_smoke_reading:prompts",
+                    "column": "solution",
+                    "writes": True,
+                },
+                "batch_size": 2,
+            }
+        ]
+    },
     "eframe": {"rollout.planner.members": 4, "advantage.filters": [{"name": "beyond", "size": 1.0, "members": 4}]},
     "repo": {"rollout.planner.num": 2, "rollout.planner.per_prompt": 4, "rollout.planner.least": 2},
     "raif": {
@@ -54,6 +68,7 @@ KEPT = {
 FIRST = (
     "avatar",
     "critique-grpo",
+    "dph-rl",
     "evocot",
     "exgrpo",
     "igrpo",
@@ -113,6 +128,8 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
         assert all(abs(line["policy/loss/foreign"]) > 0 for line in lines)
     if name == "mm-helix":  # every group fails, so that nothing but the expert teaches
         assert all(line["policy/loss"] == line["policy/expert_mean"] > 0 for line in lines)
+    if name == "dph-rl":  # the answers of the rows are learnt beside
+        assert all(line["policy/rehearsal_mean"] > 0 for line in lines)
     if name == "scaf-grpo":  # of 4 drawn and 16 hinted, 2 and 2 are kept
         assert [line["rollout/kept_frac"] for line in lines] == pytest.approx([4 / 20] * 2)
     drawn, kept = KEPT.get(name, (1, 1))

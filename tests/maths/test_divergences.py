@@ -49,6 +49,14 @@ def test_estimators_are_unbiased(estimator) -> None:
     torch.testing.assert_close((logprob.exp() * estimator(logprob, other)).sum(), exact, rtol=0, atol=1e-14)
 
 
+def test_samples_of_the_other_teach_what_its_divergence_does() -> None:
+    """DPH-RL: k3 of the other over the policy and minus the log-probability, over the other's samples."""
+    logits = LOGITS.clone().requires_grad_()
+    logprob, other = logits.log_softmax(0), OTHER_LOGITS.log_softmax(0)
+    divergence, learnt = (other.exp() * k3(other, logprob)).sum(), (other.exp() * -logprob).sum()
+    torch.testing.assert_close(grad(divergence, logits), grad(learnt, logits), rtol=0, atol=1e-14)
+
+
 def test_gradients_of_the_estimators_in_expectation() -> None:
     """As loss terms on the policy's samples: k1 does nothing, k2 descends KL(policy||other), k3 KL(other||policy)."""
     logits = LOGITS.clone().requires_grad_()

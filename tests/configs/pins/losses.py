@@ -163,6 +163,7 @@ LOSSES: dict[str, tuple[Step, float]] = {
         ),
         ((1.1 + 1) / 3 - 0.5 * 0.894427 * 2 / 3 - 0.001 * 0.9) / (3 * 8192),
     ),
+    "dph-rl": (Step(reward=ONE_OF_TWO, log_ratio=((UP,), (log(4.0),))), A_TWO_6 * (3 - 1.28) / 2),
     "mm-helix": (Step(reward=ONE_OF_TWO, log_ratio=((UP,), (0.0,))), A_TWO * (1 - 1.2) / 2),
     "scaf-grpo": (Step(reward=ONE_OF_TWO, log_ratio=((UP,), (log(4.0),))), A_TWO_6 * (3 - 1.2) / 2),
     "greso": (Step(reward=ONE_OF_TWO, log_ratio=((UP,), (0.0,))), A_TWO * (1 - 1.28) / 2),
