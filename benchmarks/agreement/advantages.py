@@ -5,6 +5,7 @@ Axes: P groups, G rows of a group, B rows, T decisions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -108,6 +109,21 @@ def _noisy(theirs: SimpleNamespace, rows: Rows) -> Tensor:
     return found[:, None].expand(rows.mask_BT.shape)
 
 
+def _centred(theirs: SimpleNamespace, rows: Rows) -> Tensor:
+    run = SimpleNamespace(args=SimpleNamespace(num_samples=G, critic_type="drgrpo"))
+    found = theirs.compute_monte_carlo_advantages(run, rows.spread(rows.reward_B), None)
+    return found[:, None].expand(rows.mask_BT.shape)
+
+
+def _choose(n: int, k: int) -> int:
+    """scipy's comb, which is 0 of a negative number."""
+    return math.comb(n, k) if n >= 0 else 0
+
+
+def _pass_at(theirs: SimpleNamespace, rows: Rows) -> Tensor:
+    return theirs.compute_advantage(rows.spread(rows.right_B), rows.mask_BT.double(), rows.group_B.tolist(), 4)[0]
+
+
 def _by_four(rows: Rows) -> Tensor:
     return torch.arange(len(rows.group_B)) // 4
 
@@ -135,7 +151,32 @@ PREFIXES = {"name": "prefix_tree", "weight": 1.0, "normalise": True, "eps": 1e-6
 CASES: Sequence[Case] = (
     advantage("dapo", _verl(GRPO), _call(GRPO), over={"advantage.equal_groups": "zero"}, said="whole groups kept"),
     advantage("gspo", _verl(GRPO), _call(GRPO)),
-    advantage("dr-grpo", _verl(GRPO), _call(GRPO, norm_adv_by_std_in_grpo=False), said="norm_adv_by_std_in_grpo False"),
+    advantage(
+        "dr-grpo",
+        _verl("ZeroMathLearner.compute_monte_carlo_advantages", repo="sail-sg/understand-r1-zero", path="train_zero_math.py"),
+        _centred,
+    ),
+    advantage(
+        "pass-k-training",
+        Source(
+            repo="RUCAIBox/Passk_Training",
+            path="code/passk_adv.py",
+            names=("compute_advantage", "calc_adv"),
+            needs={"comb": _choose},
+        ),
+        _pass_at,
+        step=_right,
+        said=f"k 4, {RIGHT_OR_WRONG}",
+    ),
+    advantage(
+        "bnpo",
+        _verl(
+            "compute_bnpo_outcome_advantage", repo="changyi7231/BNPO", path="recipe/bnpo/src/bnpo_ray_trainer.py"
+        ),
+        _call("compute_bnpo_outcome_advantage", right=True),
+        step=_right,
+        said=RIGHT_OR_WRONG,
+    ),
     advantage(
         "rloo",
         _verl("compute_rloo_outcome_advantage"),

@@ -237,6 +237,18 @@ CASES: Sequence[Case] = (
         said=OVER_ROWS,
     ),
     loss(
+        "exgrpo",
+        Source(
+            repo="ElliottYan/LUFFY",
+            path="ExGRPO/exgrpo/verl/verl/mix_src/mix_core_alg.py",
+            names=("compute_token_on_off_policy_loss", "compute_per_batch_variance"),
+        ),
+        _mixed(loss_remove_clip=True, **SHAPED),
+        over=LENGTH,
+        step=_one_foreign,
+        said=OVER_ROWS,
+    ),
+    loss(
         "critique-grpo",
         _on_and_off("zhangxy-2019/critique-GRPO", "verl/verl/critique_grpo/critique_core_algos.py"),
         _mixed(loss_remove_clip=True, **SHAPED),

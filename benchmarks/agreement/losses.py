@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,6 +113,22 @@ def _above_reference(theirs: SimpleNamespace, given: Given) -> Tensor:
     return theirs.compute_loss(_trainer(given), None, inputs)
 
 
+def _plain(theirs: SimpleNamespace, given: Given) -> Tensor:
+    trainer = _trainer(given, beta=0.0, args=Settings(adjust_gd=False))
+    return theirs.compute_loss(trainer, None, _inputs(given, advantages=given.advantage_BT[:, 0]))
+
+
+def _late(theirs: SimpleNamespace, given: Given) -> Tensor:
+    reward_PG = given.rows.reward_B.view(P, G)
+    standard_PG = (reward_PG - reward_PG.mean(1, keepdim=True)) / (reward_PG.std(1, keepdim=True) + 1e-6)
+    mask_BT = given.mask_BT
+    return theirs.compute_policy_loss(
+        None, given.old_BT, given.logprob_BT, standard_PG.view(-1, 1) * mask_BT, mask_BT,
+        whether_use_location=True, cliprange_low=0.2, cliprange_high=0.28, use_token_level_loss=True, alpha=0.1,
+        add_loaction_bonus=True,
+    )[0]  # fmt: skip
+
+
 def _replayed(rows: Rows) -> Tensor:
     """The last two rows of a group."""
     return torch.arange(len(rows.group_B)) % G >= G - 2
@@ -170,7 +187,19 @@ CASES: Sequence[Case] = (
     _verl("gspo", "compute_policy_loss_gspo", _bounds(3e-4, 4e-4), SAMPLE_MEAN),
     _verl("sapo", "compute_policy_loss_sapo", _bounds(0.2, 0.2, tau_pos=1.0, tau_neg=1.05), SAMPLE_MEAN),
     _verl("cispo", "compute_policy_loss_cispo", _bounds(1.0, 4.0), TOKEN_MEAN),
-    _verl("gpg", "compute_policy_loss_gpg", _bounds(0.2, 0.2), TOKEN_MEAN, said="over the groups that teach"),
+    loss(
+        "gpg",
+        _source("GPGTrainer.compute_loss", repo="AMAP-ML/GPG", path="open-r1/src/open_r1/gpg_trainer.py"),
+        _plain,
+        said="over the groups that teach, without adjust_gd",
+    ),
+    loss(
+        "ppl-position",
+        _source("compute_policy_loss", repo="RUCAIBox/Slow_Thinking_with_LLMs", path=f"entropy2performance/verl/{CORE}"),
+        _late,
+        step=lambda rows: replace(rows.step(rows.reward_B), number=200),
+        said="its bonus of later tokens on the standardised reward, at step 200",
+    ),
     _verl("gmpo", "compute_policy_loss_geo_mean", _bounds(0.4, 0.4), SAMPLE_MEAN),
     _verl(
         "kl-cov",
