@@ -153,7 +153,11 @@ CASES: Sequence[Case] = (
     advantage("gspo", _verl(GRPO), _call(GRPO)),
     advantage(
         "dr-grpo",
-        _verl("ZeroMathLearner.compute_monte_carlo_advantages", repo="sail-sg/understand-r1-zero", path="train_zero_math.py"),
+        _verl(
+            "ZeroMathLearner.compute_monte_carlo_advantages",
+            repo="sail-sg/understand-r1-zero",
+            path="train_zero_math.py",
+        ),
         _centred,
     ),
     advantage(
@@ -170,9 +174,7 @@ CASES: Sequence[Case] = (
     ),
     advantage(
         "bnpo",
-        _verl(
-            "compute_bnpo_outcome_advantage", repo="changyi7231/BNPO", path="recipe/bnpo/src/bnpo_ray_trainer.py"
-        ),
+        _verl("compute_bnpo_outcome_advantage", repo="changyi7231/BNPO", path="recipe/bnpo/src/bnpo_ray_trainer.py"),
         _call("compute_bnpo_outcome_advantage", right=True),
         step=_right,
         said=RIGHT_OR_WRONG,

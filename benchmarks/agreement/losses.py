@@ -195,7 +195,9 @@ CASES: Sequence[Case] = (
     ),
     loss(
         "ppl-position",
-        _source("compute_policy_loss", repo="RUCAIBox/Slow_Thinking_with_LLMs", path=f"entropy2performance/verl/{CORE}"),
+        _source(
+            "compute_policy_loss", repo="RUCAIBox/Slow_Thinking_with_LLMs", path=f"entropy2performance/verl/{CORE}"
+        ),
         _late,
         step=lambda rows: replace(rows.step(rows.reward_B), number=200),
         said="its bonus of later tokens on the standardised reward, at step 200",
