@@ -28,6 +28,7 @@ def along_chain(*, shared: bool = False) -> Estimator:
 
     A chain is a row with all that was drawn after it, at any remove, within its group.
 
+    Units: those of the advantage; with ``shared`` per decision.
     Source: Delethink, arXiv:2510.06557, and its code (McGill-NLP/the-markovian-thinker, ``core_algos.py``,
         ``seq-mean-token-norm-trace-length`` with ``use_flat_batch_correction_ratio``).
     """

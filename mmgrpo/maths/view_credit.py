@@ -78,6 +78,7 @@ def outside_view(*, view: str) -> Estimator:
 
     A <- 0 where the row has the view.
 
+    Units: those of the advantage.
     Source: the routing of SRPO, arXiv:2604.02288, which leaves wrong samples with a right peer to distillation.
     """
 

@@ -35,12 +35,12 @@ class RewardModel:
     """Reward: the score that a reward model gives the answer, a sequence classifier with one label or several.
 
     It reads the prompt and, as the assistant's turn, the part of the text that ``extract`` takes, without the thought,
-    by its own chat template; where its tokenizer has none, the two as a pair of texts. Of several labels ``label``
+    by its own chat template; where its tokenizer has none, the two as a pair of texts. Of several outputs ``output``
     counts, or the sum by ``weights``.
 
     Example: ``{name: reward_model, model: Skywork/Skywork-Reward-V2-Llama-3.1-8B}``.
-    Settings: ``link`` is ``sigmoid`` where scores are to lie between 0 and 1; ``label`` or ``weights``, a number for
-    each label; ``missing`` is the score of a text without what ``extract`` takes (None: not judged); ``max_tokens``,
+    Settings: ``link`` is ``sigmoid`` where scores are to lie between 0 and 1; ``output`` or ``weights``, a number for
+    each; ``missing`` is the score of a text without what ``extract`` takes (None: not judged); ``max_tokens``,
     beyond which the beginning of prompt and answer is cut.
     Range: unbounded, or 0 to 1.
     Source: a model trained on comparisons as in InstructGPT, Ouyang et al. 2022, arXiv:2203.02155, eq. 1; transformers'
@@ -57,7 +57,7 @@ class RewardModel:
         model: str,
         extract: Extract = "none",
         link: Link = "none",
-        label: int = 0,
+        output: int = 0,
         weights: Sequence[float] | None = None,
         missing: float | None = None,
         max_tokens: int = 8192,
@@ -65,12 +65,12 @@ class RewardModel:
         dtype: Dtype = "bfloat16",
         batch_size: int = 8,
     ) -> None:
-        if weights is not None and (label != 0 or not weights):
-            raise ConfigError("RewardModel takes weights, one for each label, or label, not both")
+        if weights is not None and (output != 0 or not weights):
+            raise ConfigError("RewardModel takes weights, one for each output, or output, not both")
         self._model = model
         self._extract: Extract = place_of("RewardModel.extract", extract)
         self._link: Link = one_of("RewardModel.link", link, Link)
-        self._label = label
+        self._output = output
         self._weights = None if weights is None else tuple(weights)
         self._missing = missing
         self._max_tokens = positive("RewardModel.max_tokens", max_tokens)
@@ -101,13 +101,13 @@ class RewardModel:
 
     def _score(self, logit_K: Tensor) -> Score:
         known = len(logit_K)
-        if not -known <= self._label < known or (self._weights is not None and len(self._weights) != known):
+        if not -known <= self._output < known or (self._weights is not None and len(self._weights) != known):
             raise RewardError(
-                f"{self._model} has {known} labels: set label below that, or weights with as many numbers"
+                f"{self._model} has {known} outputs: set output below that, or weights with as many numbers"
             )
         values = (logit_K.sigmoid() if self._link == "sigmoid" else logit_K).tolist()
         if self._weights is None:
-            return Score(values[self._label], parts(_named(values)) if known > 1 else {})
+            return Score(values[self._output], parts(_named(values)) if known > 1 else {})
         return Score(sum(w * value for w, value in zip(self._weights, values, strict=True)), parts(_named(values)))
 
 
@@ -116,11 +116,11 @@ class StepRewardModel:
     """Reward: how right each step of the text is, by a process reward model, and the least or the mean of them.
 
     The model is a token classifier; the text is parted into steps at ``split``, and behind each step stands
-    ``separator``, at whose last token the probability of ``label`` is read. ``aggregate`` makes one number of them;
+    ``separator``, at whose last token the probability of ``output`` is read. ``aggregate`` makes one number of them;
     each step's own is the score of a part, for the estimators of the ``advantage`` section.
 
     Example: ``{name: step_reward_model, model: MY_PROCESS_REWARD_MODEL, aggregate: min}``.
-    Settings: ``aggregate`` is ``min``, ``mean``, ``product`` or ``last``; ``label`` is that of a right step.
+    Settings: ``aggregate`` is ``min``, ``mean``, ``product`` or ``last``; ``output`` is that of a right step.
     Range: 0 to 1.
     Source: Lightman et al. 2023, arXiv:2305.20050, sec. 2.6 (the product), and Wang et al. 2024 (Math-Shepherd),
     arXiv:2312.08935 (the least); tokens as TRL 0.x's PRMTrainer puts them together.
@@ -136,7 +136,7 @@ class StepRewardModel:
         split: str = "\n\n",
         separator: str = "\n",
         aggregate: Aggregate = "min",
-        label: int = 1,
+        output: int = 1,
         max_tokens: int = 8192,
         device: str | None = None,
         dtype: Dtype = "bfloat16",
@@ -147,7 +147,7 @@ class StepRewardModel:
         self._split = split
         self._separator = separator
         self._aggregate: Aggregate = one_of("StepRewardModel.aggregate", aggregate, Aggregate)
-        self._label = label
+        self._output = output
         self._max_tokens = positive("StepRewardModel.max_tokens", max_tokens)
         self._device = device
         self._dtype = chosen_dtype("StepRewardModel", dtype)
@@ -170,9 +170,9 @@ class StepRewardModel:
         if len(ids) > self._max_tokens:
             return Score(math.nan, {"reason": f"{len(ids)} tokens, more than {self._max_tokens}"})
         logit_LK = model(input_ids=torch.tensor([ids]).to(model.device)).logits[0].float()
-        if not -logit_LK.shape[1] <= self._label < logit_LK.shape[1]:
-            raise RewardError(f"{self._model} has {logit_LK.shape[1]} labels: set label below that")
-        probs = logit_LK.softmax(-1)[ends, self._label].tolist()
+        if not -logit_LK.shape[1] <= self._output < logit_LK.shape[1]:
+            raise RewardError(f"{self._model} has {logit_LK.shape[1]} outputs: set output below that")
+        probs = logit_LK.softmax(-1)[ends, self._output].tolist()
         scopes = [Scope(start, end, prob) for (start, end), prob in zip(steps, probs, strict=True)]
         return Score(AGGREGATES[self._aggregate](probs), {"reason": f"{len(probs)} steps"}, scopes)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mmgrpo.maths.estimators import ESTIMATORS
-from mmgrpo.maths.feedback import Feedback, Scoped, Turns
+from mmgrpo.maths.feedback import Column, Feedback, Scoped, Turns
 from mmgrpo.maths.filters import FILTERS
 from mmgrpo.maths.group_losses import GROUP_LOSSES
 from mmgrpo.maths.matching_terms import MATCHING_TERMS
@@ -32,6 +32,14 @@ NUMBERS: dict[str, dict[str, Any]] = {
         )
     },
     "log_ratio": {"view": "teacher", "scale": 1.25},
+    **{name: {"view": "teacher"} for name in ("excess_likelihood", "outside_view", "bounded_uncertainty")},
+    "returns_in_view": {"view": "teacher"},
+    "likely_answers": {"view": "teacher", "of": "right", "part": "steps"},
+    "uncertain_groups": {"shares": "right"},
+    "global_consistency": {"shares": "right"},
+    "consistent_members": {"reward": "steps", "count": 2},
+    "over_budgets": {"at": [1, 2]},
+    "column_baseline": {"column": "level"},
     "column_margin": {"column": "level"},
     "both_ends": {"weight": 1.0},
     "among_most_efficient": {"count": 2},
@@ -63,6 +71,7 @@ def feedback_for(name: str, *, junk: float) -> Feedback:
         feedback,
         token_BT=torch.tensor([1, 2, 1, 2]).expand(6, 4),
         scoped={"steps": said},
+        rewards={"right": Column(value_B=feedback.reward_B, valid_B=feedback.valid_B)},
         columns={"level": torch.linspace(0, 1, 6).double()},
         remembered={"value": torch.linspace(0, 1, 6).double()},
         exchanges=Turns(given=said, keys_B_S=[["a", "b"]] * 6),

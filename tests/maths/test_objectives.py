@@ -41,6 +41,7 @@ BOUND = {
     "nft": functools.partial(SURROGATES["nft"], wrong_floor=0.5),
     "shaped": functools.partial(SURROGATES["shaped"], gamma=0.1),
     "shaped_probability": functools.partial(SURROGATES["shaped_probability"], gamma=0.1),
+    "one_sided": functools.partial(SURROGATES["one_sided"], low=0.2, high=0.2),
     "mixture": functools.partial(SURROGATES["mixture"], power=0.5),
 }
 FOREIGN = ("nft", "shaped", "shaped_probability", "mixture")

@@ -57,7 +57,7 @@ def logits(folder: str, *turns: str) -> list[float]:
 
 
 def test_the_answer_is_scored_behind_its_prompt_without_the_thought(scored: str) -> None:
-    reward = RewardModel(scored, label=1, dtype="float32")
+    reward = RewardModel(scored, output=1, dtype="float32")
     samples = [wrote("seven"), wrote("<think>8? no</think>seven"), wrote("eight and more"), wrote(None)]
     seven, eight = logits(scored, "q", "seven"), logits(scored, "q", "eight and more")
     assert abs(seven[1] - eight[1]) > 1e-3
@@ -118,12 +118,12 @@ def test_each_step_is_scored_at_its_separator(stepped: str) -> None:
 
 
 def test_what_a_model_lacks_is_said(scored: str) -> None:
-    with pytest.raises(RewardError, match="has 3 labels: set label below that"):
-        score_of(RewardModel(scored, label=3, dtype="float32"), "x")
-    with pytest.raises(RewardError, match="has 3 labels"):
+    with pytest.raises(RewardError, match="has 3 outputs: set output below that"):
+        score_of(RewardModel(scored, output=3, dtype="float32"), "x")
+    with pytest.raises(RewardError, match="has 3 outputs"):
         score_of(RewardModel(scored, weights=[1.0], dtype="float32"), "x")
-    with pytest.raises(ConfigError, match="weights, one for each label, or label"):
-        RewardModel(scored, label=1, weights=[1.0, 2.0, 3.0])
+    with pytest.raises(ConfigError, match="weights, one for each output, or output"):
+        RewardModel(scored, output=1, weights=[1.0, 2.0, 3.0])
 
 
 def solver(server: Server, **settings: Any) -> Solver:
