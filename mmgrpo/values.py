@@ -17,10 +17,10 @@ class Value:
     """A number per decision, by name.
 
     Attributes:
-        name: ``entropy``, ``certainty``, ``logprob``, or a divergence such as ``k3`` or ``gaussian``.
+        name: ``certainty``, ``logprob``, one of ``OF_DISTRIBUTION``, or a divergence such as ``k3`` or ``gaussian``.
         view: whose, where it is another policy than that of now: ``reference``, ``old`` (the weights that sampled),
-            the name under which weights were kept, or one of the section ``views``, which have log-probabilities. A
-            divergence is from that view; a log-probability is the view's.
+            the name under which weights were kept, or one of the section ``views``, which have log-probabilities and
+            values of the distribution. A divergence is from that view; any other value is the view's.
         numbers: what the value is computed with, where its name alone does not say.
     """
 
@@ -34,6 +34,12 @@ class Value:
 
 
 ENTROPY = Value("entropy")
+LOGPROB_MEAN = Value("logprob_mean")
+"""Mean log-probability of all that could have been drawn, each counting alike."""
+RANK = Value("rank")
+"""How many others that could have been drawn are likelier than what was; without grad."""
+OF_DISTRIBUTION = frozenset(("entropy", "logprob_mean", "rank", "nucleus_entropy", "top_logprob"))
+"""Names of what comes from the whole distribution that a decision is drawn from."""
 DRIFT = Value("gaussian", OLD)
 """Divergence of a Gaussian step from the policy that sampled."""
 VALUE = Value("value")
@@ -43,6 +49,16 @@ VALUE = Value("value")
 def from_reference(divergence: str) -> Value:
     """The divergence of the policy of now from the reference, by its name."""
     return Value(divergence, REFERENCE)
+
+
+def nucleus_entropy(mass: float) -> Value:
+    """Entropy within the nucleus: among the likeliest that hold at most this probability together."""
+    return Value("nucleus_entropy", numbers=(mass,))
+
+
+def top_logprob(num: int) -> Value:
+    """Mean log-probability of the ``num`` likeliest."""
+    return Value("top_logprob", numbers=(num,))
 
 
 def of_view(view: str) -> Value:

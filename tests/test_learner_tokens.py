@@ -13,10 +13,13 @@ from torch import Tensor
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.aggregates import constant_length, count, decision_mean, sample_mean, sample_sum
 from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.modulations import likeliest_of_wrong
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.ratios import pessimistic_bound
 from mmgrpo.maths.selections import near_policy, ratio_top_entropy, top_entropy
 from mmgrpo.maths.surrogates import clipped, unclipped, vespo
+from mmgrpo.maths.terms import weighted
+from mmgrpo.maths.vocabulary_terms import anchored_entropy, clipped_with_candidates
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.train.learner import accumulate_gradient, measured
@@ -56,6 +59,17 @@ OBJECTIVES = {
     "entropy bonus": Objective(surrogate=CLIPPED, aggregate=decision_mean, entropy_bonus=0.2),
     "high entropy": Objective(surrogate=CLIPPED, aggregate=decision_mean, selections=(top_entropy(share=0.3),)),
     "near": Objective(surrogate=unclipped, aggregate=decision_mean, selections=(near_policy(limit=-1e-3),)),
+    "candidates": Objective(
+        surrogate=None,
+        aggregate=decision_mean,
+        modulations=(likeliest_of_wrong(loss=1.5, quantile=0.2),),
+        further=(clipped_with_candidates(low=0.02, high=0.03, num=2, share=0.4, quantile=0.5, right=0.5),),
+    ),
+    "anchored entropy": Objective(
+        surrogate=CLIPPED,
+        aggregate=decision_mean,
+        further=(weighted(anchored_entropy(mass=0.9, quantile=0.5, anchor=2.0), 0.3),),
+    ),
     "both, by sequence, with all terms": Objective(
         surrogate=CLIPPED,
         aggregate=partial(constant_length, length=7),
@@ -67,6 +81,8 @@ OBJECTIVES = {
         entropy_bonus=0.2,
     ),
 }
+
+OF_GROUPS = ("anchored entropy",)
 
 
 def drawn(*, batch: int = 8) -> tuple[LanguagePolicy, Rollout]:
@@ -101,7 +117,7 @@ def full_graph(
     policy: LanguagePolicy, rollout: Rollout, objective: Objective, advantage_B: Tensor = ADVANTAGE_B
 ) -> tuple[float, Tensor]:
     """The objective on the whole matrix at once, selections by torch's own quantile and means."""
-    asked = objective.values | {ENTROPY}
+    asked = objective.values | objective.first_values | {ENTROPY}
     found: dict[Value | None, list[tuple[Tensor, Tensor]]] = {name: [] for name in (None, *asked)}
     for evaluation in policy.evaluate(rollout, values=asked):
         assert evaluation.rows is not None
@@ -112,7 +128,7 @@ def full_graph(
     logprob_BT = known.pop(None)
     values = {name: x_BT for name, x_BT in known.items() if name is not None}
     entropy_BT = values[ENTROPY]
-    totals, mask_BT = count(rollout.mask_BT), rollout.mask_BT
+    totals, mask_BT = count(rollout.mask_BT, group_B=rollout.prompt_index_B), rollout.mask_BT
     keep_BT = ratio_mask_BT = mask_BT
     shares = {"high entropy": 0.3, "both, by sequence, with all terms": 0.6}
     limits = {"near": -1e-3, "both, by sequence, with all terms": 1e-3}
@@ -128,19 +144,21 @@ def full_graph(
         keep_BT = keep_BT & (near_B1 | (advantage_B[:, None] >= 0))
     if name in shares | limits:
         assert 0 < keep_BT.sum() < mask_BT.sum()
-    loss = objective(
-        Decisions(
-            logprob_BT=logprob_BT,
-            old_logprob_BT=rollout.old_logprob_BT,
-            advantage_BT=advantage_B[:, None].expand(rollout.shape),
-            mask_BT=mask_BT,
-            weight_BT=objective.weights(mask_BT, totals) * keep_BT,
-            mean_weight_BT=objective.mean_weights(mask_BT, totals),
-            segment_BT=rollout.segment_BT,
-            ratio_mask_BT=ratio_mask_BT,
-            values=values,
-        )
+    decisions = Decisions(
+        logprob_BT=logprob_BT,
+        old_logprob_BT=rollout.old_logprob_BT,
+        advantage_BT=advantage_B[:, None].expand(rollout.shape),
+        mask_BT=mask_BT,
+        weight_BT=objective.weights(mask_BT, totals) * keep_BT,
+        mean_weight_BT=objective.mean_weights(mask_BT, totals),
+        segment_BT=rollout.segment_BT,
+        ratio_mask_BT=ratio_mask_BT,
+        reward_BT=advantage_B[:, None].expand(rollout.shape),
+        group_BT=rollout.prompt_index_B[:, None].expand(rollout.shape),
+        num_groups=totals.num_groups,
+        values=values,
     )
+    loss = objective(objective.modulated(decisions, {}))
     loss.value.backward()
     return float(loss.value.detach()), gradient(policy)
 
@@ -154,7 +172,7 @@ def streamed(
     advantage_B: Tensor = ADVANTAGE_B,
 ) -> tuple[float, Tensor, int]:
     """The update of as many processes as there are parts, each with its rows: loss, gradient, forwards."""
-    totals, shared = count(rollout.mask_BT), []
+    totals, shared = count(rollout.mask_BT, group_B=rollout.prompt_index_B), []
 
     def give(mine: Tensor) -> list[Tensor]:
         shared.append(mine)
@@ -163,7 +181,7 @@ def streamed(
     def update(rows: Sequence[int], gather) -> tuple[float, int]:
         found = accumulate_gradient(
             policy, rollout, advantage_B[:, None].expand(rollout.shape), objective,
-            rows=rows, totals=totals, gather=gather,
+            rows=rows, totals=totals, gather=gather, reward_B=advantage_B,
         )  # fmt: skip
         return found.diagnostics.as_metrics()["policy/loss"], found.num_forwards
 
@@ -193,6 +211,8 @@ def test_streamed_gradient_is_the_full_graphs(name: str) -> None:
 @pytest.mark.parametrize("parts", [([0, 1, 2], [3, 4, 5]), ([5, 2, 0], [4], [], [3, 1])], ids=["two", "four"])
 def test_processes_and_the_order_of_rows_change_nothing(name: str, parts: Sequence[Sequence[int]]) -> None:
     policy, rollout = drawn()
+    if name in OF_GROUPS:  # which stay whole
+        parts = [[2, 0, 1], [], [5, 3, 4]]
     value, expected, _ = streamed(policy, rollout, OBJECTIVES[name])
     other_value, other, _ = streamed(policy, rollout, OBJECTIVES[name], parts=parts)
     assert other_value == pytest.approx(value, rel=1e-4, abs=1e-6)

@@ -236,8 +236,8 @@ def test_weights_of_a_view_are_taken_back() -> None:
 
 def test_what_a_view_does_not_say_is_told() -> None:
     policy, rollout = drawn(tokens)
-    with pytest.raises(ConfigError, match="no entropy@other"):
-        measured(policy, rollout, [Value("entropy", "other")], sights(policy, rollout, other=OTHER))
+    with pytest.raises(ConfigError, match="no gaussian@other"):
+        measured(policy, rollout, [Value("gaussian", "other")], sights(policy, rollout, other=OTHER))
     beginning = View(name="begun", context=lambda prompt, member, history: replace(prompt, prefix="so"))
     with pytest.raises(ConfigError, match="gives them no beginning"):
         sights(policy, rollout, begun=beginning)["begun"]

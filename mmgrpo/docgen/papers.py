@@ -54,7 +54,7 @@ GROUPS: Mapping[str, tuple[str, str | None]] = {
     "decision_numbers": ("Bounds and weights of single decisions", "objective.modulations"),
     "aux_losses": ("Losses beside the objective", "auxiliary"),
     "views": ("The same tokens under other weights or another prompt", "views"),
-    "vocab_terms": ("What the distribution says beyond the drawn token", None),
+    "vocab_terms": ("What the distribution says beyond the drawn token", "objective.terms, objective.modulations"),
     "rounds": ("Rollouts in rounds, groups of any size", "rollout.planner"),
     "forest": ("Trunks, branches and exits", "rollout.tree, rollout.planner"),
     "contexts": ("Members in contexts of their own", "rollout.contexts"),

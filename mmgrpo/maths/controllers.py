@@ -61,8 +61,23 @@ def against_trend(value: float, measured: Sequence[float], *, low: float = 0.0, 
     return min(max(value * fmean(before) / last, low), high) if fmean(before) > 0 and last > 0 else value
 
 
+def first_measured(value: float, measured: float) -> float:
+    """What a metric was at the first step that has it, ever after.
+
+    value' = measured while value is 0, else value
+
+    Units: those of the metric.   Source: the anchor of SIREN, arXiv:2509.25133.
+    """
+    return measured if value == 0 else value
+
+
 CONTROLLERS: Mapping[str, Callable[..., float]] = MappingProxyType(
-    {"dual_ascent": dual_ascent, "adaptive_kl": adaptive_kl, "against_trend": against_trend}
+    {
+        "dual_ascent": dual_ascent,
+        "adaptive_kl": adaptive_kl,
+        "against_trend": against_trend,
+        "first_measured": first_measured,
+    }
 )
 """Controllers by the name that ``controllers`` uses; beside its numbers each is given the ``metric`` it follows, and
 ``every`` how many steps it moves."""

@@ -11,6 +11,7 @@ from mmgrpo.maths.group_losses import GROUP_LOSSES
 from mmgrpo.maths.matching_terms import MATCHING_TERMS
 from mmgrpo.maths.terms import Term, divergence_term, entropy_term
 from mmgrpo.maths.view_terms import VIEW_TERMS, estimated_divergence
+from mmgrpo.maths.vocabulary_terms import VOCABULARY_TERMS
 from mmgrpo.values import REFERENCE, Value
 
 
@@ -42,6 +43,13 @@ def entropy() -> Term:
 
 
 TERMS: Mapping[str, Callable[..., Term]] = MappingProxyType(
-    {"divergence": divergence, "entropy": entropy, **VIEW_TERMS, **GROUP_LOSSES, **MATCHING_TERMS}
+    {
+        "divergence": divergence,
+        "entropy": entropy,
+        **VIEW_TERMS,
+        **VOCABULARY_TERMS,
+        **GROUP_LOSSES,
+        **MATCHING_TERMS,
+    }
 )
 """Terms by the name that ``objective.terms`` uses; called with their numbers."""

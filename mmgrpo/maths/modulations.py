@@ -22,7 +22,7 @@ from mmgrpo.maths.modulation import ADVANTAGE as ADVANTAGE
 from mmgrpo.maths.modulation import LOGPROB as LOGPROB
 from mmgrpo.maths.modulation import OLD_LOGPROB, JobValues, Modulated, Modulation, detached
 from mmgrpo.system.lazy import torch
-from mmgrpo.values import DRIFT, ENTROPY
+from mmgrpo.values import DRIFT, ENTROPY, RANK
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,8 +80,7 @@ def by_entropy_quantile(
     Source: Archer, arXiv:2507.15778, and its code (wizard-III/ArcherCodeR, ``dp_actor.py``): 0.8, 0.2 / 0.2 with k3 at
         0.001, and 0.5 / 0.5 without.
     """
-    if not 0 <= quantile <= 1:
-        raise ConfigError(f"a quantile lies between 0 and 1, got {quantile}")
+    require_quantile(quantile)
     numbers = ((low, above_low), (high, above_high), (divergence, above_divergence))
     return Modulation(of=partial(_by_entropy, quantile=quantile, numbers=numbers), values=(ENTROPY,), bounds=True)
 
@@ -91,7 +90,7 @@ def _by_entropy(
 ) -> Modulated:
     del job_values
     entropy_BT = detached(decisions, ENTROPY)
-    above_BT = decisions.mask_BT & (entropy_BT > row_quantile(entropy_BT, decisions.mask_BT, quantile))
+    above_BT = above_row_quantile(entropy_BT, decisions.mask_BT, quantile)
     low_BT, high_BT, divergence_BT = (
         torch.full_like(entropy_BT, below, dtype=torch.float64).masked_fill(above_BT, above) for below, above in numbers
     )
@@ -232,6 +231,25 @@ def _by_success(decisions: Decisions, job_values: JobValues, *, right: float) ->
     return Modulated(divergence_BT=factor_BT.to(decisions.logprob_BT.detach()))
 
 
+def likeliest_of_wrong(*, loss: float = 1.1, quantile: float = 0.8) -> Modulation:
+    """Tokens of wrong samples count more where the policy was unsure and they are its first choice.
+
+    loss = that given where A < 0, no token is likelier, and H > quantile(H of the sample's kept decisions); else 1.
+
+    Units: loss is a factor.   Raises: ConfigError for a quantile outside 0 .. 1.
+    Source: SimKO, arXiv:2510.14807, and its code (CLR-Lab/SimKO, ``core_algos.py``, compute_policy_loss_simko): 1.1.
+    """
+    require_quantile(quantile)
+    return Modulation(of=partial(_likeliest_of_wrong, loss=loss, quantile=quantile), values=(ENTROPY, RANK))
+
+
+def _likeliest_of_wrong(decisions: Decisions, job_values: JobValues, *, loss: float, quantile: float) -> Modulated:
+    del job_values
+    unsure_BT = above_row_quantile(detached(decisions, ENTROPY), decisions.mask_BT, quantile)
+    first_BT = unsure_BT & (detached(decisions, RANK) == 0) & (decisions.advantage_BT < 0)
+    return Modulated(loss_BT=torch.ones_like(decisions.logprob_BT.detach()).masked_fill(first_BT, loss))
+
+
 MODULATIONS: Mapping[str, Callable[..., Modulation]] = MappingProxyType(
     {
         "constant": constant,
@@ -245,9 +263,24 @@ MODULATIONS: Mapping[str, Callable[..., Modulation]] = MappingProxyType(
         "equal_segments": equal_segments,
         "within_divergence": within_divergence,
         "divergence_by_success": divergence_by_success,
+        "likeliest_of_wrong": likeliest_of_wrong,
     }
 )
 """Modulations by the name that a method's configuration uses; called with their numbers, applied in order."""
+
+
+def require_quantile(quantile: float) -> None:
+    """Raises ConfigError for a quantile that cannot be."""
+    if not 0 <= quantile <= 1:
+        raise ConfigError(f"a quantile lies between 0 and 1, got {quantile}")
+
+
+def above_row_quantile(value_BT: Tensor, mask_BT: Tensor, fraction: float) -> Tensor:
+    """The kept decisions whose value is above the quantile of their row: ``row_quantile``.
+
+    Shapes: (B, T), bool (B, T) -> bool (B, T).
+    """
+    return mask_BT & (value_BT > row_quantile(value_BT, mask_BT, fraction))
 
 
 def row_quantile(value_BT: Tensor, mask_BT: Tensor, fraction: float) -> Tensor:

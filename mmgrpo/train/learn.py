@@ -93,8 +93,9 @@ def learn(
 
 def _with_still_views(policy: Policy, batch: Batch, objective: Objective) -> Rollout:
     """The rollout with what views say whose weights the updates do not move: they are looked at once."""
-    still = [of_view(name) for name in sorted(objective.views) if name in batch.views]
-    still = [value for value in still if not batch.views[str(value.view)].view.moves]
+    asked = {*map(of_view, objective.views), *objective.values}
+    of_views = [value for value in sorted(asked, key=str) if value.view in batch.views]
+    still = [value for value in of_views if not batch.views[str(value.view)].view.moves]
     return measured(policy, batch.rollout, still, batch.views)
 
 

@@ -20,7 +20,10 @@ from mmgrpo.policy import Critic, Policy, Seeing
 from mmgrpo.train.joining import Parts
 from mmgrpo.train.streaming import cells, evaluations, index_of
 from mmgrpo.types import Prompt, Rollout
-from mmgrpo.values import Value, of_view, seen_in
+from mmgrpo.values import OF_DISTRIBUTION, Value, of_view, seen_in
+
+OF_VIEWS = frozenset(("logprob", "seen")) | OF_DISTRIBUTION
+"""Names of what a view says of a decision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,7 @@ class Looked:
     """What views say of decisions.
 
     Attributes:
-        values: (B, T) log-probabilities, and whether there is one, by view; 0 where there is none.
+        values: (B, T) log-probabilities, whether there is one, and what else was asked, by view; 0 where there is none.
         num_forwards: what it took.
     """
 
@@ -180,31 +183,39 @@ def looked_at(rollout: Rollout, values: Collection[Value], views: Mapping[str, S
         ConfigError: a value that views do not have.
     """
     asked = [value for value in values if value.view in views]
-    if wrong := [str(value) for value in asked if value not in (of_view(str(value.view)), seen_in(str(value.view)))]:
-        raise ConfigError(f"views have log-probabilities and what is estimated from them, and no {', '.join(wrong)}")
+    if wrong := [str(value) for value in asked if value.name not in OF_VIEWS]:
+        raise ConfigError(
+            "views have log-probabilities, what is estimated from them, and values of the distribution "
+            f"({', '.join(sorted(OF_DISTRIBUTION))}), and no {', '.join(wrong)}"
+        )
     found: dict[Value, Tensor] = {}
     num_forwards = 0
     for name in sorted({str(value.view) for value in asked}):
-        seen, known = views[name], {value: rollout.values.get(value) for value in (of_view(name), seen_in(name))}
+        further = [value for value in asked if value.view == name and value.name in OF_DISTRIBUTION]
+        wanted = (of_view(name), seen_in(name), *further)
+        seen, known = views[name], {value: rollout.values.get(value) for value in wanted}
         there = {value: matrix_BT for value, matrix_BT in known.items() if matrix_BT is not None}
         if len(there) < len(known) or (seen.view.moves and not rollout.on_policy):
-            looked = _looked(seen, rollout.mask_BT)
+            looked = _looked(seen, rollout.mask_BT, further)
             there, num_forwards = looked.values, num_forwards + looked.num_forwards
         found |= there
     return Looked(found, num_forwards)
 
 
 @torch.no_grad()
-def _looked(seen: Seen, mask_BT: Tensor) -> Looked:
-    logprob_BT, num_forwards = torch.zeros(mask_BT.shape), 0
-    asked_BT = mask_BT & seen.seen_B[:, None]
+def _looked(seen: Seen, mask_BT: Tensor, further: Sequence[Value]) -> Looked:
+    own = {value: replace(value, view=None) for value in further}
+    found = {value: torch.zeros(mask_BT.shape) for value in (of_view(seen.view.name), *further)}
+    asked_BT, num_forwards = mask_BT & seen.seen_B[:, None], 0
     with seen.view.using():
-        for evaluation in evaluations(seen.policy, seen.rollout.keep(asked_BT), ()):
+        for evaluation in evaluations(seen.policy, seen.rollout.keep(asked_BT), tuple(own.values())):
             kept_BT = cells(asked_BT, evaluation)
-            logprob_BT[index_of(evaluation)] = evaluation.logprob_BT.float().cpu().where(kept_BT, 0.0)
+            for value, found_BT in found.items():
+                said_BT = evaluation.values[own[value]] if value in own else evaluation.logprob_BT
+                found_BT[index_of(evaluation)] = said_BT.float().cpu().where(kept_BT, 0.0)
             num_forwards += evaluation.num_forwards
     seen_BT = seen.seen_B[:, None].float().expand(mask_BT.shape)
-    return Looked({of_view(seen.view.name): logprob_BT, seen_in(seen.view.name): seen_BT}, num_forwards)
+    return Looked({**found, seen_in(seen.view.name): seen_BT}, num_forwards)
 
 
 def behind(policy: Seeing | Critic, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:

@@ -220,14 +220,14 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
     ) -> Iterator[Evaluation]:
         """Streams one slice per batch of rows, all their decisions in it; rows of one prompt stand together.
 
-        Of values there are the entropy, and of another view its log-probability and divergences k1, k2 and k3.
+        Of values there are those of ``values.OF_LOGITS``, and of another view its log-probability and divergences
+        k1, k2 and k3.
         """
-        views = views_of(values, self._weights.kept)
+        views, own = views_of(values, self._weights.kept), [value for value in values if value.view is None]
         trace: Trace = rollout.trace
         for batch, mask_NT in self._batches(rollout, rows):
             other = {view: self._of_view(view, trace, batch, mask_NT) for view in views}
-            logprob_NT, entropy_NT = self._scored(trace, batch, mask_NT, entropy=ENTROPY in values)
-            found = {} if entropy_NT is None else {ENTROPY: entropy_NT}
+            logprob_NT, found = self._scored(trace, batch, mask_NT, own)
             for value in values:
                 if value.view is not None:
                     other_NT = other[value.view]
@@ -269,7 +269,7 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
     @torch.no_grad()
     def _of_view(self, view: str, trace: Trace, rows: Sequence[int], mask_NT: Tensor) -> Tensor:
         with self.using(view):
-            return self._scored(trace, rows, mask_NT, entropy=False)[0]
+            return self._scored(trace, rows, mask_NT)[0]
 
     def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
         """Cross-entropy of the examples' texts and their end token, mean over tokens; no randomness is used."""
@@ -303,23 +303,22 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
         return self._now(self._choice.see(prompts))
 
     def _scored(
-        self, trace: Trace, rows: Sequence[int], mask_NT: Tensor, *, entropy: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Log-probabilities and entropies where the mask holds, 0 elsewhere, (N, T)."""
+        self, trace: Trace, rows: Sequence[int], mask_NT: Tensor, values: Sequence[Value] = ()
+    ) -> tuple[Tensor, dict[Value, Tensor]]:
+        """Log-probabilities and values of the distributions where the mask holds, 0 elsewhere, (N, T)."""
         with self._checkpointing():
-            logprob_M, entropy_M = logprobs(
+            logprob_M, found = logprobs(
                 self._now(self.way),
                 trace,
                 rows,
                 head_bytes=self.settings.head_bytes,
                 mask_NT=mask_NT,
-                entropy=entropy,
+                values=values,
             )
         index = mask_NT.to(logprob_M.device)
-        logprob_NT = torch.zeros(mask_NT.shape, device=logprob_M.device).masked_scatter(index, logprob_M)
-        if entropy_M is None:
-            return logprob_NT, None
-        return logprob_NT, torch.zeros_like(logprob_NT).masked_scatter(index, entropy_M)
+        nothing_NT = torch.zeros(mask_NT.shape, device=logprob_M.device)
+        logprob_NT, *found = (nothing_NT.masked_scatter(index, each_M) for each_M in (logprob_M, *found))
+        return logprob_NT, dict(zip(values, found, strict=True))
 
     def _now(self, way: Way) -> Way:
         """A way through the model, or through the frozen copy of it that stands in."""

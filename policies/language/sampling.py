@@ -96,14 +96,21 @@ def entropies(logits_MV: Tensor) -> Tensor:
     return logits_MV.logsumexp(-1) - (logits_MV.softmax(-1) * finite_MV).sum(-1)
 
 
+def logprob_means(logits_MV: Tensor) -> Tensor:
+    """Mean log-probability = mean l - log sum exp l, over the tokens that the model can write at all.
+
+    Shapes: (M, V) -> (M,).   Units: nats.
+    """
+    there_MV = logits_MV > NEVER
+    return logits_MV.where(there_MV, 0.0).sum(-1) / there_MV.sum(-1) - logits_MV.logsumexp(-1)
+
+
 def certainties(logits_MV: Tensor) -> Tensor:
     """KL(uniform || policy) = log sum exp l - mean l - log V, over the tokens that the model can write at all.
 
     Shapes: (M, V) -> (M,).
     """
-    there_MV = logits_MV > NEVER
-    count_M = there_MV.sum(-1)
-    return logits_MV.logsumexp(-1) - logits_MV.where(there_MV, 0.0).sum(-1) / count_M - count_M.log()
+    return -logprob_means(logits_MV) - (logits_MV > NEVER).sum(-1).log()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,8 +168,8 @@ def token_logprobs(
     *,
     chunk: int,
     support: Support | None = None,
-    entropy: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+    asked: Sequence[Callable[[Tensor, Tensor], Tensor]] = (),
+) -> tuple[Tensor, list[Tensor]]:
     """Log-probabilities of M tokens from the hidden states before them; at most ``chunk`` rows of logits exist at once.
 
     Args:
@@ -172,23 +179,24 @@ def token_logprobs(
         sampling: the distribution drawn from.
         chunk: rows of logits at a time; the backward makes them again.
         support: what could be drawn, if sampling truncates.
-        entropy: whether the distribution's entropy is wanted too.
+        asked: what else is wanted of the distribution, (logits (m, V), tokens (m,)) -> (m,).
 
     Returns:
-        logprob_M, and entropy_M in nats or None; float32.
+        logprob_M, and a vector for each that is asked; float32.
     """
 
-    def scored(hidden_mD: Tensor, token_m: Tensor, start: int) -> tuple[Tensor, Tensor | None]:
+    def scored(hidden_mD: Tensor, token_m: Tensor, start: int) -> tuple[Tensor, ...]:
         logits_mV = sampling.tempered(logits_of(hidden_mD))
         if support is not None:
             keep_mV = support.part(start, start + len(token_m)).mask(logits_mV.shape[-1], logits_mV.device)
             logits_mV = logits_mV.masked_fill(~keep_mV, -torch.inf)
         logprob_m = -cross_entropy(logits_mV, token_m, reduction="none")
-        return logprob_m, entropies(logits_mV) if entropy else None
+        return logprob_m, *(one(logits_mV, token_m) for one in asked)
 
     chunk = max(chunk, MIN_CHUNK)
     if len(token_M) <= chunk:
-        return scored(hidden_MD, token_M, 0)
+        logprob_M, *found = scored(hidden_MD, token_M, 0)
+        return logprob_M, found
     parts = []
     for start in range(0, len(token_M), chunk):
         rows = slice(start, start + chunk)
@@ -196,8 +204,8 @@ def token_logprobs(
             parts.append(checkpoint(scored, hidden_MD[rows], token_M[rows], start, use_reentrant=False))
         else:
             parts.append(scored(hidden_MD[rows], token_M[rows], start))
-    logprobs, found = zip(*parts, strict=True)
-    return torch.cat(logprobs), torch.cat(found) if entropy else None
+    logprob_M, *found = (torch.cat(each) for each in zip(*parts, strict=True))
+    return logprob_M, found
 
 
 @torch.no_grad()

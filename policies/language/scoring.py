@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +13,9 @@ from torch.nn.utils.rnn import pad_sequence
 from mmgrpo.policies.language.completion import Completion
 from mmgrpo.policies.language.sampling import Support, supports, token_logprobs
 from mmgrpo.policies.language.trace import Trace
+from mmgrpo.policies.language.values import of_logits
 from mmgrpo.policies.language.ways import Way
+from mmgrpo.values import Value
 
 
 def logprobs(
@@ -22,8 +25,8 @@ def logprobs(
     *,
     head_bytes: int,
     mask_NT: Tensor | None = None,
-    entropy: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+    values: Sequence[Value] = (),
+) -> tuple[Tensor, list[Tensor]]:
     """Log-probability of every token of some rows, one after the other, under the distribution that they are of.
 
     Args:
@@ -32,10 +35,10 @@ def logprobs(
         rows: N of its rows, that may run together, all of one distribution.
         head_bytes: float32 logits held at a time.
         mask_NT: the tokens wanted; None wants all.
-        entropy: whether the entropies are wanted too.
+        values: what is wanted of the distributions too, names of ``OF_LOGITS``.
 
     Returns:
-        logprob_M, and entropy_M in nats or None; float32.
+        logprob_M, and a vector for each of the values; float32.
     """
     completions = [trace.completions[row] for row in rows]
     sampling = completions[0].sampling
@@ -59,7 +62,7 @@ def logprobs(
         sampling,
         chunk=head_bytes // (4 * way.vocabulary),
         support=support,
-        entropy=entropy,
+        asked=[partial(of_logits, value) for value in values],
     )
 
 

@@ -36,6 +36,7 @@ TOKENS = [
     "rl-zvp", "tempo",
     "apo", "copo", "lens--waste-mistakes", "less", "prof", "seed-grpo", "evisrag", "rank-grpo",
     "clip-delta-prm-shaping",
+    "rover", "simko", "siren",
 ]  # fmt: skip
 """Trained on a language policy."""
 

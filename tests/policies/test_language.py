@@ -155,12 +155,21 @@ def test_the_divergence_is_from_the_untrained_model() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [from_reference("gaussian"), DRIFT, Value("k1"), Value("entropy", REFERENCE), Value("k3", "ema")], ids=str
+    "value",
+    [
+        from_reference("gaussian"),
+        DRIFT,
+        Value("k1"),
+        Value("entropy", REFERENCE),
+        Value("k3", "ema"),
+        Value("rank", "ema"),
+    ],
+    ids=str,
 )
 def test_a_value_that_tokens_do_not_have_is_refused_with_those_known(value: Value) -> None:
     policy = policy_of("llama")
     rollout = rollout_of(policy, "llama")
-    known = "leave out what asks for it; known are entropy, and logprob, k1, k2, k3 of reference"
+    known = "leave out what asks for it; known are .*top_logprob, and logprob, k1, k2, k3 of reference"
     with pytest.raises(ConfigError, match=f"^tokens have no value {value}: {known}$"):
         next(iter(policy.evaluate(rollout, values=[value])))
 

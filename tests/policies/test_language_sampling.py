@@ -14,7 +14,7 @@ from mmgrpo.config.schedules import Course
 from mmgrpo.errors import ConfigError
 from mmgrpo.memory import Memory
 from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.policies.language.sampling import Sampling, Support, drawn, token_logprobs
+from mmgrpo.policies.language.sampling import Sampling, Support, drawn, entropies, token_logprobs
 from mmgrpo.policies.language.settings import Cooling
 from mmgrpo.types import Plan, Rollout
 from tests.policies.contract import largest_difference, move, values
@@ -125,15 +125,14 @@ def test_supports_by_hand() -> None:
 def test_scores_and_entropies_by_hand() -> None:
     probability_V = torch.tensor([0.5, 0.25, 0.125, 0.125])
     sampling = Sampling(temperature=2.0, top_k=None, top_p=None, min_p=None, suppressed=torch.tensor([3]))
-    options: dict[str, Any] = {"chunk": 16, "entropy": True}
+    options: dict[str, Any] = {"chunk": 16, "asked": [lambda logits_mV, token_m: entropies(logits_mV)]}
     hidden_MD, token_M = (2 * probability_V.log())[None], torch.tensor([1])
-    logprob_M, entropy_M = token_logprobs(hidden_MD, token_M, lambda x: x, sampling, **options)
+    logprob_M, (entropy_M,) = token_logprobs(hidden_MD, token_M, lambda x: x, sampling, **options)
     assert logprob_M.tolist() == pytest.approx([torch.tensor(0.25 / 0.875).log().item()])
     left_V = probability_V[:3] / 0.875
-    assert entropy_M is not None
     assert entropy_M.tolist() == pytest.approx([-(left_V * left_V.log()).sum().item()], rel=1e-5)
     support = Support(torch.tensor([0, 1], dtype=torch.int32), (2,))
-    logprob_M, entropy_M = token_logprobs(hidden_MD, token_M, lambda x: x, sampling, support=support, **options)
+    logprob_M, _ = token_logprobs(hidden_MD, token_M, lambda x: x, sampling, support=support, **options)
     assert logprob_M.tolist() == pytest.approx([torch.tensor(1 / 3).log().item()])
 
 

@@ -1,0 +1,109 @@
+"""Values of the distribution that a token is drawn from: by hand, in chunks, with gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from math import log
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmgrpo.policies.language.sampling import Sampling, Support, token_logprobs
+from mmgrpo.policies.language.values import OF_LOGITS, of_logits
+from mmgrpo.train.learner import measured
+from mmgrpo.train.views import Seen, View
+from mmgrpo.values import ENTROPY, LOGPROB_MEAN, OF_DISTRIBUTION, RANK, Value, nucleus_entropy, top_logprob
+from tests.policies.tiny_language import policy_of, prompts_of
+
+PLAIN = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.tensor([], dtype=torch.long))
+HALVES = torch.tensor([0.125, 0.5, 0.25, 0.125, 0.0]).log()
+BY_HAND = {
+    # (3 log 2 + log 2 + 2 log 2 + 3 log 2) / 4: the last token is never written
+    LOGPROB_MEAN: -9 / 4 * log(2),
+    top_logprob(1): -log(2),
+    top_logprob(2): -1.5 * log(2),
+    top_logprob(9): -9 / 4 * log(2),
+    # within 0.8 are a half and a quarter, 2/3 and 1/3 of the nucleus
+    nucleus_entropy(0.8): 2 / 3 * log(1.5) + 1 / 3 * log(3),
+    nucleus_entropy(0.4): 0.0,
+    nucleus_entropy(1.0): 1.75 * log(2),
+    ENTROPY: 1.75 * log(2),
+    RANK: 1.0,
+}
+
+
+def found(
+    value: Value, logits_MV: Tensor, token_M: Tensor, *, chunk: int = 64, support: Support | None = None
+) -> Tensor:
+    asked = [partial(of_logits, value)]
+    _, (value_M,) = token_logprobs(logits_MV, token_M, lambda x: x, PLAIN, chunk=chunk, support=support, asked=asked)
+    return value_M
+
+
+@pytest.mark.parametrize("value", BY_HAND, ids=str)
+def test_values_by_hand(value: Value) -> None:
+    assert found(value, HALVES[None], torch.tensor([2])).item() == pytest.approx(BY_HAND[value], abs=1e-6)
+    assert set(OF_LOGITS) == OF_DISTRIBUTION == {known.name for known in BY_HAND}
+
+
+def test_what_cannot_be_drawn_has_no_part_in_a_value() -> None:
+    only = Support(torch.tensor([0, 2], dtype=torch.int32), (2,))  # 1/3 and 2/3
+    expected = {
+        top_logprob(3): (log(1 / 3) + log(2 / 3)) / 2,
+        LOGPROB_MEAN: (log(1 / 3) + log(2 / 3)) / 2,
+        nucleus_entropy(0.7): 0.0,
+        RANK: 1.0,
+    }
+    for value, number in expected.items():
+        logits_MV = HALVES[None].clone().requires_grad_()
+        value_M = found(value, logits_MV, torch.tensor([0]), support=only)
+        assert value_M.item() == pytest.approx(number, abs=1e-6)
+        if value_M.requires_grad:
+            (grad_MV,) = torch.autograd.grad(value_M.sum(), logits_MV)
+            assert grad_MV.isfinite().all()
+
+
+@pytest.mark.parametrize("value", BY_HAND, ids=str)
+def test_in_chunks_values_and_gradients_are_those_of_the_whole(value: Value) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits_MV = (3 * torch.randn(41, 29, generator=generator)).requires_grad_()
+    token_M = torch.randint(29, (41,), generator=generator)
+    parted_M, whole_M = (found(value, logits_MV, token_M, chunk=chunk) for chunk in (16, 64))
+    torch.testing.assert_close(parted_M, whole_M, atol=1e-6, rtol=0)
+    if value != RANK:
+        weight_M = torch.randn(41, generator=generator)
+        parted_MV, whole_MV = (
+            torch.autograd.grad((each_M * weight_M).sum(), logits_MV)[0] for each_M in (parted_M, whole_M)
+        )
+        torch.testing.assert_close(parted_MV, whole_MV, atol=1e-6, rtol=0)
+
+
+def test_the_gradient_of_the_nucleus_stays_within_it() -> None:
+    logits_MV = HALVES[None].clone().requires_grad_()
+    (grad_MV,) = torch.autograd.grad(found(nucleus_entropy(0.8), logits_MV, torch.tensor([0])).sum(), logits_MV)
+    # dH/dl = -p (log p + H) of p = 2/3 and 1/3: of opposite signs, nothing elsewhere
+    entropy = BY_HAND[nucleus_entropy(0.8)]
+    slope = -2 / 3 * (log(2 / 3) + entropy)
+    assert grad_MV[0].tolist() == pytest.approx([0.0, slope, -slope, 0.0, 0.0], abs=1e-6)
+
+
+def test_asking_changes_no_log_probability_and_a_view_says_what_the_policy_said() -> None:
+    policy = policy_of("llama", temperature=0.05)  # so that first choices are drawn
+    rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=3)
+    values = (LOGPROB_MEAN, top_logprob(3), nucleus_entropy(0.8), RANK)
+    known = measured(policy, rollout, values)
+    plain, asked = (next(iter(policy.evaluate(rollout, values=each))) for each in ((), values))
+    assert torch.equal(plain.logprob_BT, asked.logprob_BT)
+    likeliest_BT = measured(policy, rollout, (top_logprob(1),)).values[top_logprob(1)]
+    first_BT = rollout.mask_BT & (known.values[RANK] == 0)
+    assert first_BT.any()
+    torch.testing.assert_close(likeliest_BT[first_BT], rollout.old_logprob_BT[first_BT], atol=1e-5, rtol=0)
+    every_B = torch.ones(len(rollout.samples), dtype=torch.bool)
+    seen = {"before": Seen(view=View(name="before"), policy=policy, rollout=rollout, seen_B=every_B)}
+    in_view = replace(LOGPROB_MEAN, view="before")
+    looked = measured(policy, rollout, (in_view,), seen)
+    torch.testing.assert_close(looked.values[in_view], known.values[LOGPROB_MEAN], atol=1e-6, rtol=0)
+    still = measured(policy, looked, (in_view,), seen)  # what is known is not looked at again
+    assert still.num_forwards == looked.num_forwards
