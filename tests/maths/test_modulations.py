@@ -251,4 +251,5 @@ def test_every_modulation_is_named():
         "equal_segments",
         "within_divergence",
         "divergence_by_success",
+        "likeliest_of_wrong",
     }
