@@ -258,7 +258,9 @@ class MethodConfig(Section):
         default_factory=dict, description="options of TRL's GRPOConfig with the same loss; trainer, if not GRPO's"
     )
     over: tuple[str, ...] = Field(default=(), description="methods that it was laid over; written by the loader")
-    replaced: tuple[str, ...] = Field(default=(), description="keys of those that it replaced; written by the loader")
+    replaced: tuple[str, ...] = Field(
+        default=(), description="keys of methods that what is included after them replaced; written by the loader"
+    )
     renamed: str | None = Field(
         default=None, description="what the name stood for before, told to whoever includes the file"
     )

@@ -21,6 +21,8 @@ CHAINS = (
 SCALE_NUMBERS = ("eps", "correction")
 """Numbers that may be written beside ``advantage.scale``, and are of the method's own."""
 
+_NOT_SET = object()
+
 Values = Mapping[str, Any]
 Lay = Callable[[Values, Values], dict[str, Any]]
 
@@ -41,8 +43,10 @@ def composed(layers: Sequence[Values], lay: Lay) -> dict[str, Any]:
     """
     merged = _laid(layers, lay)
     methods = [number for number, values in enumerate(layers) if _name(values)]
-    if len({_name(layers[number]) for number in methods}) < 2:
+    if not methods or len(layers) < 2:
         return merged
+    if len({_name(layers[number]) for number in methods}) < 2:
+        return _told(merged, [], [layers[methods[-1]]])
     uppermost, lower = layers[methods[-1]], methods[:-1]
     _require_one_policy([layers[number]["method"] for number in methods])
     for number in lower:
@@ -51,9 +55,14 @@ def composed(layers: Sequence[Values], lay: Lay) -> dict[str, Any]:
                 f"{_name(layers[number])} would have no effect under {_name(uppermost)}, which sets all that it sets; "
                 "put it after that, or include one of the two"
             )
-    over = [_name(layers[number]) for number in lower]
-    replaced = dict.fromkeys(key for number in lower for key in _replaced(layers[number], merged))
-    return {**merged, "method": {**merged["method"], "over": over, "replaced": list(replaced)}}
+    return _told(merged, [_name(layers[number]) for number in lower], [layers[number] for number in methods])
+
+
+def _told(merged: dict[str, Any], over: list[str | None], methods: Sequence[Values]) -> dict[str, Any]:
+    """With what its method lies over, and which keys of the methods have other values now."""
+    replaced = dict.fromkeys(key for method in methods for key in _replaced(method, merged))
+    told = {key: value for key, value in (("over", over), ("replaced", list(replaced))) if value}
+    return {**merged, "method": {**merged["method"], **told}} if told else merged
 
 
 def _laid(layers: Sequence[Values], lay: Lay) -> dict[str, Any]:
@@ -102,9 +111,9 @@ def _identity(function: Any) -> tuple[Any, Any]:
 def _replaced(method: Values, merged: Values) -> Iterator[str]:
     """The keys that a method's file has a source of and whose value is another one now."""
     for key in method["method"].get("sources", {}):
-        had, has = _at(method, key), _at(merged, key)
+        had, has = _at(method, key, _NOT_SET), _at(merged, key, _NOT_SET)
         joined = key in CHAINS and isinstance(had, list) and isinstance(has, list) and all(one in has for one in had)
-        if had is not None and had != has and not joined:
+        if had is not _NOT_SET and had != has and not joined:
             yield key
 
 
@@ -117,8 +126,8 @@ def _name(values: Values) -> str | None:
     return method.get("name") if isinstance(method, Mapping) else None
 
 
-def _at(values: Values, key: str) -> Any:
+def _at(values: Values, key: str, default: Any = None) -> Any:
     found: Any = values
     for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
+        found = found.get(part, default) if isinstance(found, Mapping) else default
     return found

@@ -38,8 +38,9 @@ def method_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     only = "" if method.applies_to == "both" else f", {POLICIES[method.applies_to]}"
     yield "method", f"{method.title} ({method.paper}){only}"
     if method.over:
-        replaced = f", of which others replace {', '.join(method.replaced)}" if method.replaced else ""
-        yield "laid over", f"{', '.join(method.over)}{replaced}"
+        yield "laid over", ", ".join(method.over)
+    if method.replaced:
+        yield "replaced", f"what lies above has other values of {', '.join(method.replaced)}"
     values = config.model_dump(mode="json")
     if sets := [f"{key} = {shown_value(found)}" for key, found in _mechanism(config, values)]:
         yield "it sets", ", ".join(sets)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.loading import dump_config, load_config, shipped
+from mmgrpo.config.loading import dump_config, load_config, require_single, shipped
 from mmgrpo.config.registry import suggestion
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.explain.method import POLICIES
@@ -107,6 +107,7 @@ def plan_comparison(
     if len(sources) < len(methods):
         raise ConfigError(f"a method comes twice in {', '.join(methods)}; give each once, under a name of its own")
     base = load_config(on, overrides)
+    require_single(base)
     seeds = range(base.seed, base.seed + num_seeds)
     configs = {label: _over_task(on, source, overrides) for label, source in sources.items()}
     for label, config in configs.items():

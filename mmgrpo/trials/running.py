@@ -72,6 +72,7 @@ class Carrying:
                 for future in pending:
                     future.cancel()
                 self._end()
+                self._say("cut off: what ran keeps a checkpoint, and the same command goes on from here")
                 raise
         return failed
 

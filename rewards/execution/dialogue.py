@@ -8,8 +8,8 @@ place can be called, asked for attributes and items and written out, not compare
 the program's own. Lines of JSON go between the two.
 
 The checker says on its standard error the number of tests, then 1 or 0 for each. A test is each top-level statement of
-FILE with an ``assert`` in it and each function ``test..`` without arguments; where there is neither, each top-level
-call.
+FILE with an ``assert`` or a ``raise`` in it and each function ``test..`` without arguments; where there is neither,
+each top-level call. What is no test and fails ends FILE: all tests after it fail.
 """
 
 from __future__ import annotations
@@ -152,18 +152,21 @@ def check(file: str) -> None:
         tests = [one for one in body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)]
     print(len(tests) + len(functions), file=verdicts, flush=True)
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        names = _names(program)
+        names, goes_on = _names(program), True
         for one in body:
-            right = _holds(ast.Module([one], []), names)
+            right = goes_on and _holds(ast.Module([one], []), names)
             if one in tests:
                 print(int(right), file=verdicts, flush=True)
+            else:
+                goes_on = right
         for name in functions:
-            print(int(_holds(ast.parse(f"{name}()"), names)), file=verdicts, flush=True)
+            right = goes_on and _holds(ast.parse(f"{name}()"), names)
+            print(int(right), file=verdicts, flush=True)
 
 
 def _asserts(statement: ast.stmt) -> bool:
     defines = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    return not defines and any(isinstance(inner, ast.Assert) for inner in ast.walk(statement))
+    return not defines and any(isinstance(inner, ast.Assert | ast.Raise) for inner in ast.walk(statement))
 
 
 def _is_test(function: ast.FunctionDef) -> bool:
@@ -203,7 +206,8 @@ def answer(file: str) -> NoReturn:
         kept.append(value)
         return len(kept) - 1
 
-    names: dict[str, Any] = {"__name__": "solution"}
+    module = sys.modules["solution"] = ModuleType("solution")  # where its classes find themselves
+    names = module.__dict__
     with open(file, encoding="utf-8") as opened:
         exec(compile(opened.read(), file, "exec"), names)
     for line in asked:

@@ -111,9 +111,16 @@ def test_what_is_replaced_is_said(tmp_path: Path) -> None:
     assert (config.method.name, config.method.over) == ("gspo", ("dapo",))
     assert "objective.surrogate" in config.method.replaced
     assert "rollout.planner" not in config.method.replaced
-    said = dict(method_rows(config))["laid over"]
-    assert said.startswith("dapo, of which others replace ")
-    assert "objective.surrogate" in said
+    said = dict(method_rows(config))
+    assert said["laid over"] == "dapo"
+    assert said["replaced"].startswith("what lies above has other values of ")
+    assert "objective.surrogate" in said["replaced"]
+    below = laid(tmp_path, "methods/gspo", "quickstart/arithmetic-text").method
+    assert below is not None
+    assert "objective.surrogate" in below.replaced
+    null = laid(tmp_path, "methods/drpo", "methods/dr-grpo").method
+    assert null is not None
+    assert "objective.surrogate" in null.replaced
 
 
 def test_a_method_of_each_policy_is_no_run(tmp_path: Path) -> None:

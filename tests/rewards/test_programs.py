@@ -133,6 +133,27 @@ def test_tests_that_test_nothing_are_not_judged() -> None:
 
 
 @needs_sandbox
+@pytest.mark.parametrize(
+    ("code", "tests", "expected"),
+    [
+        (
+            "from dataclasses import dataclass\n@dataclass\nclass D:\n    x: int\ndef f(x): return D(x).x",
+            "assert f(1) == 1",
+            1.0,
+        ),
+        ("import pickle, sys\nclass Q: pass\npickle.dumps(Q())\ndef f(x): return x", "assert f(1) == 1", 1.0),
+        (DOUBLE, ["if f(2) != 5: raise AssertionError('x')", "assert f(1) == 2"], 0.5),
+        (DOUBLE, "assert f(1) == 2\nif f(2) != 5: raise ValueError('x')", 0.5),
+        (DOUBLE, "x = f(1, 2, 3)\nassert f(1) == 2", 0.0),
+        (DOUBLE, "x = f(1)\nassert x == 2", 1.0),
+    ],
+)
+def test_tests_are_what_a_script_of_them_would_say(code: str, tests: Any, expected: float) -> None:
+    """Classes find their module, a raise is a test too, and nothing holds after what stopped the script."""
+    assert paid(code, tests, score="share") == expected
+
+
+@needs_sandbox
 def test_faster_than_the_reference() -> None:
     slow = "n = int(input())\nprint(sum(i for i in range(n)))"
     rows = {"tests": [{"input": "3000000", "output": "4499998500000"}], "reference": slow}
