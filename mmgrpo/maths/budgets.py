@@ -6,7 +6,7 @@ Rewards are 0 for what is wrong and 1 for what is right; u and p are success rat
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from heapq import heapify, heapreplace
 
@@ -86,11 +86,21 @@ def _ask_by_value(
 ) -> Sequence[Request]:
     if rounds:
         return ()
-    keys = [setting.key_of(prompt) for prompt in range(setting.num_prompts)]
-    rates, visits = (setting.memory.read(name, keys).tolist() for name in ("last_rate", "visits"))
-    seen = {prompt: rates[prompt] for prompt in range(setting.num_prompts) if visits[prompt] > 0}
+    seen = rates_seen(setting)
     sizes = dict.fromkeys(range(setting.num_prompts), setting.group_size)
     sizes |= shared_out(seen, setting.group_size * len(seen), least=least, most=most, confidence=confidence)
+    return sized(sizes)
+
+
+def rates_seen(setting: Setting) -> dict[int, float]:
+    """The rate at its last visit of each of the step's prompts that had one; reads ``last_rate`` and ``visits``."""
+    keys = [setting.key_of(prompt) for prompt in range(setting.num_prompts)]
+    rates, visits = (setting.memory.read(name, keys).tolist() for name in ("last_rate", "visits"))
+    return {prompt: rates[prompt] for prompt in range(setting.num_prompts) if visits[prompt] > 0}
+
+
+def sized(sizes: Mapping[int, int]) -> tuple[Request, ...]:
+    """A request for each group of this many members."""
     return tuple(Request(prompt=prompt, members=tuple(range(size))) for prompt, size in sizes.items() if size > 0)
 
 
@@ -109,16 +119,34 @@ def shared_out(
     spare = max(left - needed, 0) if alike else 0
     for place in range(spare):
         sizes[alike[place % len(alike)]] += 1
-    gains = [(-_gain(least, rates[prompt]), prompt) for prompt in mixed if least < most]
-    heapify(gains)
-    for _ in range(left - spare if gains else 0):
-        _, prompt = gains[0]
-        if sizes[prompt] >= most:
-            break
-        sizes[prompt] += 1
-        gain = _gain(sizes[prompt], rates[prompt]) if sizes[prompt] < most else -math.inf
-        heapreplace(gains, (-gain, prompt))
+    largest_gains(sizes, mixed, left - spare, most=most, gain=lambda prompt, num: _gain(num, rates[prompt]))
     return sizes
+
+
+def largest_gains(
+    sizes: dict[int, int], prompts: Iterable[int], num: int, *, most: int, gain: Callable[[int, int], float]
+) -> int:
+    """Adds members one after another to the group of these prompts that gains most by one, none beyond ``most``.
+
+    Args:
+        sizes: of the groups, which grow.
+        prompts: those that may.
+        num: members to add.
+        most: of a group.
+        gain: (prompt, members) -> what one more is worth; falls with the members.
+
+    Returns:
+        How many found no place.
+    """
+    gains = [(-gain(prompt, sizes[prompt]), prompt) for prompt in prompts if sizes[prompt] < most]
+    heapify(gains)
+    for added in range(num):
+        if not gains or sizes[gains[0][1]] >= most:
+            return num - added
+        prompt = gains[0][1]
+        sizes[prompt] += 1
+        heapreplace(gains, (-gain(prompt, sizes[prompt]) if sizes[prompt] < most else math.inf, prompt))
+    return 0
 
 
 def learning_value(num: int, rate: float) -> float:

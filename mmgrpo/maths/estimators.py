@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from mmgrpo.maths.chain_credit import along_chain, likely_answers
 from mmgrpo.maths.consensus_credit import global_consistency, uncertain_groups
-from mmgrpo.maths.entropy_credit import inverse_entropy, zero_variance_entropy
+from mmgrpo.maths.entropy_credit import entropy_weights, inverse_entropy, zero_variance_entropy
 from mmgrpo.maths.exit_credit import over_budgets
 from mmgrpo.maths.feedback import Estimator as Estimator
 from mmgrpo.maths.filters import among_most_efficient
@@ -22,6 +22,7 @@ from mmgrpo.maths.forest_credit import (
     temporal_difference,
     trunk_and_exits,
 )
+from mmgrpo.maths.length_credit import short_where_solved
 from mmgrpo.maths.likelihood_credit import confident_mistakes, late_decisions, perplexity_weight
 from mmgrpo.maths.process_credit import concise_failures, consistent_members
 from mmgrpo.maths.scoped_credit import (
@@ -51,6 +52,8 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
     {
         "inverse_entropy": inverse_entropy,
         "zero_variance_entropy": zero_variance_entropy,
+        "entropy_weights": entropy_weights,
+        "short_where_solved": short_where_solved,
         "uncertain_groups": uncertain_groups,
         "global_consistency": global_consistency,
         "perplexity_weight": perplexity_weight,

@@ -12,6 +12,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.attempts import second_draft, until_solved
 from mmgrpo.maths.branches import branch_at, branch_at_text, branch_at_uncertain, branch_evenly, exits, exits_at
 from mmgrpo.maths.budgets import by_learning_value, more_where_hard
+from mmgrpo.maths.capability import by_capability
 from mmgrpo.maths.chains import stages
 from mmgrpo.maths.planners import (
     Answer,
@@ -332,6 +333,7 @@ PLANNERS: Mapping[str, Callable[..., Planner]] = MappingProxyType(
         "second_draft": second_draft,
         "more_where_hard": more_where_hard,
         "by_learning_value": by_learning_value,
+        "by_capability": by_capability,
         "scouts": scouts,
         "with_replay": with_replay,
         "with_answer": with_answer,

@@ -51,6 +51,17 @@ def top_entropy(*, share: float) -> Selection:
     return Selection(keep=partial(_high_entropy_BT, share=_share(share)), needs_entropy=True)
 
 
+def sample_top_entropy(*, share: float) -> Selection:
+    """The decisions of the highest entropy of each sample: this share of its own, and any that tie with the last.
+
+    w = 0 unless H >= quantile(H over the sample's decisions, 1 - share), interpolated linearly.
+
+    Units: share is dimensionless, above 0 and at most 1.   Raises: ConfigError for another share.
+    Source: EARL, arXiv:2511.12033, whose gate has a threshold for each response.
+    """
+    return Selection(keep=partial(_high_in_sample_BT, share=_share(share)), needs_entropy=True)
+
+
 def ratio_top_entropy(*, share: float) -> Selection:
     """The ratio of a sample or segment over those of its decisions that ``top_entropy`` keeps.
 
@@ -88,7 +99,12 @@ def quantile(value_N: Tensor, fraction: float) -> Tensor:
 
 
 SELECTIONS: Mapping[str, Callable[..., Selection]] = MappingProxyType(
-    {"top_entropy": top_entropy, "ratio_top_entropy": ratio_top_entropy, "near_policy": near_policy}
+    {
+        "top_entropy": top_entropy,
+        "sample_top_entropy": sample_top_entropy,
+        "ratio_top_entropy": ratio_top_entropy,
+        "near_policy": near_policy,
+    }
 )
 """Selections by the name that a method's configuration uses; called with their numbers."""
 
@@ -104,6 +120,15 @@ def _high_entropy_BT(decisions: Decisions, job_entropy_N: Tensor, *, share: floa
         return decisions.mask_BT
     entropy_BT = decisions[ENTROPY].detach()
     return decisions.mask_BT & (entropy_BT >= quantile(job_entropy_N.to(entropy_BT), 1 - share))
+
+
+def _high_in_sample_BT(decisions: Decisions, job_entropy_N: Tensor, *, share: float) -> Tensor:
+    del job_entropy_N
+    keep_BT = decisions.mask_BT.clone()
+    for row in keep_BT.any(1).nonzero().flatten().tolist():
+        mask_T, entropy_T = decisions.mask_BT[row], decisions[ENTROPY][row].detach()
+        keep_BT[row] &= entropy_T >= quantile(entropy_T[mask_T], 1 - share)
+    return keep_BT
 
 
 def _near_policy_BT(decisions: Decisions, job_entropy_N: Tensor, *, limit: float) -> Tensor:

@@ -17,8 +17,8 @@ CHAINS = ["svs", "delethink", "motif", "clpo", "canoe", "multi-module-grpo", "gr
 """Trained on a language policy whose rows are drawn after others, in ``tests/configs/test_chain_methods.py``."""
 
 ANY_KIND = [
-    "aapo", "bnpo", "cispo", "clip-cov", "competence-curriculum", "cppo", "cures", "dars", "disco", "dr-grpo",
-    "f-grpo", "gdpo", "gmpo", "gpg", "greso", "grpo", "grpo-lead", "gspo", "gvpo", "kl-cov", "klear-gppo",
+    "aapo", "bnpo", "cispo", "clip-cov", "coba-rl", "competence-curriculum", "cppo", "cures", "dars", "disco",
+    "dr-grpo", "f-grpo", "gdpo", "gmpo", "gpg", "greso", "grpo", "grpo-lead", "gspo", "gvpo", "kl-cov", "klear-gppo",
     "knapsack-rl", "mapo", "mmr1", "ngrpo", "nsr", "online-dpo", "pacs", "pass-k-training", "process-supervision",
     "prorl", "real", "reinforce-rej", "reward-model-ensembles", "riskpo", "rloo", "sapo",
     "simple-policy-optimization", "spo", "srpo--cross-domain", "stable-grpo", "vespo",
@@ -35,7 +35,7 @@ TOKENS = [
     "kl-cov", "lambda-grpo", "mapo", "nft", "ngrpo", "nsr", "online-dpo", "pass-k-training", "prorl",
     "rl-zvp", "tempo",
     "apo", "copo", "lens--waste-mistakes", "less", "prof", "seed-grpo", "evisrag", "rank-grpo",
-    "clip-delta-prm-shaping",
+    "clip-delta-prm-shaping", "earl", "egsw", "grpo-lambda",
     "rover", "simko", "siren",
 ]  # fmt: skip
 """Trained on a language policy."""

@@ -53,6 +53,11 @@ def wrote(*texts: str, **fields: Sequence[Any]) -> list[Sample]:
 
 
 PINS: dict[str, Given] = {
+    # right are half of those with a construction and none of those without: 1/2 of it for each
+    "geometryzero": Given(
+        samples=wrote(r"<aux></aux> \boxed{7}", r"<aux></aux> \boxed{8}", r"\boxed{8}", r"\boxed{9}"),
+        rewards=(1.5, 0.5, 0.0, 0.0),
+    ),
     # mean 1.5, deviations 1.5 and -0.5, of standard deviation 1
     "intuitor": Given(
         samples=wrote(*"abcd", values=[{"certainty": value} for value in (3.0, 1.0, 1.0, 1.0)]),

@@ -101,7 +101,18 @@ def test_method_trains(name: str, write: Callable[[dict[str, Any]], Path], tmp_p
     assert {line["optimizer/lr"] for line in metrics} == {config.update.lr}
 
 
-RIGHT_AND_WRONG = ("dars", "disco", "f-grpo", "greso", "knapsack-rl", "pacs", "pass-k-training", "real", "stable-grpo")
+RIGHT_AND_WRONG = (
+    "coba-rl",
+    "dars",
+    "disco",
+    "f-grpo",
+    "greso",
+    "knapsack-rl",
+    "pacs",
+    "pass-k-training",
+    "real",
+    "stable-grpo",
+)
 """Those whose groups teach where some members are right and some are wrong, as those of pictures alone need not be."""
 
 SMALL: dict[str, dict[str, Any]] = {

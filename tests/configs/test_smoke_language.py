@@ -59,7 +59,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-PARTLY = ("gfpo", "d3s", "prof")
+PARTLY = ("gfpo", "d3s", "prof", "earl")
 """Methods that give some members no advantage, or train some tokens alone."""
 
 

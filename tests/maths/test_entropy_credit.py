@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from mmgrpo.maths.entropy_credit import inverse_entropy, zero_variance_entropy
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.entropy_credit import entropy_weights, inverse_entropy, zero_variance_entropy
 from mmgrpo.values import ENTROPY
 from tests.maths.feedback_rows import feedback_of
 
@@ -42,3 +44,21 @@ def test_a_member_without_a_reward_keeps_its_advantage():
     feedback = feedback_of([1, 1, float("nan")], [0, 0, 0], valid=[True, True, False], values={ENTROPY: entropy_BT})
     found_BT = zero_variance_entropy(alpha=0.1).assign(feedback, torch.zeros(3, 3))
     torch.testing.assert_close(found_BT, torch.tensor([[0.1] * 3, [0.1] * 3, [0.0] * 3]))
+
+
+def test_decisions_of_high_advantage_and_entropy_count_more():
+    # place 0: e^(1 + 0.5) against e^(-1 + 1.5), 0.731059 and 0.268941 of 2; place 1: one member alone, weight 1
+    entropy_BT = torch.tensor([[0.5, 9.0], [1.5, torch.nan]])
+    feedback = feedback_of([1, 0], [0, 0], mask=[[1, 1], [1, 0]], values={ENTROPY: entropy_BT})
+    advantage_BT = torch.tensor([[1.0], [-1.0]]).expand(2, 2)
+    found_BT = entropy_weights(alpha=1.0, temperature=1.0).assign(feedback, advantage_BT)
+    torch.testing.assert_close(found_BT, torch.tensor([[1.462117, 1.0], [-0.537883, 0.0]]))
+    with pytest.raises(ConfigError, match="temperature > 0"):
+        entropy_weights(alpha=1.0, temperature=0.0)
+
+
+def test_groups_weigh_for_themselves():
+    entropy_BT = torch.tensor([[0.5], [3.0], [0.5]])
+    feedback = feedback_of([1, 1, 1], [0, 1, 0], mask=[[1], [1], [1]], values={ENTROPY: entropy_BT})
+    found_BT = entropy_weights(alpha=1.0, temperature=1.0).assign(feedback, torch.ones(3, 1))
+    torch.testing.assert_close(found_BT, torch.ones(3, 1))

@@ -43,6 +43,8 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "column_margin": {"column": "level"},
     "both_ends": {"weight": 1.0},
     "among_most_efficient": {"count": 2},
+    "entropy_weights": {"alpha": 1.0, "temperature": 1.0},
+    "short_where_solved": {"share": 0.5, "strength": 0.5},
     "prune_depths": {"depths": [2]},
 }
 MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]).bool()

@@ -16,7 +16,14 @@ from mmgrpo.errors import ConfigError, ShapeError
 from mmgrpo.maths.aggregates import count, decision_mean, sample_mean
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.objectives import Objective
-from mmgrpo.maths.selections import SELECTIONS, near_policy, quantile, ratio_top_entropy, top_entropy
+from mmgrpo.maths.selections import (
+    SELECTIONS,
+    near_policy,
+    quantile,
+    ratio_top_entropy,
+    sample_top_entropy,
+    top_entropy,
+)
 from mmgrpo.maths.surrogates import clipped, unclipped
 from mmgrpo.values import ENTROPY, Value, from_reference
 
@@ -45,6 +52,14 @@ def test_the_share_of_the_highest_entropies_is_kept() -> None:
     # sorted 0.1 0.2 0.3 0.4 0.5: the quantile 0.6 lies at 2.4 between 0.3 and 0.4
     kept = top_entropy(share=0.4).keep(decisions(), torch.tensor([0.5, 0.1, 0.3, 0.4, 0.2]))
     assert kept.tolist() == [[False, True, False], [True, False, False]]
+
+
+def test_the_share_is_that_of_each_sample() -> None:
+    # the medians are 0.3 of 0.1, 0.3, 0.5 and 0.3 of 0.2, 0.4; what other samples have does not matter
+    kept = sample_top_entropy(share=0.5).keep(decisions(), torch.tensor([9.0]))
+    assert kept.tolist() == [[False, True, True], [True, False, False]]
+    nothing = replace(decisions(), mask_BT=torch.zeros_like(MASK_BT))
+    assert not sample_top_entropy(share=0.5).keep(nothing, torch.tensor([9.0])).any()
 
 
 def test_a_threshold_that_is_a_value_keeps_it_and_its_ties() -> None:
@@ -152,4 +167,4 @@ def test_selections_say_what_they_need() -> None:
 
 
 def test_every_selection_is_tested() -> None:
-    assert set(SELECTIONS) == {"top_entropy", "ratio_top_entropy", "near_policy"}
+    assert set(SELECTIONS) == {"top_entropy", "sample_top_entropy", "ratio_top_entropy", "near_policy"}

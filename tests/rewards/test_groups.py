@@ -19,6 +19,7 @@ from mmgrpo.rewards.groups.likelihoods import Curiosity, LikelihoodConsistency, 
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament
 from mmgrpo.rewards.groups.parts import OnPart
 from mmgrpo.rewards.groups.rarity import Rarity
+from mmgrpo.rewards.groups.usefulness import WhereUseful
 from mmgrpo.rewards.groups.verdicts import Conciseness, NoisyVerifier, PartialCredit
 from mmgrpo.rewards.groups.votes import MajorityVote, SemanticClusters
 from mmgrpo.scoring import NamedReward, score
@@ -47,6 +48,7 @@ REWARDS_OF_GROUPS: dict[str, Callable[..., Any]] = {
     "conciseness": Conciseness(column_score),
     "partial_credit": PartialCredit(column_score, column_chance),
     "rarity": Rarity(column_score, ["a", "b"]),
+    "where_useful": WhereUseful(column_score, ["a"]),
     "in_context": InContext(column_score, [None]),
     "of_later": OfLater(column_score, [None], "better"),
     "at_end": AtEnd(column_score),
