@@ -186,8 +186,10 @@ UPDATES = {
     "methods/gpg": ["update.epochs", "update.minibatches"],  # what a loss without a ratio needs
     "methods/sfpo": ["update.epochs", "update.hooks"],  # a round is so many passes
     "methods/multiple-ticket-hypothesis": ["update.hooks"],
+    "methods/rlvr-linearity": ["update.hooks"],
+    "methods/g2rpo-a": ["rollout.group_size"],  # of which two are guided
 }
-"""Methods that are about the updates themselves."""
+"""Methods that are about the updates or the group themselves."""
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -27,6 +27,7 @@ BESIDE = {
     "reward_without_thought": 0,
 }
 SMALL: dict[str, dict[str, Any]] = {
+    "g2rpo-a": {"rollout.group_size": 4, "rollout.planner.sizes": [1, 3]},
     "dph-rl": {
         "auxiliary": [
             {
@@ -71,6 +72,7 @@ FIRST = (
     "dph-rl",
     "evocot",
     "exgrpo",
+    "g2rpo-a",
     "igrpo",
     "luffy",
     "r1-sharevl",
@@ -117,7 +119,7 @@ def rewarded(name: str) -> Any:
 def test_method_trains(name: str, tmp_path: Path) -> None:
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.lr": 1e-3}
     config = load_config(f"methods/{name}", {**small, "output": str(tmp_path), **SMALL.get(name, {})})
-    policy = policy_of("llama", max_new_tokens=96 if name == "hbpo" else 5)
+    policy = policy_of("llama", max_new_tokens={"hbpo": 96, "g2rpo-a": 12}.get(name, 5))
     before = [parameter.detach().clone() for parameter in policy.trainable]
     folder = Trainer(policy, {"right": rewarded(name)}, prompts()[:2], config).train()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
