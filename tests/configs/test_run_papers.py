@@ -48,7 +48,7 @@ def test_what_is_not_run_is_paid_all_the_same(name: str) -> None:
 def in_memory(reward: RewardConfig, url: str) -> RewardConfig:
     """The reward as it is, but that its database is made by the row, and where its judge is."""
     told = {key: value for key, value in reward.model_dump(exclude_unset=True).items() if key != "database"}
-    return asking(RewardConfig.model_validate(told), url)
+    return RewardConfig.model_validate(asking(told, url))
 
 
 @needs_sandbox
@@ -63,5 +63,5 @@ def test_queries_are_paid_for_what_they_give(name: str) -> None:
 def test_each_kind_of_question_is_verified_in_its_own_way() -> None:
     pytest.importorskip("math_verify")
     with running(Server(first=lambda text: {"yes": 0.9, "no": 0.1})) as server:
-        rewards = build_rewards([asking(reward, server.url) for reward in load_config("papers/guru").rewards])
+        rewards = build_rewards([in_memory(reward, server.url) for reward in load_config("papers/guru").rewards])
         assert paid(rewards, MIXED, routed=True) == pytest.approx([pay for *_, pay in MIXED], abs=1e-6)
