@@ -29,8 +29,8 @@ NEUTRAL: dict[str, dict[str, Any]] = {
         "advantage": {
             "filters": [
                 {"name": "largest_advantages", "rate": 0.0},
-                {"name": "most_efficient", "count": 4},
-                {"name": "best_and_worst", "best": 2, "worst": 2},
+                {"name": "beyond", "size": 0.0, "members": 5},
+                {"name": "unlikely", "below": 1.0},
             ]
         }
     },

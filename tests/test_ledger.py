@@ -172,6 +172,13 @@ def test_unknown_paper_names_those_that_hold_the_name() -> None:
         paper_section("nothing-like-it")
 
 
+def test_method_outside_of_the_ledger_is_found_by_any_of_its_names() -> None:
+    for name in ("dapo", "DAPO", "2503.14476"):
+        assert paper_section(name) == (
+            "## DAPO\n\n`methods/dapo`: DAPO, arXiv:2503.14476, is not among the papers that were surveyed.\n"
+        )
+
+
 def shown(*words: str) -> str:
     done = CliRunner().invoke(app, ["methods", *words], env={"COLUMNS": "80"})
     assert done.exit_code == 0, done.output

@@ -72,7 +72,7 @@ def test_methods_stand_under_what_they_change() -> None:
 
 def test_section_of_one_method() -> None:
     said = method_section("dance-grpo")
-    assert said == method_section("methods/dance-grpo")
+    assert said == method_section("methods/dance-grpo") == method_section("Dance-GRPO")
     assert said.startswith(
         "## DanceGRPO\n\n`methods/dance-grpo`, [arXiv:2505.07818](https://arxiv.org/abs/2505.07818), for"
     )

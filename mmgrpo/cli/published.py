@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from rich.table import Table
 
+from mmgrpo.config import POLICIES
 from mmgrpo.docgen.methods import KINDS, MethodRow, by_kind, method_index, method_section
 from mmgrpo.docgen.papers import (
     GROUPS,
@@ -20,7 +21,6 @@ from mmgrpo.docgen.papers import (
     summary,
 )
 from mmgrpo.errors import ConfigError
-from mmgrpo.explain.method import POLICIES
 
 
 def method_text(name: str | None, paper: str | None) -> str:
@@ -28,7 +28,7 @@ def method_text(name: str | None, paper: str | None) -> str:
 
     Args:
         name: of a method, or what a configuration includes.
-        paper: id or arXiv number.
+        paper: id or arXiv number, in any case.
 
     Returns:
         Markdown.
@@ -96,7 +96,7 @@ def _is_for(policies: str, applies_to: str | None) -> bool:
 
 
 def _method(row: MethodRow) -> str:
-    return f"{row.title}, {row.paper}\n{row.composition}"
+    return f"{row.title}, {row.paper or 'not published'}\n{row.composition}"
 
 
 def _paper(paper: Paper) -> str:

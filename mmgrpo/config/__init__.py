@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from mmgrpo.config.auxiliary import AuxiliaryConfig
 from mmgrpo.config.critic import CriticConfig
+from mmgrpo.config.methods import DECIDES, POLICIES, MethodConfig, MethodKind, RecipeConfig
 from mmgrpo.config.numbers import bound
 from mmgrpo.config.objective import ForeignConfig, ObjectiveConfig, TermConfig
 from mmgrpo.config.prompts import PromptsConfig, ReadingConfig, SourceConfig
@@ -23,6 +24,7 @@ from mmgrpo.config.watchdog import AlarmKind, WatchdogConfig
 from mmgrpo.maths.advantages import COMBINING, SCALES
 
 __all__ = [
+    "POLICIES",
     "AlarmKind",
     "AuxiliaryConfig",
     "Closed",
@@ -30,11 +32,13 @@ __all__ = [
     "EmaConfig",
     "ForeignConfig",
     "GateConfig",
+    "MethodConfig",
     "MethodKind",
     "Named",
     "ObjectiveConfig",
     "PromptsConfig",
     "ReadingConfig",
+    "RecipeConfig",
     "ReferenceConfig",
     "RewardConfig",
     "RunConfig",
@@ -221,63 +225,6 @@ class RuntimeConfig(Section):
     threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; null leaves its default")
 
 
-MethodKind = Literal[
-    "advantages",
-    "credit",
-    "surrogates",
-    "ratios",
-    "groups",
-    "selection",
-    "sampling",
-    "rounds",
-    "memory",
-    "views",
-    "reading",
-    "updates",
-    "environments",
-]
-
-
-class MethodConfig(Section):
-    """A published method: what it is, and where its values come from."""
-
-    name: str
-    title: str
-    paper: str
-    kind: MethodKind | None = Field(default=None, description="what it changes: see docs/methods.md; null: not said")
-    applies_to: Literal["tokens", "denoising", "both"] = "both"
-    published_on: str | None = Field(
-        default=None, description="model of the run that the values under published are of"
-    )
-    sources: dict[str, str] = Field(default_factory=dict, description="config key -> section, table or file it is from")
-    deviations: tuple[str, ...] = ()
-    evidence: tuple[str, ...] = Field(
-        default=(), description="what was checked, and against what: a number, the authors' code, a run that trained"
-    )
-    trl: dict[str, Any] = Field(
-        default_factory=dict, description="options of TRL's GRPOConfig with the same loss; trainer, if not GRPO's"
-    )
-    over: tuple[str, ...] = Field(default=(), description="methods that it was laid over; written by the loader")
-    replaced: tuple[str, ...] = Field(
-        default=(), description="keys of methods that what is included after them replaced; written by the loader"
-    )
-    renamed: str | None = Field(
-        default=None, description="what the name stood for before, told to whoever includes the file"
-    )
-
-
-class RecipeConfig(Section):
-    """A published run over data of its own: where its values come from, beside what the method's file says of its."""
-
-    title: str
-    paper: str
-    sources: dict[str, str] = Field(default_factory=dict, description="config key -> section, table or file it is from")
-    deviations: tuple[str, ...] = ()
-    evidence: tuple[str, ...] = Field(
-        default=(), description="what was checked, and against what: a number, the authors' code, a run that trained"
-    )
-
-
 class RunConfig(Section):
     """A whole run."""
 
@@ -358,6 +305,13 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
+        decides = None if self.policy is None else DECIDES.get(self.policy.name)
+        for method in () if self.method is None else (self.method, *self.method.over):
+            if self.policy and decides and method.applies_to not in ("both", decides):
+                raise ValueError(
+                    f"{method.name} is {POLICIES[method.applies_to]}, and the policy {self.policy.name} is "
+                    f"{POLICIES[decides]}; include another policy, or leave it out"
+                )
         if self.update.minibatches > self.rollout.prompts_per_step:
             raise ValueError(
                 f"update.minibatches={self.update.minibatches} needs as many groups, but rollout.prompts_per_step="

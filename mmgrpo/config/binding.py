@@ -5,7 +5,7 @@ Nothing here computes, so nothing here imports torch: ``mmgrpo explain`` reads w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from mmgrpo.maths.losses import TERMS
 from mmgrpo.maths.modulations import MODULATIONS
 from mmgrpo.maths.objectives import Foreign, Objective
 from mmgrpo.maths.origins import ORIGINS
-from mmgrpo.maths.planners import Planner
+from mmgrpo.maths.planners import OF_GROUP_SIZE, Planner
 from mmgrpo.maths.prompt_weights import ANSWER_WEIGHTS
 from mmgrpo.maths.ratios import BOUNDS
 from mmgrpo.maths.second_chances import PLANNERS
@@ -116,14 +116,39 @@ def build_answer_weight(config: AuxiliaryConfig) -> Callable[[Tensor], Tensor]:
 
 
 def require_credit(config: RunConfig) -> None:
-    """Raises ConfigError for functions of ``advantage`` that there are not, or that read what the run lacks."""
+    """Raises ConfigError for functions of ``advantage`` that there are not, that read what the run lacks, or that leave
+    nobody out, as they keep all members of a group at every step."""
     bound("advantage.scale", SCALES, config.advantage.scaling)
     bound("advantage.combine", COMBINATIONS, config.advantage.combine)
-    build_filters(config.advantage)
-    estimators = zip(config.advantage.estimators, build_estimators(config.advantage), strict=True)
-    reads_turns = [named.name for named, estimator in estimators if estimator.turns]
-    if reads_turns and config.rollout.environment is None:
-        raise ConfigError(f"advantage.estimators: {reads_turns[0]} reads turns of exchanges: set rollout.environment")
+    size = config.rollout.group_size if config.rollout.planner.name in OF_GROUP_SIZE else None
+    for name, one in _credit(config):
+        if isinstance(one, Estimator) and one.turns and config.rollout.environment is None:
+            raise ConfigError(f"{name} reads turns of exchanges: set rollout.environment")
+        moves = any(key.startswith(name.replace(": ", ".")) for key in config.schedules)
+        if one.keeps is not None and size is not None and one.keeps >= size and not moves:
+            raise ConfigError(
+                f"{name} keeps {one.keeps} members of a group and rollout.group_size is {size}, so that nobody is left "
+                "out: draw more members, or keep fewer"
+            )
+
+
+def columns_read(config: RunConfig) -> dict[str, str]:
+    """The columns of the data rows that estimators and filters read numbers of, each with who does.
+
+    Raises ConfigError as ``build_objective``.
+    """
+    of = f" of {config.method.name}" if config.method else ""
+    return {column: f"{name}{of}" for name, one in _credit(config) for column in one.columns}
+
+
+def _credit(config: RunConfig) -> Iterator[tuple[str, Estimator | Filter]]:
+    """The estimators and the filters, by what errors call them."""
+    of = config.advantage
+    for key, chosen, found in (
+        ("advantage.estimators", of.estimators, build_estimators(of)),
+        ("advantage.filters", of.filters, build_filters(of)),
+    ):
+        yield from ((f"{key}: {named.name}", one) for named, one in zip(chosen, found, strict=True))
 
 
 def build_planner(config: RolloutConfig) -> Planner:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from mmgrpo.config.sections import at, has
 from mmgrpo.errors import ConfigError
 
 CHAINS = (
@@ -21,7 +22,10 @@ CHAINS = (
 SCALE_NUMBERS = ("eps", "correction")
 """Numbers that may be written beside ``advantage.scale``, and are of the method's own."""
 
-_NOT_SET = object()
+PLANNER = "rollout.planner"
+
+DRAWING = ("reading", "rounds", "sampling")
+"""Kinds of methods whose planner, where they have one, is what they are about."""
 
 Values = Mapping[str, Any]
 Lay = Callable[[Values, Values], dict[str, Any]]
@@ -35,18 +39,18 @@ def composed(layers: Sequence[Values], lay: Lay) -> dict[str, Any]:
         lay: puts one over another.
 
     Returns:
-        The values. The uppermost method says which it lies over, and which of their keys others replaced.
+        The values. The uppermost method holds the sections of those it lies over, and each what others replaced of it.
 
     Raises:
         ConfigError: methods are for different policies, or one would have no effect, as those above it say all that it
-            says.
+            says or draw something else.
     """
     merged = _laid(layers, lay)
     methods = [number for number, values in enumerate(layers) if _name(values)]
     if not methods or len(layers) < 2:
         return merged
     if len({_name(layers[number]) for number in methods}) < 2:
-        return _told(merged, [], [layers[methods[-1]]])
+        return _told(merged, [], layers[methods[-1]])
     uppermost, lower = layers[methods[-1]], methods[:-1]
     _require_one_policy([layers[number]["method"] for number in methods])
     for number in lower:
@@ -55,14 +59,41 @@ def composed(layers: Sequence[Values], lay: Lay) -> dict[str, Any]:
                 f"{_name(layers[number])} would have no effect under {_name(uppermost)}, which sets all that it sets; "
                 "put it after that, or include one of the two"
             )
-    return _told(merged, [_name(layers[number]) for number in lower], [layers[number] for number in methods])
+        _require_drawn(layers[number], merged, [layers[above] for above in methods if above > number])
+    return _told(merged, [layers[number] for number in lower], uppermost)
 
 
-def _told(merged: dict[str, Any], over: list[str | None], methods: Sequence[Values]) -> dict[str, Any]:
-    """With what its method lies over, and which keys of the methods have other values now."""
-    replaced = dict.fromkeys(key for method in methods for key in _replaced(method, merged))
-    told = {key: value for key, value in (("over", over), ("replaced", list(replaced))) if value}
-    return {**merged, "method": {**merged["method"], **told}} if told else merged
+def _told(merged: dict[str, Any], lower: Sequence[Values], uppermost: Values) -> dict[str, Any]:
+    """With the methods that its method lies over, and what each had where another value is in force."""
+    *over, own = [section for layer in (*lower, uppermost) for section in _sections(layer, merged)]
+    told = {key: value for key, value in (("over", over), ("replaced", own["replaced"])) if value}
+    return {**merged, "method": {**merged["method"], **told}}
+
+
+def _sections(layer: Values, merged: Values) -> Iterator[dict[str, Any]]:
+    """What a file says of the methods that it is made of, its own last: the keys that each sets, and had."""
+    for method in (*layer["method"].get("over", ()), layer["method"]):
+        sources = {key: said for key, said in method.get("sources", {}).items() if has(layer, key)}
+        gone = {key: at(layer, key) for key in sources if _is_other(key, layer, merged)} | method.get("replaced", {})
+        yield {**{key: said for key, said in method.items() if key != "over"}, "sources": sources, "replaced": gone}
+
+
+def _is_other(key: str, method: Values, merged: Values) -> bool:
+    """Whether a key that a method sets has another value now."""
+    had, now = at(method, key), at(merged, key, None)
+    joined = key in CHAINS and isinstance(had, list) and isinstance(now, list) and all(one in now for one in had)
+    return (had != now or not has(merged, key)) and not joined
+
+
+def _require_drawn(method: Values, merged: Values, above: Sequence[Values]) -> None:
+    """Raises ConfigError for a method that is about what is drawn, where another above it draws something else."""
+    had, now = (_identity(at(values, PLANNER, None))[0] for values in (method, merged))
+    by = [_name(values) for values in above if _identity(at(values, PLANNER, None))[0] == now]
+    if method["method"].get("kind") in DRAWING and had not in (None, now) and by:
+        raise ConfigError(
+            f"{_name(method)} is what its {PLANNER} {had} draws, in place of which {by[-1]} has {now}; put "
+            f"{_name(method)} after {by[-1]}, or include one of the two"
+        )
 
 
 def _laid(layers: Sequence[Values], lay: Lay) -> dict[str, Any]:
@@ -80,7 +111,7 @@ def _laid(layers: Sequence[Values], lay: Lay) -> dict[str, Any]:
 
 def _with_its_own_scale(below: Values, above: Values) -> Values:
     """What is below, without the numbers of its scale where another one comes above."""
-    scale, other = _at(below, "advantage.scale"), _at(above, "advantage.scale")
+    scale, other = (at(values, "advantage.scale", None) for values in (below, above))
     if scale is None or other is None or _identity(scale)[0] == _identity(other)[0]:
         return below
     return {**below, "advantage": {key: value for key, value in below["advantage"].items() if key not in SCALE_NUMBERS}}
@@ -97,7 +128,7 @@ def _chains(below: Values, above: Values) -> dict[str, list[Any]]:
     """The joined functions of every key where both have some; one of the same name and label stands for the other."""
     found = {}
     for key in CHAINS:
-        lower, upper = _at(below, key), _at(above, key)
+        lower, upper = at(below, key, None), at(above, key, None)
         if isinstance(lower, list) and isinstance(upper, list) and lower and upper:
             by_name = {_identity(one): one for one in lower} | {_identity(one): one for one in upper}
             found[key] = list(by_name.values())
@@ -108,15 +139,6 @@ def _identity(function: Any) -> tuple[Any, Any]:
     return (function.get("name"), function.get("label")) if isinstance(function, Mapping) else (function, None)
 
 
-def _replaced(method: Values, merged: Values) -> Iterator[str]:
-    """The keys that a method's file has a source of and whose value is another one now."""
-    for key in method["method"].get("sources", {}):
-        had, has = _at(method, key, _NOT_SET), _at(merged, key, _NOT_SET)
-        joined = key in CHAINS and isinstance(had, list) and isinstance(has, list) and all(one in has for one in had)
-        if had is not _NOT_SET and had != has and not joined:
-            yield key
-
-
 def _without_names(values: Values) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in ("method", "published")}
 
@@ -124,10 +146,3 @@ def _without_names(values: Values) -> dict[str, Any]:
 def _name(values: Values) -> str | None:
     method = values.get("method")
     return method.get("name") if isinstance(method, Mapping) else None
-
-
-def _at(values: Values, key: str, default: Any = None) -> Any:
-    found: Any = values
-    for part in key.split("."):
-        found = found.get(part, default) if isinstance(found, Mapping) else default
-    return found

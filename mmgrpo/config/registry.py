@@ -131,6 +131,9 @@ EXAMPLES: Mapping[str, str] = {
 
 ENVIRONMENTS: Mapping[str, str] = {"tools": "mmgrpo.tools:ToolEnvironment"}
 
+MAX_LISTED = 60
+"""Known names that one message lists."""
+
 _OWN = {"policies": POLICIES, "rewards": REWARDS, "examples": EXAMPLES, "environments": ENVIRONMENTS}
 
 
@@ -179,7 +182,11 @@ def is_scheduled(policy: str) -> bool:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The tail of an error message: the nearest known names, or all of them."""
+    """The tail of an error message: the nearest known names, whatever their case, or as many of all as are read."""
     known = sorted(known)
-    near = difflib.get_close_matches(name[:200], known, n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(near)}?" if near else f"; known are {', '.join(known)}"
+    by_lower = {one.lower(): one for one in reversed(known)}
+    near = difflib.get_close_matches(name[:200].lower(), by_lower, n=3, cutoff=0.5)
+    if near:
+        return f"; did you mean {' or '.join(by_lower[one] for one in near)}?"
+    more = f" and {len(known) - MAX_LISTED} more" if len(known) > MAX_LISTED else ""
+    return f"; known are {', '.join(known[:MAX_LISTED])}{more}"

@@ -8,6 +8,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from mmgrpo.errors import ConfigError
+
+_NONE = object()
+
 
 class Section(BaseModel):
     """A part of the configuration: unknown keys are errors, values do not change."""
@@ -44,3 +48,35 @@ def unknown_keys(model: type[BaseModel], values: Mapping[str, Any], prefix: str 
         inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
         if inner is not None and isinstance(value, Mapping):
             yield from unknown_keys(inner, value, f"{prefix}{key}.")
+
+
+def at(values: Any, key: str, default: Any = _NONE) -> Any:
+    """The value at a dotted key, whose parts may hold dots as those of schedules do.
+
+    Args:
+        values: of a configuration, or a part of it.
+        key: dotted.
+        default: what is given where there is none.
+
+    Returns:
+        The value.
+
+    Raises:
+        ConfigError: there is none, and no default.
+    """
+    found = _found(values, key.split("."))
+    if found is _NONE and default is _NONE:
+        raise ConfigError(f"the configuration has no key {key!r}")
+    return default if found is _NONE else found
+
+
+def has(values: Any, key: str) -> bool:
+    """Whether there is a value at a dotted key."""
+    return _found(values, key.split(".")) is not _NONE
+
+
+def _found(values: Any, parts: list[str]) -> Any:
+    for num in range(1, len(parts) + 1) if isinstance(values, Mapping) else ():
+        if (head := ".".join(parts[:num])) in values:
+            return _found(values[head], parts[num:]) if parts[num:] else values[head]
+    return _NONE

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.binding import build_estimators, build_planner
+from mmgrpo.config.binding import build_estimators, build_planner, columns_read
 from mmgrpo.data.keys import prompt_keys
 from mmgrpo.data.samplers import Pool, PromptSampler, build_sampler, in_order, permutation, shuffled
 from mmgrpo.errors import DataError
@@ -21,8 +21,13 @@ SHARE_SEED = -2  # keeps the shares of sources apart from the orders of prompts
 
 
 def stream_of(prompts: Sequence[Prompt], config: RunConfig) -> PromptStream:
-    """The order of prompts that a configuration asks for. Raises ConfigError for a sampler that cannot be used."""
+    """The order of prompts that a configuration asks for.
+
+    Raises ConfigError for a sampler that cannot be used, DataError for rows without a column that is read.
+    """
     section = config.prompts
+    for column, reader in columns_read(config).items():
+        _require_numbers(prompts, column, reader)
     return PromptStream(
         prompts,
         num_per_step=config.rollout.prompts_per_step,
@@ -36,6 +41,15 @@ def stream_of(prompts: Sequence[Prompt], config: RunConfig) -> PromptStream:
             for column in one.memory
         ],
     )
+
+
+def _require_numbers(prompts: Sequence[Prompt], column: str, reader: str) -> None:
+    for number, prompt in enumerate(prompts):
+        if not isinstance(prompt.columns.get(column), int | float):
+            raise DataError(
+                f"{reader} reads a number of each row, and row {number} has none in the column {column!r}; its columns "
+                f"are {', '.join(sorted(prompt.columns)) or 'none'}"
+            )
 
 
 @final

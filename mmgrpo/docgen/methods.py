@@ -13,12 +13,13 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from mmgrpo.config import MethodConfig, MethodKind
+from mmgrpo.config import POLICIES, MethodConfig, MethodKind
 from mmgrpo.config.loading import find_config, read_layers, shipped, validated
 from mmgrpo.config.registry import suggestion
+from mmgrpo.config.sections import at, has
 from mmgrpo.docgen.composition import composition, formulas
 from mmgrpo.errors import ConfigError, UnknownNameError
-from mmgrpo.explain.method import POLICIES, at, has, shown_value
+from mmgrpo.explain.method import shown_value
 from mmgrpo.system.targets import import_attribute
 
 PREAMBLE = """# Methods
@@ -48,7 +49,7 @@ A file of your own is included by its path, and one of a package's by an entry p
 method:
   name: my-method
   title: My method
-  paper: "2601.00001"                 # on arXiv
+  paper: "2601.00001"                 # on arXiv; leave it out if it is not published
   kind: surrogates                    # a heading below
   applies_to: both                    # tokens, denoising or both
   published_on: Qwen2.5-7B, all weights
@@ -125,7 +126,7 @@ class MethodRow:
         include: what a configuration includes to use it.
         name: its name.
         title: its name as its authors write it.
-        paper: arXiv number.
+        paper: arXiv number; empty if it has none.
         kind: heading of what it changes.
         applies_to: the policies that it is for, in words.
         published_on: model of the published run; empty if that is not said.
@@ -196,7 +197,7 @@ def method_section(name: str) -> str:
     """One method's section of the page.
 
     Args:
-        name: of the method, or what a configuration includes.
+        name: of the method, in any case, or what a configuration includes.
 
     Returns:
         Markdown.
@@ -205,7 +206,7 @@ def method_section(name: str) -> str:
         UnknownNameError: there is none; the nearest are named.
     """
     rows = method_index()
-    found = next((row for row in rows if name in (row.name, row.include)), None)
+    found = next((row for row in rows if name.lower() in (row.name.lower(), row.include.lower())), None)
     if found is None:
         raise UnknownNameError(f"no method {name!r}{suggestion(name, [row.name for row in rows])}")
     return "\n".join(_section(found)).strip() + "\n"
@@ -227,12 +228,12 @@ def _row(include: str) -> MethodRow:
     config = validated(values | {"policy": None})  # a policy without its model is not valid by itself
     method = config.method
     if method is None:
-        raise ConfigError(f"{include} has no method: section with name, title and paper")
+        raise ConfigError(f"{include} has no method: section with name and title")
     return MethodRow(
         include=include,
         name=method.name,
         title=method.title,
-        paper=method.paper,
+        paper=method.paper or "",
         kind=OTHERS if method.kind is None else KINDS[method.kind],
         applies_to=POLICIES[method.applies_to],
         published_on=method.published_on or "",
@@ -289,7 +290,7 @@ def _section(row: MethodRow) -> Iterator[str]:
 
 
 def _link(paper: str) -> str:
-    return f"[arXiv:{paper}](https://arxiv.org/abs/{paper})"
+    return f"[arXiv:{paper}](https://arxiv.org/abs/{paper})" if paper else "not published"
 
 
 if __name__ == "__main__":

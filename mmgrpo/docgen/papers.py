@@ -15,12 +15,12 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
+from mmgrpo.config import POLICIES
 from mmgrpo.config.loading import CONFIGS, explain_validation, find_config, shipped
 from mmgrpo.config.registry import suggestion
 from mmgrpo.config.sections import Section
 from mmgrpo.docgen.methods import MethodRow, method_index
 from mmgrpo.errors import ConfigError, UnknownNameError
-from mmgrpo.explain.method import POLICIES
 from mmgrpo.system.yamls import parsed_yaml
 
 LEDGER = CONFIGS / "papers.jsonl"
@@ -232,7 +232,7 @@ def paper_section(name: str) -> str:
     """What is known of one paper.
 
     Args:
-        name: its id or its arXiv number.
+        name: its id or its arXiv number, or those of a method that is outside of the ledger.
 
     Returns:
         Markdown.
@@ -240,13 +240,17 @@ def paper_section(name: str) -> str:
     Raises:
         UnknownNameError: there is none; those whose id holds the name are named.
     """
-    papers = paper_index()
-    found = next((paper for paper in papers if name in (paper.row.id, paper.arxiv)), None)
-    if found is None:
-        near = ", ".join(paper.row.id for paper in papers if name in paper.row.id)
-        said = f"there are {near}" if near else "mmgrpo methods --papers lists them"
-        raise UnknownNameError(f"no paper {name!r}; {said}")
-    return "\n".join(_section(found)) + "\n"
+    methods = method_index()
+    papers, asked = paper_index(methods), name.lower()
+    for paper in papers:
+        if asked in (paper.row.id.lower(), paper.arxiv):
+            return "\n".join(_section(paper)) + "\n"
+    for method in unlisted(papers, methods):
+        if asked in (method.name.lower(), method.paper):
+            return f"## {method.title}\n\n{_unlisted(method)}, is not among the papers that were surveyed.\n"
+    near = ", ".join(paper.row.id for paper in papers if asked in paper.row.id.lower())
+    said = f"there are {near}" if near else "mmgrpo methods --papers lists them"
+    raise UnknownNameError(f"no paper {name!r}; {said}")
 
 
 def papers_page(papers: Iterable[Paper], others: Iterable[MethodRow]) -> str:
@@ -266,8 +270,12 @@ def papers_page(papers: Iterable[Paper], others: Iterable[MethodRow]) -> str:
         lines += ["", f"## {name}", "", f"{place_text(name)}.", "", "| id | paper | tier | state |", "|" + " --- |" * 4]
         lines += [f"| `{p.row.id}` | {_linked(p)} | {p.row.tier} | {_cell(state_text(p))} |" for p in members]
     lines += ["", "## Not among them", "", "Files of papers that were not part of the survey.", ""]
-    lines += [f"- `{method.include}`: {method.title}, arXiv:{method.paper}" for method in others]
+    lines += [f"- {_unlisted(method)}" for method in others]
     return "\n".join(lines) + "\n"
+
+
+def _unlisted(method: MethodRow) -> str:
+    return f"`{method.include}`: {method.title}, " + (f"arXiv:{method.paper}" if method.paper else "not published")
 
 
 def place_text(group: str) -> str:
@@ -298,7 +306,7 @@ def _run(include: str) -> _File:
     """What a run's file itself says, not what it includes."""
     values = parsed_yaml(find_config(include).read_text(encoding="utf-8"))
     said = values.get("recipe") or values.get("method") or {}
-    return _File(include, include.rpartition("/")[2], said.get("paper", ""), "", tuple(said.get("evidence", ())))
+    return _File(include, include.rpartition("/")[2], said.get("paper") or "", "", tuple(said.get("evidence", ())))
 
 
 def _is_of(row: PaperRow, arxiv: str, file: _File) -> bool:

@@ -5,76 +5,64 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mmgrpo.config import RunConfig
+from mmgrpo.config import POLICIES, MethodConfig, RecipeConfig, RunConfig
 from mmgrpo.config.loading import load_config
-from mmgrpo.errors import ConfigError
+from mmgrpo.config.sections import at, has
 
 SECTIONS = ("policy", "rollout", "advantage", "objective", "auxiliary", "critic", "update", "schedules", "controllers")
 """Where a method's mechanism lies; a task and a recipe name sources of other sections too."""
 
+Values = Mapping[str, Any]
+
 PLAIN = "plain"
 """What a method is compared with."""
-
-POLICIES = {"tokens": "for tokens", "denoising": "for denoising policies", "both": "for tokens and denoising policies"}
 
 
 def recipe_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Labels and texts: the paper whose run this is, and how it differs from it; nothing where it is nobody's."""
-    if config.recipe is None:
-        return
-    yield "recipe", f"{config.recipe.title} ({config.recipe.paper})"
-    for deviation in config.recipe.deviations:
-        yield "deviation", deviation
-    for evidence in config.recipe.evidence:
-        yield "evidence", evidence
+    if config.recipe is not None:
+        yield "recipe", _cited(config.recipe)
+        yield from _told(config.recipe)
 
 
 def method_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Labels and texts: the method, the keys it sets with their values here, what its published run had otherwise."""
-    method = config.method
-    if method is None:
+    """Labels and texts: the method, the keys it sets with their values here, what its published run had otherwise; then
+    each method that it lies over, with what is left of it."""
+    if config.method is None:
         yield "method", "none named"
         return
-    only = "" if method.applies_to == "both" else f", {POLICIES[method.applies_to]}"
-    yield "method", f"{method.title} ({method.paper}){only}"
-    if method.over:
-        yield "laid over", ", ".join(method.over)
-    if method.replaced:
-        yield "replaced", f"what lies above has other values of {', '.join(method.replaced)}"
     values = config.model_dump(mode="json")
-    if sets := [f"{key} = {shown_value(found)}" for key, found in _mechanism(config, values)]:
+    yield from _rows("method", config.method, config.published, values)
+    for lower in reversed(config.method.over):
+        yield from _rows("laid over", lower, {}, values)
+
+
+def _rows(label: str, method: MethodConfig, published: Values, values: Values) -> Iterator[tuple[str, str]]:
+    yield label, _cited(method) + ("" if method.applies_to == "both" else f", {POLICIES[method.applies_to]}")
+    if method.replaced:
+        had = ", ".join(f"{key} = {_here(value)}" for key, value in method.replaced.items())
+        yield "replaced", f"what lies above has other values of {had}"
+    found = dict(_mechanism(method, published, values))
+    if sets := [f"{key} = {shown_value(value)}" for key, value in found.items()]:
         yield "it sets", ", ".join(sets)
-    if others := list(_otherwise(PLAIN, config, values)):
+    theirs = load_config(PLAIN).model_dump(mode="json")
+    others = [f"{key} = {_here(at(theirs, key))}" for key, value in found.items() if at(theirs, key, value) != value]
+    if others:
         yield "plain GRPO", f"has {', '.join(others)}"
-    if config.published:
-        yield "published", _published_line(config, values)
+    if published:
+        yield "published", _published_line(method, published, values)
     if method.renamed:
         yield "renamed", " ".join(method.renamed.split())
-    for deviation in method.deviations:
-        yield "deviation", deviation
-    for evidence in method.evidence:
-        yield "evidence", evidence
+    yield from _told(method)
 
 
-def at(values: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key, whose parts may hold dots as those of schedules do; a ConfigError if there is none."""
-    found, parts = values, key.split(".")
-    while parts:
-        heads = [".".join(parts[:num]) for num in range(1, len(parts) + 1)] if isinstance(found, Mapping) else []
-        num = next((num for num, head in enumerate(heads, 1) if head in found), None)
-        if num is None:
-            raise ConfigError(f"the configuration has no key {key!r}")
-        found, parts = found[heads[num - 1]], parts[num:]
-    return found
+def _cited(paper: MethodConfig | RecipeConfig) -> str:
+    return f"{paper.title} ({paper.paper or 'not published'})"
 
 
-def has(values: Mapping[str, Any], key: str) -> bool:
-    """Whether there is a value at a dotted key."""
-    try:
-        at(values, key)
-    except ConfigError:
-        return False
-    return True
+def _told(paper: MethodConfig | RecipeConfig) -> Iterator[tuple[str, str]]:
+    yield from (("deviation", deviation) for deviation in paper.deviations)
+    yield from (("evidence", evidence) for evidence in paper.evidence)
 
 
 def shown_value(value: Any) -> str:
@@ -89,22 +77,14 @@ def shown_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _mechanism(config: RunConfig, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _mechanism(method: MethodConfig, published: Values, values: Values) -> Iterator[tuple[str, Any]]:
     """The keys that the method's sources name and its published scale does not, with the values of this run."""
-    for key in config.method.sources if config.method else ():
-        if key.partition(".")[0] not in SECTIONS or not has(values, key):
+    for key in method.sources:
+        if key.partition(".")[0] not in SECTIONS or key in method.replaced or not has(values, key):
             continue
         value = at(values, key)
-        if not has(config.published, key) or _only_numbers_of(at(config.published, key), value):
+        if not has(published, key) or _only_numbers_of(at(published, key), value):
             yield key, value
-
-
-def _otherwise(plain: str, config: RunConfig, values: Mapping[str, Any]) -> Iterator[str]:
-    """The keys that the method sets and another has other values of, with those of the other."""
-    theirs = load_config(plain).model_dump(mode="json")
-    for key, value in _mechanism(config, values):
-        if has(theirs, key) and at(theirs, key) != value:
-            yield f"{key} = {_here(at(theirs, key))}"
 
 
 def _only_numbers_of(published: Any, value: Any) -> bool:
@@ -112,9 +92,9 @@ def _only_numbers_of(published: Any, value: Any) -> bool:
     return isinstance(value, Mapping) and "name" in value and isinstance(published, Mapping) and "name" not in published
 
 
-def _published_line(config: RunConfig, values: Mapping[str, Any]) -> str:
-    where = f" ({config.method.published_on})" if config.method and config.method.published_on else ""
-    others = [f"{key} = {shown_value(had)} (here {_here(now)})" for key, had, now in _others(config.published, values)]
+def _published_line(method: MethodConfig, published: Values, values: Values) -> str:
+    where = f" ({method.published_on})" if method.published_on else ""
+    others = [f"{key} = {shown_value(had)} (here {_here(now)})" for key, had, now in _others(published, values)]
     if not others:
         return f"every value of the published run{where} is in force"
     return (

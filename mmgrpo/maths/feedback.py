@@ -281,6 +281,8 @@ class Estimator:
         memory: columns of the memory that it must carry.
         unscored: whether it gives credit to samples that no reward applied to, which then train.
         turns: whether it must carry the turns of exchanges.
+        columns: columns of the data rows that it reads, of numbers.
+        keeps: members of a group that it gives an advantage at most; None: as many as there are.
     """
 
     assign: Callable[[Feedback, Tensor], Tensor]
@@ -290,6 +292,8 @@ class Estimator:
     memory: tuple[MemoryColumn, ...] = ()
     unscored: bool = False
     turns: bool = False
+    columns: tuple[str, ...] = ()
+    keeps: int | None = None
 
 
 def row_mean(value_BT: Tensor, mask_BT: Tensor) -> Tensor:

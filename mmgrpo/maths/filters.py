@@ -33,10 +33,14 @@ class Filter:
     Attributes:
         keep: (feedback, advantage_BT) -> bool keep_B, or keep_BT where single decisions are chosen.
         values: what the feedback must carry beside the log-probability.
+        columns: columns of the data rows that it reads, of numbers.
+        keeps: members of a group that it keeps at most; None: as many as there are.
     """
 
     keep: Callable[[Feedback, Tensor], Tensor]
     values: tuple[Value, ...] = ()
+    columns: tuple[str, ...] = ()
+    keeps: int | None = None
 
 
 def largest_advantages(*, rate: float) -> Filter:
@@ -93,7 +97,7 @@ def most_varied(*, count: int) -> Filter:
     """
     if count < 2:
         raise ConfigError(f"members vary from each other: keep at least 2, got {count}")
-    return Filter(keep=partial(_most_varied, count=count))
+    return Filter(keep=partial(_most_varied, count=count), keeps=count)
 
 
 def _most_varied(feedback: Feedback, advantage_BT: Tensor, *, count: int) -> Tensor:
@@ -116,7 +120,7 @@ def best_and_worst(*, best: int, worst: int) -> Filter:
     """
     if best < 0 or worst < 0 or best + worst == 0:
         raise ConfigError(f"numbers of members must not be negative, and keep somebody, got {best} and {worst}")
-    return Filter(keep=partial(_best_and_worst, best=best, worst=worst))
+    return Filter(keep=partial(_best_and_worst, best=best, worst=worst), keeps=best + worst)
 
 
 def _best_and_worst(feedback: Feedback, advantage_BT: Tensor, *, best: int, worst: int) -> Tensor:
@@ -136,7 +140,7 @@ def most_efficient(*, count: int, by: str = "length") -> Filter:
     Source: GFPO, arXiv:2508.09726. There the kept are also compared among themselves alone: the estimator
         ``among_most_efficient`` does that.
     """
-    return Filter(keep=partial(_most_efficient, count=_checked(count), measure=_measure(by)))
+    return Filter(keep=partial(_most_efficient, count=_checked(count), measure=_measure(by)), keeps=count)
 
 
 def among_most_efficient(*, count: int, by: str = "length", eps: float = 1e-4) -> Estimator:
@@ -148,7 +152,7 @@ def among_most_efficient(*, count: int, by: str = "length", eps: float = 1e-4) -
     Source: GFPO, arXiv:2508.09726. Deviation: eps in the denominator.
     """
     keep = partial(_most_efficient, count=_checked(count), measure=_measure(by))
-    return Estimator(assign=partial(standardised_among, keep=keep, eps=eps))
+    return Estimator(assign=partial(standardised_among, keep=keep, eps=eps), keeps=count)
 
 
 def each_decision_once() -> Filter:
@@ -222,7 +226,7 @@ def at_least_column(*, column: str) -> Filter:
     Units: those of the reward.
     Source: RAIF, arXiv:2506.01413, and its code (yuleiqin/RAIF, ``enforce_superior_CoT``).
     """
-    return Filter(keep=partial(_at_least_column, column=column))
+    return Filter(keep=partial(_at_least_column, column=column), columns=(column,))
 
 
 def _at_least_column(feedback: Feedback, advantage_BT: Tensor, *, column: str) -> Tensor:

@@ -239,6 +239,10 @@ NOBODY: Mapping[int, float] = {0: math.inf}
 """A group that no reward applied to: nobody has failed."""
 
 
+OF_GROUP_SIZE = ("fixed", "refill")
+"""Planners whose every group has ``rollout.group_size`` members."""
+
+
 def fixed() -> Planner:
     """One round: ``prompts_per_step`` groups of ``group_size`` members each."""
     return Planner(ask=_ask_once)

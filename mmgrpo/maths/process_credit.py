@@ -41,7 +41,7 @@ def consistent_members(
     if count < 1:
         raise ConfigError(f"keep at least one member of a group, got {count}")
     keep = partial(_consistent, reward=reward, count=count, penalty=penalty, most_steps=most_steps, right=right)
-    return Estimator(assign=partial(standardised_among, keep=keep, eps=eps), parts=(reward,))
+    return Estimator(assign=partial(standardised_among, keep=keep, eps=eps), parts=(reward,), keeps=count)
 
 
 def _consistent(

@@ -93,7 +93,7 @@ def column_margin(*, column: str, low: float = 0.2, high: float = 0.28) -> Estim
     Units: low and high in the reward's units.
     Source: AAPO, arXiv:2505.14264, and its code (JianxXiong/AAPO, ``AAPOTrainer.py``).
     """
-    return Estimator(assign=partial(_column_margin, column=column, low=low, high=high))
+    return Estimator(assign=partial(_column_margin, column=column, low=low, high=high), columns=(column,))
 
 
 def _column_margin(feedback: Feedback, advantage_BT: Tensor, *, column: str, low: float, high: float) -> Tensor:
@@ -110,7 +110,7 @@ def column_baseline(*, column: str) -> Estimator:
     Units: those of the reward.
     Source: PVPO, arXiv:2508.21104, eq. 11 and listing 1, its static value.
     """
-    return Estimator(assign=partial(_column_baseline, column=column))
+    return Estimator(assign=partial(_column_baseline, column=column), columns=(column,))
 
 
 def _column_baseline(feedback: Feedback, advantage_BT: Tensor, *, column: str) -> Tensor:

@@ -10,11 +10,7 @@ from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import dump_config, load_config, require_single, shipped
 from mmgrpo.config.registry import suggestion
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.explain.method import POLICIES
 from mmgrpo.system.files import replace_text, writing
-
-KINDS = {"language": "tokens", "denoising": "denoising"}
-"""What a policy of ours decides on, as methods say what they apply to."""
 
 RUNS, CONFIGURATIONS, LOGS = "runs", "configs", "logs"
 
@@ -110,8 +106,6 @@ def plan_comparison(
     require_single(base)
     seeds = range(base.seed, base.seed + num_seeds)
     configs = {label: _over_task(on, source, overrides) for label, source in sources.items()}
-    for label, config in configs.items():
-        _require_fitting(label, config)
     shares = base.warmup is not None and _trains_every_weight(base)
     warmups = [_trial("", seed, _warmup_alone(base), root) for seed in seeds] if shares else []
     begins: list[Trial | None] = [*warmups] if warmups else [None] * num_seeds
@@ -172,13 +166,6 @@ def _over_task(on: str, source: str, overrides: Sequence[str]) -> RunConfig:
         return load_config(on, overrides, laid_over=[source])
     except ConfigError as error:
         raise ConfigError(f"{source} over {on}: {error}") from None
-
-
-def _require_fitting(label: str, config: RunConfig) -> None:
-    kind = KINDS.get(config.policy.name) if config.policy else None
-    wanted = config.method.applies_to if config.method else "both"
-    if kind and wanted not in ("both", kind):
-        raise ConfigError(f"{label} is {POLICIES[wanted]}, and the task's policy is {POLICIES[kind]}; leave it out")
 
 
 def _trains_every_weight(config: RunConfig) -> bool:

@@ -33,6 +33,7 @@ DENOISING = [
 TRAINED = [name for name in TOKENS if name not in ("treerpo", "luffy", "on-policy-distillation", "mm-helix")]
 
 NO_EFFECT = "would have no effect under"
+DRAWS = "is what its rollout.planner"
 READ = "decisions: read draws without noise"
 # (task, lower method) -> the uppers that it does not go under, and why
 REFUSED: dict[tuple[str, str], dict[str, str]] = {
@@ -43,6 +44,10 @@ REFUSED: dict[tuple[str, str], dict[str, str]] = {
     ),
     ("arithmetic-text", "repo"): {"luffy": NO_EFFECT},
     ("arithmetic-text", "archer"): dict.fromkeys(["sapo", "kl-cov", "luffy"], "has no such bounds"),
+    **{
+        ("arithmetic-text", name): dict.fromkeys(["dapo", "greso", "prorl", "repo", "kl-cov", other], DRAWS)
+        for name, other in (("treerpo", "luffy"), ("luffy", "treerpo"))
+    },
     ("calculator-tool", "mapo"): {"gigpo": NO_EFFECT},
     ("calculator-tool", "sapo"): {"gigpo": NO_EFFECT},
     ("digits-image", "mapo"): dict.fromkeys(["prorl", "tempflow-grpo"], NO_EFFECT),
@@ -68,7 +73,7 @@ def laid(folder: Path, *names: str, own: dict[str, Any] | None = None) -> RunCon
 def refusal(folder: Path, *names: str) -> str:
     """Why a file that includes these cannot be, empty if it can: then all its functions can be made."""
     try:
-        config = laid(folder, *names)
+        config = laid(folder, *names, own={"rollout": {"group_size": 16}})
         require_credit(config)
         build_objective(config.objective)
         build_estimators(config.advantage)
@@ -108,19 +113,25 @@ def test_numbers_go_with_the_scale_that_they_are_written_beside(tmp_path: Path) 
 def test_what_is_replaced_is_said(tmp_path: Path) -> None:
     config = laid(tmp_path, "methods/dapo", "methods/gspo")
     assert config.method is not None
-    assert (config.method.name, config.method.over) == ("gspo", ("dapo",))
-    assert "objective.surrogate" in config.method.replaced
-    assert "rollout.planner" not in config.method.replaced
-    said = dict(method_rows(config))
-    assert said["laid over"] == "dapo"
+    (dapo,) = config.method.over
+    assert (config.method.name, dapo.name) == ("gspo", "dapo")
+    assert dapo.replaced["objective.surrogate"] == {"name": "clipped", "low": 0.2, "high": 0.28}
+    assert "rollout.planner" not in dapo.replaced
+    assert config.method.replaced == {}
+    of_dapo = list(method_rows(config))
+    of_dapo = of_dapo[of_dapo.index(("laid over", "DAPO (2503.14476)")) :]
+    said = dict(of_dapo)
     assert said["replaced"].startswith("what lies above has other values of ")
-    assert "objective.surrogate" in said["replaced"]
+    assert "objective.surrogate = clipped (low 0.2, high 0.28)" in said["replaced"]
+    assert said["it sets"].startswith("rollout.planner = refill (rounds 10), ")
+    assert [text for label, text in of_dapo if label == "deviation"] == list(dapo.deviations)
+    assert load_config(tmp_path / "run.yaml", {"seed": 1}).method == config.method
     below = laid(tmp_path, "methods/gspo", "quickstart/arithmetic-text").method
     assert below is not None
     assert "objective.surrogate" in below.replaced
     null = laid(tmp_path, "methods/drpo", "methods/dr-grpo").method
     assert null is not None
-    assert "objective.surrogate" in null.replaced
+    assert null.over[0].replaced["objective.surrogate"] is None
 
 
 def test_a_method_of_each_policy_is_no_run(tmp_path: Path) -> None:
@@ -130,10 +141,57 @@ def test_a_method_of_each_policy_is_no_run(tmp_path: Path) -> None:
         laid(tmp_path, "methods/luffy", "methods/branch-grpo")
 
 
+def test_what_is_drawn_is_not_another_methods(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"with_answer draws, in place of which dapo has refill; put luffy after dapo"
+    ):
+        laid(tmp_path, "methods/luffy", "methods/dapo")
+    below = laid(tmp_path, "methods/dapo", "methods/luffy", "methods/gspo").method
+    assert below is not None
+    assert [(one.name, one.replaced.get("rollout.planner")) for one in below.over] == [
+        ("dapo", {"name": "refill", "rounds": 10}),
+        ("luffy", None),
+    ]
+
+
+def test_filter_that_leaves_nobody_out_is_refused(tmp_path: Path) -> None:
+    """gfpo keeps 8, and the task draws 8."""
+    config = laid(tmp_path, "quickstart/arithmetic-text", "methods/gfpo")
+    with pytest.raises(
+        ConfigError, match=r"among_most_efficient keeps 8 members of a group and rollout\.group_size is 8"
+    ):
+        require_credit(config)
+    varied = {"advantage": {"estimators": [], "filters": [{"name": "most_varied", "count": 8}]}}
+    with pytest.raises(ConfigError, match=r"advantage\.filters: most_varied keeps 8 members"):
+        require_credit(laid(tmp_path, "quickstart/arithmetic-text", own=varied))
+
+
+def test_method_of_ones_own_needs_no_paper(tmp_path: Path) -> None:
+    config = laid(tmp_path, "methods/gspo", own={"method": {"name": "mine", "title": "Mine"}})
+    assert next(method_rows(config)) == ("method", "Mine (not published)")
+
+
+@pytest.mark.parametrize(
+    ("task", "method", "said"),
+    [
+        ("arithmetic-text", "flow-grpo-fast", "flow-grpo-fast is for denoising policies, and the policy language is"),
+        ("digits-image", "luffy", "luffy is for tokens, and the policy denoising is for denoising policies"),
+    ],
+)
+def test_method_of_another_policy_is_refused(task: str, method: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        laid(tmp_path, f"quickstart/{task}", f"methods/{method}")
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(("lower", "upper"), combinations(TRAINED, 2))
 def test_a_pair_trains(lower: str, upper: str, tmp_path: Path) -> None:
-    small = {"steps": 1, "rollout": {"prompts_per_step": 2, "group_size": 4}, "update": {"minibatches": 1, "lr": 1e-3}}
+    size = 9 if "gfpo" in (lower, upper) else 4
+    small = {
+        "steps": 1,
+        "rollout": {"prompts_per_step": 2, "group_size": size},
+        "update": {"minibatches": 1, "lr": 1e-3},
+    }
     task = "arithmetic-text"
     if upper in REFUSED.get((task, lower), {}):
         lower, upper = upper, lower

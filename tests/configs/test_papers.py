@@ -11,7 +11,8 @@ import yaml
 
 from mmgrpo.config.binding import build_objective
 from mmgrpo.config.loading import CONFIGS, dump_config, load_config, read_layers, shipped
-from mmgrpo.explain.method import has, recipe_rows
+from mmgrpo.config.sections import has
+from mmgrpo.explain.method import recipe_rows
 from mmgrpo.scoring import score
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.train.build import build_rewards

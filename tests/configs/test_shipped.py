@@ -17,8 +17,8 @@ from mmgrpo.config.auxiliary import AuxiliaryConfig
 from mmgrpo.config.binding import build_objective, window_at
 from mmgrpo.config.loading import CONFIGS, dump_config, load_config, read_layers, shipped
 from mmgrpo.config.objective import TermConfig
+from mmgrpo.config.sections import at, has
 from mmgrpo.errors import ConfigError
-from mmgrpo.explain.method import at, has
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.adapted import adapter_targets
@@ -45,6 +45,7 @@ def written(name: str) -> dict[str, Any]:
 
 
 DRAWING = [name for name in METHODS if "sampler" in written(name).get("policy", {})]
+WRITING = [name for name in METHODS if written(name)["method"].get("applies_to") != "denoising"]
 
 
 def settings_in(name: str) -> list[tuple[str, Any]]:
@@ -158,7 +159,7 @@ class Steps(Scheduled):
         return self._num_decisions
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name not in DRAWING])
+@pytest.mark.parametrize("method", WRITING)
 @pytest.mark.parametrize("model", WRITING_MODELS)
 def test_every_method_of_any_kind_lies_over_every_language_model(model: str, method: str, tmp_path: Path) -> None:
     config = over(model, method, tmp_path)

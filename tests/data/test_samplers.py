@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from mmgrpo.config import Named, PromptsConfig
+from mmgrpo.config import Named, PromptsConfig, RunConfig
 from mmgrpo.data.keys import prompt_keys
 from mmgrpo.data.samplers import Pool, build_sampler
-from mmgrpo.data.stream import PromptStream
+from mmgrpo.data.stream import PromptStream, stream_of
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.prompt_weights import adapted_probability, apportioned, kept_probability, opened_share, variance
 from mmgrpo.memory import Memory
@@ -256,3 +256,17 @@ class TestConfig:
         ):
             with pytest.raises(ValueError, match=said):
                 PromptsConfig.model_validate(wrong)
+
+
+def test_columns_of_numbers_are_asked_for_before_the_run() -> None:
+    """Of every row, by the estimator that reads them."""
+    config = RunConfig.model_validate(
+        {
+            "method": {"name": "mine", "title": "Mine"},
+            "advantage": {"scale": "raw", "estimators": [{"name": "column_baseline", "column": "worth"}]},
+        }
+    )
+    rows = [Prompt("a", columns={"worth": 0.5}), Prompt("b", columns={"answer": "3", "worth": "much"})]
+    assert len(stream_of(rows[:1], config).keys) == 1
+    with pytest.raises(DataError, match=r"column_baseline of mine reads a number .*row 1 has none .*are answer, worth"):
+        stream_of(rows, config)

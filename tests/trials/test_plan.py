@@ -51,8 +51,8 @@ def test_adapters_warm_up_by_themselves(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("methods", "on", "message"),
     [
-        (("grpo", "flow-grpo"), TEXT, "flow-grpo is for denoising policies, and the task's policy is for tokens"),
-        (("papo",), IMAGE, "papo is for tokens, and the task's policy is for denoising policies"),
+        (("grpo", "flow-grpo"), TEXT, "flow-grpo is for denoising policies, and the policy language is for tokens"),
+        (("papo",), IMAGE, "papo is for tokens, and the policy denoising is for denoising policies"),
         (("grpo", "methods/grpo"), TEXT, "a method comes twice"),
         (("gpro",), TEXT, "no method 'gpro'; did you mean"),
     ],
