@@ -94,6 +94,7 @@ REWARDS: Mapping[str, str] = {
     "partial_credit": "mmgrpo.rewards.groups.verdicts:PartialCredit",
     "conciseness": "mmgrpo.rewards.groups.verdicts:Conciseness",
     "rarity": "mmgrpo.rewards.groups.rarity:Rarity",
+    "unique_formulas": "mmgrpo.rewards.groups.rarity:UniqueFormulas",
     "where_useful": "mmgrpo.rewards.groups.usefulness:WhereUseful",
     "in_context": "mmgrpo.rewards.groups.chains:InContext",
     "of_later": "mmgrpo.rewards.groups.chains:OfLater",

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from mmgrpo.maths.chain_credit import along_chain, likely_answers
 from mmgrpo.maths.consensus_credit import global_consistency, uncertain_groups
-from mmgrpo.maths.entropy_credit import entropy_weights, inverse_entropy, zero_variance_entropy
+from mmgrpo.maths.entropy_credit import entropy_rewards, entropy_weights, inverse_entropy, zero_variance_entropy
 from mmgrpo.maths.exit_credit import over_budgets
 from mmgrpo.maths.feedback import Estimator as Estimator
 from mmgrpo.maths.filters import among_most_efficient
@@ -45,14 +45,22 @@ from mmgrpo.maths.value_credit import (
     log_ratio,
     remembered_baseline,
     whitened,
+    whitened_by_sign,
 )
-from mmgrpo.maths.view_credit import bounded_uncertainty, excess_likelihood, outside_view, returns_in_view
+from mmgrpo.maths.view_credit import (
+    bounded_uncertainty,
+    divergence_to_come,
+    excess_likelihood,
+    outside_view,
+    returns_in_view,
+)
 
 ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
     {
         "inverse_entropy": inverse_entropy,
         "zero_variance_entropy": zero_variance_entropy,
         "entropy_weights": entropy_weights,
+        "entropy_rewards": entropy_rewards,
         "short_where_solved": short_where_solved,
         "uncertain_groups": uncertain_groups,
         "global_consistency": global_consistency,
@@ -85,10 +93,12 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
         "anchor_states": anchor_states,
         "gae": gae,
         "whitened": whitened,
+        "whitened_by_sign": whitened_by_sign,
         "log_ratio": log_ratio,
         "excess_likelihood": excess_likelihood,
         "outside_view": outside_view,
         "returns_in_view": returns_in_view,
+        "divergence_to_come": divergence_to_come,
         "bounded_uncertainty": bounded_uncertainty,
         "column_margin": column_margin,
         "column_baseline": column_baseline,

@@ -52,7 +52,31 @@ def whitened(*, eps: float = 1e-8) -> Estimator:
 
 
 def _whitened(feedback: Feedback, advantage_BT: Tensor, *, eps: float) -> Tensor:
+    return _standardised(feedback, advantage_BT, feedback.mask_BT & feedback.valid_B[:, None], eps)
+
+
+def whitened_by_sign(*, eps: float = 1e-8) -> Estimator:
+    """Positive and negative advantages standardised as ``whitened`` does, each without the others.
+
+    A <- (A - mean A) / sqrt(var A + eps) over the job's decisions of the same sign; 0 stays 0.
+
+    Units: as ``whitened``.
+    Source: GTPO, arXiv:2508.04349, eq. 6.
+    """
+    return Estimator(assign=partial(_whitened_by_sign, eps=eps))
+
+
+def _whitened_by_sign(feedback: Feedback, advantage_BT: Tensor, *, eps: float) -> Tensor:
     keep_BT = feedback.mask_BT & feedback.valid_B[:, None]
+    positive_BT, negative_BT = (
+        _standardised(feedback, advantage_BT, keep_BT & of_sign_BT, eps)
+        for of_sign_BT in (advantage_BT > 0, advantage_BT < 0)
+    )
+    return positive_BT + negative_BT
+
+
+def _standardised(feedback: Feedback, advantage_BT: Tensor, keep_BT: Tensor, eps: float) -> Tensor:
+    """The advantages of some decisions over their mean and deviation in the whole job; 0 elsewhere."""
     kept_BT = advantage_BT.double().where(keep_BT, 0.0)
     count, total = feedback.summed(torch.stack([keep_BT.sum().double(), kept_BT.sum()]))
     centred_BT = (kept_BT - total / count.clamp(min=1)).where(keep_BT, 0.0)

@@ -1,7 +1,8 @@
-"""A reward for forms of answers that are rare in their group."""
+"""Rewards for what is rare in a group: the form of an answer, the formulas in it."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import final
@@ -9,7 +10,11 @@ from typing import final
 from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
 from mmgrpo.rewards.groups.grouping import asked, is_score, needed, within_groups
+from mmgrpo.rewards.models.checkpoints import positive
+from mmgrpo.rewards.parsing.extraction import share
 from mmgrpo.types import Sample, Score
+
+_FORMULA = re.compile(r"\\\[([^\]]*)\\\]|\\\(([^)]*)\\\)|\$([^$]*)\$")
 
 
 @final
@@ -55,3 +60,49 @@ def rarer(rewards: Sequence[float], forms: Sequence[str]) -> list[float]:
     """Each reward times G / F - 1, F of the G members having its form."""
     counts = Counter(forms)
     return [reward * (len(forms) / counts[form] - 1) for reward, form in zip(rewards, forms, strict=True)]
+
+
+@final
+class UniqueFormulas:
+    r"""Reward: another reward, times the share of a sample's formulas that no other member of its group writes.
+
+    r_i min(u_i / f_i, ``most``): of the f_i different formulas in the text of member i, u_i are in the text of no other
+    member that the reward judged; without formulas 0. A formula is what stands between ``\[`` and ``\]``, ``\(`` and
+    ``\)``, or two ``$``, within the first ``characters`` of the text. None where the reward has None or there is no
+    text.
+
+    Example: ``{name: unique_formulas, of: {name: math_verify, column: answer}, most: 0.42}``.
+    Settings: ``of``, the reward with its settings, or its bare name; ``most``, the share that earns the most.
+    Range: 0 to ``most`` times the reward.
+    Source: Hu et al. 2025 (DIVER), arXiv:2509.26209, and its code (NJU-RL/DIVER, ``diversity_metric.py``).
+    Traps: a formula in other letters is another formula, and one in which nothing is new as well. Let it end with a
+    schedule before the policy lives on it.
+    """
+
+    def __init__(self, of: Reward, most: float = 1.0, characters: int = 1000) -> None:
+        self.needs_values = needed(of)
+        self._of = of
+        self._most = share("UniqueFormulas.most", most)
+        self._characters = positive("UniqueFormulas.characters", characters)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        said = asked(self._of, samples)
+        known = [None if sample.text is None else value for sample, value in zip(samples, said.values, strict=True)]
+
+        def rule(rows: Sequence[int]) -> list[float]:
+            written = [formulas((samples[row].text or "")[: self._characters]) for row in rows]
+            rewards = [value for row in rows if is_score(value := known[row])]
+            return [r * min(part, self._most) for r, part in zip(rewards, unique_shares(written), strict=True)]
+
+        return said.explain(within_groups(samples, known, rule))
+
+
+def formulas(text: str) -> frozenset[str]:
+    """The different formulas of a text, without what marks them."""
+    return frozenset(next(part for part in found.groups() if part is not None) for found in _FORMULA.finditer(text))
+
+
+def unique_shares(written: Sequence[frozenset[str]]) -> list[float]:
+    """Of each member's formulas the share that no other member has; 0 without any."""
+    writers = Counter(formula for one in written for formula in one)
+    return [sum(writers[formula] == 1 for formula in one) / max(len(one), 1) for one in written]

@@ -35,7 +35,7 @@ TOKENS = [
     "kl-cov", "lambda-grpo", "mapo", "nft", "ngrpo", "nsr", "online-dpo", "pass-k-training", "prorl",
     "rl-zvp", "tempo",
     "apo", "copo", "lens--waste-mistakes", "less", "prof", "seed-grpo", "evisrag", "rank-grpo",
-    "clip-delta-prm-shaping", "earl", "egsw", "grpo-lambda",
+    "clip-delta-prm-shaping", "earl", "egsw", "grpo-lambda", "gtpo--token-sequence",
     "rover", "simko", "siren",
 ]  # fmt: skip
 """Trained on a language policy."""
@@ -71,7 +71,7 @@ PARTING_ONCE: dict[str, dict[str, Any]] = {
 """Likewise, in one round; and what of each is made small."""
 
 
-VIEWS = ["papo", "sdpo", "on-policy-distillation", "g-opd", "gtr-turbo", "srpo--unifying-group", "vogue", "rto"]
+VIEWS = ["papo", "sdpo", "on-policy-distillation", "g-opd", "gtr-turbo", "srpo--unifying-group", "vogue", "rto", "prl"]
 """Trained with views, in ``tests/train/test_view_runs.py``."""
 
 CRITICS = ["ppo"]

@@ -83,6 +83,11 @@ PINS: dict[str, Given] = {
         samples=wrote(*["<COT> <answer>7</answer>"] * 2, "<COT> <answer>8</answer>", "<CODE> <answer>7</answer>"),
         rewards=(4 / 3, 4 / 3, 0.0, 4.0),
     ),
+    # of the first's two formulas one is its own, of the second's four three, for which 0.42 is the most
+    "diver": Given(
+        samples=wrote(r"$a$ $b$ \boxed{7}", r"$a$ $c$ $d$ $e$ \boxed{7}", r"$a$ \boxed{7}", r"$f$ \boxed{8}"),
+        rewards=(1.42, 1.42, 1.0, 0.0),
+    ),
     # right and of the form, with half the length; wrong, with all of it; neither, with a quarter too much
     "curriculum-grpo": Given(
         samples=wrote(

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.entropy_credit import entropy_weights, inverse_entropy, zero_variance_entropy
+from mmgrpo.maths.entropy_credit import entropy_rewards, entropy_weights, inverse_entropy, zero_variance_entropy
+from mmgrpo.maths.value_credit import whitened_by_sign
 from mmgrpo.values import ENTROPY
 from tests.maths.feedback_rows import feedback_of
 
@@ -62,3 +63,33 @@ def test_groups_weigh_for_themselves():
     feedback = feedback_of([1, 1, 1], [0, 1, 0], mask=[[1], [1], [1]], values={ENTROPY: entropy_BT})
     found_BT = entropy_weights(alpha=1.0, temperature=1.0).assign(feedback, torch.ones(3, 1))
     torch.testing.assert_close(found_BT, torch.ones(3, 1))
+
+
+def test_right_decisions_earn_by_entropy_and_wrong_ones_pay_by_sureness():
+    # the numbers that the reproduction textpolicy tests: 1 + 0.1 * 2 * 3 / 4 = 1.15 and 1.05, and -1.04 and -1.16, as
+    # -1 - 0.1 * 2 * 0.25 / 1.25; of a member alone at its place -1 - 0.1
+    entropy_BT = torch.tensor([[3.0, 1.0, 9.0], [1.0, 3.0, 9.0], [4.0, 1.0, 2.0], [1.0, 4.0, 9.0]])
+    mask = [[1, 1, 0], [1, 1, 0], [1, 1, 1], [1, 1, 0]]
+    feedback = feedback_of([1, 1, 0, 0], [0] * 4, mask=mask, values={ENTROPY: entropy_BT})
+    found_BT = entropy_rewards().assign(feedback, torch.ones(4, 3))
+    expected = [[1.15, 1.05, 0.0], [1.05, 1.15, 0.0], [-1.04, -1.16, -1.1], [-1.16, -1.04, 0.0]]
+    torch.testing.assert_close(found_BT, torch.tensor(expected), atol=1e-4, rtol=0)
+    # of the right ones the mean is 1.1, of deviation 0.05 sqrt(4 / 3)
+    whitened_BT = whitened_by_sign().assign(feedback, found_BT)
+    torch.testing.assert_close(whitened_BT[0], torch.tensor([0.866025, -0.866025, 0.0]), atol=1e-4, rtol=0)
+    assert abs(float(whitened_BT[2:].sum())) < 1e-5
+
+
+def test_who_has_no_reward_is_neither_right_nor_wrong():
+    feedback = feedback_of([1, 0], [0, 0], valid=[True, False], values={ENTROPY: torch.ones(2, 3)})
+    torch.testing.assert_close(
+        entropy_rewards().assign(feedback, torch.ones(2, 3)), torch.tensor([[1.1] * 3, [0.0] * 3]), atol=1e-6, rtol=0
+    )
+
+
+def test_each_sign_is_standardised_by_itself():
+    # 1, 1.2, 0.8 of deviation 0.2 and the same below 0; a 0 and a masked decision stay out
+    feedback = feedback_of([1, 0], [0, 0], mask=[[1, 1, 1, 1], [1, 1, 1, 0]])
+    advantage_BT = torch.tensor([[1.0, 1.2, 0.8, 0.0], [-1.0, -1.2, -0.8, -7.0]])
+    found_BT = whitened_by_sign().assign(feedback, advantage_BT)
+    torch.testing.assert_close(found_BT, torch.tensor([[0.0, 1.0, -1.0, 0.0], [0.0, -1.0, 1.0, 0.0]]))

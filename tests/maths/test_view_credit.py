@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.view_credit import bounded_uncertainty, excess_likelihood, outside_view, returns_in_view
+from mmgrpo.maths.view_credit import (
+    bounded_uncertainty,
+    divergence_to_come,
+    excess_likelihood,
+    outside_view,
+    returns_in_view,
+)
 from mmgrpo.values import ENTROPY, of_view, seen_in
 from tests.maths.feedback_rows import feedback_of
 
@@ -36,6 +42,19 @@ def test_what_a_view_finds_likelier_earns_to_the_end_of_the_answer() -> None:
     torch.testing.assert_close(found_BT, torch.tensor([[1.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0] * 3]))
     with pytest.raises(ConfigError, match="above 0"):
         returns_in_view(view="raw", limit=0.0)
+
+
+def test_what_is_to_come_of_the_divergence_is_taken_off_step_by_step() -> None:
+    # old - reference 1, 2, a masked 9, 3, 4 and 5: 15, 14, 12, 9 and 5 to come. In steps of two kept decisions these
+    # end at the 2, the 4 and, too soon, the 5; a row without the view keeps its advantage
+    values = {of_view("reference"): -torch.tensor([[1.0, 2.0, 9.0, 3.0, 4.0, 5.0]]).repeat(2, 1)}
+    values[seen_in("reference")] = torch.tensor([[1.0] * 6, [0.0] * 6])
+    feedback = feedback_of([1.0, 0.0], [0, 0], mask=[[1, 1, 0, 1, 1, 1]] * 2, values=values)
+    for every, to_come in ((1, [15.0, 14.0, 0.0, 12.0, 9.0, 5.0]), (2, [14.0, 14.0, 0.0, 9.0, 9.0, 5.0])):
+        found_BT = divergence_to_come(weight=0.5, every=every).assign(feedback, torch.ones(2, 6))
+        torch.testing.assert_close(found_BT, torch.stack([1 - 0.5 * torch.tensor(to_come), torch.ones(6)]))
+    with pytest.raises(ConfigError, match="at least 1"):
+        divergence_to_come(weight=1.0, every=0)
 
 
 def test_who_has_the_view_keeps_no_advantage() -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.groups.rarity import Rarity
+from mmgrpo.rewards.groups.rarity import Rarity, UniqueFormulas, formulas
 from tests.rewards.grouped import column_score, members
 
 
@@ -35,3 +35,19 @@ def test_failures_stay_failures():
 def test_marks_are_a_list_of_texts(marks: object):
     with pytest.raises(ConfigError, match=r"Rarity\.marks lists what texts"):
         Rarity(column_score, marks)  # type: ignore[arg-type]
+
+
+def test_formulas_that_nobody_else_has_by_hand():
+    # of $a$ and $b$ only the second is the first member's own; x is in two texts, whoever wrote it twice; one has none
+    texts = ["$a$ so $b$", r"\(a\) or \[x\]", "$x$ $x$", "none", None, "$z$"]
+    samples = members(*texts, scores=[1, 2, 1, 1, 1, None])
+    assert UniqueFormulas(column_score)(samples) == [0.5, 0, 0, 0, None, None]
+    samples = members("$a$ $b$ $c$", "$x$", scores=[1, -1])
+    assert UniqueFormulas(column_score, most=0.42)(samples) == [0.42, -0.42]
+    assert UniqueFormulas(column_score, characters=5)(samples) == [1, -1]
+
+
+def test_formulas_as_the_code_of_diver_finds_them():
+    # what extract_formulas of diversity_metric.py gives for this text
+    text = r"Let $x = 1$, \[y\] and \(z\); again $x = 1$, open $w"
+    assert formulas(text) == {"x = 1", "y", "z"}

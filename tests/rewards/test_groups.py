@@ -18,7 +18,7 @@ from mmgrpo.rewards.groups.diversity import DiversityAdjusted
 from mmgrpo.rewards.groups.likelihoods import Curiosity, LikelihoodConsistency, SelfCertainty, Unlikeliness
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament
 from mmgrpo.rewards.groups.parts import OnPart
-from mmgrpo.rewards.groups.rarity import Rarity
+from mmgrpo.rewards.groups.rarity import Rarity, UniqueFormulas
 from mmgrpo.rewards.groups.usefulness import WhereUseful
 from mmgrpo.rewards.groups.verdicts import Conciseness, NoisyVerifier, PartialCredit
 from mmgrpo.rewards.groups.votes import MajorityVote, SemanticClusters
@@ -48,6 +48,7 @@ REWARDS_OF_GROUPS: dict[str, Callable[..., Any]] = {
     "conciseness": Conciseness(column_score),
     "partial_credit": PartialCredit(column_score, column_chance),
     "rarity": Rarity(column_score, ["a", "b"]),
+    "unique_formulas": UniqueFormulas(column_score),
     "where_useful": WhereUseful(column_score, ["a"]),
     "in_context": InContext(column_score, [None]),
     "of_later": OfLater(column_score, [None], "better"),

@@ -133,8 +133,10 @@ def test_who_goes_wrong_beside_a_right_one_is_taught_and_all_others_are_compared
     assert all(line["policy/distillation@peer_mean"] != 0 for line in lines)
 
 
-def test_the_average_so_far_takes_away_from_what_is_likelier_now(tmp_path: Path) -> None:
-    lines = trained(policy_of("llama", max_new_tokens=5), "gtr-turbo", prompts_of("llama"), tmp_path)
+@pytest.mark.parametrize("method", ["gtr-turbo", "prl"])
+def test_the_reference_takes_away_from_what_is_likelier_now(method: str, tmp_path: Path) -> None:
+    """The average so far, of single tokens, and the first weights, of all tokens to come."""
+    lines = trained(policy_of("llama", max_new_tokens=5), method, prompts_of("llama"), tmp_path)
     assert len(lines) == 2
 
 
