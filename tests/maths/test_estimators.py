@@ -34,6 +34,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "log_ratio": {"view": "teacher", "scale": 1.25},
     **{name: {"view": "teacher"} for name in ("excess_likelihood", "outside_view", "bounded_uncertainty")},
     "returns_in_view": {"view": "teacher"},
+    "divergence_to_come": {"weight": 0.5, "every": 2},
     "likely_answers": {"view": "teacher", "of": "right", "part": "steps"},
     "uncertain_groups": {"shares": "right"},
     "global_consistency": {"shares": "right"},
