@@ -71,12 +71,25 @@ def first_measured(value: float, measured: float) -> float:
     return measured if value == 0 else value
 
 
+def either(value: float, measured: float, *, at: float, below: float, above: float) -> float:
+    """One number while a metric is below a bound, and another from there on.
+
+    value' = below if measured < at else above
+
+    Units: ``below`` and ``above`` are of value, ``at`` of the metric.
+    Source: AEPO, arXiv:2510.08141, and its code (597358816/AEPO, ``ray_trainer.py``): a temperature by the entropy.
+    """
+    del value
+    return below if measured < at else above
+
+
 CONTROLLERS: Mapping[str, Callable[..., float]] = MappingProxyType(
     {
         "dual_ascent": dual_ascent,
         "adaptive_kl": adaptive_kl,
         "against_trend": against_trend,
         "first_measured": first_measured,
+        "either": either,
     }
 )
 """Controllers by the name that ``controllers`` uses; beside its numbers each is given the ``metric`` it follows, and

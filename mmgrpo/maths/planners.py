@@ -42,6 +42,8 @@ class Request:
         as_own: with ``behind_prompt``, whether its ratio is to the policy that saw the prompt as it is instead: as if
             that had drawn it.
         given: in place of drawing, a sample for each member: a row of the memory, or an answer of the data row.
+        lenience: with rows of the memory, they are drafts: the first decisions of each that ``accepted`` keeps count as
+            drawn now, and the row goes on from there.
         continues: where in another row of the group they go on from; None: from the prompt.
         after: group and member of rows of earlier rounds whose texts their context shows, to all of them alike; a
             prompt that no round has asked for before has the data row of the first of these.
@@ -56,6 +58,7 @@ class Request:
     behind_prompt: bool = False
     as_own: bool = False
     given: Sequence[ReplayRow | Answer] = ()
+    lenience: float | None = None
     continues: Branch | None = None
     after: tuple[tuple[int, int], ...] = ()
 

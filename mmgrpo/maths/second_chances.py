@@ -14,6 +14,7 @@ from mmgrpo.maths.branches import branch_at, branch_at_text, branch_at_uncertain
 from mmgrpo.maths.budgets import by_learning_value, more_where_hard
 from mmgrpo.maths.capability import by_capability
 from mmgrpo.maths.chains import stages
+from mmgrpo.maths.drafts import with_drafts
 from mmgrpo.maths.planners import (
     Answer,
     Planner,
@@ -29,6 +30,7 @@ from mmgrpo.maths.planners import (
     trained,
 )
 from mmgrpo.maths.replays import STRATEGIES, replayed
+from mmgrpo.maths.tempered import with_tempered
 from mmgrpo.memory import ReplayRow
 from mmgrpo.system.lazy import torch
 
@@ -336,7 +338,9 @@ PLANNERS: Mapping[str, Callable[..., Planner]] = MappingProxyType(
         "by_capability": by_capability,
         "scouts": scouts,
         "with_replay": with_replay,
+        "with_drafts": with_drafts,
         "with_answer": with_answer,
+        "with_tempered": with_tempered,
         "in_contexts": in_contexts,
         "branch_at": branch_at,
         "branch_evenly": branch_evenly,

@@ -170,6 +170,24 @@ def _drawn_baseline(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     return advantage_B[:, None].to(advantage_BT).expand_as(advantage_BT)
 
 
+def read_count_as(*, value: float = 1.0) -> Estimator:
+    """Rows that are read (replayed, given, drawn otherwise) have one advantage, whatever they earned.
+
+    A = value of these with a reward; that of drawn rows is left as it is.
+
+    Units: those of the advantage.
+    Source: AEPO, arXiv:2510.08141, and its code (597358816/AEPO, ``ray_trainer.py``): REINFORCE on positive samples.
+    """
+    return Estimator(assign=partial(_read_count_as, value=value))
+
+
+def _read_count_as(feedback: Feedback, advantage_BT: Tensor, *, value: float) -> Tensor:
+    if feedback.origin_B is None:
+        return advantage_BT
+    read_B = (feedback.origin_B != DRAWN) & feedback.valid_B
+    return advantage_BT.masked_fill(read_B[:, None], value)
+
+
 def answer_while_needed(*, eps: float = 1e-4) -> Estimator:
     """Members standardised within their group, where a given answer is worth no more than it is needed for.
 

@@ -8,19 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import compress
 
 import torch
 from torch import Tensor
 
 from mmgrpo.data.history import Context, History
-from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.maths.planners import Answer, Request
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.planners import Request
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.memory import ReplayRow
-from mmgrpo.policy import Keeping, Policy, Reading, Writing
+from mmgrpo.policy import Keeping, Policy, Writing
+from mmgrpo.train.reading import PromptOf, given_of, read, reader, verified
 from mmgrpo.types import Continuation, Given, Origin, Plan, Prompt, Rollout, Sample
-
-PromptOf = Callable[[int], Prompt]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,24 +91,23 @@ def draw(
     """
     known = rows_by_identity([rollout for one in before for rollout in one.rollouts])
     history_of = _histories(policy, known, rewards, seed)
-    alike: dict[tuple[str, str | None, bool, bool, bool, bool], list[int]] = {}
+    alike: dict[tuple[object, ...], list[int]] = {}
     for n in mine:
         one = requests[n]
-        drawn = repr(sorted(one.settings.items())), one.weights, bool(one.given)
+        drawn = repr(sorted(one.settings.items())), one.weights, bool(one.given), one.lenience
         kind = *drawn, one.behind_prompt, one.as_own, one.trained
         alike.setdefault(kind, []).append(n)
-    rollouts, request_of_row = [], []
+    rollouts: list[Rollout] = []
+    request_of_row: list[int] = []
     for chosen in alike.values():
         asked = [requests[n] for n in chosen]
         if asked[0].given:
-            rollouts.append(_read(policy, asked, prompt_of, plan, seed))
-            request_of_row += [n for n in chosen for _ in requests[n].members]
-            continue
-        entries = [entry for n in chosen for entry in _entries(n, requests[n], prompt_of, contexts, known, history_of)]
-        if not entries:
-            continue
-        rollouts.append(_rollout(policy, asked[0], entries, prompt_of, plan, seed, reads=reads))
-        request_of_row += [entry.request for entry in entries for _ in entry.members]
+            found = _there(policy, [(n, requests[n]) for n in chosen], prompt_of, plan, seed)
+        else:
+            entries = [one for n in chosen for one in _entries(n, requests[n], prompt_of, contexts, known, history_of)]
+            found = _drawn(policy, asked[0], entries, prompt_of, plan, seed, reads=reads)
+        rollouts += [rollout for rollout, _ in found]
+        request_of_row += [n for _, numbers in found for n in numbers]
     return Drawn(requests=requests, rollouts=rollouts, request_B=torch.tensor(request_of_row, dtype=torch.long))
 
 
@@ -244,6 +242,53 @@ class _Bare:
         return replace(sample, prompt=prompt, context=entry.context, after=entry.after)
 
 
+Found = list[tuple[Rollout, list[int]]]
+"""Rows, and which of the round's requests each answers."""
+
+
+def _drawn(
+    policy: Policy,
+    request: Request,
+    entries: Sequence[_Entry],
+    prompt_of: PromptOf,
+    plan: Plan,
+    seed: int,
+    *,
+    reads: bool = False,
+) -> Found:
+    if not entries:
+        return []
+    rollout = _rollout(policy, request, entries, prompt_of, plan, seed, reads=reads)
+    return [(rollout, [entry.request for entry in entries for _ in entry.members])]
+
+
+def _there(
+    policy: Policy, requests: Sequence[tuple[int, Request]], prompt_of: PromptOf, plan: Plan, seed: int
+) -> Found:
+    """Rows of what is there already; drafts of which the policy keeps a part alone are drawn on from there."""
+    given = given_of([request for _, request in requests], prompt_of)
+    numbers = [n for n, request in requests for _ in request.members]
+    (_, first), *_ = requests
+    if first.lenience is None:
+        return [(read(policy, given, plan, seed), numbers)]
+    kept, num_forwards = verified(policy, given, plan, seed, lenience=first.lenience)
+    whole = [one.sample.tokens == draft.sample.tokens for one, draft in zip(kept, given, strict=True)]
+    rest = [_drawn_on(n, one) for n, one, is_whole in zip(numbers, kept, whole, strict=True) if not is_whole]
+    found = _drawn(policy, first, rest, prompt_of, plan, seed)
+    if any(whole):
+        rollout = read(policy, list(compress(kept, whole)), plan, seed)
+        found.append((rollout, list(compress(numbers, whole))))
+    (rollout, rows), *others = found
+    return [(replace(rollout, num_forwards=rollout.num_forwards + num_forwards), rows), *others]
+
+
+def _drawn_on(number: int, draft: Given) -> _Entry:
+    """A member that goes on from what is kept of its draft."""
+    sample, tokens = draft.sample, list(draft.sample.tokens or ())
+    begun = Continuation(token_ids=tokens, old_logprob_T=draft.old_logprob_T, num_forced=sample.num_forced)
+    return _Entry(number, sample.group, sample.prompt, (sample.member,), begun if tokens else None)
+
+
 def _rollout(
     policy: Policy,
     request: Request,
@@ -283,7 +328,7 @@ def _read_again(policy: Policy, rollout: Rollout, plan: Plan, seed: int) -> Roll
     if any(sample.tokens is not None for sample in rollout.samples):
         raise ConfigError("rollout.decisions: read is for denoisers; what is written is trained on as it was drawn")
     given = [Given(sample=sample, origin=Origin.DRAWN) for sample in rollout.samples]
-    read = _reader(policy).read(given, seed=seed, plan=replace(plan, stochastic=None))
+    read = reader(policy).read(given, seed=seed, plan=replace(plan, stochastic=None))
     return replace(read, samples=rollout.samples, num_forwards=rollout.num_forwards + read.num_forwards)
 
 
@@ -303,47 +348,8 @@ def _behind_prompt(policy: Policy, rollout: Rollout, plan: Plan, seed: int, *, a
         )
         for row, sample in enumerate(rollout.samples)
     ]
-    read = _reader(policy).read(given, seed=seed, plan=plan)
+    read = reader(policy).read(given, seed=seed, plan=plan)
     return replace(read, samples=rollout.samples, num_forwards=rollout.num_forwards + read.num_forwards)
-
-
-def _read(policy: Policy, requests: Sequence[Request], prompt_of: PromptOf, plan: Plan, seed: int) -> Rollout:
-    """Rows of samples that are there already."""
-    given = [
-        _given(one, prompt_of(request.prompt), request.prompt, member)
-        for request in requests
-        for member, one in zip(request.members, request.given, strict=True)
-    ]
-    return _reader(policy).read(given, seed=seed, plan=replace(plan, stochastic=None))
-
-
-def _given(source: object, prompt: Prompt, group: int, member: int) -> Given:
-    if isinstance(source, Answer):
-        text = prompt.columns.get(source.column)
-        if not isinstance(text, str):
-            raise DataError(
-                f"the planner reads answers from the column {source.column!r}; the row has {sorted(prompt.columns)}"
-            )
-        return Given(sample=Sample(prompt=prompt, group=group, member=member, text=text))
-    assert isinstance(source, ReplayRow)
-    sample = Sample(
-        prompt=prompt,
-        group=group,
-        member=member,
-        text=source.text,
-        tokens=None if source.tokens is None else source.tokens.tolist(),
-        latent=source.array,
-        finished=source.finished,
-        num_forced=source.num_forced,
-        **source.turns,
-    )
-    return Given(sample=sample, old_logprob_T=source.old_logprob_T, origin=Origin.REPLAYED)
-
-
-def _reader(policy: Policy) -> Reading:
-    if not isinstance(policy, Reading):
-        raise ConfigError(f"the planner reads samples, and {type(policy).__name__} only draws: choose another planner")
-    return policy
 
 
 def _weights(policy: Policy, name: str | None) -> AbstractContextManager[None]:

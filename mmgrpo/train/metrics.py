@@ -17,7 +17,8 @@ def step_metrics(
     """What the step's samples and their rewards come to, over the whole job.
 
     ``rollout/kept_frac`` is the share of all samples asked for, ``rollout/unshown_frac`` that of those whose context
-    had nothing to show of the samples before; everything else is of those that may be trained on.
+    had nothing to show of the samples before, ``rollout/logprob_mean`` that of the decisions that train, by who drew
+    them; everything else is of those that may be trained on.
     """
     scores = verdict.scores
     if batch.divergence_N is not None:
@@ -34,6 +35,9 @@ def step_metrics(
         }
     if experience.num_unshown:
         metrics["rollout/unshown_frac"] = experience.num_unshown / num_asked
+    kept_BT = batch.rollout.mask_BT & batch.credit.keep_B[batch.mine][:, None]
+    sums = job.gather((float(batch.rollout.old_logprob_BT[kept_BT].double().sum()), int(kept_BT.sum())))
+    metrics["rollout/logprob_mean"] = sum(each for each, _ in sums) / max(sum(num for _, num in sums), 1)
     if num_alone := sum(job.gather(experience.rollout.num_alone)):
         metrics["rollout/rows_alone"] = num_alone
     return metrics

@@ -27,6 +27,7 @@ BESIDE = {
     "reward_without_thought": 0,
 }
 SMALL: dict[str, dict[str, Any]] = {
+    "aepo": {"rollout.planner.share": 0.5},
     "g2rpo-a": {"rollout.group_size": 4, "rollout.planner.sizes": [1, 3]},
     "dph-rl": {
         "auxiliary": [
@@ -56,6 +57,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 KEPT = {
+    "aepo": (6, 4),
     "ar3po": (4, 4),
     "critique-grpo": (4, 3),
     "eframe": (6, 4),
@@ -67,6 +69,7 @@ KEPT = {
 }
 """Of the rows that each prompt brings, those that train."""
 FIRST = (
+    "aepo",
     "avatar",
     "critique-grpo",
     "dph-rl",
@@ -78,6 +81,7 @@ FIRST = (
     "r1-sharevl",
     "raif",
     "rl-plus",
+    "spec-rl",
     "tree-opo",
     "trimpi",
     "visurf",
@@ -137,7 +141,14 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
     drawn, kept = KEPT.get(name, (1, 1))
     if name in KEPT:
         assert [line["rollout/kept_frac"] for line in lines] == pytest.approx([kept / drawn] * 2)
-    if name == "trimpi":  # what saw the policy text trains as if the bare prompt had drawn it
+    if name == "aepo":  # one of two drawn otherwise takes the place of another, and is worth 1
+        assert all(line["policy/on_policy_gap"] < 1e-5 for line in lines)
+        assert all(line["rollout/logprob_mean"] < -1 for line in lines)
+        assert lines[1]["config/rollout.planner.temperature"] == 0.8
+    if name in (
+        "trimpi",
+        "spec-rl",
+    ):  # what saw the policy text, or was kept, trains as if drawn of the bare prompt now
         assert all(line["policy/on_policy_gap"] < 1e-5 for line in lines)
     if name == "repo":  # at the first step nothing is remembered
         assert lines[0]["policy/on_policy_gap"] < 1e-5

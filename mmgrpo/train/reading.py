@@ -1,0 +1,103 @@
+"""Rows of what is there already: answers of the data, rows that are remembered, and drafts.
+
+Axes: B rows, T decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.maths.drafts import accepted
+from mmgrpo.maths.planners import Answer, Request
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.memory import ReplayRow
+from mmgrpo.policy import Policy, Reading
+from mmgrpo.types import Given, Origin, Plan, Prompt, Rollout, Sample
+
+PromptOf = Callable[[int], Prompt]
+
+VERIFIED = 1
+"""Keys the random numbers by which drafts are kept, beside those of the member."""
+
+
+def given_of(requests: Sequence[Request], prompt_of: PromptOf) -> list[Given]:
+    """What requests give in place of drawing, member by member. Raises DataError for an answer that no row has."""
+    return [
+        _given(one, prompt_of(request.prompt), request.prompt, member)
+        for request in requests
+        for member, one in zip(request.members, request.given, strict=True)
+    ]
+
+
+def read(policy: Policy, given: Sequence[Given], plan: Plan, seed: int) -> Rollout:
+    """Rows of samples that are there already. Raises ConfigError for a policy that only draws."""
+    return reader(policy).read(given, seed=seed, plan=replace(plan, stochastic=None))
+
+
+def verified(
+    policy: Policy, drafts: Sequence[Given], plan: Plan, seed: int, *, lenience: float
+) -> tuple[list[Given], int]:
+    """Drafts as far as the policy of now keeps them, as if it had drawn that much.
+
+    Args:
+        policy: what draws now.
+        drafts: each with the log-probabilities that it was drawn with.
+        plan: how decisions are drawn.
+        seed: of the step.
+        lenience: as ``accepted`` has it.
+
+    Returns:
+        Each with those of its first decisions that are kept, and their log-probabilities of now; and the forwards.
+
+    Raises:
+        ConfigError: a draft is no text of one turn, or nobody knows how likely it was.
+    """
+    if any(one.sample.tokens is None or one.sample.turn_ends or one.old_logprob_T is None for one in drafts):
+        raise ConfigError("drafts are texts of one turn with their log-probabilities: choose another planner")
+    own = [replace(one, old_logprob_T=None, origin=Origin.DRAWN) for one in drafts]
+    now = read(policy, own, replace(plan, on_samples=None), seed)
+    kept = []
+    for row, (draft, one) in enumerate(zip(drafts, own, strict=True)):
+        assert one.sample.tokens is not None
+        assert draft.old_logprob_T is not None
+        logprob_T = now.old_logprob_BT[row, : len(one.sample.tokens)]
+        keyed = torch.Generator().manual_seed(derive_seed(seed, one.sample.group, one.sample.member, VERIFIED))
+        uniform_T = torch.rand(len(logprob_T), generator=keyed)
+        num = accepted(logprob_T, draft.old_logprob_T, uniform_T, lenience=lenience)
+        sample = replace(one.sample, tokens=list(one.sample.tokens)[:num])
+        kept.append(replace(one, sample=sample, old_logprob_T=logprob_T[:num]))
+    return kept, now.num_forwards
+
+
+def reader(policy: Policy) -> Reading:
+    """The policy as one that reads. Raises ConfigError for one that only draws."""
+    if not isinstance(policy, Reading):
+        raise ConfigError(f"the planner reads samples, and {type(policy).__name__} only draws: choose another planner")
+    return policy
+
+
+def _given(source: object, prompt: Prompt, group: int, member: int) -> Given:
+    if isinstance(source, Answer):
+        text = prompt.columns.get(source.column)
+        if not isinstance(text, str):
+            raise DataError(
+                f"the planner reads answers from the column {source.column!r}; the row has {sorted(prompt.columns)}"
+            )
+        return Given(sample=Sample(prompt=prompt, group=group, member=member, text=text))
+    assert isinstance(source, ReplayRow)
+    sample = Sample(
+        prompt=prompt,
+        group=group,
+        member=member,
+        text=source.text,
+        tokens=None if source.tokens is None else source.tokens.tolist(),
+        latent=source.array,
+        finished=source.finished,
+        num_forced=source.num_forced,
+        **source.turns,
+    )
+    return Given(sample=sample, old_logprob_T=source.old_logprob_T, origin=Origin.REPLAYED)
