@@ -38,6 +38,8 @@ LOGPROB_MEAN = Value("logprob_mean")
 """Mean log-probability of all that could have been drawn, each counting alike."""
 RANK = Value("rank")
 """How many others that could have been drawn are likelier than what was; without grad."""
+SEMANTIC_ENTROPY = Value("semantic_entropy")
+"""Entropy of the likeliest of what could be drawn, by how little they mean the same; known only as it is drawn."""
 OF_DISTRIBUTION = frozenset(("entropy", "logprob_mean", "rank", "nucleus_entropy", "top_logprob"))
 """Names of what comes from the whole distribution that a decision is drawn from."""
 DRIFT = Value("gaussian", OLD)

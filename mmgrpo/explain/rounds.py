@@ -133,6 +133,7 @@ def _round(requests: Sequence[Request], case: _Case, num_places: int) -> Round:
         length_B=torch.ones_like(member_B),
         finished_B=reward_B > 0,
         places_B=[_places(request, num_places) for request in requests for _ in request.members],
+        heights_B=[0.0 for request in requests for _ in request.members],
     )
 
 

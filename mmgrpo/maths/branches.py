@@ -17,7 +17,7 @@ from itertools import islice
 from random import Random
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.places import Places, at_decisions, at_text, before_text, budgets, evenly, uncertain
+from mmgrpo.maths.places import Places, at_decisions, at_text, before_text, budgets, evenly, meanings_part, uncertain
 from mmgrpo.maths.planners import Branch, Planner, Request, Round, Setting
 from mmgrpo.maths.seeds import derive_seed
 
@@ -59,6 +59,45 @@ def branch_at_uncertain(
         Deviations from TreeRL: n tokens of each row, there of each tree; their entropies, there -log p of the token.
     """
     return _planner(uncertain(apart=apart), factor=factor, rounds=levels, most=num, among=among)
+
+
+def branch_one_by_one(*, from_root: float = 0.5) -> Planner:
+    """Trees that grow by a row of each group a round, from where the group's rows could have meant most other things.
+
+    The first row begins at the prompt. Each of the group_size - 1 that follow does so too with the probability
+    ``from_root``; otherwise it goes on from before the decision of the highest semantic entropy of all rows there are.
+
+    Units: from_root is a probability.   Raises: ConfigError for none.
+    Source: ROSE, arXiv:2601.05053, and its code (ZiqiZhao1/ROSE-rl, ``vllm_rollout_spmd.py``,
+        generate_sequences_loop_entropy, branch_metric cosine-entropy). Deviation: a row's first decision is no place.
+    """
+    if not 0 <= from_root <= 1:
+        raise ConfigError(f"branch_one_by_one begins at the prompt with a probability, got from_root={from_root}")
+    return Planner(ask=partial(_ask_one, from_root=from_root), looks_back=True, places=meanings_part())
+
+
+def _ask_one(rounds: Sequence[Round], setting: Setting, *, from_root: float) -> Sequence[Request]:
+    member = len(rounds)
+    if member == setting.group_size:
+        return ()
+    asked = []
+    for prompt in range(setting.num_prompts):
+        parts = Random(derive_seed(setting.seed, prompt, member)).random() >= from_root
+        asked.append(Request(prompt=prompt, members=(member,), continues=_highest(rounds, prompt) if parts else None))
+    return asked
+
+
+def _highest(rounds: Sequence[Round], prompt: int) -> Branch | None:
+    """The first of the highest places in the rows of a prompt; None where they have none."""
+    found = [
+        (height, Branch(member, places[0]))
+        for one in rounds
+        for of, member, places, height in zip(
+            one.prompt_B.tolist(), one.member_B.tolist(), one.places_B, one.heights_B, strict=True
+        )
+        if of == prompt and places
+    ]
+    return max(found, key=lambda one: one[0])[1] if found else None
 
 
 def branch_at_text(*, pattern: str, num: int = 1, factor: int = 2, levels: int = 1) -> Planner:

@@ -22,7 +22,7 @@ from mmgrpo.maths.forest_credit import (
     temporal_difference,
     trunk_and_exits,
 )
-from mmgrpo.maths.length_credit import short_where_solved
+from mmgrpo.maths.length_credit import short_where_solved, shorter_branches
 from mmgrpo.maths.likelihood_credit import confident_mistakes, late_decisions, perplexity_weight
 from mmgrpo.maths.process_credit import concise_failures, consistent_members
 from mmgrpo.maths.scoped_credit import (
@@ -63,6 +63,7 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
         "entropy_weights": entropy_weights,
         "entropy_rewards": entropy_rewards,
         "short_where_solved": short_where_solved,
+        "shorter_branches": shorter_branches,
         "uncertain_groups": uncertain_groups,
         "global_consistency": global_consistency,
         "perplexity_weight": perplexity_weight,

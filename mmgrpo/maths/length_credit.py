@@ -11,11 +11,44 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.feedback import Estimator, Feedback, JobFeedback
+from mmgrpo.maths.filters import members
 from mmgrpo.maths.kin import standardised_among
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def shorter_branches(*, power: float = 1.0, right: float = 1.0) -> Estimator:
+    """Right samples that went a longer way than the group's shortest right one earn less from where they parted.
+
+    A_t <- A_t - |A_t| (1 - (m / n)^power) behind the decisions that a sample shares with the shortest; n are those that
+    it took from there, m those that the shortest took. Samples that share nothing parted at the prompt.
+
+    Units: dimensionless; right in those of the reward.   Raises: ConfigError for a power that is not above 0.
+    Source: ROSE, arXiv:2601.05053, and its code (ZiqiZhao1/ROSE-rl, ``core_algos.py``,
+        compute_grpo_iterative_branching_outcome_advantage, length_penalty).
+    """
+    if not power > 0:
+        raise ConfigError(f"shorter_branches needs a power above 0, got {power}")
+    return Estimator(assign=partial(_shorter_branches, power=power, right=right))
+
+
+def _shorter_branches(feedback: Feedback, advantage_BT: Tensor, *, power: float, right: float) -> Tensor:
+    drawn_BT, length_B = feedback.drawn_by_BT, feedback.mask_BT.sum(1)
+    right_B = feedback.valid_B & (feedback.reward_B >= right) & (length_B > 0)
+    less_BT = torch.zeros_like(advantage_BT)
+    for rows in members(feedback):
+        of_group = [row for row in rows.tolist() if right_B[row]]
+        shortest = min(of_group, key=lambda row: int(length_B[row]), default=-1)
+        for row in of_group:
+            shared_T = torch.zeros_like(feedback.mask_BT[row])
+            if drawn_BT is not None:
+                shared_T = (drawn_BT[row] == drawn_BT[shortest]).cumprod(0).bool() & feedback.mask_BT[row]
+            own, shorter = length_B[row] - shared_T.sum(), length_B[shortest] - shared_T.sum()
+            if row != shortest and own > 0:
+                less_BT[row] = (1 - (shorter.clamp(min=0) / own) ** power).to(less_BT).where(~shared_T, 0.0)
+    return advantage_BT - advantage_BT.abs() * less_BT
 
 
 def short_where_solved(*, share: float, strength: float, right: float = 1.0, eps: float = 1e-4) -> Estimator:

@@ -7,6 +7,7 @@ Axes: T decisions of a row.
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.lazy import torch
-from mmgrpo.values import ENTROPY, Value
+from mmgrpo.values import ENTROPY, SEMANTIC_ENTROPY, Value
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,14 +30,14 @@ class Row:
     Attributes:
         num_decisions: how many it has, T; those that were given are counted with them.
         begins: how many of the first were given, or taken over from another row: places lie behind them.
-        entropy_T: entropy of each in nats, if the places go by it.
+        value_T: of each, what the places go by, if they go by a value.
         text: what was written, if they go by it.
         ends_T: how many of its characters there are after each decision, if they go by them.
     """
 
     num_decisions: int
     begins: int = 0
-    entropy_T: Tensor | None = None
+    value_T: Tensor | None = None
     text: str = ""
     ends_T: Sequence[int] = ()
 
@@ -59,6 +60,11 @@ class Places:
         """The places that are some, in their order."""
         found = dict.fromkeys(int(place) for place in self.find(row))
         return [place for place in found if max(row.begins, 0) < place < row.num_decisions]
+
+
+def height(row: Row, found: Sequence[int]) -> float:
+    """The value that the first of a row's places goes by; minus infinity where there is none."""
+    return float(row.value_T[found[0]]) if found and row.value_T is not None else -math.inf
 
 
 def at_decisions(*, at: Sequence[int]) -> Places:
@@ -99,14 +105,22 @@ def uncertain(*, apart: int = 1) -> Places:
     """
     if apart < 1:
         raise ConfigError(f"places lie 1 decision apart or more, got {apart}")
-    return Places(find=partial(_uncertain, apart=apart), values=(ENTROPY,))
+    return Places(find=partial(_highest, apart=apart), values=(ENTROPY,))
 
 
-def _uncertain(row: Row, *, apart: int) -> Sequence[int]:
-    if row.entropy_T is None:
+def meanings_part() -> Places:
+    """Before the decisions of the highest semantic entropy, the highest first; of equal ones the earlier.
+
+    Units: those of ``semantic_entropies``.   Source: ROSE, arXiv:2601.05053.
+    """
+    return Places(find=partial(_highest, apart=1), values=(SEMANTIC_ENTROPY,))
+
+
+def _highest(row: Row, *, apart: int) -> Sequence[int]:
+    if row.value_T is None:
         raise ConfigError("branches at uncertain decisions need their entropies, which this policy does not give")
     chosen: list[int] = []
-    for place in torch.argsort(row.entropy_T[: row.num_decisions], descending=True, stable=True).tolist():
+    for place in torch.argsort(row.value_T[: row.num_decisions], descending=True, stable=True).tolist():
         if place > row.begins and all(abs(place - other) >= apart for other in chosen):
             chosen.append(place)
     return chosen

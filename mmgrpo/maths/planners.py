@@ -120,6 +120,7 @@ class Round:
         length_B: how many of its decisions can be trained on.
         finished_B: bool, whether it came to its own end.
         places_B: decisions of each row that the planner's ``places`` found, in their order; empty without any.
+        heights_B: the value that the first of these goes by; likewise.
     """
 
     requests: Sequence[Request]
@@ -131,6 +132,7 @@ class Round:
     length_B: Tensor
     finished_B: Tensor
     places_B: Sequence[Sequence[int]] = ()
+    heights_B: Sequence[float] = ()
 
     def rewards_of(self, prompt: int) -> Tensor:
         """Rewards of the members of a prompt that any applied to, (members,)."""

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.attempts import second_draft, until_solved
-from mmgrpo.maths.branches import branch_at, branch_at_text, branch_at_uncertain, branch_evenly, exits, exits_at
+from mmgrpo.maths.branches import (
+    branch_at,
+    branch_at_text,
+    branch_at_uncertain,
+    branch_evenly,
+    branch_one_by_one,
+    exits,
+    exits_at,
+)
 from mmgrpo.maths.budgets import by_learning_value, more_where_hard
 from mmgrpo.maths.capability import by_capability
 from mmgrpo.maths.chains import stages
@@ -346,6 +354,7 @@ PLANNERS: Mapping[str, Callable[..., Planner]] = MappingProxyType(
         "branch_evenly": branch_evenly,
         "branch_at_uncertain": branch_at_uncertain,
         "branch_at_text": branch_at_text,
+        "branch_one_by_one": branch_one_by_one,
         "stages": stages,
         "exits": exits,
         "exits_at": exits_at,

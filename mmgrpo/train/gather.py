@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mmgrpo.data.history import Context
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.places import Places, Row
+from mmgrpo.maths.places import Places, Row, height
 from mmgrpo.maths.planners import Planner, Request, Round, Setting
 from mmgrpo.policy import Policy, Writing
 from mmgrpo.run.processes import Job
@@ -22,7 +22,6 @@ from mmgrpo.train.drawing import Drawn, PromptOf, draw
 from mmgrpo.train.joining import drawn_by, joined
 from mmgrpo.train.scored import ScoredSamples, ScoredStep, scored_step
 from mmgrpo.types import Plan, Rollout, Sample, Scores
-from mmgrpo.values import ENTROPY
 
 OnSamples = Callable[[Sequence[Sample]], None]
 
@@ -209,6 +208,7 @@ class _RoundRows:
     length_B: Tensor
     finished_B: Tensor
     places_B: Sequence[Sequence[int]]
+    heights_B: Sequence[float]
     scores: Scores
 
 
@@ -218,13 +218,16 @@ def _rows_of_all(
     """What every process says of its rows, in rank order. One collective, whatever a process has drawn."""
 
     def mine() -> _RoundRows:
+        rows = [] if places is None else _rows(drawn, policy, places)
+        found = [] if places is None else [places(row) for row in rows]
         identity = [(sample.group, sample.member) for sample in part.samples]
         return _RoundRows(
             request_B=drawn.request_B,
             identity_B2=torch.tensor(identity, dtype=torch.long).reshape(-1, 2),
             length_B=torch.cat([torch.zeros(0, dtype=torch.long), *(r.mask_BT.sum(1) for r in drawn.rollouts)]),
             finished_B=torch.tensor([sample.finished for sample in part.samples], dtype=torch.bool),
-            places_B=[] if places is None else _places(drawn, policy, places),
+            places_B=found,
+            heights_B=[height(row, own) for row, own in zip(rows, found, strict=True)],
             scores=part.collected(),
         )
 
@@ -249,11 +252,12 @@ def _round(
         length_B=torch.cat([one.length_B for one in said]),
         finished_B=torch.cat([one.finished_B for one in said]),
         places_B=[places for one in said for places in one.places_B],
+        heights_B=[each for one in said for each in one.heights_B],
     )
 
 
-def _places(drawn: Drawn, policy: Policy, places: Places) -> list[list[int]]:
-    """Where in each row others may go on from."""
+def _rows(drawn: Drawn, policy: Policy, places: Places) -> list[Row]:
+    """What the rows say to whoever looks for places in them."""
     rows = [(rollout, row) for rollout in drawn.rollouts for row in range(len(rollout.samples))]
     found = []
     for (rollout, row), number in zip(rows, drawn.request_B.tolist(), strict=True):
@@ -263,14 +267,12 @@ def _places(drawn: Drawn, policy: Policy, places: Places) -> list[list[int]]:
         if places.text and not isinstance(policy, Writing):
             raise ConfigError(f"the planner looks for places in texts, which {type(policy).__name__} does not tell")
         found.append(
-            places(
-                Row(
-                    num_decisions=len(sample.tokens),
-                    begins=sample.num_forced if branch is None else branch.after,
-                    entropy_T=rollout.values[ENTROPY][row] if ENTROPY in places.values else None,
-                    text=sample.text or "",
-                    ends_T=policy.text_ends(sample) if places.text and isinstance(policy, Writing) else (),
-                )
+            Row(
+                num_decisions=len(sample.tokens),
+                begins=sample.num_forced if branch is None else branch.after,
+                value_T=rollout.values[places.values[0]][row] if places.values else None,
+                text=sample.text or "",
+                ends_T=policy.text_ends(sample) if places.text and isinstance(policy, Writing) else (),
             )
         )
     return found

@@ -10,16 +10,28 @@ from torch import Tensor
 
 from mmgrpo.policies.language.completion import Completion
 from mmgrpo.policies.language.prefix import Prefix, growing, static
-from mmgrpo.policies.language.sampling import Sampling, Support, certainties, drawn, entropies
+from mmgrpo.policies.language.sampling import (
+    Sampling,
+    Support,
+    certainties,
+    drawn,
+    entropies,
+    semantic_entropies,
+)
 from mmgrpo.policies.language.transformer import Transformer
 
 COMPACT_BELOW = 0.75  # share of rows still writing at which the others are dropped from the batch
 LOOK_EVERY_ON_GPU = 8  # steps between looks at what has finished; each waits for the device
 
-NUMBERS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
-    {"certainty": lambda plain_nV, _: certainties(plain_nV), "entropy": lambda _, logits_nV: entropies(logits_nV)}
+NUMBERS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = MappingProxyType(
+    {
+        "certainty": lambda plain_nV, _, __: certainties(plain_nV),
+        "entropy": lambda _, logits_nV, __: entropies(logits_nV),
+        "semantic_entropy": lambda _, logits_nV, embedding_VD: semantic_entropies(logits_nV, embedding_VD),
+    }
 )
-"""What may be kept of a token as it is drawn: of logits under the temperature alone, and of those drawn from."""
+"""What may be kept of a token as it is drawn: of logits under the temperature alone, of those drawn from, and of the
+vectors that the model has for tokens."""
 
 
 class Tape:
@@ -39,6 +51,7 @@ class Tape:
         uniform_NT: Tensor | None = None,
         given_NT: Tensor | None = None,
         numbers: tuple[str, ...] = (),
+        embedding_VD: Tensor | None = None,
     ) -> None:
         """An empty tape.
 
@@ -49,6 +62,7 @@ class Tape:
             uniform_NT: the random number of each decision, in [0, 1); None takes the likeliest token.
             given_NT: tokens that are written whatever the logits say; None draws them.
             numbers: what to keep of each token, by the names in ``NUMBERS``.
+            embedding_VD: the vector of each token, if there are numbers.
         """
         rows, length = len(limit_N), int(limit_N.max())
         self.length = length
@@ -58,6 +72,7 @@ class Tape:
         self._given_NT = None if given_NT is None else given_NT.to(device)
         self._token_NT = torch.zeros(rows, length, dtype=torch.long, device=device)
         self._logprob_NT = torch.zeros(rows, length, device=device)
+        self._embedding_VD = torch.empty(0) if embedding_VD is None else embedding_VD.detach()
         self._numbers = {name: torch.zeros(rows, length, device=device) for name in numbers}
         self._supports: list[list[Support]] = [[] for _ in range(rows)]
 
@@ -82,7 +97,7 @@ class Tape:
         self._token_NT[row_n, t] = token_n
         self._logprob_NT[row_n, t] = logits_nV.gather(-1, token_n[:, None])[:, 0] - logits_nV.logsumexp(-1)
         for name, number_NT in self._numbers.items():
-            number_NT[row_n, t] = NUMBERS[name](plain_nV, logits_nV)
+            number_NT[row_n, t] = NUMBERS[name](plain_nV, logits_nV, self._embedding_VD)
         return token_n
 
     def completions(self, end_ids: Tensor) -> list[Completion]:

@@ -136,6 +136,7 @@ def write(
             device=drawing.end_ids.device,
             uniform_NT=uniform_nT,
             numbers=drawing.numbers,
+            embedding_VD=way.embedding() if drawing.numbers else None,
         )
         way.write([texts[p] for p in owners], [owners.index(owner_N[n]) for n in batch], tape, drawing.end_ids)
         written = zip(batch, tape.completions(drawing.end_ids), strict=True)

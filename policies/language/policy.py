@@ -34,7 +34,7 @@ from mmgrpo.policies.language.scoring import logprobs
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.language.text_ends import text_ends
 from mmgrpo.policies.language.trace import Trace
-from mmgrpo.policies.language.values import views_of
+from mmgrpo.policies.language.values import OF_LOGITS, views_of
 from mmgrpo.policies.language.ways import Cached, Way
 from mmgrpo.policies.weights import PeftFiles, Weights
 from mmgrpo.policy import Criticising, Joining, Keeping, Policy, Reading, Seeing, Supervised, Writing
@@ -180,7 +180,8 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
         self._verify(rollout)
         if not self.settings.rescore or plan.deterministic:
             return rollout
-        return replace(self._rescored(rollout, values=tuple(rollout.values)), num_forwards=2 * rollout.num_forwards)
+        again = tuple(value for value in rollout.values if value.name in OF_LOGITS)
+        return replace(self._rescored(rollout, values=again), num_forwards=2 * rollout.num_forwards)
 
     def read(self, given: Sequence[Given], *, seed: int, plan: Plan | None = None) -> Rollout:
         """Rows of given answers, by their tokens or else by their text and, where it is finished, the end token.
@@ -297,7 +298,7 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
             old_BT[index] = part.logprob_BT.cpu()
             for value, matrix_BT in found.items():
                 matrix_BT[index] = part.values[value].cpu()
-        return replace(rollout, old_logprob_BT=old_BT, values=found)
+        return replace(rollout, old_logprob_BT=old_BT, values={**rollout.values, **found})
 
     def _way_for(self, prompts: Sequence[Encoded]) -> Way:
         return self._now(self._choice.see(prompts))

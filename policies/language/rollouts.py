@@ -23,7 +23,10 @@ from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.language.trace import Trace, assembled, sample_of
 from mmgrpo.policies.language.ways import Way
 from mmgrpo.types import Given, Origin, Plan, Prompt, Rollout, Sample
-from mmgrpo.values import ENTROPY, OLD
+from mmgrpo.values import ENTROPY, OLD, SEMANTIC_ENTROPY
+
+KEPT = (ENTROPY, SEMANTIC_ENTROPY)
+"""Values of the decisions that are kept as they are drawn, where the plan asks for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,7 +80,7 @@ class Rollouts:
             self.encoder.tokenizer,
             segment_end=self.segment_end,
             trained=not plan.deterministic,
-            keeps_entropy=ENTROPY in plan.values and not plan.deterministic,
+            kept=() if plan.deterministic else [value for value in plan.values if value in KEPT],
         )
 
     def _batches(
@@ -136,7 +139,6 @@ class Rollouts:
             self.encoder.tokenizer,
             segment_end=self.segment_end,
             trained=True,
-            keeps_entropy=False,
         )
         return replace(rollout, origin_B=torch.tensor([one.origin for one in given]), num_forwards=0)
 
@@ -207,7 +209,7 @@ class Rollouts:
         if unknown := [name for name in plan.sample_values if name not in NUMBERS]:
             raise ConfigError(f"tokens have no sample value {', '.join(unknown)}: known are {', '.join(NUMBERS)}")
         settings = self.settings.overridden(plan.settings)
-        kept = {*plan.sample_values, *(["entropy"] if ENTROPY in plan.values else [])}
+        kept = {*plan.sample_values, *(value.name for value in plan.values if value in KEPT)}
         return Drawing(
             sampling=Sampling.of(settings, self.sampling.suppressed) if plan.settings else self.sampling,
             length=settings.max_new_tokens,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, normalize
 from torch.utils.checkpoint import checkpoint
 
 from mmgrpo.policies.language.settings import Cooling, LanguageSettings
@@ -111,6 +111,23 @@ def certainties(logits_MV: Tensor) -> Tensor:
     Shapes: (M, V) -> (M,).
     """
     return -logprob_means(logits_MV) - (logits_MV > NEVER).sum(-1).log()
+
+
+def semantic_entropies(logits_MV: Tensor, embedding_VD: Tensor, *, num: int = 20) -> Tensor:
+    """Entropy of the ``num`` likeliest tokens by how little they mean the same: -H sum_{i != j} p_i p_j cos(e_i, e_j).
+
+    H = -sum p log p over these tokens alone. It is below 0 where they point the same way, highest where they do not.
+
+    Shapes: (M, V), (V, D) -> (M,).   Units: nats.
+    Source: ROSE, arXiv:2601.05053, and its code (ZiqiZhao1/ROSE-rl, ``vllm_rollout_spmd.py``, cosine-entropy).
+    """
+    top_MK = logits_MV.topk(min(num, logits_MV.shape[-1]))
+    logprob_MK = top_MK.values - logits_MV.logsumexp(-1, keepdim=True)
+    probability_MK = logprob_MK.exp()
+    vector_MKD = normalize(embedding_VD[top_MK.indices].float(), dim=-1)
+    sum_MD = (probability_MK[..., None] * vector_MKD).sum(-2)
+    alike_M = sum_MD.square().sum(-1) - probability_MK.square().sum(-1)
+    return alike_M * (probability_MK * logprob_MK.masked_fill(logprob_MK == -torch.inf, 0.0)).sum(-1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from mmgrpo.maths.prefixes import prefix_states
 from mmgrpo.policies.language.completion import Completion
 from mmgrpo.policies.language.encoding import Encoded
 from mmgrpo.types import Rollout, Sample
-from mmgrpo.values import ENTROPY
+from mmgrpo.values import Value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +116,7 @@ def assembled(
     *,
     segment_end: Pattern[str] | None,
     trained: bool,
-    keeps_entropy: bool,
+    kept: Sequence[Value] = (),
 ) -> Rollout:
     """The rollout of a trace.
 
@@ -126,7 +126,7 @@ def assembled(
         tokenizer: turns ids into text.
         segment_end: what ends a segment.
         trained: whether the decisions were drawn at random, and so can be trained on.
-        keeps_entropy: whether the entropies that were kept of the tokens are the rollout's values.
+        kept: numbers that were kept of the tokens and are the rollout's values.
 
     Returns:
         B rows, padded to the longest completion.
@@ -149,7 +149,7 @@ def assembled(
         ),
         segment_BT=_turns(completions, T) if exchanged else _segments(completions, tokenizer, segment_end, T),
         trace=trace,
-        values={ENTROPY: _padded("entropy", completions)} if keeps_entropy else {},
+        values={value: _padded(value.name, completions) for value in kept},
         num_forwards=len(completions),
     )
 

@@ -62,6 +62,7 @@ PARTING_ONCE: dict[str, dict[str, Any]] = {
     },
     "cure": {"rollout.group_size": 2, "rollout.planner.among": 3, "rollout.planner.factor": 2},
     "grpo-ma": {"rollout.group_size": 2, "rollout.planner.pattern": ".", "rollout.planner.factor": 2},
+    "rose": {"rollout.group_size": 2, "rollout.planner.from_root": 0.0},
     "s-grpo--early-reinforcement": {
         "rollout.group_size": 2,
         "rollout.planner.num": 1,

@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from mmgrpo.config.binding import build_planner
 from mmgrpo.config.schedules import Course
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.planners import Setting
+from mmgrpo.maths.branches import branch_one_by_one
+from mmgrpo.maths.length_credit import shorter_branches
+from mmgrpo.maths.places import Row, height, meanings_part
+from mmgrpo.maths.planners import Branch, Setting
 from mmgrpo.maths.tempered import with_tempered
 from mmgrpo.memory import Memory
+from mmgrpo.policies.language.sampling import semantic_entropies
 from tests.configs.method_steps import config_of
 from tests.maths.test_planners import answered
 
@@ -68,3 +73,37 @@ def test_the_temperature_follows_the_entropy() -> None:
     assert requests[0].settings == {"temperature": 1.2}
     three = replace(FOUR, num_prompts=3)  # less than a quarter is nobody
     assert planner.ask([answered(planner.ask((), three), [0] * 6)], three) == ()
+
+
+def test_what_means_the_same_is_no_place_to_part() -> None:
+    """ROSE's -cosine_weighted_entropy * standard_entropy: two tokens of 1/2, H = log 2, 2 p_0 p_1 cos = cos / 2."""
+    even_MV = torch.zeros(1, 2)
+    for other, alike in (([2.0, 0.0], 1.0), ([0.0, 3.0], 0.0), ([-1.0, 0.0], -1.0)):
+        found_M = semantic_entropies(even_MV, torch.tensor([[1.0, 0.0], other]))
+        assert found_M.item() == pytest.approx(-alike / 2 * 0.6931472, abs=1e-6)
+    # of three tokens the two likeliest alone: p = 0.5, 0.3, H = 0.3465736 + 0.3611918, -0.3 H of vectors alike
+    three_MV, same_VD = torch.tensor([[0.5, 0.3, 0.2]]).log(), torch.ones(3, 2)
+    assert semantic_entropies(three_MV, same_VD, num=2).item() == pytest.approx(-0.3 * 0.7077654, abs=1e-6)
+
+
+def test_the_highest_place_of_all_rows_is_gone_on_from() -> None:
+    row = Row(num_decisions=4, value_T=torch.tensor([9.0, -2.0, -0.5, -1.0]))
+    places = meanings_part()(row)
+    assert (places, height(row, places), height(row, [])) == ([2, 3, 1], -0.5, float("-inf"))
+    three = replace(FOUR, num_prompts=1, group_size=3)
+    planner, rounds = branch_one_by_one(from_root=0.0), []
+    for found, high in (((2, 1), -0.5), ((3,), -0.5)):
+        (request,) = planner.ask(rounds, three)
+        assert request.members == (len(rounds),)
+        rounds.append(replace(answered([request], [0]), places_B=[found], heights_B=[high]))
+    (last,) = planner.ask(rounds, three)  # of equal ones the first row's
+    assert (rounds[1].requests[0].continues, last.continues) == (Branch(0, 2), Branch(0, 2))
+    higher = replace(rounds[1], heights_B=[-0.4])
+    assert planner.ask([rounds[0], higher], three)[0].continues == Branch(1, 3)
+    assert branch_one_by_one(from_root=1.0).ask(rounds, three)[0].continues is None
+    assert planner.ask([replace(rounds[0], places_B=[()])], three)[0].continues is None
+    assert planner.ask([*rounds, rounds[1]], three) == ()
+    with pytest.raises(ConfigError, match="with a probability"):
+        branch_one_by_one(from_root=2.0)
+    with pytest.raises(ConfigError, match="a power above 0"):
+        shorter_branches(power=0.0)

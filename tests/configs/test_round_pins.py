@@ -125,7 +125,7 @@ def test_answers_are_cut_at_one_of_the_20_most_uncertain_tokens() -> None:
     planner = build_planner(config_of("cure").rollout)
     assert planner.places is not None
     entropy_T = torch.arange(40.0)  # before the last tokens, place 39 first
-    places = planner.places(Row(num_decisions=40, entropy_T=entropy_T))
+    places = planner.places(Row(num_decisions=40, value_T=entropy_T))
     chosen = set()
     for seed in range(200):
         setting = Setting(step=0, num_prompts=1, group_size=1, seed=seed)

@@ -22,9 +22,9 @@ def test_places_lie_within_what_a_row_drew_itself() -> None:
 
 def test_places_before_uncertain_decisions() -> None:
     entropy_T = torch.tensor([9.0, 0.5, 2.0, 1.0, 2.0, 0.1])
-    assert uncertain()(Row(num_decisions=6, entropy_T=entropy_T)) == [2, 4, 3, 1, 5]  # before the first is the prompt
-    assert uncertain(apart=2)(Row(num_decisions=6, entropy_T=entropy_T)) == [2, 4]
-    assert uncertain()(Row(num_decisions=6, begins=3, entropy_T=entropy_T)) == [4, 5]
+    assert uncertain()(Row(num_decisions=6, value_T=entropy_T)) == [2, 4, 3, 1, 5]  # before the first is the prompt
+    assert uncertain(apart=2)(Row(num_decisions=6, value_T=entropy_T)) == [2, 4]
+    assert uncertain()(Row(num_decisions=6, begins=3, value_T=entropy_T)) == [4, 5]
     with pytest.raises(ConfigError, match="need their entropies"):
         uncertain()(Row(num_decisions=3))
 
@@ -101,7 +101,7 @@ def test_rows_part_at_several_places_of_theirs_alone() -> None:
     planner = branch_at_uncertain(num=2, levels=2)
     assert planner.places is not None
     assert [value.name for value in planner.places.values] == ["entropy"]
-    _, first, second = planned(planner, {}, entropy_T=entropy_T)
+    _, first, second = planned(planner, {}, value_T=entropy_T)
     assert told(first) == [((2,), 0, 1), ((3,), 0, 4), ((4,), 1, 1), ((5,), 1, 4)]
     # 6 rows; those from the prompt have parted at 1 and 4, those from 1 part at 4 and 9, those from 4 at 9 and 5
     assert told(second) == [
