@@ -53,7 +53,8 @@ def train(name: str, overrides: Sequence[str] = ()) -> Policy:
         ):
             reward = float(batch.credit.total_B.mean())
             print(f"step {step + 1}.{update.number}: reward {reward:.3f}, gradient {update.applied.grad_norm:.3g}")
-        facts = mmgrpo.step_facts(verdict, batch, prompts.key, step=step, replay=planner.replay, job=job)
+        told = {"step": step, "replay": planner.replay, "requests": experience.requests}
+        facts = mmgrpo.step_facts(verdict, batch, prompts.key, job=job, **told)
         memory = mmgrpo.remember(memory, facts, stream.learners, replay=planner.replay)
     return policy
 

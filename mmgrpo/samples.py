@@ -52,12 +52,14 @@ class Example:
         text: the target text, for policies that write.
         image: the target image, for policies that draw.
         video: the target video as a list of frames.
+        finished: whether the text ends there; what does not is taught without an end.
     """
 
     prompt: Prompt
     text: str | None = None
     image: Image.Image | None = None
     video: Sequence[Image.Image] | None = None
+    finished: bool = True
 
 
 TURNS = ("turn_starts", "turn_ends", "turn_texts", "turn_rewards", "turn_keys")

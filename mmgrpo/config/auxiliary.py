@@ -22,6 +22,11 @@ class AuxiliaryConfig(Section):
         description="in place of examples: the answers that the rows of the update's groups bring along; a text for "
         "policies that write, a picture or its frames for those that draw",
     )
+    begun: bool = Field(
+        default=False,
+        description="in place of examples: what the rows of the update were begun with and is given, as by the context "
+        "solution_prefix, without an end; as often as rows have it",
+    )
     by_success: Named | None = Field(
         default=None,
         description="weight of a column's answer by the share of its group's drawn samples that are right: {name: "
@@ -32,10 +37,10 @@ class AuxiliaryConfig(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> AuxiliaryConfig:
-        if (self.examples is None) == (self.column is None):
-            raise ValueError("name one source: examples, or the column of the answers")
-        if self.column is not None and self.batch_size is not None:
+        if (self.examples is not None) + (self.column is not None) + self.begun != 1:
+            raise ValueError("name one source: examples, the column of the answers, or begun: true")
+        if self.examples is None and self.batch_size is not None:
             raise ValueError("a column's answers are those of the update's groups: leave out batch_size")
-        if self.examples is not None and self.by_success is not None:
+        if self.column is None and self.by_success is not None:
             raise ValueError("examples belong to no group: leave out by_success, or name a column")
         return self

@@ -56,17 +56,18 @@ def systems(*, texts: Sequence[str]) -> Context:
     return partial(_after_system, texts=tuple(texts))
 
 
-def solution_prefix(*, column: str = "solution", share: float, between: str = " ") -> Context:
+def solution_prefix(*, column: str = "solution", share: float | None = None, between: str = " ") -> Context:
     """The prompt, and the beginning of its row's solution as the beginning of the answer: never trained.
 
-    The first ``share`` of the solution's words, or of its steps where ``between`` says what stands between two.
+    The first ``share`` of the solution's words, or of its steps where ``between`` says what stands between two; without
+    a share as much as the planner says.
 
     Units: share is dimensionless, 0 to 1.   Raises: ConfigError for another share, or nothing between; DataError for a
         row without it.
     """
     if not between:
         raise ConfigError("a prefix is a share of the solution by what stands between its words or steps, got nothing")
-    return partial(_begun, column=column, share=_share(share), between=between)
+    return partial(_begun, column=column, share=None if share is None else _share(share), between=between)
 
 
 def opening(*, text: str) -> Context:
@@ -377,9 +378,12 @@ def _after_system(prompt: Prompt, member: int, history: History = NOTHING, *, te
 
 
 def _begun(
-    prompt: Prompt, member: int, history: History = NOTHING, *, column: str, share: float, between: str
+    prompt: Prompt, member: int, history: History = NOTHING, *, column: str, share: float | None, between: str
 ) -> Prompt:
-    del member, history
+    del member
+    share = history.share if share is None else share
+    if share is None:
+        raise ConfigError("solution_prefix needs a share, unless the planner says how much is shown")
     words = _solution("solution_prefix", prompt, column).split(between)
     begun = between.join(words[: round(share * len(words))])
     return replace(prompt, prefix=begun + between) if begun else prompt

@@ -17,6 +17,7 @@ class History:
         samples: in a view those of the group, the member's own among them; where it is drawn, those that it is drawn
             after, else those of the group of the rounds before.
         rewards: what the rewards of each come to; None where none applied.
+        share: how much of an answer is to be shown, from 0 to 1; None: nobody says.
         ends: how many characters of its text there are after each decision of each; empty where nobody says.
     """
 
@@ -24,6 +25,7 @@ class History:
     samples: Sequence[Sample] = ()
     rewards: Sequence[float | None] = ()
     ends: Sequence[Sequence[int]] = ()
+    share: float | None = None
 
 
 NOTHING = History()

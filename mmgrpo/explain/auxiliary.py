@@ -11,5 +11,6 @@ def auxiliary_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     """A line for each item of the section ``auxiliary``."""
     for one in config.auxiliary:
         taught = f"{one.batch_size or 64} examples" if one.column is None else f"its groups' answers ({one.column})"
+        taught = "what its rows were begun with" if one.begun else taught
         weighed = "" if one.by_success is None else f", weighed by {one.by_success.name} of the group's success"
         yield "auxiliary", f"{one.label}: in every update {one.weight:g} times the supervised loss of {taught}{weighed}"

@@ -113,11 +113,13 @@ COLUMNS: Mapping[str, Column] = MappingProxyType(
             Column("last_step", "int64", -1, rule=last_step),
             Column("right_streak", "int64", rule=right_streak),
             Column("wrong_streak", "int64", rule=wrong_streak),
+            Column("share", default=-1.0),
             Column("value", default=0.5, rule=value),
         )
     }
 )
-"""Columns that a step fills, by the name under which samplers and estimators ask for them."""
+"""Columns that a step fills, by the name under which samplers, estimators and planners ask for them; ``share`` with how
+much of an answer the planner last had shown."""
 
 
 def column_of(name: str, numbers: Mapping[str, float] | None = None) -> Column:

@@ -33,6 +33,7 @@ class Request:
             are further prompts.
         members: their numbers within the group.
         context: name of the context that they are shown the prompt in; None: the prompt as it is.
+        share: how much of an answer the context shows, from 0 to 1, where it leaves that open.
         settings: the policy's own settings of drawing, for them alone.
         weights: name under which the policy keeps the weights that draw; None: those of now.
         trained: whether they may be trained on; otherwise they are drawn to be judged for the planner, and count only
@@ -52,6 +53,7 @@ class Request:
     prompt: int
     members: tuple[int, ...]
     context: str | None = None
+    share: float | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     weights: str | None = None
     trained: bool = True

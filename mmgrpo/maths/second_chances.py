@@ -23,6 +23,7 @@ from mmgrpo.maths.budgets import by_learning_value, more_where_hard
 from mmgrpo.maths.capability import by_capability
 from mmgrpo.maths.chains import stages
 from mmgrpo.maths.drafts import with_drafts
+from mmgrpo.maths.hints import with_fitted_hints
 from mmgrpo.maths.planners import (
     Answer,
     Planner,
@@ -348,6 +349,7 @@ PLANNERS: Mapping[str, Callable[..., Planner]] = MappingProxyType(
         "with_replay": with_replay,
         "with_drafts": with_drafts,
         "with_answer": with_answer,
+        "with_fitted_hints": with_fitted_hints,
         "with_tempered": with_tempered,
         "in_contexts": in_contexts,
         "branch_at": branch_at,

@@ -5,6 +5,7 @@ Axes: B rows, P groups of an update on this process.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import final
@@ -16,10 +17,10 @@ from mmgrpo.config import AuxiliaryConfig
 from mmgrpo.config.binding import build_answer_weight
 from mmgrpo.data.media import Gallery, opened
 from mmgrpo.data.prompts import load_prompts
-from mmgrpo.errors import DataError
+from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policy import Policy
+from mmgrpo.policy import Policy, Writing
 from mmgrpo.run.processes import Job
 from mmgrpo.train.credit import Batch
 from mmgrpo.train.learner import Gradient
@@ -86,7 +87,9 @@ class Auxiliaries:
     ) -> Gradient:
         losses, sums, num_forwards = {}, {}, 0
         for config in configs:
-            if config.column is None:
+            if config.begun:
+                taught, num = self._from_beginnings(config, batch, first + number, rows)
+            elif config.column is None:
                 taught, num = self._from_examples(config, first + number)
             else:
                 taught, num = self._from_answers(config, config.column, batch, first + number, rows)
@@ -103,24 +106,58 @@ class Auxiliaries:
     def _from_answers(
         self, config: AuxiliaryConfig, column: str, batch: Batch, number: int, rows: Sequence[int]
     ) -> tuple[Taught, int]:
-        assert self._supervised is not None
         one_of = {batch.rollout.samples[row].group: batch.rollout.samples[row] for row in rows}  # of each group
         rate_P = success_rates(batch, rows, list(one_of), right=config.right)
         weight_P = build_answer_weight(config)(rate_P).tolist()
         taught = {group: weight for group, weight in zip(one_of, weight_P, strict=True) if weight != 0}
-        answers: list[Example] = []
+
+        def answers() -> list[Example]:
+            return [self._answer(one_of[group], column) for group in taught]
+
+        return self._weighed(config, number, list(taught), answers, list(taught.values()), len(one_of))
+
+    def _from_beginnings(
+        self, config: AuxiliaryConfig, batch: Batch, number: int, rows: Sequence[int]
+    ) -> tuple[Taught, int]:
+        samples = [batch.rollout.samples[row] for row in rows]
+        one_of = {(one.group, one.num_forced): one for one in samples if one.num_forced}
+        often = Counter((one.group, one.num_forced) for one in samples)
+
+        def beginnings() -> list[Example]:
+            return [Example(one.prompt, text=self._begun(one), finished=False) for one in one_of.values()]
+
+        groups, weights = [group for group, _ in one_of], [float(often[key]) for key in one_of]
+        return self._weighed(config, number, groups, beginnings, weights, len(rows))
+
+    def _weighed(
+        self,
+        config: AuxiliaryConfig,
+        number: int,
+        groups: Sequence[int],
+        examples_of: Callable[[], list[Example]],
+        weights: Sequence[float],
+        num: int,
+    ) -> tuple[Taught, int]:
+        """The loss of examples of these groups, as a mean over so many of this process; a collective."""
+        assert self._supervised is not None
+        examples: list[Example] = []
 
         def found() -> int:
-            answers.extend(self._answer(one_of[group], column) for group in taught)
-            return len(one_of)
+            examples.extend(examples_of())
+            return num
 
-        num = sum(self._job.from_all(found))
-        seeds = [derive_seed(self._seed, EXAMPLES_SEED, number, group) for group in taught]
-        lesson, weights = Lesson(examples=answers, seeds=seeds), list(taught.values())
+        total = sum(self._job.from_all(found))
+        seeds = [derive_seed(self._seed, EXAMPLES_SEED, number, group) for group in groups]
+        lesson = Lesson(examples=examples, seeds=seeds)
         came_to = accumulate_weighted(
-            self._supervised, lesson, weights, num=max(num, 1), job=self._job, scale=config.weight
+            self._supervised, lesson, weights, num=max(total, 1), job=self._job, scale=config.weight
         )
-        return came_to, len(taught)
+        return came_to, len(examples)
+
+    def _begun(self, sample: Sample) -> str:
+        if not isinstance(self._supervised, Writing):
+            raise ConfigError("auxiliary: begun is of what is written, and this policy does not write: leave it out")
+        return (sample.text or "")[: self._supervised.text_ends(sample)[sample.num_forced - 1]]
 
     def _answer(self, sample: Sample, column: str) -> Example:
         prompt, key = sample.prompt, (id(sample.prompt), column)

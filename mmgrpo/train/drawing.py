@@ -159,6 +159,7 @@ def _histories(
             seed=derive_seed(seed, request.prompt),
             samples=samples,
             rewards=[reward_of.get(identity) for identity in told],
+            share=request.share,
             ends=[policy.text_ends(one) for one in samples] if request.after and isinstance(policy, Writing) else (),
         )
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from mmgrpo.errors import ShapeError
-from mmgrpo.maths.planners import Replay
+from mmgrpo.maths.planners import Replay, Request
 from mmgrpo.memory import Memory, Outcomes, ReplayRow
 from mmgrpo.run.processes import Job
 from mmgrpo.train.credit import Batch
@@ -27,6 +27,7 @@ class Facts:
         valid_B: bool, whether any reward applied.
         step: counted from 0.
         rows: those that may be read again, in a fixed order.
+        shares: how much of an answer the planner last asked to be shown of a prompt, by key.
     """
 
     keys: Sequence[str]
@@ -34,6 +35,7 @@ class Facts:
     valid_B: Tensor
     step: int
     rows: Sequence[ReplayRow] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not len(self.keys) == len(self.reward_B) == len(self.valid_B):
@@ -68,7 +70,14 @@ Learner = Callable[[Memory, Outcomes], Memory]
 
 
 def step_facts(
-    verdict: Verdict, batch: Batch, key_of: Callable[[int], str], *, step: int, replay: Replay | None, job: Job
+    verdict: Verdict,
+    batch: Batch,
+    key_of: Callable[[int], str],
+    *,
+    step: int,
+    replay: Replay | None,
+    job: Job,
+    requests: Sequence[Request] = (),
 ) -> Facts:
     """What the job saw at a step, with the rows that are to be remembered. A collective, where there are any.
 
@@ -82,12 +91,15 @@ def step_facts(
         step: counted from 0.
         replay: whether rows are remembered.
         job: the processes.
+        requests: what was asked of the whole job.
 
     Returns:
         The facts, the same on all processes.
     """
     scored_N = batch.credit.scored_B & (verdict.group_N == verdict.root_N)
     facts = facts_of_step(verdict.root_N, batch.credit.total_B, scored_N, key_of, step=step)
+    shown = {key_of(request.prompt): request.share for request in requests if request.share is not None}
+    facts = replace(facts, shares=shown)
     if replay is None:
         return facts
     parts = job.gather(replay_rows(batch, key_of, step=step))
@@ -134,6 +146,9 @@ def remember(memory: Memory, facts: Facts, learners: Sequence[Learner] = (), *, 
     """
     if replay is not None:
         memory = memory.with_replay(facts.rows, per_prompt=replay.per_prompt, total=replay.total)
+    if "share" in memory.columns and facts.shares:
+        shown_K = torch.tensor(list(facts.shares.values()), dtype=torch.float64)
+        memory = memory.write("share", list(facts.shares), shown_K)
     ruled = [column for column in memory.columns.values() if column.rule is not None]
     if not ruled and not learners:
         return memory

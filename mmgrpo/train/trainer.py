@@ -217,7 +217,9 @@ class Trainer:
         metrics = step_metrics(experience, verdict, batch, config.advantage, self.job) | self.now.metrics
         metrics |= source_metrics(verdict.scores, verdict.root_N, prompts.prompt)
         replay = self.now.planner.replay
-        facts = step_facts(verdict, batch, prompts.key, step=self.step, replay=replay, job=self.job)
+        facts = step_facts(
+            verdict, batch, prompts.key, step=self.step, replay=replay, job=self.job, requests=experience.requests
+        )
         metrics |= {"time/rollout_s": drawn - clock, "time/reward_s": time.perf_counter() - drawn}
         self._stopping.give_up()
         self.step += 1

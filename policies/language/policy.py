@@ -277,7 +277,10 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
         if any(example.text is None for example in examples):
             raise DataError("the warm-up of a language policy needs examples with a text")
         encoded = [self._encoder(example.prompt) for example in examples]
-        answers = [Given(sample=Sample(example.prompt, 0, n, text=example.text)) for n, example in enumerate(examples)]
+        answers = [
+            Given(sample=Sample(example.prompt, 0, n, text=example.text, finished=example.finished))
+            for n, example in enumerate(examples)
+        ]
         trace = Trace(encoded, range(len(encoded)), [self._rollouts.completion(one, WHOLE) for one in answers])
         way = self._teaching.see(encoded)
         with self._checkpointing():

@@ -44,7 +44,7 @@ READING = [
     "aepo",
     "ampo", "ar3po", "avatar", "critique-grpo", "dph-rl", "eframe", "evocot", "exgrpo", "g2rpo-a", "gcpo", "ghpo",
     "guide-grpo", "hbpo", "igrpo", "luffy", "mm-helix", "r1-sharevl", "raif", "repo", "rgr-grpo", "rl-plus", "sage",
-    "scaf-grpo", "spec-rl", "tree-opo", "trimpi", "visurf",
+    "scaf-grpo", "seele", "spec-rl", "tree-opo", "trimpi", "visurf",
 ]  # fmt: skip
 """Trained on a language policy, with rows that bring along what they read or are shown."""
 

@@ -51,6 +51,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "rollout.group_size": 4,
     },
     "scaf-grpo": {"rollout.planner.start": 0},
+    "seele": {"rollout.group_size": 4},
     "hbpo": {"rollout.group_size": 4},
     "tree-opo": {"rollout.group_size": 4},
 }
@@ -81,6 +82,7 @@ FIRST = (
     "r1-sharevl",
     "raif",
     "rl-plus",
+    "seele",
     "spec-rl",
     "tree-opo",
     "trimpi",
@@ -123,7 +125,7 @@ def rewarded(name: str) -> Any:
 def test_method_trains(name: str, tmp_path: Path) -> None:
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.lr": 1e-3}
     config = load_config(f"methods/{name}", {**small, "output": str(tmp_path), **SMALL.get(name, {})})
-    policy = policy_of("llama", max_new_tokens={"hbpo": 96, "g2rpo-a": 12}.get(name, 5))
+    policy = policy_of("llama", max_new_tokens={"hbpo": 96, "g2rpo-a": 12, "seele": 12}.get(name, 5))
     before = [parameter.detach().clone() for parameter in policy.trainable]
     folder = Trainer(policy, {"right": rewarded(name)}, prompts()[:2], config).train()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -136,6 +138,8 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
         assert all(line["policy/loss"] == line["policy/expert_mean"] > 0 for line in lines)
     if name == "dph-rl":  # the answers of the rows are learnt beside
         assert all(line["policy/rehearsal_mean"] > 0 for line in lines)
+    if name == "seele":  # four rounds, and the hints are learnt beside
+        assert all(line["rollout/rounds"] == 4 and line["policy/hints_mean"] > 0 for line in lines)
     if name == "scaf-grpo":  # of 4 drawn and 16 hinted, 2 and 2 are kept
         assert [line["rollout/kept_frac"] for line in lines] == pytest.approx([4 / 20] * 2)
     drawn, kept = KEPT.get(name, (1, 1))

@@ -18,4 +18,4 @@ CREDIT: dict[str, tuple[Step, Sequence[Sequence[float]]]] = {
     "aepo": (Step(reward=(1, 0, 1), lengths=[1] * 3, origins=(0, 0, 2)), [[A_TWO_6], [-A_TWO_6], [1.0]]),
 }
 
-ELSEWHERE = {"spec-rl"}
+ELSEWHERE = {"seele", "spec-rl"}
