@@ -50,6 +50,7 @@ class Drawing:
         numbers: what is kept of each token beside its log-probability.
         batch: rows written together.
         end_ids: tokens that end an answer.
+        embedding_VD: the vector that the model has for each token, if a number is made of them.
     """
 
     sampling: Sampling
@@ -58,6 +59,7 @@ class Drawing:
     numbers: tuple[str, ...]
     batch: int
     end_ids: Tensor
+    embedding_VD: Tensor | None = None
 
 
 def begun_by(
@@ -136,7 +138,7 @@ def write(
             device=drawing.end_ids.device,
             uniform_NT=uniform_nT,
             numbers=drawing.numbers,
-            embedding_VD=way.embedding() if drawing.numbers else None,
+            embedding_VD=drawing.embedding_VD,
         )
         way.write([texts[p] for p in owners], [owners.index(owner_N[n]) for n in batch], tape, drawing.end_ids)
         written = zip(batch, tape.completions(drawing.end_ids), strict=True)

@@ -21,7 +21,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from mmgrpo.policies.language.decoding import Tape
 from mmgrpo.policies.language.encoding import MASK, Encoded
 from mmgrpo.policies.language.trace import Trace
-from mmgrpo.policies.language.ways import Way, vectors_of
+from mmgrpo.policies.language.ways import Way
 
 LAST = -1
 FILLS = (0, 1, LAST)
@@ -57,10 +57,6 @@ class Plain(Way):
         for row, owner in enumerate(owner_N):
             groups.setdefault(owner, []).append(row)
         return [rows[first : first + size] for rows in groups.values() for first in range(0, len(rows), size)]
-
-    def embedding(self) -> Tensor:
-        """The model's own."""
-        return vectors_of(self.model)
 
     @torch.no_grad()
     def write(self, prompts: Sequence[Encoded], owner_N: Sequence[int], tape: Tape, end_ids: Tensor) -> None:

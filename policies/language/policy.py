@@ -104,6 +104,7 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
             end_ids=self._end_ids,
             segment_end=None if settings.segment_end is None else re.compile(settings.segment_end),
             way_for=self._way_for,
+            vectors=self._vectors,
         )
         self._copies: Mapping[str, nn.Module] = {}
         self._frozen: dict[int, tuple[Way, Way]] = {}  # by copy: a way, and the same through the copy
@@ -305,6 +306,10 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
 
     def _way_for(self, prompts: Sequence[Encoded]) -> Way:
         return self._now(self._choice.see(prompts))
+
+    def _vectors(self) -> Tensor:
+        table: Any = self.model.get_input_embeddings()
+        return table.weight
 
     def _scored(
         self, trace: Trace, rows: Sequence[int], mask_NT: Tensor, values: Sequence[Value] = ()

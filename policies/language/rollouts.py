@@ -40,6 +40,7 @@ class Rollouts:
         end_ids: tokens that end an answer.
         segment_end: what ends a segment.
         way_for: how rows of some prompts go through the model.
+        vectors: gives what the model has for each token that goes in, (V, D).
     """
 
     encoder: Encoder
@@ -48,6 +49,7 @@ class Rollouts:
     end_ids: Tensor
     segment_end: Pattern[str] | None
     way_for: Callable[[Sequence[Encoded]], Way]
+    vectors: Callable[[], Tensor]
 
     def written(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan) -> Rollout:
         """Rows that the policy writes now; of a greedy plan one per prompt, which all members carry."""
@@ -217,6 +219,7 @@ class Rollouts:
             numbers=tuple(sorted(kept)),
             batch=settings.rollout_batch,
             end_ids=self.end_ids,
+            embedding_VD=self.vectors() if SEMANTIC_ENTROPY.name in kept else None,
         )
 
     def _begun(self, way: Way, encoded: Sequence[Encoded], plan: Plan, drawing: Drawing) -> Sequence[Completion | None]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,18 +50,8 @@ class Way(ABC):
         """What is predicted from them, (..., D) -> (..., V), float32."""
 
     @abstractmethod
-    def embedding(self) -> Tensor:
-        """The vector of each token that goes in, (V, D)."""
-
-    @abstractmethod
     def through(self, model: PreTrainedModel) -> Way:
         """The same way through another model of the same kind."""
-
-
-def vectors_of(model: PreTrainedModel) -> Tensor:
-    """The vector that a model has for each token that goes in, (V, D)."""
-    table: Any = model.get_input_embeddings()
-    return table.weight
 
 
 def rows_of(prompts: Sequence[Encoded], owner_N: Sequence[int]) -> list[list[int]]:
@@ -156,10 +145,6 @@ class Cached(Way):
     def logits(self, states: Tensor) -> Tensor:
         """The model's own head."""
         return self.transformer.logits(states)
-
-    def embedding(self) -> Tensor:
-        """The model's own."""
-        return vectors_of(self.transformer.model)
 
     def through(self, model: PreTrainedModel) -> Cached:
         """The same, with a transformer of its own."""
