@@ -46,9 +46,10 @@ def _rows(label: str, method: MethodConfig, published: Values, values: Values) -
     if sets := [f"{key} = {shown_value(value)}" for key, value in found.items()]:
         yield "it sets", ", ".join(sets)
     theirs = load_config(PLAIN).model_dump(mode="json")
-    others = [f"{key} = {_here(at(theirs, key))}" for key, value in found.items() if at(theirs, key, value) != value]
+    others = {key: at(theirs, key) for key, value in found.items() if at(theirs, key, value) != value}
     if others:
-        yield "plain GRPO", f"has {', '.join(others)}"
+        had = (f"{key} {'not set' if value is None else f'= {_here(value)}'}" for key, value in others.items())
+        yield "plain GRPO", f"has {', '.join(had)}"
     if published:
         yield "published", _published_line(method, published, values)
     if method.renamed:

@@ -36,8 +36,7 @@ class MethodRuns:
 
     Attributes:
         name: of the method.
-        folders: the run folder of each seed, in the order of the seeds.
-        missing: seeds whose run did not end.
+        folders: the run folder of each seed, in the order of the seeds; None: its run did not end.
     """
 
     name: str

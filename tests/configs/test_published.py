@@ -224,8 +224,8 @@ def test_explanation_says_what_the_method_sets_with_the_values_of_the_run(write:
         0.5, policy.density = gaussian, policy.reduction = mean, rollout.share_noise = true, rollout.window =
         random_subset (size 0.6), advantage.scale = group, advantage.eps = 1e-08, advantage.correction = 1,
         advantage.clamp = 5, objective.surrogate = clipped (low 0.0001, high 0.0001), objective.aggregate = sample_mean,
-        objective.kl_beta = 0 plain GRPO has rollout.share_noise = false, rollout.window = none, advantage.eps = none,
-        advantage.correction = none, advantage.clamp = none, objective.surrogate = clipped (low 0.2, high 0.2),
+        objective.kl_beta = 0 plain GRPO has rollout.share_noise = false, rollout.window not set, advantage.eps not
+        set, advantage.correction not set, advantage.clamp not set, objective.surrogate = clipped (low 0.2, high 0.2),
         objective.kl_beta = 0.04
         """
     assert " ".join(expected.split()) in rows(load_config(path))
