@@ -13,12 +13,17 @@ from mmgrpo.explain.rounds import MAX_ROUNDS, Played, played
 from mmgrpo.maths.second_chances import PLANNERS
 
 
-def planner_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
+def cases_of(config: RunConfig) -> list[Played]:
+    """A step as the run's planner may play it; none where every step is the same."""
+    return [] if config.rollout.planner.name == "fixed" else played(config)
+
+
+def planner_rows(config: RunConfig, cases: Sequence[Played]) -> Iterator[tuple[str, str]]:
     """What is drawn, read and trained on at a step, where that is not the same at every one."""
-    named = config.rollout.planner
-    if named.name == "fixed":
+    if not cases:
         return
-    function, cases = named_in("rollout.planner", PLANNERS, named.name), played(config)
+    named = config.rollout.planner
+    function = named_in("rollout.planner", PLANNERS, named.name)
     yield "planner", f"{named.name}: {summary(function)}{numbers_text(with_defaults(function, named.numbers))}"
     rounds = _between(case.num_rounds for case in cases)
     said = [
@@ -33,15 +38,16 @@ def planner_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield "", f"it was asked {MAX_ROUNDS} times and no further: see that it asks for nothing some time"
 
 
-def drawn_in_all(config: RunConfig) -> str:
+def drawn_in_all(config: RunConfig, cases: Sequence[Played]) -> str:
     """The samples that a run draws; the least and the most where rewards decide."""
-    rollout = config.rollout
-    if rollout.planner.name == "fixed":
-        return f"{config.steps * rollout.prompts_per_step * rollout.group_size:,}"
-    return _between(config.steps * case.num_drawn for case in played(config))
+    if not cases:
+        return f"{config.steps * config.rollout.prompts_per_step * config.rollout.group_size:,}"
+    return _between(config.steps * case.num_drawn for case in cases)
 
 
-def cost_rows(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+def cost_rows(
+    config: RunConfig, settings: Mapping[str, Any] | None, cases: Sequence[Played]
+) -> Iterator[tuple[str, str]]:
     """What a sample costs in forwards, of a policy whose samples take a known number of decisions, and a step of it."""
     of_tokens = config.policy is None and config.method is not None and config.method.applies_to == "tokens"
     if of_tokens or (config.policy is not None and settings is None):
@@ -66,8 +72,7 @@ def cost_rows(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator
     else:
         text += ", with N = num_inference_steps, the pipeline's default"
     yield "forwards", f"per sample and step: {text}"
-    if config.rollout.planner.name != "fixed" and num_steps is not None and counted.rollout is not None:
-        cases = played(config)
+    if cases and num_steps is not None and counted.rollout is not None:
         drawing = [_drawing(case, counted, num_steps, num_levels) for case in cases]
         training = [_training(case, counted, num_steps, num_levels) for case in cases]
         least = min(map(sum, zip(drawing, training, strict=True)))  # and at the most all is drawn, and all trained on

@@ -18,12 +18,13 @@ from mmgrpo.config.numbers import bound, named_in
 from mmgrpo.config.registry import is_scheduled, settings_type
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.auxiliary import auxiliary_rows
-from mmgrpo.explain.costs import cost_rows, drawn_in_all, num_steps_of, planner_rows
+from mmgrpo.explain.costs import cases_of, cost_rows, drawn_in_all, num_steps_of, planner_rows
 from mmgrpo.explain.course import course_rows, moving_reference_rows, prompt_rows
 from mmgrpo.explain.formulas import formula_of, with_defaults
 from mmgrpo.explain.formulas import numbers_text as _numbers
 from mmgrpo.explain.formulas import summary as _summary
 from mmgrpo.explain.method import method_rows, recipe_rows
+from mmgrpo.explain.rounds import Played
 from mmgrpo.explain.views import view_rows
 from mmgrpo.maths import objectives
 from mmgrpo.maths.advantages import SCALES, clamp_advantage
@@ -67,14 +68,14 @@ def explanation(config: RunConfig) -> str:
     for reward in config.rewards:
         if reward.schedule is not None:
             bound(f"rewards ({reward.known_as}).schedule", WEIGHT_SCHEDULES, reward.schedule)
-    settings = _schedule_settings(config)
+    settings, cases = _schedule_settings(config), cases_of(config)
     parts = [
         _what(config),
         _policy(config, settings),
         _formula(config),
-        [*_geometry(config), *course_rows(config)],
+        [*_geometry(config, cases), *course_rows(config)],
         _passes(config, settings),
-        cost_rows(config, settings),
+        cost_rows(config, settings, cases),
     ]
     return "\n\n".join("\n".join(_row(label, text) for label, text in part) for part in parts) + "\n"
 
@@ -249,20 +250,20 @@ def _divergence_line(name: str) -> str:
     return f"{name}: {_summary(known[name])}" if name in known else name
 
 
-def _geometry(config: RunConfig) -> Iterator[tuple[str, str]]:
+def _geometry(config: RunConfig, cases: Sequence[Played]) -> Iterator[tuple[str, str]]:
     P, G, update = config.rollout.prompts_per_step, config.rollout.group_size, config.update
     num_updates = update.epochs * update.minibatches
     sizes = sorted({P // update.minibatches * G, -(-P // update.minibatches) * G})
-    of = f", of {' or '.join(f'{size:,}' for size in sizes)} samples" if config.rollout.planner.name == "fixed" else ""
+    of = "" if cases else f", of {' or '.join(f'{size:,}' for size in sizes)} samples"
     yield "rollout", f"{P} prompts x {G} members = {P * G:,} samples a step"
-    yield from planner_rows(config)
+    yield from planner_rows(config, cases)
     yield (
         "updates",
         f"{_many(update.epochs, 'epoch')} x {_many(update.minibatches, 'minibatch', 'es')} = "
         f"{_many(num_updates, 'update')} a rollout{of}",
     )
     steps = config.steps
-    in_all = (_many(steps, "step"), f"{drawn_in_all(config)} samples", _many(steps * num_updates, "update"))
+    in_all = (_many(steps, "step"), f"{drawn_in_all(config, cases)} samples", _many(steps * num_updates, "update"))
     yield "in all", ", ".join(in_all)
     limit = "not clipped" if update.max_grad_norm is None else f"clipped at {update.max_grad_norm:g}"
     yield "optimizer", f"AdamW, lr = {update.lr:g}, {update.schedule} schedule, gradient norm {limit}"

@@ -7,6 +7,8 @@ of a million digits is no number: such texts are errors of one line. Nothing but
 from __future__ import annotations
 
 import re
+from copy import deepcopy
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -73,6 +75,11 @@ def parsed_yaml(text: str) -> Any:
     """
     if len(text) > MAX_CHARACTERS:
         raise YamlError(f"it has more than {MAX_CHARACTERS} characters")
+    return deepcopy(_read(text))
+
+
+@lru_cache(maxsize=64)  # a file lies under many runs, and is slow to read
+def _read(text: str) -> Any:
     try:
         return yaml.load(text, _Loader)
     except YamlError:
