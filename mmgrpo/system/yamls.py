@@ -78,7 +78,7 @@ def parsed_yaml(text: str) -> Any:
     return deepcopy(_read(text))
 
 
-@lru_cache(maxsize=64)  # a file lies under many runs, and is slow to read
+@lru_cache(maxsize=512)  # a file lies under many runs, and is slow to read
 def _read(text: str) -> Any:
     try:
         return yaml.load(text, _Loader)
