@@ -226,7 +226,13 @@ def test_every_recipe_that_draws_is_here() -> None:
     assert {f"recipes/{name}" for name in DRAWING} == drawing
 
 
-@pytest.mark.parametrize("name", DRAWING)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("sd3.5-flow-grpo-ocr", "flux-dance-grpo") else pytest.param(name, marks=pytest.mark.nightly)
+        for name in DRAWING
+    ],
+)
 def test_recipe_runs_with_its_own_rewards(
     name: str, scorers: TinyScorers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
