@@ -111,8 +111,8 @@ def test_a_planner_that_never_ends_is_said_to(tmp_path: Path, monkeypatch: pytes
     )
     monkeypatch.chdir(tmp_path)
     said = rows(changed(rollout={"planner": {"name": "python:endless_planner:endless"}}))["planner"]
-    assert "at least 16 and at most 1,600 samples drawn a step" in said
-    assert said.endswith("it was asked 100 times and no further: see that it asks for nothing some time")
+    assert "at least 16 and at most 400 samples drawn a step" in said
+    assert said.endswith("it was asked 25 times and no further: see that it asks for nothing some time")
 
 
 def test_a_method_of_tokens_is_counted_as_it_runs() -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HIGH = 1e9
 """A reward above every threshold; one below every threshold is its negative."""
-MAX_ROUNDS = 100
+MAX_ROUNDS = 25
 """Of a planner that asks for more, no more are played."""
 MAX_PLACES = 100
 
