@@ -30,6 +30,7 @@ class Outcomes:
         reward_sum_K: float64, over these.
         reward_square_sum_K: float64, over these.
         step: counted from 0.
+        rewards: float64 (K,), the sum of each single reward over the samples that it applied to, by name.
     """
 
     keys: tuple[str, ...]
@@ -37,6 +38,7 @@ class Outcomes:
     reward_sum_K: Tensor
     reward_square_sum_K: Tensor
     step: int
+    rewards: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def scored_K(self) -> Tensor:

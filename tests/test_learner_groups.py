@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmgrpo.maths import group_losses
+from mmgrpo.maths import group_losses, preference_losses
 from mmgrpo.maths.aggregates import count, sample_mean
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.objectives import Objective
@@ -18,7 +18,7 @@ from tests.test_learner import disturb, draw, gradient, make_policy, relative
 REWARD_B = torch.tensor([1.0, 0.0, 0.25, 1.0], dtype=torch.float64)
 GROUP_OBJECTIVES = {
     "gvpo": (group_losses.gvpo(beta=0.5),),
-    "preference": (group_losses.preference(beta=2.0, score_by="mean_log_ratio", against="old"),),
+    "preference": (preference_losses.preference(beta=2.0, score_by="mean_log_ratio", against="old"),),
     "disco": (group_losses.disco(tau=0.5), group_losses.kl_hinge(delta=0.0, beta=10.0)),
     "real": (group_losses.real(),),
     "pacs": (group_losses.pacs(beta=3.0, balanced=True),),

@@ -16,6 +16,7 @@ from typing import Any
 
 from mmgrpo.data.corruption import IMAGE_CONTEXTS
 from mmgrpo.data.history import NOTHING, Context, History
+from mmgrpo.data.system_texts import SYSTEM_CONTEXTS
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Prompt, Sample
 
@@ -44,16 +45,6 @@ def column_hint(*, column: str, text: str = "{prompt}\n\nHint: {hint}") -> Conte
     """
     _require_places("hint", text, "prompt", "hint")
     return partial(_within, text=text.replace("{hint}", "{" + column + "}"))
-
-
-def systems(*, texts: Sequence[str]) -> Context:
-    """A system text before the prompt, another for each member in turn: member m has text m modulo their number.
-
-    Raises: ConfigError for no texts.
-    """
-    if not texts:
-        raise ConfigError("systems needs at least one text")
-    return partial(_after_system, texts=tuple(texts))
 
 
 def solution_prefix(*, column: str = "solution", share: float | None = None, between: str = " ") -> Context:
@@ -187,7 +178,6 @@ CONTEXTS: Mapping[str, Callable[..., Context]] = MappingProxyType(
         "column_part": column_part,
         "draft": draft,
         "found_in_answer": found_in_answer,
-        "systems": systems,
         "solution_prefix": solution_prefix,
         "opening": opening,
         "bare": bare,
@@ -195,6 +185,7 @@ CONTEXTS: Mapping[str, Callable[..., Context]] = MappingProxyType(
         "after_answers": after_answers,
         "carried_over": carried_over,
         **IMAGE_CONTEXTS,
+        **SYSTEM_CONTEXTS,
     }
 )
 """Contexts by the name that ``rollout.contexts`` and ``views`` use; called with their settings."""
@@ -368,13 +359,6 @@ def _told(prompt: Prompt, text: str) -> Prompt:
     else:
         content = text
     return replace(prompt, text=text, messages=[*before, {**last, "content": content}])
-
-
-def _after_system(prompt: Prompt, member: int, history: History = NOTHING, *, texts: Sequence[str]) -> Prompt:
-    del history
-    messages = prompt.messages or [{"role": "user", "content": prompt.text}]
-    own = [turn for turn in messages if turn.get("role") != "system"]
-    return replace(prompt, messages=[{"role": "system", "content": texts[member % len(texts)]}, *own])
 
 
 def _begun(

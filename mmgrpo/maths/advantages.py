@@ -22,6 +22,7 @@ from mmgrpo.errors import ConfigError, ShapeError
 from mmgrpo.maths.centring import centred, checked_rewards, divided, spread
 from mmgrpo.maths.parted import (
     group_and_part_advantage,
+    part_advantage,
     part_baseline_advantage,
     risk_advantage,
     staged_advantage,
@@ -213,6 +214,7 @@ ADVANTAGES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
         "difficulty_weighted": difficulty_weighted_advantage,
         "pass_at_k": pass_at_k_advantage,
         "group_and_part": group_and_part_advantage,
+        "part": part_advantage,
         "part_baseline": part_baseline_advantage,
         "staged": staged_advantage,
         "risk": risk_advantage,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from mmgrpo.maths.chain_credit import along_chain, likely_answers
+from mmgrpo.maths.chain_credit import along_chain, imitated, likely_answers
 from mmgrpo.maths.consensus_credit import global_consistency, uncertain_groups
 from mmgrpo.maths.entropy_credit import entropy_rewards, entropy_weights, inverse_entropy, zero_variance_entropy
 from mmgrpo.maths.exit_credit import over_budgets
@@ -110,6 +110,7 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
         "remembered_baseline": remembered_baseline,
         "among_most_efficient": among_most_efficient,
         "along_chain": along_chain,
+        "imitated": imitated,
         "likely_answers": likely_answers,
     }
 )

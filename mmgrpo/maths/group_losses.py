@@ -74,7 +74,7 @@ def gvpo(*, beta: float = 0.1, score_by: str = "sum_log_ratio", against: str = "
     Source: GVPO, arXiv:2504.19599, and its code (jszkc/GVPO, ``compute_policy_loss_gvpo``), whose score is against the
         policy that sampled; the paper's against the reference.
     """
-    return _term("gvpo", partial(_gvpo_P, beta=beta), score(score_by, against=against))
+    return group_term("gvpo", partial(_gvpo_P, beta=beta), score(score_by, against=against))
 
 
 def _gvpo_P(members: Members, *, beta: float) -> Tensor:
@@ -95,7 +95,9 @@ def centred_regression(
         snapshot: the mean log-ratio where a log-probability is minus that error; with eps, Reg-GRPO of DeepVideo-R1,
         arXiv:2506.07464, sec. 3.2.
     """
-    return _term("centred_regression", partial(_regression_P, beta=beta, eps=eps), score(score_by, against=against))
+    return group_term(
+        "centred_regression", partial(_regression_P, beta=beta, eps=eps), score(score_by, against=against)
+    )
 
 
 def _regression_P(members: Members, *, beta: float, eps: float | None) -> Tensor:
@@ -118,7 +120,7 @@ def trajectory_balance(*, power: float = 1.0, least: float = 1e-3, score_by: str
     """
     if least <= 0:
         raise ConfigError(f"a logarithm is taken of rewards, so that least must be above 0, got {least}")
-    return _term("trajectory_balance", partial(_balance_P, power=power, least=least), score(score_by))
+    return group_term("trajectory_balance", partial(_balance_P, power=power, least=least), score(score_by))
 
 
 def _balance_P(members: Members, *, power: float, least: float) -> Tensor:
@@ -142,7 +144,9 @@ def pacs(
     Units: beta is logits per unit of the score (1); right is in the reward's units.
     Source: PACS, arXiv:2509.02522, and its code (ritzz-ai/PACS, ``pacs_core_algos.py``).
     """
-    return _term("pacs", partial(_pacs_P, beta=beta, right=right, balanced=balanced), score(score_by, against=against))
+    return group_term(
+        "pacs", partial(_pacs_P, beta=beta, right=right, balanced=balanced), score(score_by, against=against)
+    )
 
 
 def _pacs_P(members: Members, *, beta: float, right: float, balanced: bool) -> Tensor:
@@ -167,7 +171,7 @@ def real(*, tau: float = 0.5, right: float = 0.5, score_by: str = "mean_log_rati
     Units: tau in the score's units (0.5 nats); right is in the reward's units.
     Source: Rewards as Labels (REAL), arXiv:2602.05630, and its code (Red-RL/REAL, ``core_algos.py``).
     """
-    return _term("real", partial(_real_P, tau=tau, right=right), score(score_by, against=against))
+    return group_term("real", partial(_real_P, tau=tau, right=right), score(score_by, against=against))
 
 
 def _real_P(members: Members, *, tau: float, right: float) -> Tensor:
@@ -192,7 +196,7 @@ def disco(*, tau: float | None = 1.0, right: float = 0.5, score_by: str = "mean_
     Source: DisCO, arXiv:2505.12366, and its code (Optimization-AI/DisCO, ``core_algos.py``), whose log-mean-exp has the
         same gradient and another value. Its constraint is ``kl_hinge``.
     """
-    return _term("disco", partial(_disco_P, tau=tau, right=right), score(score_by, against=against))
+    return group_term("disco", partial(_disco_P, tau=tau, right=right), score(score_by, against=against))
 
 
 def drpo(
@@ -209,7 +213,7 @@ def drpo(
         log-mean-exp has the same gradient and another value. Its constraint is ``kl_hinge``.
     """
     shorter = partial(_shortness, spread=spread, longest=longest)
-    return _term("drpo", partial(_disco_P, tau=tau, right=right, preferred=shorter), score(score_by))
+    return group_term("drpo", partial(_disco_P, tau=tau, right=right, preferred=shorter), score(score_by))
 
 
 def _shortness(members: Members, *, spread: float, longest: int) -> Tensor:
@@ -237,50 +241,6 @@ def _disco_P(
 def _shares(logit_PG: Tensor, among_PG: Tensor) -> Tensor:
     """The softmax of the logits over some members."""
     return logit_PG.masked_fill(~among_PG, -torch.inf).softmax(1)
-
-
-def preference(
-    *,
-    beta: float = 0.1,
-    pairs: str = "extremes",
-    top: float | None = None,
-    sharper: float = 1.0,
-    score_by: str = "sum_log_ratio",
-    against: str = "reference",
-) -> Term:
-    """Better members' scores above worse ones', pair by pair.
-
-    L = -mean over pairs of log sigmoid(c (s_better - s_worse)), c = beta sharper where r_better >= top, else beta.
-    The pairs are a group's best and worst member, the first of equals (``extremes``), or every two of different rewards
-    (``all``); it is 0 in groups of equal rewards.
-
-    Units: beta is logits per nat (0.1); top is in the reward's units, null: no reward is the top.
-    Raises: ConfigError for other pairs.
-    Source: DPO, arXiv:2305.18290, eq. 7, on pairs drawn by the policy itself (online DPO, arXiv:2402.04792); with all
-        pairs, the mean log-ratio and a larger beta at the top, TRPA, arXiv:2504.04524, and its code
-        (XueruiSu/Trust-Region-Preference-Approximation, ``compute_pairwise_policy_loss``), but for its fallback for
-        batches without a pair.
-    """
-    if pairs not in ("extremes", "all"):
-        raise ConfigError(f"pairs must be extremes or all, got {pairs!r}")
-    loss_P = partial(_preference_P, beta=beta, pairs=pairs, top=top, sharper=sharper)
-    return _term("preference", loss_P, score(score_by, against=against))
-
-
-def _preference_P(members: Members, *, beta: float, pairs: str, top: float | None, sharper: float) -> Tensor:
-    reward_PG, present_PG = members.reward_PG, members.present_PG
-    better_PGG = reward_PG[:, :, None] > reward_PG[:, None, :]
-    better_PGG = better_PGG & present_PG[:, :, None] & present_PG[:, None, :]
-    if pairs == "extremes":
-        best_P = reward_PG.where(present_PG, -torch.inf).argmax(1)
-        worst_P = reward_PG.where(present_PG, torch.inf).argmin(1)
-        best_PG, worst_PG = (torch.nn.functional.one_hot(each_P, reward_PG.shape[1]) for each_P in (best_P, worst_P))
-        better_PGG = better_PGG & (best_PG[:, :, None] & worst_PG[:, None, :]).bool()
-    margin_PGG = beta * (members.score_PG[:, :, None] - members.score_PG[:, None, :])
-    if top is not None:
-        margin_PGG = margin_PGG * torch.where(reward_PG >= top, sharper, 1.0)[:, :, None].to(margin_PGG)
-    loss_PGG = -torch.nn.functional.logsigmoid(margin_PGG).where(better_PGG, 0.0)
-    return loss_PGG.sum((1, 2)) / better_PGG.sum((1, 2)).clamp(min=1)
 
 
 def kl_hinge(*, delta: float, beta: float) -> Term:
@@ -318,15 +278,23 @@ GROUP_LOSSES: Mapping[str, Callable[..., Term]] = MappingProxyType(
         "real": real,
         "disco": disco,
         "drpo": drpo,
-        "preference": preference,
         "kl_hinge": kl_hinge,
     }
 )
 """Losses of groups by the name that a method's configuration uses; called with their numbers."""
 
 
-def _term(name: str, loss_P: Callable[[Members], Tensor], scored: Score) -> Term:
-    """The mean over the groups of a loss of their members."""
+def group_term(name: str, loss_P: Callable[[Members], Tensor], scored: Score) -> Term:
+    """The mean over the groups of the update of a loss of their members.
+
+    Args:
+        name: what it is logged under.
+        loss_P: the members of the groups -> (P,), with grad.
+        scored: what the score of a member is.
+
+    Returns:
+        The term, which takes whole groups.
+    """
 
     def loss(decisions: Decisions) -> Loss:
         rows_B = _rows(decisions)

@@ -9,6 +9,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.maths.group_losses import GROUP_LOSSES
 from mmgrpo.maths.matching_terms import MATCHING_TERMS
+from mmgrpo.maths.preference_losses import PREFERENCES
 from mmgrpo.maths.terms import Term, divergence_term, entropy_term
 from mmgrpo.maths.view_terms import VIEW_TERMS, estimated_divergence
 from mmgrpo.maths.vocabulary_terms import VOCABULARY_TERMS
@@ -49,6 +50,7 @@ TERMS: Mapping[str, Callable[..., Term]] = MappingProxyType(
         **VIEW_TERMS,
         **VOCABULARY_TERMS,
         **GROUP_LOSSES,
+        **PREFERENCES,
         **MATCHING_TERMS,
     }
 )

@@ -36,6 +36,19 @@ def group_and_part_advantage(
     return _standardised(reward_PG, valid_PG, eps) + _standardised(part_PKM, valid_PKM, eps).flatten(1)
 
 
+def part_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None, *, parts: int, eps: float = 1e-6) -> Tensor:
+    """Reward standardised within its part of the group alone.
+
+    A = (r - mean_M r) / (std_M r + eps), M the members of the sample's part.
+
+    Shapes: (P, G) -> (P, G), G a multiple of parts.   Units: any reward scale -> dimensionless; eps in the reward's.
+    Raises: ShapeError as the other advantages; ConfigError for parts that do not divide the group.
+    Source: each expert's samples compared among themselves: MEML-GRPO, arXiv:2508.09670.
+    """
+    valid_PG = checked_rewards(reward_PG, valid_PG)
+    return _standardised(_parted(reward_PG, parts), _parted(valid_PG, parts), eps).flatten(1)
+
+
 def part_baseline_advantage(
     reward_PG: Tensor,
     valid_PG: Tensor | None = None,

@@ -90,6 +90,22 @@ def adapted_probability(p: float, share: float, *, target: float, pace: float, l
     return min(max(p - pace if share >= target else p + pace, low), high)
 
 
+def offered(step: int, size: int, num: int, *, falls: float, least: float) -> tuple[int, int, int]:
+    """How many prompts a step looks at to take ``num``, its epoch, and how many of that epoch were looked at before.
+
+    A step of epoch e takes the share max(1 - falls e, least) of those that it looks at.
+
+    Units: prompts.   Source: DEPO, arXiv:2509.01321, and its code (txy77/DEPO, ``rollout_purning.py``).
+    """
+    epoch = 0
+    while True:
+        looked_at = min(math.ceil(num / max(1 - falls * epoch, least) - 1e-9), size)
+        steps = -(-size // looked_at)
+        if step < steps:
+            return looked_at, epoch, step * looked_at
+        step, epoch = step - steps, epoch + 1
+
+
 def apportioned(weight_S: Sequence[float], num: int, *, seed: int) -> list[int]:
     """How many of ``num`` each source gets: its exact share where that is whole, else the number below or above it.
 

@@ -291,6 +291,31 @@ def _answer_failed(first: Round, setting: Setting, *, answers: Sequence[Answer],
     return tuple(_beside(group, answers) for prompt in prompts for group in setting.groups(prompt, 1))
 
 
+def answers_of_source(*, source: str, columns: Sequence[str]) -> Planner:
+    """Groups whose prompts are of one source are answers that their rows bring along, one in each column; none is
+    drawn. Those of all other prompts are drawn.
+
+    Units: source is a label of ``prompts.sources``.   Raises: ConfigError without columns.
+    Source: OORL, arXiv:2505.12723, whose groups of equivalent programs a loss of groups reads beside what is drawn.
+    """
+    if not columns:
+        raise ConfigError("answers_of_source needs the columns that hold a row's answers, one at least")
+    answers = tuple(Answer(column) for column in columns)
+    return Planner(ask=partial(_ask_answers_of_source, source=source, answers=answers))
+
+
+def _ask_answers_of_source(
+    rounds: Sequence[Round], setting: Setting, *, source: str, answers: Sequence[Answer]
+) -> Sequence[Request]:
+    read = tuple(range(len(answers)))
+    return tuple(
+        Request(prompt=one.prompt, members=read, given=answers)
+        if setting.key_of(one.prompt).startswith(f"{source}/")
+        else one
+        for one in fixed().ask(rounds, setting)
+    )
+
+
 def in_contexts(
     *,
     contexts: Sequence[str | None],
@@ -351,6 +376,7 @@ PLANNERS: Mapping[str, Callable[..., Planner]] = MappingProxyType(
         "with_answer": with_answer,
         "with_fitted_hints": with_fitted_hints,
         "with_tempered": with_tempered,
+        "answers_of_source": answers_of_source,
         "in_contexts": in_contexts,
         "branch_at": branch_at,
         "branch_evenly": branch_evenly,

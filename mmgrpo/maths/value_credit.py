@@ -40,10 +40,10 @@ def _gae(feedback: Feedback, advantage_BT: Tensor, *, gamma: float, decay: float
 
 
 def whitened(*, eps: float = 1e-8) -> Estimator:
-    """Advantages standardised over all decisions of the job's samples that a reward applied to.
+    """Advantages standardised over all decisions of the job's drawn samples that a reward applied to.
 
-    A <- (A - mean_N A) / sqrt(var_N A + eps), sample variance, over the kept decisions of the step; of fewer than two
-    the advantage is 0.
+    A <- (A - mean_N A) / sqrt(var_N A + eps), sample variance, over their kept decisions of the step; of fewer than two
+    the advantage is 0, and so it is of samples that are read.
 
     Units: any -> standard deviations; eps in the square of the advantage's units.
     Source: verl, torch_functional.py, ``masked_whiten``, in which fewer than two decisions are an error.
@@ -52,7 +52,7 @@ def whitened(*, eps: float = 1e-8) -> Estimator:
 
 
 def _whitened(feedback: Feedback, advantage_BT: Tensor, *, eps: float) -> Tensor:
-    return _standardised(feedback, advantage_BT, feedback.mask_BT & feedback.valid_B[:, None], eps)
+    return _standardised(feedback, advantage_BT, feedback.mask_BT & _drawn(feedback)[:, None], eps)
 
 
 def whitened_by_sign(*, eps: float = 1e-8) -> Estimator:
@@ -67,7 +67,7 @@ def whitened_by_sign(*, eps: float = 1e-8) -> Estimator:
 
 
 def _whitened_by_sign(feedback: Feedback, advantage_BT: Tensor, *, eps: float) -> Tensor:
-    keep_BT = feedback.mask_BT & feedback.valid_B[:, None]
+    keep_BT = feedback.mask_BT & _drawn(feedback)[:, None]
     positive_BT, negative_BT = (
         _standardised(feedback, advantage_BT, keep_BT & of_sign_BT, eps)
         for of_sign_BT in (advantage_BT > 0, advantage_BT < 0)
@@ -156,9 +156,8 @@ def drawn_baseline() -> Estimator:
 
 
 def _drawn_baseline(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
-    drawn_B = feedback.valid_B if feedback.origin_B is None else feedback.valid_B & (feedback.origin_B == DRAWN)
     groups = feedback.groups
-    drawn_PG, valid_PG = groups.valid(drawn_B), groups.valid(feedback.valid_B)
+    drawn_PG, valid_PG = groups.valid(_drawn(feedback)), groups.valid(feedback.valid_B)
     reward_PG = groups.matrix(feedback.reward_B)
     count_P1 = drawn_PG.sum(1, keepdim=True)
     mean_P1 = reward_PG.where(drawn_PG, 0.0).sum(1, keepdim=True) / count_P1.clamp(min=1)
@@ -188,6 +187,11 @@ def _read_count_as(feedback: Feedback, advantage_BT: Tensor, *, value: float) ->
     return advantage_BT.masked_fill(read_B[:, None], value)
 
 
+def _drawn(feedback: Feedback) -> Tensor:
+    """(B,) bool, the samples that were drawn at this step and that a reward applied to."""
+    return feedback.valid_B if feedback.origin_B is None else feedback.valid_B & (feedback.origin_B == DRAWN)
+
+
 def answer_while_needed(*, eps: float = 1e-4) -> Estimator:
     """Members standardised within their group, where a given answer is worth no more than it is needed for.
 
@@ -204,7 +208,7 @@ def _answer_while_needed(feedback: Feedback, advantage_BT: Tensor, *, eps: float
     origin_B = torch.zeros_like(feedback.group_B) if feedback.origin_B is None else feedback.origin_B
     groups = feedback.groups
     reward_PG, valid_PG = groups.matrix(feedback.reward_B), groups.valid(feedback.valid_B)
-    drawn_PG = groups.valid(feedback.valid_B & (origin_B == DRAWN))
+    drawn_PG = groups.valid(_drawn(feedback))
     count_P1 = drawn_PG.sum(1, keepdim=True)
     mean_P1 = reward_PG.where(drawn_PG, 0.0).sum(1, keepdim=True) / count_P1.clamp(min=1)
     highest_P1 = reward_PG.where(drawn_PG, -torch.inf).amax(1, keepdim=True)

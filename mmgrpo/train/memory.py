@@ -28,6 +28,7 @@ class Facts:
         step: counted from 0.
         rows: those that may be read again, in a fixed order.
         shares: how much of an answer the planner last asked to be shown of a prompt, by key.
+        rewards: float64 (B,), what each single reward said of each row, by name; 0 where it does not apply.
     """
 
     keys: Sequence[str]
@@ -36,6 +37,7 @@ class Facts:
     step: int
     rows: Sequence[ReplayRow] = ()
     shares: Mapping[str, float] = field(default_factory=dict)
+    rewards: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not len(self.keys) == len(self.reward_B) == len(self.valid_B):
@@ -46,7 +48,13 @@ class Facts:
 
 
 def facts_of_step(
-    group_N: Tensor, reward_N: Tensor, valid_N: Tensor, key_of: Callable[[int], str], *, step: int
+    group_N: Tensor,
+    reward_N: Tensor,
+    valid_N: Tensor,
+    key_of: Callable[[int], str],
+    *,
+    step: int,
+    rewards: Mapping[str, Tensor] | None = None,
 ) -> Facts:
     """What the job saw, in the order of its groups, whichever process drew which.
 
@@ -56,13 +64,15 @@ def facts_of_step(
         valid_N: bool, whether any applied.
         key_of: the key of a prompt by its number.
         step: counted from 0.
+        rewards: (N,) what each single reward said, by name; 0 where it does not apply.
 
     Returns:
         The facts.
     """
     order = group_N.argsort(stable=True)
     keys = [key_of(group) for group in group_N[order].tolist()]
-    return Facts(keys=keys, reward_B=reward_N[order], valid_B=valid_N[order], step=step)
+    singly = {name: said_N[order] for name, said_N in (rewards or {}).items()}
+    return Facts(keys=keys, reward_B=reward_N[order], valid_B=valid_N[order], step=step, rewards=singly)
 
 
 Learner = Callable[[Memory, Outcomes], Memory]
@@ -97,7 +107,10 @@ def step_facts(
         The facts, the same on all processes.
     """
     scored_N = batch.credit.scored_B & (verdict.group_N == verdict.root_N)
-    facts = facts_of_step(verdict.root_N, batch.credit.total_B, scored_N, key_of, step=step)
+    said = verdict.counting
+    said_BR = said.value_BR.double().where(said.valid_BR & (verdict.group_N == verdict.root_N)[:, None], 0.0)
+    singly = dict(zip(said.names, said_BR.T, strict=True))
+    facts = facts_of_step(verdict.root_N, batch.credit.total_B, scored_N, key_of, step=step, rewards=singly)
     shown = {key_of(request.prompt): request.share for request in requests if request.share is not None}
     facts = replace(facts, shares=shown)
     if replay is None:
@@ -191,4 +204,5 @@ def outcomes_of(facts: Facts) -> Outcomes:
         reward_sum_K=nothing_K.index_add(0, index_B, reward_B),
         reward_square_sum_K=nothing_K.index_add(0, index_B, reward_B**2),
         step=facts.step,
+        rewards={name: nothing_K.index_add(0, index_B, said_B) for name, said_B in facts.rewards.items()},
     )

@@ -1,13 +1,15 @@
-"""A reward that speaks of a part of each text alone."""
+"""Rewards that speak of parts of each text: of one, or of its attempts and of what it says of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
-from mmgrpo.rewards.groups.grouping import asked, needed
+from mmgrpo.rewards.groups.grouping import asked, is_score, needed
 from mmgrpo.types import Sample, Scope, Score
 
 
@@ -50,3 +52,87 @@ class OnPart:
         stop = len(text) if end < 0 else end
         explanation = own.explanation if isinstance(own, Score) else {}
         return Score(value, explanation, [Scope(begin, stop, value)] if begin < stop else [])
+
+
+@final
+class Attempts:
+    """Reward: another reward of each attempt in a text, and 1 or 0 for each verdict on the attempt before it.
+
+    A text is an attempt, its check between ``start`` and ``end``, a further attempt, its check, and so on. A check is
+    right, 1, if the last match of ``verdict`` in it, its first group, is ``yes`` after an attempt whose reward reaches
+    ``right``, or anything else after another; without a match it is 0. The sample itself has what its last attempt has.
+    A check with no attempt before it is part of one. None where the reward has None for any attempt, or without a text.
+
+    Example: ``{name: attempts, of: math_verify, weight: 0}``.
+    Settings: ``of``, the reward with its settings, or its bare name; ``start`` and ``end`` of a check; ``verdict``, a
+        regular expression with a group, and ``yes``, whatever the case; ``right``, in units of the reward.
+    With a weight of 0 it speaks through its parts alone, to the estimator ``{name: scoped, reward: attempts}``: the
+    first, third and so on are attempts, the others checks.
+    Range: that of the reward; of checks 0 and 1.
+    Source: SPOC, arXiv:2506.06923, sec. 3.1, whose messages are each rewarded by their own correctness.
+    Traps: a right attempt that the text goes on to replace earns its reward all the same.
+    """
+
+    def __init__(
+        self,
+        of: Reward,
+        start: str = "<reflection>",
+        end: str = "</reflection>",
+        verdict: str = r"\b(yes|no)\b",
+        yes: str = "yes",
+        right: float = 1.0,
+    ) -> None:
+        try:
+            self._verdict = re.compile(verdict, re.IGNORECASE)
+        except re.error as error:
+            raise ConfigError(f"Attempts.verdict must be a regular expression, got {verdict!r:.80}: {error}") from error
+        if not start or not end or self._verdict.groups < 1:
+            raise ConfigError("Attempts needs the start and the end of a check, and a verdict with a group in brackets")
+        self.needs_values = needed(of)
+        self._of = of
+        self._start = start
+        self._end = end
+        self._yes = yes.lower()
+        self._right = right
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        cut = [list(self._cut(sample.text or "")) for sample in samples]
+        tried = [
+            replace(sample, text=(sample.text or "")[begin:stop])
+            for sample, parts in zip(samples, cut, strict=True)
+            for begin, stop in parts[::2]
+        ]
+        values = iter(asked(self._of, tried).values if tried else ())
+        said = [[next(values) for _ in parts[::2]] for parts in cut]
+        return [
+            None if sample.text is None or not own or None in own else self._laid(sample.text, parts, own)
+            for sample, parts, own in zip(samples, cut, said, strict=True)
+        ]
+
+    def _cut(self, text: str) -> Iterator[tuple[int, int]]:
+        """Where attempts and checks begin and end, in turns."""
+        begin = 0
+        while text[begin:].strip():
+            found = text.find(self._start, begin)
+            if found >= 0 and not text[begin:found].strip():
+                found = text.find(self._start, found + 1)
+            yield begin, len(text) if found < 0 else found
+            if found < 0:
+                return
+            end = text.find(self._end, found)
+            begin = len(text) if end < 0 else end + len(self._end)
+            yield found, begin
+
+    def _laid(self, text: str, parts: Sequence[tuple[int, int]], said: Sequence[float | None]) -> Score:
+        scopes = []
+        for number, (begin, stop) in enumerate(parts):
+            value = said[number // 2]
+            assert value is not None
+            scopes.append(Scope(begin, stop, self._checked(text[begin:stop], value) if number % 2 else value))
+        return Score(said[-1] or 0.0, {}, scopes)
+
+    def _checked(self, check: str, value: float) -> float:
+        if not is_score(value):
+            return value
+        found = list(self._verdict.finditer(check))
+        return float(bool(found) and (found[-1][1].lower() == self._yes) == (value >= self._right))

@@ -76,6 +76,9 @@ PARTING_ONCE: dict[str, dict[str, Any]] = {
 VIEWS = ["papo", "sdpo", "on-policy-distillation", "g-opd", "gtr-turbo", "srpo--unifying-group", "vogue", "rto", "prl"]
 """Trained with views, in ``tests/train/test_view_runs.py``."""
 
+IMITATION = ["expo", "mel", "oorl", "depo", "meml-grpo"]
+"""Trained on a language policy, in ``tests/configs/test_imitation.py``."""
+
 CRITICS = ["ppo"]
 """Trained with a critic, in ``tests/train/test_critic.py``."""
 
@@ -93,7 +96,9 @@ def applies_to(name: str) -> str:
 
 def untrained(kind: str, trained: list[str]) -> set[tuple[str, str]]:
     """What the methods of a kind name, and none of those that are trained does."""
-    known = {found for name in [*trained, *VIEWS, *CHAINS, *CRITICS] for found in functions(f"methods/{name}")}
+    known = {
+        found for name in [*trained, *VIEWS, *CHAINS, *CRITICS, *IMITATION] for found in functions(f"methods/{name}")
+    }
     named = {found for name in shipped("methods") if applies_to(name) == kind for found in functions(name)}
     return named - known
 

@@ -48,7 +48,7 @@ class Step:
         turns: what the environment gives for them, each a turn of its own.
         keys: of the states that these were written in.
         columns: numbers of each row's data row, by name.
-        said: what single rewards said of each row, by name.
+        said: what single rewards said of each row, by name; NaN where they do not apply.
         number: of the step in the run.
         drawn_by: which row drew each decision; None: its own.
     """

@@ -74,6 +74,11 @@ PLAYS: dict[str, Play] = {
             [(6 + n, 0, 1, "third", ((2 + n // 4, n % 4),)) for n in range(16)],
         ),
     ),
+    # of a right and a wrong answer something is learnt, and the prompt tried again with it; else nothing is
+    "mel": Play(
+        rewards=([0, 1, 1, 1], [0], [1]),
+        asked=([(2, 0, 1, "experience", ((0, 1), (0, 0)))], [(3, 0, 1, "tried_again", ((2, 0),))]),
+    ),
     # the first prompt is hard, the second middling
     "clpo": Play(
         rewards=([0, 0, 0, 1], [0], [0], [0, 0], [0, 1]),
@@ -148,6 +153,15 @@ PAID: dict[str, tuple[list[Sample], list[float | None]]] = {
         ],
         [2, 0, *[None] * 8],
     ),
+    # what was learnt earns what is written with it in the prompt
+    "mel": (
+        [
+            *[wrote(RIGHT, 0, 0), wrote(WRONG, 0, 1), wrote(RIGHT, 1, 0), wrote(WRONG, 1, 1)],
+            *[wrote("if", 2, 0, "experience", (0, 0), (0, 1)), wrote(RIGHT, 4, 0, "tried_again", (2, 0))],
+            *[wrote("if", 3, 0, "experience", (1, 0), (1, 1)), wrote(WRONG, 5, 0, "tried_again", (3, 0))],
+        ],
+        [1, 0, 1, 0, 1, None, 0, None],
+    ),
     # what is written of prompts earns nothing and does not train
     "clpo": (
         [
@@ -209,6 +223,7 @@ def number(score: float | Score | None) -> float | None:
     ("name", "context", "text", "shown"),
     [
         ("svs", "solution", "so\n```text\nWhat is 3?\n```", "What is 3? Please reason"),
+        ("mel", "tried_again", "If so.", "What was learnt from earlier attempts at this problem:\n\nIf so.\n"),
         ("motif", "second", "<reasoning>a</reasoning><answer>b</answer>", 'q Progress in round 1: "b"'),
         ("motif", "second", "cut off", 'q Progress in round 1: "cut off"'),
         ("motif", "third", "<answer>a</answer> <answer>b", 'q Progress in round 2: "b" Current'),

@@ -189,6 +189,8 @@ UPDATES = {
     "methods/multiple-ticket-hypothesis": ["update.hooks"],
     "methods/rlvr-linearity": ["update.hooks"],
     "methods/g2rpo-a": ["rollout.group_size"],  # of which two are guided
+    "methods/expo": ["rollout.group_size"],  # of which one explains
+    "methods/meml-grpo": ["rollout.group_size"],  # in three parts
 }
 """Methods that are about the updates or the group themselves."""
 

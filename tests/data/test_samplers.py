@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +10,18 @@ import torch
 
 from mmgrpo.config import Named, PromptsConfig, RunConfig
 from mmgrpo.data.keys import prompt_keys
-from mmgrpo.data.samplers import Pool, build_sampler
+from mmgrpo.data.samplers import Pool, build_sampler, permutation
 from mmgrpo.data.stream import PromptStream, stream_of
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.maths.prompt_weights import adapted_probability, apportioned, kept_probability, opened_share, variance
+from mmgrpo.maths.prompt_weights import (
+    adapted_probability,
+    apportioned,
+    kept_probability,
+    offered,
+    opened_share,
+    variance,
+)
+from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.memory import Memory
 from mmgrpo.train.memory import Facts, remember
 from mmgrpo.types import Prompt
@@ -165,6 +174,46 @@ class TestSamplers:
         # p 1/2, 1/8 and, never seen, 1/2: 4 * 0.5 / 2 = 1, 4 * 0.3307189 = 1.3228757 and 2; e of them
         weights = [2.7182818, 3.7542034, 7.3890561]
         assert [counts[i] / 3000 for i in range(3)] == pytest.approx([w / sum(weights) for w in weights], abs=0.03)
+
+    def test_what_there_is_most_to_explore_in_comes_first(self) -> None:
+        """Of 8 prompts 2 a step, so that an epoch is 4 steps at first; at half of them it looks at 4, in 2 steps."""
+        one = sampler("most_explorable", reward="new", visits=2, falls=0.5, least=0.4)
+        memory, keys = Memory().declared(one.columns), [str(n) for n in range(8)]
+        assert one.learn is not None
+        seen: list[int] = []
+        for step in range(4):
+            drawn = one.draw(memory, step, pool(8), 2, 0)
+            seen += drawn
+            facts = Facts(
+                keys=[str(n) for n in drawn for _ in range(2)],
+                reward_B=torch.zeros(4),
+                valid_B=torch.ones(4).bool(),
+                step=step,
+                rewards={"new": torch.tensor([float(n) for n in drawn for _ in range(2)], dtype=torch.float64)},
+            )
+            memory = remember(memory, facts, [one.learn])
+        assert sorted(seen) == list(range(8))
+        assert memory.read("new_0_ago", keys).tolist() == [2.0 * n for n in range(8)]
+        first, second = (one.draw(memory, step, pool(8), 2, 0) for step in (4, 5))
+        order = permutation(derive_seed(0, 1), 8)
+        assert first == sorted(order[:4], reverse=True)[:2]
+        assert second == sorted(order[4:], reverse=True)[:2]
+        # a second visit at which prompt 7 came to 0: a mean of 7, below the 12 of prompt 6
+        facts = Facts(
+            keys=["7"],
+            reward_B=torch.zeros(1),
+            valid_B=torch.ones(1).bool(),
+            step=4,
+            rewards={"new": torch.zeros(1, dtype=torch.float64)},
+        )
+        memory = remember(memory, facts, [one.learn])
+        assert [memory.read(f"new_{ago}_ago", ["7"]).item() for ago in range(2)] == [0.0, 14.0]
+        # from the third epoch on 2 / 0.4 = 5 are looked at
+        assert [offered(step, 8, 2, falls=0.5, least=0.4) for step in (3, 4, 5, 6, 7, 8)] == [
+            (2, 0, 6), (4, 1, 0), (4, 1, 4), (5, 2, 0), (5, 2, 5), (5, 3, 0)
+        ]  # fmt: skip
+        with pytest.raises(ConfigError, match="goes by the reward 'new'"):
+            remember(memory, replace(facts, rewards={}), [one.learn])
 
     def test_wrong_names_and_numbers(self) -> None:
         with pytest.raises(ConfigError, match="did you mean weighted"):

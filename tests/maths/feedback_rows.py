@@ -28,7 +28,7 @@ def feedback_of(
 ) -> Feedback:
     """Rows of these rewards; without a mask each has as many decisions as the tokens or states say, else 3.
 
-    What single rewards ``said`` is by name.
+    What single rewards ``said`` is by name; NaN where they do not apply.
     """
     B = len(rewards)
     known = tokens or states or old_logprob or drawn_by
@@ -58,4 +58,5 @@ def feedback_of(
 
 
 def _column(value_B: Sequence[float]) -> Column:
-    return Column(value_B=torch.tensor(value_B, dtype=torch.float64), valid_B=torch.ones(len(value_B)).bool())
+    said_B = torch.tensor(value_B, dtype=torch.float64)
+    return Column(value_B=said_B, valid_B=~said_B.isnan())

@@ -16,6 +16,7 @@ from mmgrpo.maths.filters import FILTERS
 from mmgrpo.maths.group_losses import GROUP_LOSSES
 from mmgrpo.maths.matching_terms import MATCHING_TERMS
 from mmgrpo.maths.modulations import MODULATIONS
+from mmgrpo.maths.preference_losses import PREFERENCES
 from mmgrpo.maths.view_terms import VIEW_TERMS
 from tests.maths.feedback_rows import feedback_of
 
@@ -31,6 +32,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
             "segment_differences",
         )
     },
+    "imitated": {"reward": "right"},
     "log_ratio": {"view": "teacher", "scale": 1.25},
     **{name: {"view": "teacher"} for name in ("excess_likelihood", "outside_view", "bounded_uncertainty")},
     "returns_in_view": {"view": "teacher"},
@@ -99,7 +101,7 @@ def test_what_is_not_there_is_not_read(name: str):
 
 
 @pytest.mark.parametrize(
-    "registry", [ESTIMATORS, FILTERS, MODULATIONS, GROUP_LOSSES, VIEW_TERMS, MATCHING_TERMS], ids=len
+    "registry", [ESTIMATORS, FILTERS, MODULATIONS, GROUP_LOSSES, PREFERENCES, VIEW_TERMS, MATCHING_TERMS], ids=len
 )
 def test_docstrings_say_the_source_and_the_units(registry):
     for name, make in registry.items():

@@ -11,20 +11,21 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, UnknownNameError
-from mmgrpo.maths import group_losses
+from mmgrpo.maths import group_losses, preference_losses
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.group_losses import GROUP_LOSSES
 from mmgrpo.maths.objectives import Objective
+from mmgrpo.maths.preference_losses import PREFERENCES
 from mmgrpo.maths.sequence_scores import SCORES, score
 from mmgrpo.maths.terms import Term
 from mmgrpo.values import Value
 
 BUILT: dict[str, Callable[[], Term]] = {
-    **{name: make for name, make in GROUP_LOSSES.items() if name != "kl_hinge"},
+    **{name: make for name, make in {**GROUP_LOSSES, **PREFERENCES}.items() if name != "kl_hinge"},
     "kl_hinge": lambda: group_losses.kl_hinge(delta=0.001, beta=10.0),
     "balanced_pacs": lambda: group_losses.pacs(balanced=True),
     "plain_disco": lambda: group_losses.disco(tau=None),
-    "all_preferences": lambda: group_losses.preference(pairs="all", score_by="mean_log_ratio", against="old"),
+    "all_preferences": lambda: preference_losses.preference(pairs="all", score_by="mean_log_ratio", against="old"),
 }
 
 
@@ -145,22 +146,34 @@ def test_preferences_of_extremes_and_of_all_pairs():
     # against the reference every score is 0.5 nats a decision higher, which no difference sees
     changes = [[0.2, 0.1], [0.0, 0.0], [-0.1, -0.3]]
     decisions = decisions_of(changes, [2, 1, 0])
-    value, grad_BT = loss_and_gradient(group_losses.preference(beta=0.5), decisions)
+    value, grad_BT = loss_and_gradient(preference_losses.preference(beta=0.5), decisions)
     # margin 0.5 * (0.3 + 0.4)
     pull = 1 / (1 + math.exp(0.35))
     assert value == pytest.approx(math.log(1 + math.exp(-0.35)))
     torch.testing.assert_close(grad_BT[:, 0], torch.tensor([-0.5 * pull, 0.0, 0.5 * pull]).double())
     # pairs (0, 1), (0, 2), (1, 2) of mean log-ratios 0.15, 0, -0.2
-    term = group_losses.preference(beta=2.0, pairs="all", score_by="mean_log_ratio", against="old")
+    term = preference_losses.preference(beta=2.0, pairs="all", score_by="mean_log_ratio", against="old")
     value, _ = loss_and_gradient(term, decisions)
     assert value == pytest.approx(sum(math.log(1 + math.exp(-2 * m)) for m in (0.15, 0.35, 0.2)) / 3)
     # of equal best and worst the first: pair (0, 2) alone
     tied = decisions_of(changes, [1, 1, 0])
-    value, grad_BT = loss_and_gradient(group_losses.preference(beta=0.5), tied)
+    value, grad_BT = loss_and_gradient(preference_losses.preference(beta=0.5), tied)
     assert value == pytest.approx(math.log(1 + math.exp(-0.35)))
     assert not grad_BT[1].any()
     with pytest.raises(ConfigError, match="extremes or all"):
-        group_losses.preference(pairs="some")
+        preference_losses.preference(pairs="some")
+
+
+def test_equivalents_stand_together_above_the_others():
+    # sums against the reference, 0.5 more a decision: 1, 3, and -1, -3; times 0.1
+    decisions = decisions_of([[0.0, 0.0], [1.0, 1.0], [-1.0, -1.0], [-2.0, -2.0]], [1, 1, 0, 0])
+    value, grad_BT = loss_and_gradient(preference_losses.equivalents(), decisions)
+    assert value == pytest.approx(math.log(1 + math.exp(-0.4)) + 0.01)
+    # -0.1 s(-0.4) / 2 of a right one, and 2 (0.1 - 0.2) 0.1 / 2 of the variance
+    pull = 0.05 / (1 + math.exp(0.4))
+    torch.testing.assert_close(grad_BT[:, 0], torch.tensor([-pull - 0.01, -pull + 0.01, pull, pull]).double())
+    value, _ = loss_and_gradient(preference_losses.equivalents(variance=0.0), decisions_of([[0.0]] * 3, [1, 1, 1]))
+    assert value == 0.0
 
 
 def test_the_hinge_opens_beyond_its_limit():

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.groups.parts import OnPart
-from mmgrpo.types import Scope
+from mmgrpo.rewards.groups.parts import Attempts, OnPart
+from mmgrpo.types import Sample, Scope, Score
 from tests.rewards.grouped import column_score, members
 
 TEXT = "seen <think> so </think> <answer> 7"
@@ -35,6 +36,42 @@ def test_what_is_not_judged_has_no_part():
     found = OnPart(column_score, end="x")(members("a", None, "b", scores=[None, 1.0, math.nan]))
     assert found[:2] == [None, None]
     assert math.isnan(float(found[2]))  # type: ignore[arg-type]
+
+
+def contains_seven(samples: Sequence[Sample]) -> list[float | None]:
+    return [float("7" in (sample.text or "")) for sample in samples]
+
+
+SAID = "<reflection>Yes or no? yes</reflection>"
+TRIED = f"it is 8 <reflection>Right? Yes</reflection> no, 7 {SAID} "
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        # a wrong attempt that is said to be right, and a right one; what stands last in a check counts
+        (TRIED, [("it is 8 ", 0), ("<reflection>Right? Yes</reflection>", 0), (" no, 7 ", 1), (SAID, 1)]),
+        # a wrong one that is said to be wrong, and one that is not checked
+        ("8<reflection>No</reflection>7", [("8", 0), ("<reflection>No</reflection>", 1), ("7", 1)]),
+        # no word on it; a check that does not end
+        ("7<reflection>?", [("7", 1), ("<reflection>?", 0)]),
+        ("7", [("7", 1)]),
+        # a check of nothing is part of what follows
+        (" <reflection></reflection> 7", [(" <reflection></reflection> 7", 1)]),
+    ],
+)
+def test_attempts_and_what_is_said_of_them(text: str, parts: list[tuple[str, float]]):
+    (score,) = Attempts(contains_seven)(members(text))
+    assert isinstance(score, Score)
+    assert [(text[one.start : one.end], one.value) for one in score.scopes or ()] == parts
+    assert score.value == [value for part, value in parts if not part.startswith("<")][-1]
+
+
+def test_attempts_that_are_not_judged():
+    assert Attempts(column_score)(members("a", None, scores=[None, 1.0])) == [None, None]
+    assert Attempts(column_score)(members("", scores=[1.0])) == [None]
+    with pytest.raises(ConfigError, match="a verdict with a group"):
+        Attempts(column_score, verdict="yes")
 
 
 def test_a_part_has_a_mark():

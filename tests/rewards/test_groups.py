@@ -15,9 +15,10 @@ from mmgrpo.config.registry import REWARDS
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.groups.chains import AtEnd, InContext, OfLater
 from mmgrpo.rewards.groups.diversity import DiversityAdjusted
+from mmgrpo.rewards.groups.exploring import Explorability
 from mmgrpo.rewards.groups.likelihoods import Curiosity, LikelihoodConsistency, SelfCertainty, Unlikeliness
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament
-from mmgrpo.rewards.groups.parts import OnPart
+from mmgrpo.rewards.groups.parts import Attempts, OnPart
 from mmgrpo.rewards.groups.rarity import Rarity, UniqueFormulas
 from mmgrpo.rewards.groups.usefulness import WhereUseful
 from mmgrpo.rewards.groups.verdicts import Conciseness, NoisyVerifier, PartialCredit
@@ -43,6 +44,8 @@ REWARDS_OF_GROUPS: dict[str, Callable[..., Any]] = {
     "self_certainty": SelfCertainty(),
     "curiosity": Curiosity(),
     "on_part": OnPart(column_score, start=" "),
+    "attempts": Attempts(column_score, start="b"),
+    "explorability": Explorability(column_score),
     "likelihood_consistency": LikelihoodConsistency(column_score, column_chance),
     "noisy_verifier": NoisyVerifier(column_score, false_positive=0.1),
     "conciseness": Conciseness(column_score),
@@ -67,7 +70,7 @@ def drawn(seed: int) -> list[Sample]:
             tokens = [1] * draw.randint(1, 20)
             logprob, certainty = -draw.random(), draw.random()
             sample = Sample(Prompt("q", columns=columns), group, member, text=text, tokens=tokens)
-            samples.append(replace(sample, logprob=logprob, values={"certainty": certainty}))
+            samples.append(replace(sample, logprob=logprob, values={"certainty": certainty, "entropy": 1 - certainty}))
     return samples
 
 

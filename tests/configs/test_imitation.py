@@ -1,0 +1,167 @@
+"""Methods that imitate what the policy wrote, prefer what is given, or remember what there is to explore.
+
+Who is shown what, who is read, what is remembered, and that they train.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mmgrpo.config.binding import build_planner
+from mmgrpo.config.loading import load_config
+from mmgrpo.data.history import History
+from mmgrpo.data.samplers import build_sampler
+from mmgrpo.data.system_texts import weakest_system
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.planners import Answer, Request, Setting
+from mmgrpo.memory import Memory
+from mmgrpo.scoring import NamedReward
+from mmgrpo.train.build import build_contexts, build_rewards
+from mmgrpo.train.memory import Facts, remember
+from mmgrpo.train.trainer import Trainer
+from mmgrpo.types import Prompt, Sample
+from tests.configs.mechanisms import IMITATION
+from tests.configs.method_steps import config_of
+from tests.data.test_samplers import pool
+from tests.policies.tiny_language import policy_of, prompts_of
+
+ANSWERS = ("equivalent_1", "equivalent_2", "different_1", "different_2")
+
+
+def test_an_explanation_is_drawn_behind_the_answer_and_trained_behind_the_question() -> None:
+    config = config_of("expo")
+    asked = build_planner(config.rollout).ask((), Setting(step=0, num_prompts=1, group_size=9))
+    assert asked == (
+        Request(prompt=0, members=tuple(range(8))),
+        Request(prompt=0, members=(8,), context="explained", behind_prompt=True),
+    )
+    shown = build_contexts(config)["explained"](Prompt("why", columns={"answer": "7"}), 8, History())
+    assert shown is not None
+    assert shown.text.startswith("why\n\nThe right answer is 7. ")
+
+
+def test_groups_of_one_source_are_read() -> None:
+    setting = Setting(step=0, num_prompts=2, group_size=2, key_of=lambda n: ("programs/a", "equivalents/b")[n])
+    assert build_planner(config_of("oorl").rollout).ask((), setting) == (
+        Request(prompt=0, members=(0, 1)),
+        Request(prompt=1, members=(0, 1, 2, 3), given=tuple(Answer(column) for column in ANSWERS)),
+    )
+
+
+def test_right_answers_are_seen_as_the_weakest_part_was() -> None:
+    """Of three parts of two the first is half right, the second wrong, the third right."""
+    config = config_of("meml-grpo")
+    texts = [context(Prompt("q"), 0, History()) for context in build_contexts(config).values()]
+    told = [one.messages[0]["content"] for one in texts if one is not None and one.messages is not None]
+    view = config.views["weakest"].context
+    assert view is not None
+    assert view.numbers["texts"] == told
+    parts = [part for part in ("textbook", "at_length", "reflecting") for _ in range(2)]
+    samples = [Sample(Prompt("q"), 0, member, text="a", context=part) for member, part in enumerate(parts)]
+    history, show = History(samples=samples, rewards=[1, 0, 0, 0, 1, 1]), weakest_system(texts=told)
+    shown = [show(sample.prompt, sample.member, history) for sample in samples]
+    assert shown[:4] == [None] * 4
+    assert [one and one.messages for one in shown[4:]] == [
+        [{"role": "system", "content": told[1]}, {"role": "user", "content": "q"}]
+    ] * 2
+    assert show(Prompt("q"), 0, replace(history, rewards=[1, 0, 0, 1, 1, 0])) is None
+    assert show(Prompt("q"), 0, History()) is None
+    with pytest.raises(ConfigError, match="2 texts, and the group was drawn in 3 contexts"):
+        weakest_system(texts=told[:2])(Prompt("q"), 0, history)
+
+
+def test_what_there_is_to_explore_is_remembered_and_sought() -> None:
+    """One right of two, of entropies 0.4 and 0.5: 0.9; two right; a right one of 0.1 and a wrong one of 0.5: 0.1."""
+    config = config_of("depo")
+    assert config.prompts is not None
+    assert config.prompts.sampler is not None
+    sampler, explorability = build_sampler(config.prompts.sampler), build_rewards(config.rewards)[1]
+    assert sampler.learn is not None
+    assert explorability.weight == 0
+    texts, entropies = (r"\boxed{7}", r"\boxed{8}"), {"0": (0.4, 0.5), "1": (0.3, 0.3), "2": (0.1, 0.5)}
+    samples = [
+        Sample(
+            Prompt("q", columns={"answer": "7"}), group, m, text=texts[m * (key != "1")], values={"entropy": entropy}
+        )
+        for group, (key, both) in enumerate(entropies.items())
+        for m, entropy in enumerate(both)
+    ]
+    said = explorability.function(samples)
+    assert said == pytest.approx([0.4, 0.5, 0.0, 0.0, 0.1, 0.0], abs=1e-6)
+    facts = Facts(
+        keys=[key for key in entropies for _ in range(2)],
+        reward_B=torch.zeros(6),
+        valid_B=torch.ones(6).bool(),
+        step=0,
+        rewards={"explorability": torch.tensor(said, dtype=torch.float64)},
+    )
+    memory = remember(Memory().declared(sampler.columns), facts, [sampler.learn])
+    assert memory.read("explorability_0_ago", list(entropies)).tolist() == pytest.approx([0.9, 0.0, 0.1], abs=1e-6)
+    # at least 0.4 of what is looked at, here of all three from epoch 20 on
+    assert sampler.draw(memory, 1000, pool(3), 2, 0) == [0, 2]
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "expo": {"rollout.group_size": 3, "rollout.planner.sizes": [2, 1]},
+    "meml-grpo": {"rollout.group_size": 6},
+}
+COLUMNS = dict.fromkeys(("answer", "solution", *ANSWERS), "two red squares")
+
+
+def first_is_right(samples: Sequence[Sample]) -> list[float]:
+    return [float(sample.member % 2 == 0 and sample.context != "at_length") for sample in samples]
+
+
+def of_context(name: str) -> Any:
+    return lambda samples: [1.0 if sample.context == name else None for sample in samples]
+
+
+def of_groups(samples: Sequence[Sample]) -> list[float]:
+    return [float(sample.group) for sample in samples]
+
+
+REWARDS = {
+    "expo": [NamedReward("explained", of_context("explained"))],
+    "mel": [NamedReward("proved", of_context("experience"))],
+    "depo": [NamedReward("explorability", of_groups, weight=0.0)],
+}
+EVERYDAY = ("oorl", "depo")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.nightly) for name in IMITATION]
+)
+def test_method_trains(name: str, tmp_path: Path) -> None:
+    small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "update.lr": 1e-3}
+    labels = ("programs", "equivalents") if name == "oorl" else (None, None)
+    if name == "oorl":
+        small["prompts.sources"] = [{"source": f"{label}.jsonl", "label": label} for label in labels]
+    config = load_config(
+        f"methods/{name}", {**small, "rewards": [], "output": str(tmp_path), "policy": None, **SMALL.get(name, {})}
+    )
+    rewards = [NamedReward("right", first_is_right), *REWARDS.get(name, ())]
+    prompts = [replace(prompt, columns=COLUMNS) for prompt in prompts_of("llama")[:2]]
+    prompts = [replace(prompt, source=label) for prompt, label in zip(prompts, labels, strict=True)]
+    trainer = Trainer(policy_of("llama", max_new_tokens=8), rewards, prompts, config)
+    folder = trainer.train()
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["step"] == 2
+    assert all(line["optimizer/grad_norm"] > 0 for line in lines)
+    if (
+        name == "oorl"
+    ):  # of two groups the given one has equal log-ratios at first: log 2, and nothing else at a ratio of 1
+        assert lines[0]["policy/loss/equivalents"] == pytest.approx(0.01 * 0.6931472 / 2, rel=1e-4)
+    if name == "depo":
+        remembered = trainer.session.memory.read("explorability_0_ago", trainer.stream.keys)
+        assert sorted(remembered.tolist()) == [0.0, 2.0]
+    if name == "meml-grpo":
+        assert all("policy/loss/mutual" in line for line in lines)
+    if name == "expo":
+        assert lines[0]["policy/loss/foreign"] > 0
