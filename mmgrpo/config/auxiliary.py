@@ -27,6 +27,11 @@ class AuxiliaryConfig(Section):
         description="in place of examples: what the rows of the update were begun with and is given, as by the context "
         "solution_prefix, without an end; as often as rows have it",
     )
+    in_parts: bool = Field(
+        default=False,
+        description="a column's answer is taught once to each part of a group that was drawn in a context of its own: "
+        "behind the prompt as that part was shown it, and by its success",
+    )
     by_success: Named | None = Field(
         default=None,
         description="weight of a column's answer by the share of its group's drawn samples that are right: {name: "
@@ -41,6 +46,6 @@ class AuxiliaryConfig(Section):
             raise ValueError("name one source: examples, the column of the answers, or begun: true")
         if self.examples is None and self.batch_size is not None:
             raise ValueError("a column's answers are those of the update's groups: leave out batch_size")
-        if self.column is None and self.by_success is not None:
-            raise ValueError("examples belong to no group: leave out by_success, or name a column")
+        if self.column is None and (self.by_success is not None or self.in_parts):
+            raise ValueError("examples belong to no group: leave out by_success and in_parts, or name a column")
         return self

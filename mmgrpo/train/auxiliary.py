@@ -6,7 +6,8 @@ Axes: B rows, P groups of an update on this process.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import final
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from mmgrpo.config import AuxiliaryConfig
 from mmgrpo.config.binding import build_answer_weight
+from mmgrpo.data.history import Context, History
 from mmgrpo.data.media import Gallery, opened
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.errors import ConfigError, DataError
@@ -35,6 +37,9 @@ from mmgrpo.train.supervision import (
     require_supervised,
 )
 from mmgrpo.types import Example, Origin, Prompt, Sample
+
+Part = tuple[int, str | None]
+"""A group, and the context that some of its rows were drawn in; None: the group as a whole."""
 
 Beside = Callable[[int, Sequence[int]], Gradient]
 """(number of the update, this process's rows of it) -> what it added beside the objective's gradient; a collective."""
@@ -68,22 +73,35 @@ class Auxiliaries:
                 examples = load_examples(config.examples, f"auxiliary ({config.label}): examples")
                 self._batches[config.label] = ExampleBatches(examples, config.batch_size or 64, seed)
 
-    def beside(self, configs: Sequence[AuxiliaryConfig], batch: Batch, first: int) -> Beside | None:
+    def beside(
+        self,
+        configs: Sequence[AuxiliaryConfig],
+        batch: Batch,
+        first: int,
+        contexts: Mapping[str, Context] | None = None,
+    ) -> Beside | None:
         """What joins the updates of a step.
 
         Args:
             configs: the section as it is at the step.
             batch: what the step's updates learn from.
             first: how many updates the run has had.
+            contexts: of ``rollout.contexts``, for answers that are taught in parts.
 
         Returns:
             For ``learn``; None where nothing joins.
         """
         active = [config for config in configs if config.weight != 0]
-        return partial(self._accumulate, active, batch, first) if active else None
+        return partial(self._accumulate, active, batch, first, contexts or {}) if active else None
 
     def _accumulate(
-        self, configs: Sequence[AuxiliaryConfig], batch: Batch, first: int, number: int, rows: Sequence[int]
+        self,
+        configs: Sequence[AuxiliaryConfig],
+        batch: Batch,
+        first: int,
+        contexts: Mapping[str, Context],
+        number: int,
+        rows: Sequence[int],
     ) -> Gradient:
         losses, sums, num_forwards = {}, {}, 0
         for config in configs:
@@ -92,7 +110,7 @@ class Auxiliaries:
             elif config.column is None:
                 taught, num = self._from_examples(config, first + number)
             else:
-                taught, num = self._from_answers(config, config.column, batch, first + number, rows)
+                taught, num = self._from_answers(config, config.column, batch, first + number, rows, contexts)
             losses[config.label], sums[config.label] = taught.own_loss, taught.own_sum
             num_forwards += num
         return Gradient(Diagnostics(loss_sums=losses, value_sums=sums), 0.0, num_forwards)
@@ -104,17 +122,29 @@ class Auxiliaries:
         return taught, len(lesson.examples)
 
     def _from_answers(
-        self, config: AuxiliaryConfig, column: str, batch: Batch, number: int, rows: Sequence[int]
+        self,
+        config: AuxiliaryConfig,
+        column: str,
+        batch: Batch,
+        number: int,
+        rows: Sequence[int],
+        contexts: Mapping[str, Context],
     ) -> tuple[Taught, int]:
-        one_of = {batch.rollout.samples[row].group: batch.rollout.samples[row] for row in rows}  # of each group
-        rate_P = success_rates(batch, rows, list(one_of), right=config.right)
+        samples = [batch.rollout.samples[row] for row in rows]
+        parts: list[Part] = [(one.group, one.context if config.in_parts else None) for one in samples]
+        one_of = dict(zip(parts, samples, strict=True))
+        rate_P = success_rates(batch, rows, parts, right=config.right)
         weight_P = build_answer_weight(config)(rate_P).tolist()
-        taught = {group: weight for group, weight in zip(one_of, weight_P, strict=True) if weight != 0}
+        taught = {part: weight for part, weight in zip(one_of, weight_P, strict=True) if weight != 0}
 
-        def answers() -> list[Example]:
-            return [self._answer(one_of[group], column) for group in taught]
+        def answers() -> Iterator[Example]:
+            for part in taught:
+                answer, shown = self._answer(one_of[part], column), contexts.get(part[1] or "")
+                prompt = shown(answer.prompt, one_of[part].member, History()) if shown else None
+                yield answer if prompt is None else replace(answer, prompt=prompt)
 
-        return self._weighed(config, number, list(taught), answers, list(taught.values()), len(one_of))
+        groups = [group for group, _ in taught]
+        return self._weighed(config, number, groups, lambda: list(answers()), list(taught.values()), len(one_of))
 
     def _from_beginnings(
         self, config: AuxiliaryConfig, batch: Batch, number: int, rows: Sequence[int]
@@ -166,10 +196,17 @@ class Auxiliaries:
         return self._answers[key][1]
 
 
-def success_rates(batch: Batch, rows: Sequence[int], groups: Sequence[int], *, right: float) -> Tensor:
-    """The share of each group's drawn samples among these rows that are right; 1 where no reward applied to any.
+def success_rates(batch: Batch, rows: Sequence[int], parts: Sequence[Part], *, right: float) -> Tensor:
+    """The share of each part's drawn samples among these rows that are right; 1 where no reward applied to any.
 
-    Shapes: -> (P,), float64.   Units: ``right`` in those of the reward.
+    Args:
+        batch: the rows of this process.
+        rows: some of them.
+        parts: of each of these rows.
+        right: the reward from which on a sample is right.
+
+    Returns:
+        (P,), float64, of each part in the order in which they come.
     """
     rollout, rows_N = batch.rollout, torch.tensor(list(rows), dtype=torch.long)
     scored_N = batch.credit.scored_B[batch.mine][rows_N]
@@ -177,8 +214,8 @@ def success_rates(batch: Batch, rows: Sequence[int], groups: Sequence[int], *, r
         scored_N = scored_N & (rollout.origin_B[rows_N] == Origin.DRAWN)
     right_N = batch.reward_B[rows_N] >= right
     rates = []
-    for group in groups:
-        of_N = scored_N & (rollout.prompt_index_B[rows_N] == group)
+    for part in dict.fromkeys(parts):
+        of_N = scored_N & torch.tensor([one == part for one in parts])
         rates.append(float(right_N[of_N].double().mean()) if bool(of_N.any()) else 1.0)
     return torch.tensor(rates, dtype=torch.float64)
 

@@ -262,7 +262,8 @@ class Trainer:
         num_updates, num_samples = config.epochs * config.minibatches, len(batch.credit.keep_B)
         line, clock = metrics, time.perf_counter()
         progress.doing(f"update 1 of {num_updates}")
-        beside = self.auxiliaries.beside(self.now.config.auxiliary, batch, (self.step - 1) * num_updates)
+        first, contexts = (self.step - 1) * num_updates, self.now.contexts
+        beside = self.auxiliaries.beside(self.now.config.auxiliary, batch, first, contexts)
         for update in learn(
             self.policy,
             batch,

@@ -127,6 +127,32 @@ def test_an_answer_is_taught_where_its_group_fails(tmp_path: Path) -> None:
     )
 
 
+def test_an_answer_is_taught_to_the_part_that_fails(tmp_path: Path) -> None:
+    """Members 0 and 1 are told to be brief and fail, 2 and 3 are right: of four parts of two groups two are taught."""
+    contexts = {name: {"name": "systems", "texts": [name]} for name in ("brief", "long")}
+    trainer = words(
+        tmp_path,
+        prompts=answered(),
+        reward=lambda samples: [float(sample.context == "long") for sample in samples],
+        objective=STILL,
+        rollout={"group_size": 4, "contexts": contexts, "planner": {"name": "in_contexts", "contexts": list(contexts)}},
+        auxiliary=[{"column": "solution", "in_parts": True, "by_success": {"name": "below", "rate": 0.25}}],
+        update={"lr": 1e-9},
+    )
+    (line,) = lines(trainer)
+    told = [
+        replace(s.prompt, messages=[{"role": "system", "content": "brief"}, *_asked(s.prompt)]) for s in read(trainer)
+    ]
+    policy = policy_of("llama")
+    losses = [policy.supervised_loss([Example(one, str(one.columns["solution"]))], seeds=[0]).mean for one in told]
+    assert line["policy/loss"] == pytest.approx(float(sum(losses).detach()) / 4, rel=1e-5)  # type: ignore[union-attr]
+    assert line["policy/supervised_mean"] == pytest.approx(float(sum(losses).detach()) / 2, rel=1e-5)  # type: ignore[union-attr]
+
+
+def _asked(prompt: Prompt) -> Sequence[Any]:
+    return prompt.messages or [{"role": "user", "content": prompt.text}]
+
+
 def read(trainer: Trainer) -> Sequence[Sample]:
     """A sample of each of the step's groups, of the prompt that it was drawn for."""
     prompts = trainer.stream.at_step(0, trainer.session.memory)
