@@ -24,6 +24,7 @@ RUNS = {
         "rollout": {"share_noise": True, "window": {"name": "progressive", "size": 2, "interval": 1}},
         "objective": {"divergence": "gaussian", "kl_beta": 0.1},
     },
+    "tail": {"rollout": {"window": {"name": "fixed", "start": 0, "size": 1}}},
     "coupled": {"objective": {"ratio_level": "sequence"}, "update": {"epochs": 2, "minibatches": 2}},
     "coupled-reference": {"objective": {"ratio_level": "sequence", "divergence": "k3", "kl_beta": 0.1}},
     "reward-divergence": {"advantage": {"kl_beta": 0.1, "divergence": "gaussian"}},
@@ -52,6 +53,7 @@ NUM_LEVELS = 3
 def test_a_run_spends_what_was_explained(name: str, tmp_path: Path) -> None:
     tiny, sections = PIPELINES["sd3"], RUNS[name]
     settings = {"call": {**tiny.call, **tiny.no_cfg}, "lora": {"rank": 2}, "reading": {"num_levels": NUM_LEVELS}}
+    settings |= {"tail": {"frac": 0.75}} if name == "tail" else {}
     config = validated(
         {
             "output": str(tmp_path),

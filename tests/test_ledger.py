@@ -40,7 +40,7 @@ ROWS = ledger()
 
 BESIDE = {
     "awm", "cispo", "clip-cov", "competence-curriculum", "crd", "dapo", "diffusion-nft", "flow-dppo", "flow-grpo-fast",
-    "kl-cov", "luffy", "luspo", "mix-grpo", "online-dpo", "prorl", "rloo", "token-mean-grpo", "vespo",
+    "kl-cov", "luffy", "luspo", "mix-grpo", "mix-grpo-flash", "online-dpo", "prorl", "rloo", "token-mean-grpo", "vespo",
 }  # fmt: skip
 """Methods whose papers are not among those of the ledger."""
 

@@ -6,7 +6,7 @@ Axes: B samples, C H W channels, height and width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import torch
@@ -16,7 +16,16 @@ from benchmarks.agreement.authors import Source
 from benchmarks.agreement.comparing import Case, Numbers, Rows
 from mmgrpo.config.loading import CONFIGS, read_layers
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
-from mmgrpo.maths.transitions import SAMPLERS, Level, Step, kernel_mean, velocity_to_prediction
+from mmgrpo.maths.transitions import (
+    SAMPLERS,
+    Level,
+    Prediction,
+    Step,
+    ddim,
+    extrapolated,
+    kernel_mean,
+    velocity_to_prediction,
+)
 
 NUM_STEPS, SHIFT = 10, 3.0
 
@@ -113,6 +122,33 @@ def _strategy(theirs: SimpleNamespace, at: Latents, strength: float) -> Numbers:
     return {"mean": mean, "std": std, "logprob": density.flatten(1).mean(1)}
 
 
+def _after_the_window(theirs: SimpleNamespace, at: Latents) -> Numbers:
+    """MixGRPO-Flash's step after its window; the clean sample that the step before predicted is as good as any."""
+    settings = SimpleNamespace(dpm_algorithm_type="dpmsolver++", dpm_solver_type="midpoint")
+    clean = at.latent_BCHW - at.sigmas[at.index] * at.velocity_BCHW
+    following = theirs.multistep_dpm_solver_second_order_update(
+        settings, [at.next_BCHW, clean], at.sigmas, at.index, at.latent_BCHW
+    )[0]
+    return {"mean": following, "logprob": following.flatten(1).mean(1)}
+
+
+def _of_second_order(at: Latents) -> Numbers:
+    before, level, next_level = (
+        Level(alpha=1 - sigma, sigma=sigma) for sigma in at.sigmas.double()[at.index - 1 : at.index + 2].tolist()
+    )
+    step = Step(level=level, next_level=next_level, second_sigma=float(at.sigmas[1]))
+    now = velocity_to_prediction(at.latent_BCHW, at.velocity_BCHW, level)
+    said = Prediction(at.next_BCHW, torch.zeros_like(at.next_BCHW))
+    following = kernel_mean(ddim(step, strength=0.0), extrapolated(at.latent_BCHW, now, said, step, before))
+    return {"mean": following, "logprob": following.flatten(1).mean(1)}
+
+
+def _later(rows: Rows) -> Latents:
+    """The step of a draw, which is not the first of its schedule."""
+    at = latents(rows)
+    return replace(at, index=max(at.index, 1))
+
+
 SCHEDULED = "flow_grpo/diffusers_patch/sd3_sde_with_logprob.py"
 FLOAT32 = "float32"
 CASES: Sequence[Case] = (
@@ -127,6 +163,17 @@ CASES: Sequence[Case] = (
         Source(repo="Tencent-Hunyuan/MixGRPO", path="fastvideo/utils/sampling_utils.py", names=("flow_grpo_step",)),
         _mixed,
         FLOAT32,
+    ),
+    Case(
+        method="mix-grpo-flash",
+        source=Source(
+            repo="Tencent-Hunyuan/MixGRPO",
+            path="fastvideo/utils/sampling_utils.py",
+            names=("multistep_dpm_solver_second_order_update", "_sigma_to_alpha_sigma_t"),
+        ),
+        theirs=lambda functions, rows: _differentiated(at := _later(rows), _after_the_window(functions, at)),
+        ours=lambda rows: _differentiated(at := _later(rows), _of_second_order(at)),
+        said=FLOAT32,
     ),
     _case(
         "dance-grpo",

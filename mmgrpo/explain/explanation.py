@@ -107,6 +107,9 @@ def _policy(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[t
         yield "window", f"{window.name}{_numbers(window.numbers)}: {_summary(function)}"
     elif settings is not None:
         yield "window", "none: every step but the last is stochastic and trained on"
+    if settings is not None and settings.get("tail") is not None:
+        frac, order = settings["tail"]["frac"], settings["tail"]["order"]
+        yield "", f"after it {frac:g} times as many points as there would be, in steps of order {order}: policy.tail"
     if config.rollout.share_noise:
         yield "noise", "shared by the group, which computes its common steps once"
     tree = config.rollout.tree

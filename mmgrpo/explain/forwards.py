@@ -15,7 +15,7 @@ from mmgrpo.config.binding import build_estimators, build_filters, build_objecti
 from mmgrpo.config.numbers import bound
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.views import still_views
-from mmgrpo.maths.windows import WINDOWS, subset_size
+from mmgrpo.maths.windows import WINDOWS, shortened, subset_size
 from mmgrpo.policy import Scheduled
 from mmgrpo.splits import Branching
 from mmgrpo.values import OLD, Value, from_reference
@@ -73,7 +73,8 @@ def forwards_per_sample(config: RunConfig, num_steps: int | None, num_levels: in
     rollout = N, less (f + 1) (1 - 1 / G) where the group shares its noise: the steps up to the first stochastic one,
     f, run once for its G members. A pass over the sample costs one forward per trained step; with shared noise the
     first of them costs 1 / G. In a tree a step costs 1 / w, w the leaves of a branch before it. Where samples are read
-    (``rollout.decisions: read``), rollout = N + K for K levels of noise, and a pass costs K.
+    (``rollout.decisions: read``), rollout = N + K for K levels of noise, and a pass costs K. With ``policy.tail`` the
+    steps of the rollout are as few as it makes them.
 
     Args:
         config: the run's configuration.
@@ -97,8 +98,9 @@ def forwards_per_sample(config: RunConfig, num_steps: int | None, num_levels: in
     else:
         saved = 1 - 1 / rollout.group_size if rollout.share_noise else 0.0
         one_pass = _trained_steps(rollout.window, num_steps) + Count(0, -saved)
-        first = _mean_first(config, num_steps)
-        drawing = Count(1, -(first + 1) * saved) if first is not None else Count(1, 0) if not saved else None
+        first, spared = _mean_first(config, num_steps) if saved else 0.0, _mean_spared(config, num_steps)
+        known = first is not None and spared is not None
+        drawing = Count(1, -(first + 1) * saved - spared) if known else None
     passes = float(update.epochs)
     values = 0.0
     if objective.needs_values:
@@ -184,3 +186,15 @@ def _mean_first(config: RunConfig, num_steps: int | None) -> float | None:
     schedule = _Schedule(end)
     chosen = (window_at(config, schedule, step) for step in range(min(max(config.steps, 1), MAX_WINDOWS)))
     return fmean(steps[0] for steps in chosen if steps)
+
+
+def _mean_spared(config: RunConfig, num_steps: int | None) -> float | None:
+    """Mean over the run of the steps that ``policy.tail`` spares; None if they depend on an N that is not known."""
+    tail = config.policy.numbers.get("tail") if config.policy else None
+    if tail is None or config.rollout.window is None:
+        return 0.0
+    if num_steps is None:
+        return None
+    schedule = _Schedule(num_steps - 1)
+    windows = [window_at(config, schedule, step) for step in range(min(max(config.steps, 1), MAX_WINDOWS))]
+    return fmean(num_steps - len(shortened(num_steps, w[-1], tail["frac"])) if w else 0 for w in windows)

@@ -77,6 +77,26 @@ def subset_size(size: float, num_decisions: int) -> int:
     return int(size)
 
 
+def shortened(num_steps: int, last: int, frac: float) -> tuple[float, ...]:
+    """Where the steps of a flow begin, in times from 1 to 0, if there are fewer of them after decision ``last``.
+
+    Up to it they begin at 1 - i / num_steps; from its end on, ``frac`` times as many points lie evenly on the way to 0.
+
+    Raises: ConfigError unless 0 <= last < num_steps - 1 and 0 < frac < 1.
+    Source: MixGRPO-Flash, arXiv:2507.21802, and its code, which rounds the number of points down. Deviation: two points
+    at least, since one would end before 0.
+    """
+    if not (0 <= last < num_steps - 1 and 0 < frac < 1):
+        raise ConfigError(
+            f"steps after the last decision that is drawn are made fewer: {last} of {num_steps} steps leaves none, or "
+            f"the share {frac} is not between 0 and 1"
+        )
+    num_points = max(int((num_steps - last) * frac), 2)
+    ends = 1 - (last + 1) / num_steps
+    after = (ends * (1 - i / (num_points - 1)) for i in range(num_points - 1))
+    return (*(1 - i / num_steps for i in range(last + 1)), *after)
+
+
 def progressive_window(
     num_decisions: int,
     *,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.transitions import SAMPLERS
+from mmgrpo.maths.windows import shortened
 from mmgrpo.policies.denoising.calls import CallForm
 from mmgrpo.policies.denoising.rows import shows_media
 from mmgrpo.policies.denoising.sampling import NATIVE, Sampling
-from mmgrpo.policies.denoising.settings import DenoisingSettings
+from mmgrpo.policies.denoising.settings import DenoisingSettings, TailSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,6 +75,37 @@ def with_settings(drawing: Drawing, settings: Mapping[str, Any], form: CallForm,
     sampling.check_scheduler(scheduler)
     call = checked_call(settings.get("call", {}), form)
     return Drawing(sampling=sampling, call={**drawing.call, **call}, changes=dict(settings))
+
+
+def with_tail(
+    drawing: Drawing, tail: TailSettings, *, last: int, num_steps: int, form: CallForm, scheduler: Any
+) -> Drawing:
+    """The drawing with the steps after decision ``last`` made fewer, and of second order.
+
+    Args:
+        drawing: with the whole schedule.
+        tail: how.
+        last: the last decision that is drawn at random.
+        num_steps: of the whole schedule.
+        form: what the pipeline's call takes.
+        scheduler: which is to step so.
+
+    Returns:
+        The drawing whose call has the times at which its steps begin, ``sigmas``.
+
+    Raises:
+        ConfigError: the pipeline or its scheduler takes none, or the call has them already.
+    """
+    takes = form.takes("sigmas") and "sigmas" in inspect.signature(scheduler.set_timesteps).parameters
+    if not takes or drawing.call.get("sigmas") is not None:
+        why = "is given already" if takes else f"{type(scheduler).__name__} or this pipeline does not take"
+        raise ConfigError(
+            "policy.tail makes the steps after the window fewer by the argument sigmas of the pipeline's call, which "
+            f"{why}; leave policy.tail out"
+        )
+    times = shortened(num_steps, last, tail.frac)
+    call = {**drawing.call, "num_inference_steps": len(times), "sigmas": list(times)}
+    return replace(drawing, sampling=replace(drawing.sampling, tail_order=tail.order), call=call)
 
 
 def checked_call(call: Any, form: CallForm) -> Mapping[str, Any]:

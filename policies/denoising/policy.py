@@ -19,7 +19,7 @@ from mmgrpo.policies.denoising.behind import behind
 from mmgrpo.policies.denoising.chunks import make_groups
 from mmgrpo.policies.denoising.components import prepared_denoisers
 from mmgrpo.policies.denoising.drafting import Drafter
-from mmgrpo.policies.denoising.drawing import Drawing, with_settings
+from mmgrpo.policies.denoising.drawing import Drawing, with_settings, with_tail
 from mmgrpo.policies.denoising.exactness import Exactness
 from mmgrpo.policies.denoising.loading import (
     choices_of,
@@ -199,6 +199,16 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
         drawing = with_settings(self._drawing, plan.settings, self._stage.form, self._decisions)
         if plan.deterministic:
             return self._drafter.deterministic([row for members in groups for row in members], plan, drawing)
+        if self.settings.tail is not None and plan.stochastic:
+            num_steps = drawing.call.get("num_inference_steps", self.num_decisions + 1)
+            drawing = with_tail(
+                drawing,
+                self.settings.tail,
+                last=plan.stochastic[-1],
+                num_steps=num_steps,
+                form=self._stage.form,
+                scheduler=self._decisions,
+            )
         return self._drafter.stochastic(groups, plan, drawing)
 
     def read(self, given: Sequence[Given], *, seed: int, plan: Plan | None = None) -> Rollout:

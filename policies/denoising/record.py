@@ -13,7 +13,7 @@ from mmgrpo.errors import ReplayError
 from mmgrpo.maths.divergences import Moments
 from mmgrpo.policies.denoising.calls import RewoundError, RowsError
 from mmgrpo.policies.denoising.rows import Row
-from mmgrpo.policies.denoising.sampling import Decision, Sampling, at_rows
+from mmgrpo.policies.denoising.sampling import Decision, Sampling
 from mmgrpo.policies.denoising.session import StepCall
 from mmgrpo.policies.denoising.trace import Transition
 from mmgrpo.types import Plan
@@ -33,8 +33,7 @@ class Drawn:
     def rows(self, index: Tensor) -> Drawn:
         """The same step call for some of its rows."""
         keep = None if self.keep is None else self.keep[index]
-        moments = at_rows(self.decision.moments, index, len(self.next_state))
-        decision = replace(self.decision, moments=moments, keep=keep)
+        decision = replace(self.decision, keep=self.keep).at(index, len(self.next_state))
         return Drawn(self.iteration, self.ordinal, decision, self.next_state[index], keep)
 
 
@@ -96,14 +95,18 @@ class Recorder:
         return own.clone()
 
     def _draw(self, call: StepCall) -> Drawn:
-        chosen = self.plan.stochastic is None or call.iteration in self.plan.stochastic
-        decision = self.sampling.decide(call, stochastic=chosen)
+        stochastic, last = self.plan.stochastic, self._last.get(call.stream)
+        is_tail = stochastic is not None and call.iteration > max(stochastic) and last is not None
+        decision = self.sampling.decide(
+            call,
+            stochastic=stochastic is None or call.iteration in stochastic,
+            before=last.decision if is_tail else None,
+        )
         rows, moments = self.rows, decision.moments
         if call.iteration == self.branch_at and self.branch is not None:
             rows, owner = [row for members in self.branch for row in members], owner_of(self.branch)
-            moments = at_rows(moments, owner, len(self.rows))
-            keep = None if decision.keep is None else decision.keep[owner]
-            decision = replace(decision, moments=moments, keep=keep)
+            decision = decision.at(owner, len(self.rows))
+            moments = decision.moments
         next_state = moments.mean
         if is_stochastic(moments):
             shape = (moments.mean.numel() // len(rows),)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from mmgrpo.errors import ConfigError, ReplayError
 from mmgrpo.maths.divergences import Moments
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
-from mmgrpo.maths.transitions import SAMPLERS, ddim, kernel_mean
+from mmgrpo.maths.transitions import SAMPLERS, Prediction, Step, ddim, extrapolated, kernel_mean
 from mmgrpo.policies.denoising.schedules import advance, family_of, schedule_index
 from mmgrpo.policies.denoising.session import StepCall
 from mmgrpo.policies.denoising.stock import (
@@ -30,11 +30,29 @@ FIRST_ORDER_TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The Gaussian of one step call, where in the schedule it stands, and which elements it draws (None: all)."""
+    """The Gaussian of one step call.
+
+    Attributes:
+        moments: of the Gaussian.
+        level: where in the schedule it stands.
+        keep: the elements that it draws; None: all.
+        predicted: what the network said, and of which step, where a step after it may ask.
+    """
 
     moments: Moments
     level: float
     keep: Tensor | None = None
+    predicted: tuple[Prediction, Step] | None = None
+
+    def at(self, index: Tensor, num_rows: int) -> Decision:
+        """The same for some of ``num_rows`` rows, in any order and number; one may have several entries (frames)."""
+        entries = self.moments.mean.shape[0] // num_rows
+        own = entries_of(index, entries)
+        predicted = self.predicted
+        if predicted is not None:
+            predicted = Prediction(predicted[0].x0[own], predicted[0].noise[own]), predicted[1]
+        keep = None if self.keep is None else self.keep[index]
+        return replace(self, moments=at_rows(self.moments, index, num_rows), keep=keep, predicted=predicted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,17 +64,20 @@ class Sampling:
         strength: noise level (flow_sde, cps), or eta (ddim, dance_sde); unused by "native".
         density: name in ``mmgrpo.maths.gaussian.DENSITIES``.
         reduction: name in ``mmgrpo.maths.gaussian.REDUCTIONS``.
+        tail_order: of the steps after the last one that is drawn at random.
     """
 
     sampler: str
     strength: float
     density: str
     reduction: str
+    tail_order: int = 1
 
-    def decide(self, call: StepCall, *, stochastic: bool) -> Decision:
-        """The Gaussian that ``call`` draws from; std 0 makes it the deterministic first-order step.
+    def decide(self, call: StepCall, *, stochastic: bool, before: Decision | None = None) -> Decision:
+        """The Gaussian that ``call`` draws from; std 0 makes it a deterministic step.
 
-        The last step of a schedule is never stochastic. Advances the scheduler by the step.
+        That is of first order, unless it is given what the step before it predicted: then of second. The last step of a
+        schedule is never stochastic. Advances the scheduler by the step.
         """
         index = schedule_index(call.scheduler, call.timestep)
         stochastic = stochastic and index + 1 < len(call.scheduler.timesteps)
@@ -65,13 +86,18 @@ class Sampling:
         family = family_of(call.scheduler)
         step = family.step(call.scheduler, index, call.timestep)
         kernel = SAMPLERS[self.sampler](step, strength=self.strength) if stochastic else ddim(step, strength=0.0)
-        mean = kernel_mean(kernel, prediction_of(family, call, step))
+        prediction = prediction_of(family, call, step)
+        predicted = (prediction, step) if self.tail_order > 1 else None
+        if before is not None and before.predicted is not None:
+            said, step_before = before.predicted
+            prediction = extrapolated(call.sample.float(), prediction, said, step, step_before.level)
+        mean = kernel_mean(kernel, prediction)
         keep = stepped_elements(call)
         if keep is not None:
             mean = torch.where(keep, mean, stock_result(call))
         advance(call.scheduler)
         moments = Moments(mean=mean, velocity=network_output(call), std=kernel.std, step=step.length)
-        return Decision(moments=moments, level=step.level.sigma, keep=keep)
+        return Decision(moments=moments, level=step.level.sigma, keep=keep, predicted=predicted)
 
     def skip(self, call: StepCall) -> None:
         """Advances the scheduler past a step whose outcome is known."""
@@ -131,11 +157,16 @@ class Sampling:
 
 def at_rows(moments: Moments, index: Tensor, num_rows: int) -> Moments:
     """The Gaussians of some of ``num_rows`` rows, in any order and number; one may have several entries (frames)."""
-    entries = moments.mean.shape[0] // num_rows
-    if entries > 1:
-        index = (index[:, None] * entries + torch.arange(entries, device=index.device)).flatten()
+    index = entries_of(index, moments.mean.shape[0] // num_rows)
     std = moments.std[index] if isinstance(moments.std, Tensor) else moments.std
     return Moments(mean=moments.mean[index], velocity=moments.velocity[index], std=std, step=moments.step)
+
+
+def entries_of(index: Tensor, entries: int) -> Tensor:
+    """Where the entries of some rows stand, each of which has as many."""
+    if entries == 1:
+        return index
+    return (index[:, None] * entries + torch.arange(entries, device=index.device)).flatten()
 
 
 def _element_sums(value: Tensor, keep: Tensor | None, rows: int) -> Tensor:

@@ -50,6 +50,19 @@ class CorrectionSettings(BaseModel):
     )
 
 
+class TailSettings(BaseModel):
+    """The steps of a rollout after the last one that is drawn at random: fewer, and of second order, to make up for it.
+
+    For pipelines whose call takes ``sigmas``: the steps up to there begin at 1 - i / N before any shift, as FLUX has
+    them by itself. Samples that are drawn without noise are not concerned.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    frac: float = Field(gt=0, lt=1, description="of the steps that there would be; points of them, rounded down")
+    order: Literal[1, 2] = Field(default=2, description="2: DPM-Solver++ with two predictions, midpoint")
+
+
 class SupervisionSettings(BaseModel):
     """What is learnt from examples, in a warm-up or beside an objective."""
 
@@ -80,7 +93,7 @@ class DenoisingSettings(BaseModel):
     is_scheduled: ClassVar[bool] = True  # every sample takes the same, known number of decisions
     resumable: ClassVar[tuple[str, ...]] = (
         "sampler", "strength", "density", "reduction", "call", "evaluation_call", "reading", "rollout_batch",
-        "update_batch", "segments", "gradient_checkpointing", "attention", "compile", "memo_bytes",
+        "update_batch", "tail", "segments", "gradient_checkpointing", "attention", "compile", "memo_bytes",
     )  # fmt: skip
     """What a resumed run may have otherwise."""
     of_a_rollout: ClassVar[tuple[str, ...]] = ("call", "sampler", "strength")
@@ -132,6 +145,9 @@ class DenoisingSettings(BaseModel):
     )
     rollout_batch: int = Field(default=8, ge=1, description="rows per pipeline run in rollouts")
     update_batch: int = Field(default=8, ge=1, description="states per pipeline run in updates")
+    tail: TailSettings | None = Field(
+        default=None, description="of a rollout after its last random step; null: as the rest of the schedule"
+    )
     segments: tuple[int, ...] | None = Field(
         default=None, description="sizes of consecutive chunks of steps; null: one a step"
     )

@@ -34,6 +34,7 @@ LOSSES = {
     "flow-grpo-fast": 0.0018166734,
     "dance-grpo": 0.0056207227,
     "mix-grpo": 0.0056207227,
+    "mix-grpo-flash": 0.0056207227,
     # log r = (-0.01140625 + 4.6875e-4) * 0.4, r = 0.9956345564: (-r + 0.999998) / 2, times 1 / h = 4
     "grpo-guard": 0.0087268872,
     # the divergence is 4.6875e-4, above 1e-5: with A = 1 the ratio returns, -r; with A = -1 it would move on, 0
@@ -59,6 +60,7 @@ ADVANTAGES = {
     "tempflow-grpo": POPULATION,
     "dance-grpo": OWN_STD,
     "mix-grpo": OWN_STD,
+    "mix-grpo-flash": OWN_STD,
     "g2rpo": OWN_STD,
     "sage-grpo": OWN_STD_EPS,
     "chunk-grpo": OWN_STD_EPS,

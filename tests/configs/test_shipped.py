@@ -107,6 +107,7 @@ def test_everything_asked_for_ships() -> None:
         "flow-grpo-fast",
         "grpo-guard",
         "mix-grpo",
+        "mix-grpo-flash",
         "chunk-grpo",
         "dgpo",
         "flow-dppo",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers.schedulers.scheduling_ddim import DDIMScheduler
+from diffusers.schedulers.scheduling_dpmsolver_multistep import DPMSolverMultistepScheduler
 from diffusers.schedulers.scheduling_edm_euler import EDMEulerScheduler
 from diffusers.schedulers.scheduling_euler_ancestral_discrete import EulerAncestralDiscreteScheduler
 from diffusers.schedulers.scheduling_euler_discrete import EulerDiscreteScheduler
@@ -23,6 +24,7 @@ from mmgrpo.maths.transitions import (
     cps,
     ddim,
     epsilon_to_prediction,
+    extrapolated,
     kernel_mean,
     v_to_prediction,
     velocity_to_prediction,
@@ -143,3 +145,23 @@ def test_edm_euler_through_its_own_preconditioning() -> None:
         return x0_to_prediction(x, x0, level)
 
     assert_same_samples(scheduler, ve_levels(scheduler), to_prediction, ddim, 0.0)
+
+
+def test_steps_of_second_order_are_those_of_the_multistep_solver() -> None:
+    scheduler = DPMSolverMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0, solver_type="midpoint"
+    )
+    scheduler.set_timesteps(NUM_STEPS)
+    levels = flow_levels(scheduler)
+    generator = torch.Generator().manual_seed(23)
+    ours = stock = torch.randn(SHAPE, generator=generator)
+    before: Prediction | None = None
+    for i, (level, next_level) in enumerate(pairwise(levels)):
+        output = torch.randn(SHAPE, generator=generator)
+        step = Step(level=level, next_level=next_level, second_sigma=levels[1].sigma)
+        said = now = velocity_to_prediction(ours, output, level)
+        if before is not None:
+            now = extrapolated(ours, said, before, step, levels[i - 1])
+        ours, before = kernel_mean(ddim(step, strength=0.0), now), said
+        stock = scheduler.step(output, scheduler.timesteps[i], stock, return_dict=False)[0]
+    assert ((ours - stock).abs().max() / stock.abs().max()).item() < 1e-6

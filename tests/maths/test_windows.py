@@ -15,6 +15,7 @@ from mmgrpo.maths.windows import (
     progressive_window,
     random_subset,
     random_window,
+    shortened,
 )
 
 NUM_SEEDS = 6000
@@ -80,6 +81,20 @@ def test_progressive_window_moves_by_its_stride_within_its_range():
     # 2..8 holds starts 2 and 4 (6 would need decision 8)
     starts = [progressive_window(12, step=step, size=3, stride=2, interval=1, low=2, high=8)[0] for step in range(5)]
     assert starts == [2, 4, 2, 4, 2]
+
+
+def test_steps_after_a_window_are_as_few_as_mix_grpo_flash_makes_them():
+    # 25 steps, the window 0..3: int((25 - 3) * 0.4) = 8 points from 1 - 4/25 = 0.84 to 0, which ends the run
+    expected = [1.0, 0.96, 0.92, 0.88, 0.84, 0.72, 0.6, 0.48, 0.36, 0.24, 0.12]
+    assert shortened(25, 3, 0.4) == pytest.approx(expected, abs=1e-12)
+    # the window 19..22: int((25 - 22) * 0.4) = 1, of which there are two: from 1 - 23/25 to 0
+    assert shortened(25, 22, 0.4) == pytest.approx([1 - i / 25 for i in range(23)] + [0.08], abs=1e-12)
+
+
+@pytest.mark.parametrize(("last", "frac"), [(9, 0.5), (3, 1.0), (3, 0.0), (-1, 0.5)])
+def test_steps_that_are_not_there_are_made_no_fewer(last: int, frac: float):
+    with pytest.raises(ConfigError, match="made fewer"):
+        shortened(10, last, frac)
 
 
 @pytest.mark.parametrize("stride", [1, 2, 5])

@@ -13,6 +13,7 @@ from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.types import Continuation, Plan, Prompt, Rollout
 from tests.policies.contract import gradients, move, relative_difference, sample_difference, values
 from tests.policies.tiny_policies import final_latent, policy_of, prompts_of
+from tests.tiny.pipelines import PIPELINES
 
 SEED = 3
 NAMES = ["sd15", "sd3", "wan"]
@@ -173,3 +174,57 @@ def test_what_only_texts_have_is_refused() -> None:
             policy.rollout(prompts, group_size=2, seed=SEED, plan=plan)
     with pytest.raises(PolicyError, match="and have no beginning that is given"):
         policy.rollout([replace(prompts[0], prefix="a")], group_size=2, seed=SEED)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("share_noise", [False, True])
+def test_a_tail_is_shorter_and_changes_no_decision(order: int, share_noise: bool) -> None:
+    plan = Plan(stochastic=(1, 2), share_noise=share_noise)
+    call = {**PIPELINES["sd3"].call, "num_inference_steps": 12}
+    whole = policy_of("sd3", call={**call, "sigmas": [1 - i / 12 for i in range(12)]}).rollout(
+        prompts_of("sd3"), group_size=2, seed=SEED, plan=plan
+    )
+    policy = policy_of("sd3", call=call, tail={"frac": 0.4, "order": order})
+    short = policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=plan)
+    assert short.shape == (4, 6)  # 3 steps, and int((12 - 2) * 0.4) = 4 points, the last of which is the end
+    torch.testing.assert_close(short.old_logprob_BT[:, :3], whole.old_logprob_BT[:, :3], rtol=1e-6, atol=1e-6)
+    for row in range(4):
+        torch.testing.assert_close(
+            short.trace.transitions[row][2].next_state, whole.trace.transitions[row][2].next_state
+        )
+    torch.testing.assert_close(values(policy, short), short.old_logprob_BT, rtol=1e-6, atol=1e-6)
+    trained = gradients(policy, short)
+    assert any(float(one.abs().max()) > 0 for one in trained)
+
+
+def test_a_tail_of_second_order_is_the_multistep_solvers() -> None:
+    """x' = (sigma' / sigma) x - alpha' (exp(-h) - 1) (D0 + D1 / 2), D1 = (x0 - x0 before) h / h before: MixGRPO."""
+    call = {**PIPELINES["sd3"].call, "num_inference_steps": 12}
+    policy, seen = policy_of("sd3", call=call, tail={"frac": 0.6}), []
+    hook = policy.pipeline.transformer.register_forward_hook(
+        lambda module, args, kwargs, output: seen.append((kwargs["hidden_states"].double(), output[0].double())),
+        with_kwargs=True,
+    )
+    plan = Plan(stochastic=(1, 2))
+    rollout = policy.rollout(prompts_of("sd3")[:1], group_size=1, seed=SEED, plan=plan)
+    hook.remove()
+    assert rollout.shape == (1, 8)  # 3 steps, and int((12 - 2) * 0.6) = 6 points, the last of which is the end
+    states, velocities = zip(*seen[:8], strict=True)
+    assert rollout.noise is not None
+    sigmas = rollout.noise.level_BT[0].double()
+    cleans = [x - sigma * v for x, sigma, v in zip(states, sigmas, velocities, strict=True)]
+    snr = ((1 - sigmas) / sigmas).log()
+    for i in range(3, 7):
+        h, h_before = snr[i + 1] - snr[i], snr[i] - snr[i - 1]
+        slope = (cleans[i] - cleans[i - 1]) * h / h_before
+        change = (1 - sigmas[i + 1]) * ((-h).exp() - 1) * (cleans[i] + slope / 2)
+        expected = sigmas[i + 1] / sigmas[i] * states[i] - change
+        torch.testing.assert_close(states[i + 1], expected, rtol=1e-4, atol=1e-5)
+        assert float((slope / 2 * ((-h).exp() - 1)).abs().max()) > 1e-3  # which one of first order lacks
+    torch.testing.assert_close(final_latent(rollout).double(), cleans[7], rtol=1e-4, atol=1e-5)
+
+
+def test_a_tail_needs_a_pipeline_that_takes_its_levels() -> None:
+    policy = policy_of("sd15", tail={"frac": 0.5})
+    with pytest.raises(ConfigError, match=r"policy\.tail .* sigmas"):
+        policy.rollout(prompts_of("sd15"), group_size=2, seed=SEED, plan=Plan(stochastic=(0,)))
