@@ -99,8 +99,7 @@ def forwards_per_sample(config: RunConfig, num_steps: int | None, num_levels: in
         saved = 1 - 1 / rollout.group_size if rollout.share_noise else 0.0
         one_pass = _trained_steps(rollout.window, num_steps) + Count(0, -saved)
         first, spared = _mean_first(config, num_steps) if saved else 0.0, _mean_spared(config, num_steps)
-        known = first is not None and spared is not None
-        drawing = Count(1, -(first + 1) * saved - spared) if known else None
+        drawing = None if first is None or spared is None else Count(1, -(first + 1) * saved - spared)
     passes = float(update.epochs)
     values = 0.0
     if objective.needs_values:

@@ -96,11 +96,11 @@ class Recorder:
 
     def _draw(self, call: StepCall) -> Drawn:
         stochastic, last = self.plan.stochastic, self._last.get(call.stream)
-        is_tail = stochastic is not None and call.iteration > max(stochastic) and last is not None
+        is_tail = stochastic is not None and call.iteration > max(stochastic)
         decision = self.sampling.decide(
             call,
             stochastic=stochastic is None or call.iteration in stochastic,
-            before=last.decision if is_tail else None,
+            before=last.decision if last is not None and is_tail else None,
         )
         rows, moments = self.rows, decision.moments
         if call.iteration == self.branch_at and self.branch is not None:
