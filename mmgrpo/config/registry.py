@@ -97,6 +97,8 @@ REWARDS: Mapping[str, str] = {
     "rarity": "mmgrpo.rewards.groups.rarity:Rarity",
     "unique_formulas": "mmgrpo.rewards.groups.rarity:UniqueFormulas",
     "explorability": "mmgrpo.rewards.groups.exploring:Explorability",
+    "across_contexts": "mmgrpo.rewards.groups.stand_ins:AcrossContexts",
+    "over_reference": "mmgrpo.rewards.groups.stand_ins:OverReference",
     "where_useful": "mmgrpo.rewards.groups.usefulness:WhereUseful",
     "in_context": "mmgrpo.rewards.groups.chains:InContext",
     "of_later": "mmgrpo.rewards.groups.chains:OfLater",

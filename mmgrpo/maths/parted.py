@@ -43,7 +43,8 @@ def part_advantage(reward_PG: Tensor, valid_PG: Tensor | None = None, *, parts: 
 
     Shapes: (P, G) -> (P, G), G a multiple of parts.   Units: any reward scale -> dimensionless; eps in the reward's.
     Raises: ShapeError as the other advantages; ConfigError for parts that do not divide the group.
-    Source: each expert's samples compared among themselves: MEML-GRPO, arXiv:2508.09670.
+    Source: each expert's samples compared among themselves: MEML-GRPO, arXiv:2508.09670; each paraphrase's: PS-GRPO,
+        arXiv:2510.04392.
     """
     valid_PG = checked_rewards(reward_PG, valid_PG)
     return _standardised(_parted(reward_PG, parts), _parted(valid_PG, parts), eps).flatten(1)

@@ -48,8 +48,8 @@ class DiversityAdjusted:
     Range: ``divide``: 1 / G of the reward's range up to all of it; ``bonus``: up to ``strength`` more.
     Source: ``divide``: Chen et al. 2025 (DRA-GRPO), arXiv:2505.09655, with embeddings; its code sums over the whole
     group, whose own 1 is the 1 here. Deviation: cosines below 0 count as 0, so that the divisor is at least 1.
-    ``bonus``: Hu et al. 2025 (DIVER), arXiv:2509.26209; there s is BLEU, or the bonus the share of a sample's formulas
-    that no other has. Deviations: neither its bounds on the bonus nor its end after 100 steps.
+    ``bonus``: Hu et al. 2025 (DIVER), arXiv:2509.26209; there s is BLEU, or the bonus is that of ``unique_formulas``.
+    Deviations: neither its bounds on the bonus nor its end after 100 steps.
     Traps: it holds the reward, so do not add that beside it. ``divide`` shrinks negative rewards as well, so copies of
     a bad sample lose less: use it with rewards that are not negative. Pixels say little of content: two shifted copies
     differ, and every pair of bright images is alike.

@@ -43,8 +43,8 @@ TOKENS = [
 READING = [
     "aepo",
     "ampo", "ar3po", "avatar", "critique-grpo", "dph-rl", "eframe", "evocot", "exgrpo", "g2rpo-a", "gcpo", "ghpo",
-    "guide-grpo", "hbpo", "igrpo", "luffy", "mm-helix", "r1-sharevl", "raif", "repo", "rgr-grpo", "rl-plus", "sage",
-    "scaf-grpo", "seele", "spec-rl", "tree-opo", "trimpi", "visurf",
+    "guide-grpo", "hbpo", "igrpo", "luffy", "mm-helix", "ps-grpo", "r1-sharevl", "raif", "repo", "rgr-grpo",
+    "rl-plus", "sage", "scaf-grpo", "seele", "spec-rl", "tree-opo", "trimpi", "visurf",
 ]  # fmt: skip
 """Trained on a language policy, with rows that bring along what they read or are shown."""
 

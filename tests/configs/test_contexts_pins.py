@@ -40,12 +40,13 @@ def drawn(name: str, rates: dict[str, float], num: int) -> list[int]:
         ("trimpi", [None, "policy"]),
         ("tree-opo", [None, "quarter", "half", "most"]),
         ("evocot", ["thought"]),
+        ("ps-grpo", [None, "second", "third", "fourth", "fifth", "sixth"]),
         ("hbpo", ["shortest", "short", "long", "longest"]),
     ],
 )
 def test_members_see(name: str, shown: Sequence[str | None]) -> None:
-    asked = planner_of(name).ask((), Setting(step=0, num_prompts=1, group_size=8))
-    size = 8 // len(shown)
+    asked = planner_of(name).ask((), Setting(step=0, num_prompts=1, group_size=24))
+    size = 24 // len(shown)
     hidden = name == "trimpi"
     assert asked == tuple(
         Request(

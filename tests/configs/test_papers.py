@@ -89,3 +89,13 @@ def test_answers_are_paid_as_in_the_authors_code(name: str) -> None:
     assert scores.valid_BR.all() == (name not in ROUTED)
     total_B = (scores.value_BR * scores.weight_R).where(scores.valid_BR, 0.0).sum(1)
     assert total_B.tolist() == pytest.approx([paid for *_, paid in PAID[name]], rel=1e-6, abs=1e-6)
+
+
+def test_the_shares_of_modomodo_are_those_of_its_table() -> None:
+    """Algorithm 3: 0.2 less 0.1 of how far the Out-Score without a set lies from the lowest to the highest."""
+    without = {"coco": 0.5146, "lisa": 0.4783, "geoqav": 0.4889, "sat": 0.4721, "scienceqa": 0.4930}
+    raw = {name: 0.2 - 0.1 * (score - 0.4721) / (0.5146 - 0.4721) for name, score in without.items()}
+    prompts = load_config("papers/modomodo").prompts
+    assert prompts is not None
+    shares = {one.label: one.weight for one in prompts.sources}
+    assert shares == pytest.approx({name: value / sum(raw.values()) for name, value in raw.items()}, abs=1e-4)

@@ -88,6 +88,11 @@ PINS: dict[str, Given] = {
         samples=wrote(r"$a$ $b$ \boxed{7}", r"$a$ $c$ $d$ $e$ \boxed{7}", r"$a$ \boxed{7}", r"$f$ \boxed{8}"),
         rewards=(1.42, 1.42, 1.0, 0.0),
     ),
+    # two wordings: the second text has one word of two and no pair in common with the others, sqrt(1/2 * 1/2)
+    "ps-grpo": Given(
+        samples=wrote("red fox", "red cat", "red fox", "red fox", context=[None, None, "second", "second"]),
+        rewards=(1.0, 0.5, 0.75, 0.75),
+    ),
     # right and of the form, with half the length; wrong, with all of it; neither, with a quarter too much
     "curriculum-grpo": Given(
         samples=wrote(

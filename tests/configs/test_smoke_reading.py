@@ -17,7 +17,7 @@ from mmgrpo.types import Prompt, Sample
 from tests.configs.mechanisms import READING
 from tests.policies.tiny_language import policy_of, prompts_of
 
-HINTS = {f"{kind}_{n}": f"a {kind} {n}" for kind in ("knowledge", "solution") for n in range(1, 5)}
+HINTS = {f"{kind}_{n}": f"a {kind} {n}" for kind in ("knowledge", "solution", "paraphrase") for n in range(1, 7)}
 BESIDE = {
     "policy": "be kind",
     "variant": "how many squares",
@@ -54,6 +54,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "seele": {"rollout.group_size": 4},
     "hbpo": {"rollout.group_size": 4},
     "tree-opo": {"rollout.group_size": 4},
+    "ps-grpo": {"rollout.group_size": 12},
 }
 
 
@@ -79,6 +80,7 @@ FIRST = (
     "g2rpo-a",
     "igrpo",
     "luffy",
+    "ps-grpo",
     "r1-sharevl",
     "raif",
     "rl-plus",

@@ -29,6 +29,7 @@ COMPARED = ("group", "batch", "none", "leave_one_out")
 NUMBERS = {
     "pass_at_k": {"k": 2},
     "group_and_part": {"parts": 1},
+    "part": {"parts": 1},
     "part_baseline": {"baselines": (0.25,)},
     "staged": {"parts": 1},
     "risk": {"bundle": 1},

@@ -13,6 +13,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import group_advantage
 from mmgrpo.maths.parted import (
     group_and_part_advantage,
+    part_advantage,
     part_baseline_advantage,
     risk_advantage,
     staged_advantage,
@@ -35,6 +36,10 @@ def test_a_variant_is_compared_with_all_and_with_itself() -> None:
     close(group_and_part_advantage(rewards([1, 0, 0, 1]), parts=2, eps=0), [[both, -both, -both, both]])
     # parts of equal rewards leave the comparison with all
     close(group_and_part_advantage(rewards([1, 1, 0, 0]), parts=2, eps=0), [[sqrt(3) / 2] * 2 + [-sqrt(3) / 2] * 2])
+
+
+def test_a_part_is_compared_with_itself_alone() -> None:
+    close(part_advantage(rewards([1, 0, 5, 5]), parts=2, eps=0), [[sqrt(2) / 2, -sqrt(2) / 2, 0, 0]])
 
 
 def test_one_part_counts_its_group_twice() -> None:
@@ -102,6 +107,7 @@ def test_a_sheet_that_is_not_whole_is_worth_nothing() -> None:
     [
         (functools.partial(group_and_part_advantage, parts=3), "group of 4 has no 3 equal parts"),
         (functools.partial(staged_advantage, parts=0), "no 0 equal parts"),
+        (functools.partial(part_advantage, parts=3), "no 3 equal parts"),
         (functools.partial(part_baseline_advantage, baselines=(1.0, 2.0, 3.0)), "no 3 equal parts"),
         (functools.partial(risk_advantage, low=0.8, high=0.2), "0 < low < high <= 1"),
     ],

@@ -20,6 +20,7 @@ from mmgrpo.rewards.groups.likelihoods import Curiosity, LikelihoodConsistency, 
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament
 from mmgrpo.rewards.groups.parts import Attempts, OnPart
 from mmgrpo.rewards.groups.rarity import Rarity, UniqueFormulas
+from mmgrpo.rewards.groups.stand_ins import AcrossContexts, OverReference
 from mmgrpo.rewards.groups.usefulness import WhereUseful
 from mmgrpo.rewards.groups.verdicts import Conciseness, NoisyVerifier, PartialCredit
 from mmgrpo.rewards.groups.votes import MajorityVote, SemanticClusters
@@ -52,6 +53,8 @@ REWARDS_OF_GROUPS: dict[str, Callable[..., Any]] = {
     "partial_credit": PartialCredit(column_score, column_chance),
     "rarity": Rarity(column_score, ["a", "b"]),
     "unique_formulas": UniqueFormulas(column_score),
+    "across_contexts": AcrossContexts(column_score),
+    "over_reference": OverReference(column_score, column="chance"),
     "where_useful": WhereUseful(column_score, ["a"]),
     "in_context": InContext(column_score, [None]),
     "of_later": OfLater(column_score, [None], "better"),

@@ -24,4 +24,9 @@ CREDIT: dict[str, tuple[Step, Sequence[Sequence[float]]]] = {
         ),
         [[A_TWO_6 - 0.005 * 0.2] * 2, [-A_TWO_6] * 2],
     ),
+    # six wordings of two samples each: of the first 1 and 0, of deviation sqrt(1/2); the others are alike in themselves
+    "ps-grpo": (
+        Step(reward=(1, 0, *[0.5] * 10), lengths=[1] * 12),
+        [[A_TWO_6], [-A_TWO_6], *[[0.0]] * 10],
+    ),
 }

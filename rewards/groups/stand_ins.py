@@ -1,0 +1,101 @@
+"""Rewards that ask another reward with other texts: a member's as the reference, the reference as the sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import final
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.reward import Reward
+from mmgrpo.rewards.groups.grouping import asked, groups, is_score, needed
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, place_of, without_thought
+from mmgrpo.types import Sample, Score
+
+
+@final
+class AcrossContexts:
+    """Reward: how far a sample agrees with those that were shown the prompt in other contexts, by another reward.
+
+    The mean over the group's members of other contexts of what ``of`` says of this sample where their text, without
+    the thought, is its reference, in ``column``. None where there is no such member, or ``of`` says nothing of any.
+
+    Example: ``{name: across_contexts, of: {name: caption_score, metric: bleu, order: 2}}``.
+    Settings: ``of``, a reward that holds a text against a reference, with its settings; ``column``, where it looks for
+    the reference.
+    Range: that of the reward.
+    Source: Hamman et al. 2025 (Con-RAG, PS-GRPO), arXiv:2510.04392, its group similarity reward, as a public note on
+    the paper has it.
+    Traps: agreement is not truth, and the same short answer to everything agrees best. It asks once for each pair of
+    members; use it with rewards that are cheap.
+    """
+
+    def __init__(self, of: Reward, column: str = "answer") -> None:
+        self.needs_values = needed(of)
+        self._of = of
+        self._column = column
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        pairs = [
+            (row, other)
+            for rows in groups(samples).values()
+            for row in rows
+            for other in rows
+            if samples[row].context != samples[other].context and None not in (samples[row].text, samples[other].text)
+        ]
+        held = [self._held(samples[row], samples[other].text or "") for row, other in pairs]
+        said: dict[int, list[float]] = {}
+        for (row, _), value in zip(pairs, asked(self._of, held).values if held else (), strict=True):
+            if value is not None:
+                said.setdefault(row, []).append(value)
+        return [math.fsum(said[row]) / len(said[row]) if row in said else None for row in range(len(samples))]
+
+    def _held(self, sample: Sample, reference: str) -> Sample:
+        columns = {**sample.prompt.columns, self._column: without_thought(reference).strip()}
+        return replace(sample, prompt=replace(sample.prompt, columns=columns))
+
+
+@final
+class OverReference:
+    """Reward: how much better another reward finds a sample than the row's reference.
+
+    1 - e^(-``sharpness`` (S(sample) - S(reference))) where the sample's S is higher, else 0; 0 without what ``extract``
+    takes as well. None where the row has no reference, or ``of`` says nothing of either.
+
+    Example: ``{name: over_reference, of: {name: reward_model, model: Skywork/Skywork-Reward-V2-Llama-3.1-8B}}``.
+    Settings: ``of``, the reward with its settings, or its bare name; ``column``, the reference's; ``sharpness``, per
+    unit of the reward; ``extract`` as in ``exact_match``: ``of`` is asked about what it takes.
+    Range: 0 to 1.
+    Source: Chen et al. 2025 (VLAA-Thinking), arXiv:2504.11468, sec. 4.1, the open-ended reward.
+    Traps: groups of samples that are all worse than the reference teach nothing. ``of`` is asked about the reference
+    anew for each sample.
+    """
+
+    def __init__(self, of: Reward, column: str = "answer", sharpness: float = 1.0, extract: Extract = "none") -> None:
+        if not sharpness > 0:
+            raise ConfigError(f"OverReference.sharpness must be above 0, got {sharpness}")
+        self.needs_values = needed(of)
+        self._of = of
+        self._column = column
+        self._sharpness = sharpness
+        self._extract: Extract = place_of("OverReference.extract", extract)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        answers = {
+            row: extracted(sample.text, self._extract)
+            for row, sample in enumerate(samples)
+            if sample.text is not None and sample.prompt.columns.get(self._column) is not None
+        }
+        held = {row: answer for row, answer in answers.items() if answer}
+        own = [replace(samples[row], text=answer) for row, answer in held.items()]
+        known = [replace(samples[row], text=str(samples[row].prompt.columns[self._column])) for row in held]
+        values = asked(self._of, own + known).values if held else []
+        found = zip(held, values[: len(held)], values[len(held) :], strict=True)
+        leads = {row: self._lead(mine, reference) for row, mine, reference in found}
+        return [leads.get(row, 0.0) if row in answers else None for row in range(len(samples))]
+
+    def _lead(self, own: float | None, reference: float | None) -> float | None:
+        if not is_score(own) or not is_score(reference):
+            return None if own is None or reference is None else math.nan
+        return -math.expm1(-self._sharpness * max(own - reference, 0.0))
