@@ -11,7 +11,7 @@ from typing import Any
 
 from mmgrpo.report.about import environment
 from mmgrpo.report.curves import Chart, Curve, draw_chart, span
-from mmgrpo.report.numbers import MINUS, duration, number
+from mmgrpo.report.numbers import MINUS, duration, number, within
 from mmgrpo.report.reading import parse_mapping
 from mmgrpo.report.rendering import write_page
 from mmgrpo.report.run_files import RunFiles
@@ -124,7 +124,8 @@ def against_text(found: Difference | None) -> str:
         return ""
     if found.half is None:
         return f"{_signed(found.mean)} (one seed)"
-    return f"{_signed(found.mean)} ± {number(found.half)}{', beyond noise' if found.is_beyond_noise else ''}"
+    said = within(found.mean, found.half, _signed(found.mean))
+    return f"{said}{', beyond noise' if found.is_beyond_noise else ''}"
 
 
 def _rows(members: Sequence[MethodRuns]) -> list[Row]:
@@ -273,7 +274,7 @@ def _signed(value: float) -> str:
 def _said(found: Spread | None) -> str:
     if found is None:
         return ""
-    return number(found.mean) + (f" ± {number(found.deviation)}" if found.deviation is not None else "")
+    return number(found.mean) if found.deviation is None else within(found.mean, found.deviation)
 
 
 def _moved(first: Spread | None, end: Spread | None) -> str:

@@ -21,6 +21,15 @@ def number(value: float | None) -> str:
     return f"{value:,.{max(0, (3 if exponent >= 0 else 2) - exponent)}f}".replace("-", MINUS)
 
 
+def within(value: float, deviation: float, said: str | None = None) -> str:
+    """A number and how far it may be off, to as many decimals as the number has, however it is written."""
+    said = said or number(value)
+    if not said[-1].isdecimal():  # a power of ten ends in a raised digit
+        return f"{said} ± {number(deviation)}"
+    decimals = len(said.partition(".")[2])
+    return f"{said} ± {deviation:,.{decimals}f}"
+
+
 def signed(value: float) -> str:
     """A number with its sign, two decimals; zero has none."""
     return f"{value:+.2f}".replace("-", MINUS) if round(value, 2) else "0.00"

@@ -66,7 +66,7 @@ def test_the_table(members: list[MethodRuns], tmp_path: Path) -> None:
     head, _, plain, other = (tmp_path / "comparison.md").read_text(encoding="utf-8").splitlines()
     assert head == "| method | held | held against plain | reward | diversity | forwards | time |"
     assert plain == "| plain | 0.500 → 0.700 ± 0.100 |  | 1.000 ± 0.000 | 0.250 ± 0.000 | 160 | 14 s |"
-    assert "| +0.200 ± 0.0248, beyond noise |" in other
+    assert "| +0.200 ± 0.025, beyond noise |" in other
     assert other.endswith("| 200 | 14 s |")
 
 
