@@ -316,3 +316,6 @@ def test_rows_that_are_read_and_what_is_learnt_beside_the_objective() -> None:
     assert found["it sets"].startswith("auxiliary = [label expert, examples None, batch_size None, column solution")
     taught = "expert: in every update 1 times the supervised loss of its groups' answers (solution)"
     assert found["auxiliary"] == f"{taught}, weighed by below of the group's success"
+    found = rows(load_config("methods/meml-grpo", {"policy": None}))
+    assert found["auxiliary"].endswith("weighed by below of the part's success")
+    assert found["values"].startswith("a pass before every update: gradients go through the view weakest")

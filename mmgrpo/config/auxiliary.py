@@ -40,6 +40,11 @@ class AuxiliaryConfig(Section):
     right: float = Field(default=1.0, description="the reward from which on a sample is right, for by_success")
     weight: float = Field(default=1.0, ge=0, description="of the loss beside the objective's; 0: it costs nothing")
 
+    @property
+    def whose_success(self) -> str:
+        """Whose success weighs an answer, in words."""
+        return "of the part's success" if self.in_parts else "of the group's success"
+
     @model_validator(mode="after")
     def _one_source(self) -> AuxiliaryConfig:
         if (self.examples is not None) + (self.column is not None) + self.begun != 1:

@@ -252,9 +252,11 @@ def most_explorable(
 ) -> PromptSampler:
     """Of the next prompts of an epoch those whose last visits were worth the most; the share that is drawn falls.
 
-    share = max(1 - falls epoch, least) of the prompts that a step looks at, by the mean over their last ``visits``
-    visits of what the single reward ``reward`` came to over their samples. Prompts without a visit come first; of equal
-    ones those with fewer visits.
+    share = max(1 - falls epoch, least)
+
+    Of the prompts that a step looks at it takes this share, by the mean over their last ``visits`` visits of what the
+    single reward ``reward`` came to over their samples. Prompts without a visit come first; of equal ones those with
+    fewer visits.
 
     Units: of the reward; falls is a share per epoch.
     Raises: ConfigError for a share that is none, or no visits; or where the run has no such reward.

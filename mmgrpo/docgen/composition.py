@@ -128,7 +128,7 @@ def _auxiliary(auxiliary: AuxiliaryConfig) -> str:
     taught = "examples" if auxiliary.column is None else f"the answers in {auxiliary.column}"
     taught = "what rows were begun with" if auxiliary.begun else taught
     times = "" if auxiliary.weight == 1 else f"{auxiliary.weight:g} "
-    weighed = "" if auxiliary.by_success is None else f", {_function(auxiliary.by_success)} of the group's success"
+    weighed = "" if auxiliary.by_success is None else f", {_function(auxiliary.by_success)} {auxiliary.whose_success}"
     return f"{times}supervised loss of {taught}{weighed}"
 
 

@@ -12,5 +12,5 @@ def auxiliary_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
     for one in config.auxiliary:
         taught = f"{one.batch_size or 64} examples" if one.column is None else f"its groups' answers ({one.column})"
         taught = "what its rows were begun with" if one.begun else taught
-        weighed = "" if one.by_success is None else f", weighed by {one.by_success.name} of the group's success"
+        weighed = "" if one.by_success is None else f", weighed by {one.by_success.name} {one.whose_success}"
         yield "auxiliary", f"{one.label}: in every update {one.weight:g} times the supervised loss of {taught}{weighed}"

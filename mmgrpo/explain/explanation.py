@@ -330,6 +330,8 @@ def _why_values_first(objective: Objective) -> str:
         return f"{' and '.join(looking)} look at values first"
     if coupled := [term.name for term in objective.further if term.couples != DECISION]:
         return f"{', '.join(coupled)} couples decisions"
+    if objective.through:
+        return f"gradients go through the view {', '.join(sorted(objective.through))}"
     level = objective.kl_ratio_level if objective.ratio_level == "decision" else objective.ratio_level
     return f"the {level} ratio couples decisions"
 
