@@ -42,6 +42,12 @@ SEMANTIC_ENTROPY = Value("semantic_entropy")
 """Entropy of the likeliest of what could be drawn, by how little they mean the same; known only as it is drawn."""
 OF_DISTRIBUTION = frozenset(("entropy", "logprob_mean", "rank", "nucleus_entropy", "top_logprob"))
 """Names of what comes from the whole distribution that a decision is drawn from."""
+GRADIENT_SQUARE = Value("gradient_square")
+"""Squared length of the gradient of the log-probability by the weights of the last layer; without grad."""
+GRADIENT_CURVATURE = Value("gradient_curvature")
+"""Curvature along that gradient; without grad."""
+RANK_OF_STATES = Value("effective_rank")
+"""Effective rank of the last hidden states of the row's kept decisions, on each of them; without grad."""
 DRIFT = Value("gaussian", OLD)
 """Divergence of a Gaussian step from the policy that sampled."""
 VALUE = Value("value")
@@ -61,6 +67,16 @@ def nucleus_entropy(mass: float) -> Value:
 def top_logprob(num: int) -> Value:
     """Mean log-probability of the ``num`` likeliest."""
     return Value("top_logprob", numbers=(num,))
+
+
+def rank_velocity(stride: int) -> Value:
+    """How far that rank rises from one beginning of the row to the next, so many decisions apart."""
+    return Value("rank_velocity", numbers=(stride,))
+
+
+def rank_acceleration(stride: int) -> Value:
+    """How much faster it rises."""
+    return Value("rank_acceleration", numbers=(stride,))
 
 
 def of_view(view: str) -> Value:

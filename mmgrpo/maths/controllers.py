@@ -61,6 +61,16 @@ def against_trend(value: float, measured: Sequence[float], *, low: float = 0.0, 
     return min(max(value * fmean(before) / last, low), high) if fmean(before) > 0 and last > 0 else value
 
 
+def moving_mean(value: float, measured: float, *, rate: float) -> float:
+    """A moving mean of a metric.
+
+    value' = (1 - rate) value + rate measured
+
+    Units: those of the metric; rate is the weight of the newest.   Source: the baselines of VERL, arXiv:2509.23808.
+    """
+    return (1 - rate) * value + rate * measured
+
+
 def first_measured(value: float, measured: float) -> float:
     """What a metric was at the first step that has it, ever after.
 
@@ -90,6 +100,7 @@ CONTROLLERS: Mapping[str, Callable[..., float]] = MappingProxyType(
         "against_trend": against_trend,
         "first_measured": first_measured,
         "either": either,
+        "moving_mean": moving_mean,
     }
 )
 """Controllers by the name that ``controllers`` uses; beside its numbers each is given the ``metric`` it follows, and

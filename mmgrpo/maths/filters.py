@@ -20,7 +20,7 @@ from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.maths.forest_credit import forest_of
 from mmgrpo.maths.groups import grouped
 from mmgrpo.system.lazy import torch
-from mmgrpo.values import Value, seen_in
+from mmgrpo.values import GRADIENT_CURVATURE, GRADIENT_SQUARE, Value, seen_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -255,6 +255,32 @@ def _outdo_begun(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
     return keep_B
 
 
+def within_curvature(*, lr: float, shift: float, divergence: float) -> Filter:
+    """Decisions whose own step of gradient ascent in the last layer would move the objective and the policy little.
+
+    keep = |lr A^2 a + lr^2 A^3 c / 2| < shift and lr^2 A^2 a^2 / 2 < divergence.
+
+    a is the squared gradient of the log-probability and c the curvature along it; the step is lr A times the gradient.
+
+    Units: lr is the step; shift in those of the objective; divergence in nats.
+    Raises: ConfigError unless all three are above 0.
+    Source: CAPO, arXiv:2510.00819, eq. 10, and its code (luckeciano/stable-pg-llm, ``grpo_entropy_trainer.py``,
+        ``sparse_sgd_model.py``, hessian_symmetric_clipping).
+    """
+    if not min(lr, shift, divergence) > 0:
+        raise ConfigError(f"within_curvature needs numbers above 0, got {lr}, {shift}, {divergence}")
+    keep = partial(_within_curvature, lr=lr, shift=shift, divergence=divergence)
+    return Filter(keep=keep, values=(GRADIENT_SQUARE, GRADIENT_CURVATURE))
+
+
+def _within_curvature(
+    feedback: Feedback, advantage_BT: Tensor, *, lr: float, shift: float, divergence: float
+) -> Tensor:
+    square_BT, step_BT = feedback[GRADIENT_SQUARE].double(), lr * advantage_BT.double()
+    moved_BT = advantage_BT * (step_BT * square_BT + step_BT.square() * feedback[GRADIENT_CURVATURE] / 2)
+    return (moved_BT.abs() < shift) & ((step_BT * square_BT).square() / 2 < divergence)
+
+
 FILTERS: Mapping[str, Callable[..., Filter]] = MappingProxyType(
     {
         "at_least_column": at_least_column,
@@ -267,6 +293,7 @@ FILTERS: Mapping[str, Callable[..., Filter]] = MappingProxyType(
         "most_efficient": most_efficient,
         "each_decision_once": each_decision_once,
         "in_view": in_view,
+        "within_curvature": within_curvature,
     }
 )
 """Filters by the name that a method's configuration uses; called with their numbers, applied in order."""

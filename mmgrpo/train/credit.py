@@ -14,6 +14,7 @@ from mmgrpo.config.numbers import bound
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import COMBINING, SCALES, clamp_advantage
 from mmgrpo.maths.combinations import COMBINATIONS, weighted_sum
+from mmgrpo.maths.feedback import JobFeedback
 from mmgrpo.maths.groups import Groups, grouped
 from mmgrpo.policy import Policy
 from mmgrpo.run.processes import Job
@@ -210,6 +211,7 @@ class Batch:
         credit: of the whole job's samples.
         mine: this process's rows among them.
         views: the rows as the views of the run see them.
+        metrics: means over the job's samples of what estimators and filters read of the decisions.
     """
 
     rollout: Rollout
@@ -221,6 +223,7 @@ class Batch:
     mine: slice
     divergence_N: Tensor | None = None
     views: Mapping[str, Seen] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def estimate(
@@ -271,6 +274,7 @@ def estimate(
     sights = Sights(views or {}, policy, rollout, reward_B=reward_B, scored_B=scored_B, seed=experience.seed)
     advantage_BT = credit.advantage_B[verdict.mine][:, None].expand(rollout.shape)
     rollout = rollout.keep(credit.keep_B[verdict.mine][:, None])
+    metrics: Mapping[str, float] = {}
     if config.estimators or config.filters:
         shaped_rows = _by_decision(
             policy,
@@ -284,7 +288,7 @@ def estimate(
             remembered=remembered,
             views=sights,
         )
-        rollout, advantage_BT = shaped_rows.rollout, shaped_rows.advantage_BT
+        rollout, advantage_BT, metrics = shaped_rows.rollout, shaped_rows.advantage_BT, shaped_rows.metrics
         credit = replace(credit, zero_std_frac=shaped_rows.zero_std_frac)
     kept = without_truncated(rollout, truncated)
     return Batch(
@@ -297,6 +301,7 @@ def estimate(
         mine=verdict.mine,
         divergence_N=divergence_N,
         views=sights,
+        metrics=metrics,
     )
 
 
@@ -325,6 +330,7 @@ class _Rows:
     rollout: Rollout
     advantage_BT: Tensor
     zero_std_frac: float
+    metrics: Mapping[str, float]
 
 
 def _by_decision(
@@ -370,7 +376,17 @@ def _by_decision(
         keep_BT = keep_BT[:, None] if keep_BT.ndim == 1 else keep_BT
         advantage_BT = advantage_BT.where(keep_BT, 0.0)
         rollout = rollout if config.filtered == "zero" else rollout.keep(keep_BT)
-    return _Rows(rollout, advantage_BT, zero_std_frac)
+    return _Rows(rollout, advantage_BT, zero_std_frac, _means(feedback.job))
+
+
+def _means(job: JobFeedback) -> dict[str, float]:
+    """What was measured of the decisions, each sample counting alike."""
+    known_N = job.length_N > 0
+    return {
+        f"decisions/{value.name}_mean": float(mean_N[known_N].mean())
+        for value, mean_N in job.value_mean.items()
+        if value.view is None and bool(known_N.any())
+    }
 
 
 def _zero_frac(rollout: Rollout, advantage_BT: Tensor, job: Job) -> float:

@@ -25,7 +25,7 @@ def step_metrics(
         scores = penalised(scores, batch.divergence_N, config.kl_beta)
     metrics = reward_metrics(scores, batch.credit) | dict(verdict.metrics)
     metrics |= sample_metrics(job.gather(facts_of(experience.samples)), scores)
-    metrics["groups/zero_std_frac"] = batch.credit.zero_std_frac
+    metrics |= {"groups/zero_std_frac": batch.credit.zero_std_frac, **batch.metrics}
     num_asked = sum(len(request.members) for request in experience.requests)
     if experience.num_rounds > 1 or not bool(verdict.keep_N.all()):
         metrics |= {

@@ -34,7 +34,7 @@ from mmgrpo.policies.language.scoring import logprobs
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.language.text_ends import text_ends
 from mmgrpo.policies.language.trace import Trace
-from mmgrpo.policies.language.values import OF_LOGITS, views_of
+from mmgrpo.policies.language.values import OF_LOGITS, OF_STATES, views_of
 from mmgrpo.policies.language.ways import Cached, Way
 from mmgrpo.policies.weights import PeftFiles, Weights
 from mmgrpo.policy import Criticising, Joining, Keeping, Policy, Reading, Seeing, Supervised, Writing
@@ -206,7 +206,7 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
 
     def critic(self) -> LanguageCritic:
         """A number in place of the logits. Raises ConfigError for a model that has no hidden states to put it on."""
-        self._require_states()
+        self._require_states("critic")
         head: Any = self.model.get_output_embeddings()
         if head is None:
             raise ConfigError(f"critic: {type(self.model).__name__} has no output embeddings, so use another model")
@@ -222,8 +222,8 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
     ) -> Iterator[Evaluation]:
         """Streams one slice per batch of rows, all their decisions in it; rows of one prompt stand together.
 
-        Of values there are those of ``values.OF_LOGITS``, and of another view its log-probability and divergences
-        k1, k2 and k3.
+        Of values there are those of ``values.OF_LOGITS`` and ``values.OF_STATES``, and of another view its
+        log-probability and divergences k1, k2 and k3.
         """
         views, own = views_of(values, self._weights.kept), [value for value in values if value.view is None]
         trace: Trace = rollout.trace
@@ -257,16 +257,16 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
         """Last hidden states, of the weights of now."""
         trace: Trace = rollout.trace
         for batch, mask_NT in self._batches(rollout, rows):
-            self._require_states()
+            self._require_states("critic")
             tokens = [trace.completions[row].token_T[: mask_NT.shape[1]] for row in batch]
             with self._checkpointing():
                 states_NTD = self.way.states(trace, batch, tokens)
             yield Hidden(rows=batch, states_NTD=states_NTD)
 
-    def _require_states(self) -> None:
+    def _require_states(self, asked: str) -> None:
         if not isinstance(self.way, Cached):
             name = type(self.model).__name__
-            raise ConfigError(f"critic: {name} is called plainly, which gives logits alone: use another model")
+            raise ConfigError(f"{asked}: {name} is called plainly, which gives logits alone: use another model")
 
     @torch.no_grad()
     def _of_view(self, view: str, trace: Trace, rows: Sequence[int], mask_NT: Tensor) -> Tensor:
@@ -315,6 +315,9 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
         self, trace: Trace, rows: Sequence[int], mask_NT: Tensor, values: Sequence[Value] = ()
     ) -> tuple[Tensor, dict[Value, Tensor]]:
         """Log-probabilities and values of the distributions where the mask holds, 0 elsewhere, (N, T)."""
+        for value in values:
+            if value.name in OF_STATES:
+                self._require_states(str(value))
         with self._checkpointing():
             logprob_M, found = logprobs(
                 self._now(self.way),

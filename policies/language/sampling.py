@@ -185,7 +185,7 @@ def token_logprobs(
     *,
     chunk: int,
     support: Support | None = None,
-    asked: Sequence[Callable[[Tensor, Tensor], Tensor]] = (),
+    asked: Sequence[Callable[[Tensor, Tensor, Tensor], Tensor]] = (),
 ) -> tuple[Tensor, list[Tensor]]:
     """Log-probabilities of M tokens from the hidden states before them; at most ``chunk`` rows of logits exist at once.
 
@@ -196,7 +196,7 @@ def token_logprobs(
         sampling: the distribution drawn from.
         chunk: rows of logits at a time; the backward makes them again.
         support: what could be drawn, if sampling truncates.
-        asked: what else is wanted of the distribution, (logits (m, V), tokens (m,)) -> (m,).
+        asked: what else is wanted, (hidden states (m, D), logits (m, V), tokens (m,)) -> (m,).
 
     Returns:
         logprob_M, and a vector for each that is asked; float32.
@@ -208,7 +208,7 @@ def token_logprobs(
             keep_mV = support.part(start, start + len(token_m)).mask(logits_mV.shape[-1], logits_mV.device)
             logits_mV = logits_mV.masked_fill(~keep_mV, -torch.inf)
         logprob_m = -cross_entropy(logits_mV, token_m, reduction="none")
-        return logprob_m, *(one(logits_mV, token_m) for one in asked)
+        return logprob_m, *(one(hidden_mD, logits_mV, token_m) for one in asked)
 
     chunk = max(chunk, MIN_CHUNK)
     if len(token_M) <= chunk:

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from mmgrpo.policies.language.completion import Completion
 from mmgrpo.policies.language.sampling import Support, supports, token_logprobs
 from mmgrpo.policies.language.trace import Trace
-from mmgrpo.policies.language.values import of_logits
+from mmgrpo.policies.language.values import OF_ROWS, of_rows, of_token
 from mmgrpo.policies.language.ways import Way
 from mmgrpo.values import Value
 
@@ -35,7 +35,7 @@ def logprobs(
         rows: N of its rows, that may run together, all of one distribution.
         head_bytes: float32 logits held at a time.
         mask_NT: the tokens wanted; None wants all.
-        values: what is wanted of the distributions too, names of ``OF_LOGITS``.
+        values: what is wanted of the distributions and of the hidden states too, as ``values`` has it.
 
     Returns:
         logprob_M, and a vector for each of the values; float32.
@@ -55,15 +55,18 @@ def logprobs(
     if sampling.truncates:
         rows_of = zip(completions, exists_NT, strict=True)
         support = Support.chained([c.support.at(kept_T) for c, kept_T in rows_of if c.support is not None])
-    return token_logprobs(
+    by_token = [value for value in values if value.name not in OF_ROWS]
+    logprob_M, of_tokens = token_logprobs(
         states_NTD[index],
         token_NT[index],
         way.logits,
         sampling,
         chunk=head_bytes // (4 * way.vocabulary),
         support=support,
-        asked=[partial(of_logits, value) for value in values],
+        asked=[partial(of_token, value) for value in by_token],
     )
+    found = dict(zip(by_token, of_tokens, strict=True))
+    return logprob_M, [found[one] if one in found else of_rows(one, states_NTD, index) for one in values]
 
 
 @torch.no_grad()

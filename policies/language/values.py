@@ -1,6 +1,6 @@
 """What a token can be asked beside its log-probability.
 
-Axes: m tokens of a chunk, V vocabulary.
+Axes: m tokens of a chunk, V vocabulary, D model width, N rows, T tokens of a row, M tokens of all rows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,13 @@ from torch import Tensor
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
+from mmgrpo.maths.internals import (
+    effective_rank,
+    gradient_curvature,
+    gradient_square,
+    rank_acceleration,
+    rank_velocity,
+)
 from mmgrpo.policies.language.sampling import entropies, logprob_means
 from mmgrpo.values import Value
 
@@ -64,22 +71,48 @@ OF_LOGITS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
 """Values of the distribution that a token is drawn from: of its logits, the token, and the value's own numbers."""
 
 
-def of_logits(value: Value, logits_mV: Tensor, token_m: Tensor) -> Tensor:
-    """A value of the distribution.
+OF_LAST_LAYER: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {"gradient_square": gradient_square, "gradient_curvature": gradient_curvature}
+)
+"""Values of the layer that makes the logits: of the states that it makes them of, those, and the token."""
 
-    Shapes: (m, V), (m,) -> (m,).
+OF_ROWS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {"effective_rank": effective_rank, "rank_velocity": rank_velocity, "rank_acceleration": rank_acceleration}
+)
+"""Numbers of a row's hidden states, and of the value's own."""
+
+OF_STATES = frozenset((*OF_LAST_LAYER, *OF_ROWS))
+"""Names of what needs hidden states."""
+
+
+def of_token(value: Value, state_mD: Tensor, logits_mV: Tensor, token_m: Tensor) -> Tensor:
+    """A value of the distribution, or of the layer that makes it; without grad by the states.
+
+    Shapes: (m, D), (m, V), (m,) -> (m,).
     """
-    return OF_LOGITS[value.name](logits_mV, token_m, *value.numbers)
+    if value.name in OF_LOGITS:
+        return OF_LOGITS[value.name](logits_mV, token_m, *value.numbers)
+    return OF_LAST_LAYER[value.name](state_mD.detach(), logits_mV.detach(), token_m)
+
+
+@torch.no_grad()
+def of_rows(value: Value, state_NTD: Tensor, kept_NT: Tensor) -> Tensor:
+    """A number of each row's hidden states at its kept tokens, on each of these.
+
+    Shapes: (N, T, D), bool (N, T) -> (M,).
+    """
+    rows = (state_TD[kept_T].float() for state_TD, kept_T in zip(state_NTD, kept_NT, strict=True))
+    return torch.cat([OF_ROWS[value.name](row, *value.numbers).expand(len(row)) for row in rows])
 
 
 def views_of(values: Collection[Value], kept: Collection[str]) -> list[str]:
     """The other views that are asked. Raises ConfigError for a value that tokens do not have, or not of that view."""
-    named = ("logprob", *LOGPROB_DIVERGENCES)
+    named, own = ("logprob", *LOGPROB_DIVERGENCES), (*OF_LOGITS, *sorted(OF_STATES))
     for value in values:
-        known = value.name in OF_LOGITS if value.view is None else value.view in kept and value.name in named
+        known = value.name in own if value.view is None else value.view in kept and value.name in named
         if not known:
             raise ConfigError(
-                f"tokens have no value {value}: leave out what asks for it; known are {', '.join(OF_LOGITS)}, and "
+                f"tokens have no value {value}: leave out what asks for it; known are {', '.join(own)}, and "
                 f"{', '.join(named)} of {', '.join(sorted(kept))}"
             )
     return sorted({value.view for value in values if value.view is not None})

@@ -82,6 +82,9 @@ IMITATION = ["expo", "mel", "oorl", "depo", "meml-grpo"]
 CRITICS = ["ppo"]
 """Trained with a critic, in ``tests/train/test_critic.py``."""
 
+INTERNALS = ["verl", "capo"]
+"""Trained with what the network says inside, in ``tests/train/test_internal_runs.py``."""
+
 
 def functions(name: str) -> set[tuple[str, str]]:
     """The functions that a method's file names, each with its place."""
@@ -97,7 +100,9 @@ def applies_to(name: str) -> str:
 def untrained(kind: str, trained: list[str]) -> set[tuple[str, str]]:
     """What the methods of a kind name, and none of those that are trained does."""
     known = {
-        found for name in [*trained, *VIEWS, *CHAINS, *CRITICS, *IMITATION] for found in functions(f"methods/{name}")
+        found
+        for name in [*trained, *VIEWS, *CHAINS, *CRITICS, *IMITATION, *INTERNALS]
+        for found in functions(f"methods/{name}")
     }
     named = {found for name in shipped("methods") if applies_to(name) == kind for found in functions(name)}
     return named - known

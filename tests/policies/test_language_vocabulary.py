@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.policies.language.sampling import Sampling, Support, token_logprobs
-from mmgrpo.policies.language.values import OF_LOGITS, of_logits
+from mmgrpo.policies.language.values import OF_LOGITS, of_token
 from mmgrpo.train.learner import measured
 from mmgrpo.train.views import Seen, View
 from mmgrpo.values import ENTROPY, LOGPROB_MEAN, OF_DISTRIBUTION, RANK, Value, nucleus_entropy, top_logprob
@@ -37,7 +37,7 @@ BY_HAND = {
 def found(
     value: Value, logits_MV: Tensor, token_M: Tensor, *, chunk: int = 64, support: Support | None = None
 ) -> Tensor:
-    asked = [partial(of_logits, value)]
+    asked = [partial(of_token, value)]
     _, (value_M,) = token_logprobs(logits_MV, token_M, lambda x: x, PLAIN, chunk=chunk, support=support, asked=asked)
     return value_M
 
