@@ -123,8 +123,8 @@ def with_file(name: str, number: str) -> Paper:
 
 
 def test_file_closes_its_row() -> None:
-    assert PAPERS["verl"].state == "open"
-    paper = with_file("verl", "2601.00001")
+    assert PAPERS["cropi"].state == "open"
+    paper = with_file("cropi", "2601.00001")
     assert (paper.state, paper.files, paper.arxiv) == ("file", ("methods/new",), "2601.00001")
     assert (paper.applies_to, paper.evidence) == ("for tokens", ("X",))
 
@@ -143,7 +143,7 @@ def test_what_is_open_says_what_it_wants() -> None:
     section = paper_section("dppo")
     assert "No place yet for: policy_robotics." in section
     assert "- needs `decision_numbers`: Bounds and weights of single decisions; set in objective.modulations" in section
-    assert "Its formula is to be read first." in paper_section("verl")
+    assert "Its formula is to be read first." in paper_section("cropi")
     assert paper_section("2503.20783") == paper_section("dr-grpo")
 
 
