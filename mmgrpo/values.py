@@ -79,6 +79,16 @@ def rank_acceleration(stride: int) -> Value:
     return Value("rank_acceleration", numbers=(stride,))
 
 
+def attention_distance(window: int) -> Value:
+    """How far back local heads look from the decision, places beyond the window counting as its end."""
+    return Value("attention_distance", numbers=(window,))
+
+
+def attention_influence(near: int, far: int) -> Value:
+    """How much global heads look at the decision from so many places on, on average."""
+    return Value("attention_influence", numbers=(near, far))
+
+
 def of_view(view: str) -> Value:
     """The log-probability of the same decision in a view."""
     return Value("logprob", view)

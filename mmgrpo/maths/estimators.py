@@ -22,7 +22,7 @@ from mmgrpo.maths.forest_credit import (
     temporal_difference,
     trunk_and_exits,
 )
-from mmgrpo.maths.internal_credit import rank_bonus
+from mmgrpo.maths.internal_credit import anchors, rank_bonus
 from mmgrpo.maths.length_credit import short_where_solved, shorter_branches
 from mmgrpo.maths.likelihood_credit import confident_mistakes, late_decisions, perplexity_weight
 from mmgrpo.maths.process_credit import concise_failures, consistent_members
@@ -62,6 +62,7 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
         "inverse_entropy": inverse_entropy,
         "zero_variance_entropy": zero_variance_entropy,
         "rank_bonus": rank_bonus,
+        "anchors": anchors,
         "entropy_weights": entropy_weights,
         "entropy_rewards": entropy_rewards,
         "short_where_solved": short_where_solved,

@@ -1,6 +1,6 @@
-"""What a network says inside: numbers of its last hidden states, and of the gradient of the layer behind them.
+"""What a network says inside: numbers of its last hidden states, of the layer behind them, and of its attention.
 
-Axes: T decisions of a row, m of a chunk, D model width, V vocabulary.
+Axes: T decisions of a row, L those and what stands before them, m of a chunk, D model width, V vocabulary, H heads.
 """
 
 from __future__ import annotations
@@ -93,3 +93,31 @@ def gradient_curvature(state_mD: Tensor, logits_mV: Tensor, token_m: Tensor) -> 
 
 def _error(logits_mV: Tensor, token_m: Tensor) -> Tensor:
     return (-logits_mV.softmax(-1)).scatter_add(-1, token_m[:, None], torch.ones_like(logits_mV[:, :1]))
+
+
+def attention_distance(weight_HTL: Tensor, window: float) -> Tensor:
+    """How far back each decision looks, places beyond a window counting as its end.
+
+    sum_s w_ts min(t - s, window)
+
+    Shapes: (H, T, L), the decisions last of L -> (H, T).   Units: places.
+    Source: arXiv:2510.13554, def. 4.1, windowed average attention distance.
+    """
+    place_L = torch.arange(weight_HTL.shape[-1], device=weight_HTL.device)
+    back_TL = place_L[-weight_HTL.shape[1] :, None] - place_L
+    return (weight_HTL * back_TL.clamp(min=0, max=window)).sum(-1)
+
+
+def attention_influence(weight_HTL: Tensor, near: float, far: float) -> Tensor:
+    """How much later decisions look at each, on average, from ``near`` to ``far`` places on; 0 where there are none.
+
+    mean_t w_ts over the decisions t from s + near to s + far
+
+    Shapes: (H, T, L), the decisions last of L -> (H, T).   Units: attention weights.
+    Source: arXiv:2510.13554, def. 4.2, future attention influence.
+    """
+    place_T = torch.arange(weight_HTL.shape[1], device=weight_HTL.device)
+    ahead_TT = place_T[:, None] - place_T
+    within_TT = (ahead_TT >= near) & (ahead_TT <= far)
+    own_HTT = weight_HTL[..., -weight_HTL.shape[1] :]
+    return (own_HTT * within_TT).sum(1) / within_TT.sum(0).clamp(min=1)

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from mmgrpo.policies.language.attention import OF_ATTENTION, attended
 from mmgrpo.policies.language.completion import Completion
 from mmgrpo.policies.language.sampling import Support, supports, token_logprobs
 from mmgrpo.policies.language.trace import Trace
 from mmgrpo.policies.language.values import OF_ROWS, of_rows, of_token
-from mmgrpo.policies.language.ways import Way
+from mmgrpo.policies.language.ways import Cached, Way
 from mmgrpo.values import Value
 
 
@@ -55,7 +56,7 @@ def logprobs(
     if sampling.truncates:
         rows_of = zip(completions, exists_NT, strict=True)
         support = Support.chained([c.support.at(kept_T) for c, kept_T in rows_of if c.support is not None])
-    by_token = [value for value in values if value.name not in OF_ROWS]
+    by_token = [value for value in values if value.name not in (*OF_ROWS, *OF_ATTENTION)]
     logprob_M, of_tokens = token_logprobs(
         states_NTD[index],
         token_NT[index],
@@ -65,8 +66,24 @@ def logprobs(
         support=support,
         asked=[partial(of_token, value) for value in by_token],
     )
-    found = dict(zip(by_token, of_tokens, strict=True))
+    found = dict(zip(by_token, of_tokens, strict=True)) | _attended(way, trace, rows, index, values)
     return logprob_M, [found[one] if one in found else of_rows(one, states_NTD, index) for one in values]
+
+
+def _attended(
+    way: Way, trace: Trace, rows: Sequence[int], kept_NT: Tensor, values: Sequence[Value]
+) -> dict[Value, Tensor]:
+    """The values of attention among these, (M,) each: every row is run by itself, to its end."""
+    asked = [value for value in values if value.name in OF_ATTENTION]
+    if not asked:
+        return {}
+    assert isinstance(way, Cached)
+    found = []
+    for row, kept_T in zip(rows, kept_NT, strict=True):
+        prompt, token_T = trace.prompts[trace.prompt_of_B[row]], trace.completions[row].token_T
+        each = attended(way.transformer, prompt, token_T, asked, fill=way.fill)
+        found.append([value_T[: len(kept_T)][kept_T[: len(token_T)]] for value_T in each])
+    return dict(zip(asked, (torch.cat(parts) for parts in zip(*found, strict=True)), strict=True))
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from mmgrpo.maths.internals import (
     rank_acceleration,
     rank_velocity,
 )
+from mmgrpo.policies.language.attention import OF_ATTENTION
 from mmgrpo.policies.language.sampling import entropies, logprob_means
 from mmgrpo.values import Value
 
@@ -81,8 +82,8 @@ OF_ROWS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
 )
 """Numbers of a row's hidden states, and of the value's own."""
 
-OF_STATES = frozenset((*OF_LAST_LAYER, *OF_ROWS))
-"""Names of what needs hidden states."""
+OF_STATES = frozenset((*OF_LAST_LAYER, *OF_ROWS, *OF_ATTENTION))
+"""Names of what the plain model does not say: of hidden states or attention."""
 
 
 def of_token(value: Value, state_mD: Tensor, logits_mV: Tensor, token_m: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ IMITATION = ["expo", "mel", "oorl", "depo", "meml-grpo"]
 CRITICS = ["ppo"]
 """Trained with a critic, in ``tests/train/test_critic.py``."""
 
-INTERNALS = ["verl", "capo"]
+INTERNALS = ["verl", "capo", "preplan-and-anchor-credit"]
 """Trained with what the network says inside, in ``tests/train/test_internal_runs.py``."""
 
 

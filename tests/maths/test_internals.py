@@ -12,6 +12,8 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.filters import FILTERS
 from mmgrpo.maths.internals import (
+    attention_distance,
+    attention_influence,
     effective_rank,
     gradient_curvature,
     gradient_square,
@@ -19,6 +21,8 @@ from mmgrpo.maths.internals import (
     rank_velocity,
 )
 from mmgrpo.values import GRADIENT_CURVATURE, GRADIENT_SQUARE, RANK_OF_STATES
+from mmgrpo.values import attention_distance as distance_of
+from mmgrpo.values import attention_influence as influence_of
 from mmgrpo.values import rank_acceleration as acceleration_of
 from mmgrpo.values import rank_velocity as velocity_of
 from tests.maths.feedback_rows import feedback_of
@@ -107,3 +111,38 @@ def test_a_bonus_for_more_directions() -> None:
     assert torch.equal(begun.assign(feedback, advantage_BT), advantage_BT)
     with pytest.raises(ConfigError, match="stride"):
         ESTIMATORS["rank_bonus"](rank=0.0, velocity=0.0, acceleration=0.0, stride=0)
+
+
+WEIGHTS = torch.tensor([[[0.5, 0.5, 0.0, 0.0], [0.25, 0.25, 0.5, 0.0], [0.1, 0.2, 0.3, 0.4]]])
+"""One head, three decisions behind a prompt of one place."""
+
+
+def test_how_far_decisions_look() -> None:
+    # 0.5 * 1; 0.25 * 2 + 0.25 * 1; 0.1 * 3 + 0.2 * 2 + 0.3 * 1, of which the first is 0.1 * 2 in a window of 2
+    assert attention_distance(WEIGHTS, 9).tolist() == [pytest.approx([0.5, 0.75, 1.0])]
+    assert attention_distance(WEIGHTS, 2).tolist() == [pytest.approx([0.5, 0.75, 0.9])]
+
+
+def test_how_decisions_are_looked_at() -> None:
+    # the first by 0.25 and 0.2 from one and two places on; the second by 0.3; nothing follows the third
+    assert attention_influence(WEIGHTS, 1, 2).tolist() == [pytest.approx([0.225, 0.3, 0.0])]
+    assert attention_influence(WEIGHTS, 2, 9).tolist() == [pytest.approx([0.2, 0.0, 0.0])]
+
+
+def test_anchors_and_what_prepares_them() -> None:
+    """Influence 5, 1, 1, 6, 0: of five 0.4 are at least the 0.6 quantile, 2.6: the first and the fourth.
+
+    Distances 4, 9, 2, 1, 3 change by 5, 7, 1, 2 and 0, of medians 3 and 2. The first has none before it; the fourth
+    looks 1 back, and the largest of the two changes before it is the second's 7.
+    """
+    values = {
+        distance_of(10): torch.tensor([[4.0, 9.0, 2.0, 1.0, 3.0, 7.0]] * 2),
+        influence_of(10, 50): torch.tensor([[5.0, 1.0, 1.0, 6.0, 0.0, 9.0]] * 2),
+    }
+    feedback = feedback_of([1.0, 0.0], [0, 0], mask=[[1, 1, 1, 1, 1, 0]] * 2, values=values)
+    advantage_BT = torch.tensor([[2.0] * 6, [-2.0] * 6])
+    found = ESTIMATORS["anchors"](reach=2, back=0.25).assign(feedback, advantage_BT)
+    assert found[0].tolist() == pytest.approx([3.0, 2.25, 2.0, 2.75, 2.0, 2.0])
+    assert torch.equal(found[1], advantage_BT[1])
+    with pytest.raises(ConfigError, match="share"):
+        ESTIMATORS["anchors"](share=1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,22 @@ import torch
 
 from mmgrpo import Trainer, load_config
 from mmgrpo.errors import ConfigError
+from mmgrpo.maths.internals import attention_distance as distances
+from mmgrpo.maths.internals import attention_influence as influences
 from mmgrpo.maths.internals import effective_rank, gradient_curvature, gradient_square
 from mmgrpo.maths.internals import rank_velocity as velocity
 from mmgrpo.train.learner import measured
 from mmgrpo.types import Sample
-from mmgrpo.values import ENTROPY, GRADIENT_CURVATURE, GRADIENT_SQUARE, RANK_OF_STATES, Value, rank_velocity
+from mmgrpo.values import (
+    ENTROPY,
+    GRADIENT_CURVATURE,
+    GRADIENT_SQUARE,
+    RANK_OF_STATES,
+    Value,
+    attention_distance,
+    attention_influence,
+    rank_velocity,
+)
 from tests.configs.method_steps import Step, config_of, taught
 from tests.policies.test_language_ways import t5
 from tests.policies.tiny_language import TEMPERATURE, policy_of, prompts_of
@@ -44,6 +56,30 @@ def test_values_are_those_of_the_plain_model() -> None:
         }
         for value, found_T in expected.items():
             torch.testing.assert_close(known[value][row, : len(token_T)], found_T, rtol=1e-3, atol=1e-4)
+
+
+def test_attention_is_that_of_the_plain_model() -> None:
+    policy = policy_of("llama", max_new_tokens=6)
+    rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=1)
+    asked = (attention_distance(2), attention_influence(1, 3))
+    known = measured(policy, rollout, asked).values
+    assert policy.model.config._attn_implementation != "eager"
+    policy.model.set_attn_implementation("eager")
+    for row, sample in enumerate(rollout.samples):
+        prompt_P = rollout.trace.prompts[rollout.trace.prompt_of_B[row]].ids_P
+        token_T = torch.tensor(list(sample.tokens or ()))
+        with torch.no_grad():
+            said = policy.model(torch.cat([prompt_P, token_T])[None], output_attentions=True)
+        middle = said.attentions[len(said.attentions) // 3 : 2 * len(said.attentions) // 3 + 1]
+        weight_hTL = torch.cat([weight[0, :, -len(token_T) :] for weight in middle])
+        order_h = distances(weight_hTL, inf).mean(1).argsort()
+        num = round(0.3 * len(order_h))
+        expected = {
+            asked[0]: distances(weight_hTL[order_h[:num]], 2).mean(0),
+            asked[1]: influences(weight_hTL[order_h[-num:]], 1, 3).mean(0),
+        }
+        for value, found_T in expected.items():
+            torch.testing.assert_close(known[value][row, : len(token_T)], found_T, rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_without_states_is_refused() -> None:
@@ -101,3 +137,12 @@ def test_tokens_that_would_move_much_are_left_out(tmp_path: Path) -> None:
     (line,) = lines_of("capo", tmp_path / "some", **zero, **{"advantage.filters": [near]})
     assert 0.1 < line["policy/weighed_frac"] < 0.9
     assert line["optimizer/grad_norm"] > 0
+
+
+def test_what_is_looked_at_counts_more(tmp_path: Path) -> None:
+    near = {"name": "anchors", "near": 1, "far": 3}
+    for line in lines_of("preplan-and-anchor-credit", tmp_path, **{"advantage.estimators": [near], "steps": 1}):
+        assert line["decisions/attention_distance_mean"] > 0
+        assert line["decisions/attention_influence_mean"] > 0
+        assert line["policy/on_policy_gap"] < 1e-5
+        assert line["optimizer/grad_norm"] > 0

@@ -1,0 +1,93 @@
+"""Where the tokens of a row look, and how they are looked at: numbers of attention weights, of one row at a time.
+
+Axes: H heads, h heads of all layers that are looked at, T tokens of the row, L those and its prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import inf
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from mmgrpo.maths.internals import attention_distance, attention_influence
+from mmgrpo.policies.language.encoding import Encoded
+from mmgrpo.policies.language.transformer import Transformer
+from mmgrpo.values import Value
+
+NUM_LAYERS = 5
+SHARE = 0.3
+
+OF_ATTENTION: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {"attention_distance": attention_distance, "attention_influence": attention_influence}
+)
+"""Numbers of each head's weights; of the first a mean over the heads that look the least far back is taken, of the
+second over those that look the furthest."""
+
+
+@torch.no_grad()
+def attended(
+    transformer: Transformer, prompt: Encoded, token_T: Tensor, values: Sequence[Value], *, fill: int = 0
+) -> list[Tensor]:
+    """Numbers of the attention that each token of a row pays or is paid, from a forward with eager attention.
+
+    Heads are those of five layers of the middle third. The three tenths of them whose tokens look the least far back,
+    on average, are the local ones, the three tenths that look the furthest the global ones.
+
+    Args:
+        transformer: the model.
+        prompt: of the row.
+        token_T: what the row wrote.
+        values: names of ``OF_ATTENTION``, with their numbers.
+        fill: what the prompt's per-token tensors say of a completion's tokens.
+
+    Returns:
+        For each value (T,), float32.
+
+    Source: arXiv:2510.13554, sec. 4.1 and 5.1.
+    """
+    found: list[list[Tensor]] = []
+
+    def look(weight_HTL: Tensor) -> None:
+        numbers = [OF_ATTENTION[value.name](weight_HTL, *value.numbers) for value in values]
+        found.append([attention_distance(weight_HTL, inf).mean(1), *numbers])
+
+    with _looking(transformer.model, len(token_T), look):
+        transformer.whole([prompt], [token_T], fill=fill)
+    layers = torch.linspace(len(found) // 3, 2 * len(found) // 3, NUM_LAYERS).long().unique().tolist()
+    span_h, *each = (torch.cat(parts) for parts in zip(*(found[min(n, len(found) - 1)] for n in layers), strict=True))
+    num, order_h = max(round(SHARE * len(span_h)), 1), span_h.argsort()
+    heads = {"attention_distance": order_h[:num], "attention_influence": order_h[-num:]}
+    return [value_hT[heads[value.name]].mean(0) for value, value_hT in zip(values, each, strict=True)]
+
+
+@contextmanager
+def _looking(model: PreTrainedModel, num_tokens: int, look: Callable[[Tensor], None]) -> Iterator[None]:
+    """Within it each layer's weights of a row's last tokens are looked at, first layer first, and none are kept."""
+    text: Any = model.config.get_text_config(decoder=True)
+    before, seen = text._attn_implementation, [torch.empty(0)]
+
+    def hook(module: nn.Module, given: Any, output: Any) -> None:
+        for weight in output[1:2] if isinstance(output, tuple) else ():
+            if isinstance(weight, Tensor) and weight is not seen[0] and _is_attention(weight, num_tokens):
+                seen[0] = weight
+                look(weight[0, :, -num_tokens:].float())
+
+    hooks = [module.register_forward_hook(hook) for module in model.modules()]
+    text._attn_implementation = "eager"
+    try:
+        yield
+    finally:
+        text._attn_implementation = before
+        for one in hooks:
+            one.remove()
+
+
+def _is_attention(weight: Tensor, num_tokens: int) -> bool:
+    """Whether it is (1, H, L, L), of places that hold these tokens and more."""
+    return weight.ndim == 4 and weight.shape[-1] == weight.shape[-2] > num_tokens
