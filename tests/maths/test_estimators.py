@@ -49,6 +49,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "entropy_weights": {"alpha": 1.0, "temperature": 1.0},
     "short_where_solved": {"share": 0.5, "strength": 0.5},
     "prune_depths": {"depths": [2]},
+    "rank_bonus": {"rank": 1.0, "velocity": 1.0, "acceleration": 1.0},
 }
 MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]).bool()
 
