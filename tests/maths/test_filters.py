@@ -106,7 +106,7 @@ def test_the_shortest_are_compared_among_themselves():
         most_efficient(count=0)
 
 
-OTHERS = {"each_decision_once", "unlikely", "in_view"}
+OTHERS = {"each_decision_once", "unlikely", "in_view", "within_curvature"}
 """Those of decisions, and of views."""
 
 
