@@ -55,6 +55,7 @@ from mmgrpo.maths.view_credit import (
     excess_likelihood,
     outside_view,
     returns_in_view,
+    within_divergence,
 )
 
 ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
@@ -104,6 +105,7 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
         "outside_view": outside_view,
         "returns_in_view": returns_in_view,
         "divergence_to_come": divergence_to_come,
+        "within_divergence": within_divergence,
         "bounded_uncertainty": bounded_uncertainty,
         "column_margin": column_margin,
         "column_baseline": column_baseline,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import final
+from typing import Literal, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
 from mmgrpo.rewards.groups.grouping import asked, groups, is_score, needed
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, place_of, without_thought
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, place_of, without_thought
 from mmgrpo.types import Sample, Score
+
+Rule = Literal["lead", "sigmoid"]
 
 
 @final
@@ -60,24 +62,34 @@ class AcrossContexts:
 class OverReference:
     """Reward: how much better another reward finds a sample than the row's reference.
 
-    1 - e^(-``sharpness`` (S(sample) - S(reference))) where the sample's S is higher, else 0; 0 without what ``extract``
-    takes as well. None where the row has no reference, or ``of`` says nothing of either.
+    With d = ``sharpness`` (S(sample) - S(reference)), ``rule: lead`` is 1 - e^-d where d is above 0, else 0, and
+    ``sigmoid`` is 1 / (1 + e^-d), the chance that a model of comparisons gives the sample. 0 without what ``extract``
+    takes. None where the row has no reference, or ``of`` says nothing of either.
 
     Example: ``{name: over_reference, of: {name: reward_model, model: Skywork/Skywork-Reward-V2-Llama-3.1-8B}}``.
     Settings: ``of``, the reward with its settings, or its bare name; ``column``, the reference's; ``sharpness``, per
     unit of the reward; ``extract`` as in ``exact_match``: ``of`` is asked about what it takes.
     Range: 0 to 1.
-    Source: Chen et al. 2025 (VLAA-Thinking), arXiv:2504.11468, sec. 4.1, the open-ended reward.
-    Traps: groups of samples that are all worse than the reference teach nothing. ``of`` is asked about the reference
-    anew for each sample.
+    Source: ``lead``: Chen et al. 2025 (VLAA-Thinking), arXiv:2504.11468, sec. 4.1, the open-ended reward. ``sigmoid``:
+    Xu et al. 2024 (CGPO), arXiv:2409.20370, eq. 5, the calibrated reward.
+    Traps: with ``lead`` groups of samples that are all worse than the reference teach nothing. ``of`` is asked about
+    the reference anew for each sample.
     """
 
-    def __init__(self, of: Reward, column: str = "answer", sharpness: float = 1.0, extract: Extract = "none") -> None:
+    def __init__(
+        self,
+        of: Reward,
+        column: str = "answer",
+        rule: Rule = "lead",
+        sharpness: float = 1.0,
+        extract: Extract = "none",
+    ) -> None:
         if not sharpness > 0:
             raise ConfigError(f"OverReference.sharpness must be above 0, got {sharpness}")
         self.needs_values = needed(of)
         self._of = of
         self._column = column
+        self._rule: Rule = one_of("OverReference.rule", rule, Rule)
         self._sharpness = sharpness
         self._extract: Extract = place_of("OverReference.extract", extract)
 
@@ -98,4 +110,5 @@ class OverReference:
     def _lead(self, own: float | None, reference: float | None) -> float | None:
         if not is_score(own) or not is_score(reference):
             return None if own is None or reference is None else math.nan
-        return -math.expm1(-self._sharpness * max(own - reference, 0.0))
+        lead = self._sharpness * (own - reference)
+        return -math.expm1(-max(lead, 0.0)) if self._rule == "lead" else (1 + math.tanh(lead / 2)) / 2

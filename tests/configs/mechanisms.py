@@ -73,7 +73,9 @@ PARTING_ONCE: dict[str, dict[str, Any]] = {
 """Likewise, in one round; and what of each is made small."""
 
 
-VIEWS = ["papo", "sdpo", "on-policy-distillation", "g-opd", "gtr-turbo", "srpo--unifying-group", "vogue", "rto", "prl"]
+VIEWS = [
+    "papo", "sdpo", "on-policy-distillation", "g-opd", "gtr-turbo", "srpo--unifying-group", "vogue", "rto", "prl", "cgpo",
+]  # fmt: skip
 """Trained with views, in ``tests/train/test_view_runs.py``."""
 
 IMITATION = ["expo", "mel", "oorl", "depo", "meml-grpo"]

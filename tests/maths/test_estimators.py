@@ -37,6 +37,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     **{name: {"view": "teacher"} for name in ("excess_likelihood", "outside_view", "bounded_uncertainty")},
     "returns_in_view": {"view": "teacher"},
     "divergence_to_come": {"weight": 0.5, "every": 2},
+    "within_divergence": {"limit": 10.0},
     "likely_answers": {"view": "teacher", "of": "right", "part": "steps"},
     "uncertain_groups": {"shares": "right"},
     "global_consistency": {"shares": "right"},

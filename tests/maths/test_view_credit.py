@@ -12,6 +12,7 @@ from mmgrpo.maths.view_credit import (
     excess_likelihood,
     outside_view,
     returns_in_view,
+    within_divergence,
 )
 from mmgrpo.values import ENTROPY, of_view, seen_in
 from tests.maths.feedback_rows import feedback_of
@@ -55,6 +56,20 @@ def test_what_is_to_come_of_the_divergence_is_taken_off_step_by_step() -> None:
         torch.testing.assert_close(found_BT, torch.stack([1 - 0.5 * torch.tensor(to_come), torch.ones(6)]))
     with pytest.raises(ConfigError, match="at least 1"):
         divergence_to_come(weight=1.0, every=0)
+
+
+def test_a_sample_that_went_too_far_earns_nothing() -> None:
+    # 1 and 5 of 4 nats away: 1 * 3/4 and 0; the last has gone the other way, 0.5 * 5/4; less their mean of 11/24. Who
+    # has no reward is left out
+    values = {of_view("reference"): -torch.tensor([[0.5, 0.5], [5.0, 9.0], [-1.0, 0.0], [1.0, 1.0]])}
+    mask, valid = [[1, 1], [1, 0], [1, 1], [1, 1]], [True, True, True, False]
+    feedback = feedback_of([1.0, 1.0, 0.5, 1.0], [0] * 4, mask=mask, valid=valid, values=values)
+    given_BT = torch.tensor([[1.0], [1.0], [0.5], [0.0]]).expand(4, 2)
+    found_BT = within_divergence(limit=4.0).assign(feedback, given_BT)
+    expected = [[7 / 24] * 2, [-11 / 24, 0.0], [1 / 6] * 2, [0.0] * 2]
+    torch.testing.assert_close(found_BT, torch.tensor(expected))
+    with pytest.raises(ConfigError, match="above 0"):
+        within_divergence(limit=0.0)
 
 
 def test_who_has_the_view_keeps_no_advantage() -> None:

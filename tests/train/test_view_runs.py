@@ -133,9 +133,9 @@ def test_who_goes_wrong_beside_a_right_one_is_taught_and_all_others_are_compared
     assert all(line["policy/distillation@peer_mean"] != 0 for line in lines)
 
 
-@pytest.mark.parametrize("method", ["gtr-turbo", "prl"])
+@pytest.mark.parametrize("method", ["gtr-turbo", "prl", "cgpo"])
 def test_the_reference_takes_away_from_what_is_likelier_now(method: str, tmp_path: Path) -> None:
-    """The average so far, of single tokens, and the first weights, of all tokens to come."""
+    """The average so far, of single tokens; the first weights, of all tokens to come, and of the whole answer."""
     lines = trained(policy_of("llama", max_new_tokens=5), method, prompts_of("llama"), tmp_path)
     assert len(lines) == 2
 

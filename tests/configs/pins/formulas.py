@@ -29,4 +29,13 @@ CREDIT: dict[str, tuple[Step, Sequence[Sequence[float]]]] = {
         Step(reward=(1, 0, *[0.5] * 10), lengths=[1] * 12),
         [[A_TWO_6], [-A_TWO_6], *[[0.0]] * 10],
     ),
+    # 0.75 at 50 of 100 nats from the reference is 0.375, 0.5 at none is 0.5; of a mean of 0.4375
+    "cgpo": (
+        Step(
+            reward=(0.75, 0.5),
+            old_logprob=((-1.0, -1.0), (-1.0, -1.0)),
+            values={of_view("reference"): [[-11.0, -41.0], [-1.0, -1.0]]},
+        ),
+        [[-0.0625] * 2, [0.0625] * 2],
+    ),
 }
