@@ -74,7 +74,8 @@ PARTING_ONCE: dict[str, dict[str, Any]] = {
 
 
 VIEWS = [
-    "papo", "sdpo", "on-policy-distillation", "g-opd", "gtr-turbo", "srpo--unifying-group", "vogue", "rto", "prl", "cgpo",
+    "papo", "sdpo", "on-policy-distillation", "g-opd", "gtr-turbo", "srpo--unifying-group", "vogue", "rto", "prl",
+    "cgpo",
 ]  # fmt: skip
 """Trained with views, in ``tests/train/test_view_runs.py``."""
 
