@@ -98,8 +98,9 @@ def forwards_per_sample(config: RunConfig, num_steps: int | None, num_levels: in
     else:
         saved = 1 - 1 / rollout.group_size if rollout.share_noise else 0.0
         one_pass = _trained_steps(rollout.window, num_steps) + Count(0, -saved)
-        first, spared = _mean_first(config, num_steps) if saved else 0.0, _mean_spared(config, num_steps)
-        drawing = None if first is None or spared is None else Count(1, -(first + 1) * saved - spared)
+        first, spared = _mean_first(config, num_steps), _mean_spared(config, num_steps)
+        shared = 0.0 if not saved else None if first is None else (first + 1) * saved
+        drawing = None if shared is None or spared is None else Count(1, -shared - spared)
     passes = float(update.epochs)
     values = 0.0
     if objective.needs_values:
