@@ -97,3 +97,9 @@ def of_view(view: str) -> Value:
 def seen_in(view: str) -> Value:
     """Whether the decision's row has a view of the section ``views``: 1 or 0."""
     return Value("seen", view)
+
+
+def end_logprob(token: int) -> Value:
+    """The log-probability of a token, by its number, behind a text's end: at the last decision of a text that came to
+    its own end, and 0 elsewhere."""
+    return Value("end_logprob", numbers=(token,))

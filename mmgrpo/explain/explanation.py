@@ -278,10 +278,13 @@ def _geometry(config: RunConfig, cases: Sequence[Played]) -> Iterator[tuple[str,
         yield "warm-up", f"{updates} of {_many(config.warmup.batch_size, 'example')} before the first step"
     yield from auxiliary_rows(config)
     if config.critic:
+        alone, until = config.critic.alone, config.critic.until
+        when = [f"alone for {_many(alone, 'step')}"] * bool(alone) + [f"still after {until}"] * bool(until)
         under = "another copy of the policy" if config.critic.policy is None else f"policy {config.critic.policy.name}"
         yield (
             "critic",
-            f"a value of states over {under}, lr = {config.critic.lr:g}; a pass after the rollout, one in each update",
+            f"a value of states over {under}, lr = {config.critic.lr:g}; a pass after the rollout, one in each update"
+            + "".join(f"; {one}" for one in when),
         )
 
 

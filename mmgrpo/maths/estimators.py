@@ -24,7 +24,7 @@ from mmgrpo.maths.forest_credit import (
 )
 from mmgrpo.maths.internal_credit import anchors, rank_bonus
 from mmgrpo.maths.length_credit import short_where_solved, shorter_branches
-from mmgrpo.maths.likelihood_credit import confident_mistakes, late_decisions, perplexity_weight
+from mmgrpo.maths.likelihood_credit import confident_mistakes, late_decisions, perplexity_weight, self_judged
 from mmgrpo.maths.process_credit import concise_failures, consistent_members
 from mmgrpo.maths.scoped_credit import (
     clipped_differences,
@@ -42,6 +42,7 @@ from mmgrpo.maths.value_credit import (
     column_baseline,
     column_margin,
     drawn_baseline,
+    expected_return,
     gae,
     log_ratio,
     read_count_as,
@@ -73,6 +74,7 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
         "perplexity_weight": perplexity_weight,
         "late_decisions": late_decisions,
         "confident_mistakes": confident_mistakes,
+        "self_judged": self_judged,
         "consistent_members": consistent_members,
         "concise_failures": concise_failures,
         "sure_segments": sure_segments,
@@ -98,6 +100,7 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
         "segment_differences": segment_differences,
         "anchor_states": anchor_states,
         "gae": gae,
+        "expected_return": expected_return,
         "whitened": whitened,
         "whitened_by_sign": whitened_by_sign,
         "log_ratio": log_ratio,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from mmgrpo.maths.feedback import Estimator, Feedback
 from mmgrpo.maths.filters import members
 from mmgrpo.system.lazy import torch
+from mmgrpo.values import end_logprob
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,3 +102,33 @@ def _confident_mistakes(feedback: Feedback, advantage_BT: Tensor, *, weight: flo
         if bool((gain_G != gain_G[0]).any()):
             advantage_B[rows] = centred_G / (gain_G.std() + eps) if rate > 0 else weight * centred_G
     return advantage_B[:, None].to(advantage_BT).expand_as(advantage_BT)
+
+
+def self_judged(
+    *, token: int, share: float = 0.1, scale: float = 0.1, anchor: float = -23.0, least: float = 0.1, start: int = 0
+) -> Estimator:
+    """What the policy says of its own answers, by a token behind their ends, is a part of the advantage.
+
+    A <- (1 - share) A + share (s - mean_G s) / std_G s, where the sample std_G s of the group is above ``least``, at
+    the steps of the run from ``start`` on. s = clip(scale (logprob(token) - anchor), 0, 1), 0 of a text that did not
+    come to its own end.
+
+    Units: share is dimensionless, scale reward per nat, anchor nats, least a reward; steps count from 0.
+    Source: LaSeR, arXiv:2510.14943, and its code (RUCBM/LaSeR, ``ray_trainer.py``, self_rewarding_advantages).
+    """
+    value = end_logprob(token)
+
+    def assign(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
+        if feedback.step < start:
+            return advantage_BT
+        end_BT = feedback[value].double()
+        said_B = (scale * (end_BT.sum(1) - anchor)).clamp(0, 1).where((end_BT != 0).any(1), 0.0)
+        mixed_BT = advantage_BT.clone()
+        for rows in members(feedback):
+            std = said_B[rows].std() if len(rows) > 1 else said_B.new_zeros(())
+            if std > least:
+                own_G1 = ((said_B[rows] - said_B[rows].mean()) / std)[:, None].to(advantage_BT)
+                mixed_BT[rows] = ((1 - share) * advantage_BT[rows] + share * own_G1).where(feedback.mask_BT[rows], 0.0)
+        return mixed_BT
+
+    return Estimator(assign=assign, values=(value,))

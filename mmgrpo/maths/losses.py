@@ -10,6 +10,7 @@ from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.maths.group_losses import GROUP_LOSSES
 from mmgrpo.maths.matching_terms import MATCHING_TERMS
 from mmgrpo.maths.preference_losses import PREFERENCES
+from mmgrpo.maths.regression_terms import REGRESSION_TERMS
 from mmgrpo.maths.terms import Term, divergence_term, entropy_term
 from mmgrpo.maths.view_terms import VIEW_TERMS, estimated_divergence
 from mmgrpo.maths.vocabulary_terms import VOCABULARY_TERMS
@@ -51,6 +52,7 @@ TERMS: Mapping[str, Callable[..., Term]] = MappingProxyType(
         **VOCABULARY_TERMS,
         **GROUP_LOSSES,
         **PREFERENCES,
+        **REGRESSION_TERMS,
         **MATCHING_TERMS,
     }
 )

@@ -40,11 +40,18 @@ def segment_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Tens
     Source: GCPO (Chunk-GRPO), arXiv:2510.21583, eq. 15; with sentences for chunks it serves text. Deviation: a
     segment weighs by its number of kept decisions, where eq. 14 weighs all segments of a sample equally.
     """
+    count_BT = segment_sum_BT(torch.ones_like(log_ratio_BT), mask_BT, segment_BT)
+    return segment_sum_BT(log_ratio_BT, mask_BT, segment_BT) / count_BT.clamp(min=1)
+
+
+def segment_sum_BT(value_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor) -> Tensor:
+    """Sum over the kept decisions of each segment, given to all its decisions.
+
+    Shapes: (B, T) x 3 -> (B, T); segments as in ``segment_log_ratio_BT``.   Units: those of the value.
+    """
     id_BT = _rank_in_row_BT(segment_BT)
-    kept_BT = log_ratio_BT.where(mask_BT, 0.0)
-    sum_BT = torch.zeros_like(kept_BT).scatter_add(1, id_BT, kept_BT)
-    count_BT = torch.zeros_like(kept_BT).scatter_add(1, id_BT, mask_BT.to(kept_BT))
-    return (sum_BT / count_BT.clamp(min=1)).gather(1, id_BT)
+    kept_BT = value_BT.where(mask_BT, 0.0)
+    return torch.zeros_like(kept_BT).scatter_add(1, id_BT, kept_BT).gather(1, id_BT)
 
 
 def sequence_log_ratio_BT(log_ratio_BT: Tensor, mask_BT: Tensor, segment_BT: Tensor) -> Tensor:

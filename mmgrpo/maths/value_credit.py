@@ -39,6 +39,22 @@ def _gae(feedback: Feedback, advantage_BT: Tensor, *, gamma: float, decay: float
     return found_BT.where(feedback.valid_B[:, None], 0.0).to(advantage_BT)
 
 
+def expected_return(*, gamma: float = 1.0) -> Estimator:
+    """What a learned value expects after each decision; after the last one the sample's reward.
+
+    A_t = gamma V_{t+1}, and r after the last kept decision. It replaces the advantage.
+
+    Units: those of the reward; gamma is dimensionless (1).
+    Source: DVPO, arXiv:2502.16944, whose advantage is the value of an action itself: of a text, that of the next state.
+    """
+    return Estimator(assign=partial(_expected_return, gamma=gamma), values=(VALUE,))
+
+
+def _expected_return(feedback: Feedback, advantage_BT: Tensor, *, gamma: float) -> Tensor:
+    better_BT = _gae(feedback, advantage_BT, gamma=gamma, decay=0.0, value=VALUE)
+    return (better_BT + feedback[VALUE].to(better_BT)).where(feedback.mask_BT & feedback.valid_B[:, None], 0.0)
+
+
 def whitened(*, eps: float = 1e-8) -> Estimator:
     """Advantages standardised over all decisions of the job's drawn samples that a reward applied to.
 

@@ -76,6 +76,11 @@ class Learnt:
         self.optimizer = optimizer_of(config.model_copy(update={"update": update}), self.parameters, job=job)
         self.metrics: Mapping[str, float] = {}
         self._seen: Rollout | None = None
+        self._learns = True
+
+    def alone(self, step: int) -> bool:
+        """Whether the policy stands still at a step, counted from 0."""
+        return step < self._config.alone
 
     def valued(self, experience: Experience) -> Experience:
         """The rows with the value of every state that a decision was taken in, at the weights of now."""
@@ -91,17 +96,22 @@ class Learnt:
         values = {**rollout.values, VALUE: value_BT}
         return replace(experience, rollout=replace(rollout, values=values, num_forwards=num_forwards))
 
-    def beside(self, batch: Batch, policy: Beside | None) -> Beside:
+    def beside(self, batch: Batch, policy: Beside | None, *, step: int) -> Beside | None:
         """What joins the updates of a step: the gradient of the critic's own loss, on its own weights.
 
         Args:
             batch: of the rows that were valued last.
             policy: what joins the policy's gradient.
+            step: of the run, from 0; where the critic stands still, only that joins.
 
         Returns:
             For ``learn``; ``apply`` then moves the weights.
         """
         assert self._seen is not None
+        self._learns = self._config.until is None or step < self._config.until
+        if not self._learns:
+            self.metrics = {}
+            return policy
         old_BT, scored_B = self._seen.values[VALUE], batch.credit.scored_B[batch.mine]
         reward_B = batch.reward_B.where(scored_B, 0.0)
         numbers = {"gamma": self._config.gamma, "decay": self._config.decay}
@@ -110,7 +120,9 @@ class Learnt:
         return partial(self._accumulate, seen, target_BT, policy)
 
     def apply(self) -> None:
-        """One update of the weights."""
+        """One update of the weights, where they learn."""
+        if not self._learns:
+            return
         applied = self.optimizer.apply()
         told = {"grad_norm": applied.grad_norm, "lr": applied.lr, "skipped": float(applied.skipped)}
         self.metrics = {**self.metrics, **{f"critic/{name}": number for name, number in told.items()}}

@@ -46,6 +46,7 @@ class GuardedOptimizer:
         optimizer: torch's.
         schedule: of the learning rate; like transformers' it counts the updates that were taken.
         max_grad_norm: the gradient is scaled down to this norm; None leaves it.
+        rests: whether gradients are measured and forgotten, so that nothing moves.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class GuardedOptimizer:
         self.schedule = schedule
         self._job = job
         self.max_grad_norm = max_grad_norm
+        self.rests = False
         self._max_skipped_frac = max_skipped_frac
         self._average = average
         self._hooks = dict(hooks or {})
@@ -93,14 +95,15 @@ class GuardedOptimizer:
         if all(parameter.grad is None for parameter in self.parameters):
             for parameter in self.parameters:  # nothing was learnt: the optimiser still takes its step, with zeros
                 parameter.grad = torch.zeros_like(parameter)
-        for hook in self._hooks.values():
+        hooks = [] if self.rests else list(self._hooks.values())
+        for hook in hooks:
             hook.before()
         limit = float("inf") if self.max_grad_norm is None else self.max_grad_norm
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
         skipped, lr = not bool(norm.isfinite()), float(self.schedule.get_last_lr()[0])
-        if not skipped:
+        if not skipped and not self.rests:
             self.optimizer.step()
-            for hook in self._hooks.values():
+            for hook in hooks:
                 hook.after()
             if self._average:
                 self._average.update()

@@ -196,6 +196,7 @@ class Trainer:
         clock = time.perf_counter()
         self.now.move(self.step, self.session.memory)
         self.optimizer.max_grad_norm = self.now.config.update.max_grad_norm
+        self.optimizer.rests = self.critic is not None and self.critic.alone(self.step)
         prompts, config = self.stream.at_step(self.step, self.session.memory), self.now.config
         experience = self._gathered(prompts, progress)
         experience = self.critic.valued(experience) if self.critic else experience
@@ -273,7 +274,7 @@ class Trainer:
             minibatches=config.minibatches,
             job=self.job,
             before_apply=self._begin_moving,
-            beside=self.critic.beside(batch, beside) if self.critic else beside,
+            beside=self.critic.beside(batch, beside, step=self.step - 1) if self.critic else beside,
         ):
             if update.applied.skipped:
                 self._name_skipped(update, batch, progress)

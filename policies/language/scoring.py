@@ -14,7 +14,7 @@ from mmgrpo.policies.language.attention import OF_ATTENTION, attended
 from mmgrpo.policies.language.completion import Completion
 from mmgrpo.policies.language.sampling import Support, supports, token_logprobs
 from mmgrpo.policies.language.trace import Trace
-from mmgrpo.policies.language.values import OF_ROWS, of_rows, of_token
+from mmgrpo.policies.language.values import OF_ENDS, OF_ROWS, of_rows, of_token
 from mmgrpo.policies.language.ways import Cached, Way
 from mmgrpo.values import Value
 
@@ -49,14 +49,17 @@ def logprobs(
         exists_NT = exists_NT[:, : mask_NT.shape[1]] & mask_NT
     T = exists_NT.shape[1]
     tokens = [completion.token_T[:T] for completion in completions]
-    states_NTD = way.states(trace, rows, tokens)
+    ends = [value for value in values if value.name in OF_ENDS]
+    asked = [torch.cat([token_T, token_T[-1:]]) for token_T in tokens] if ends else tokens
+    states_NTD = way.states(trace, rows, asked)
+    behind_NTD, states_NTD = states_NTD[:, 1:], states_NTD[:, :T]
     index = exists_NT.to(states_NTD.device)
     token_NT = pad_sequence(tokens, batch_first=True).to(states_NTD.device)
     support = None
     if sampling.truncates:
         rows_of = zip(completions, exists_NT, strict=True)
         support = Support.chained([c.support.at(kept_T) for c, kept_T in rows_of if c.support is not None])
-    by_token = [value for value in values if value.name not in (*OF_ROWS, *OF_ATTENTION)]
+    by_token = [value for value in values if value.name not in (*OF_ROWS, *OF_ATTENTION, *OF_ENDS)]
     logprob_M, of_tokens = token_logprobs(
         states_NTD[index],
         token_NT[index],
@@ -67,7 +70,25 @@ def logprobs(
         asked=[partial(of_token, value) for value in by_token],
     )
     found = dict(zip(by_token, of_tokens, strict=True)) | _attended(way, trace, rows, index, values)
+    if ends:
+        found |= _of_ends(way, behind_NTD, completions, exists_NT, ends)
     return logprob_M, [found[one] if one in found else of_rows(one, states_NTD, index) for one in values]
+
+
+def _of_ends(
+    way: Way, behind_NTD: Tensor, completions: Sequence[Completion], exists_NT: Tensor, ends: Sequence[Value]
+) -> dict[Value, Tensor]:
+    """Values behind the ends of texts, at their last tokens, of the (M,) that exist; 0 elsewhere."""
+    last_NT = torch.zeros_like(exists_NT)
+    for row, completion in enumerate(completions):
+        if completion.finished and len(completion.token_T) <= last_NT.shape[1]:
+            last_NT[row, len(completion.token_T) - 1] = True
+    last_NT, device = last_NT & exists_NT, behind_NTD.device
+    nothing_M = torch.zeros(int(exists_NT.sum()), device=device)
+    if not bool(last_NT.any()):
+        return dict.fromkeys(ends, nothing_M)
+    logits_EV, place_E = way.logits(behind_NTD[last_NT.to(device)]), last_NT[exists_NT].nonzero()[:, 0].to(device)
+    return {value: nothing_M.index_put((place_E,), OF_ENDS[value.name](logits_EV, *value.numbers)) for value in ends}
 
 
 def _attended(

@@ -60,6 +60,16 @@ def ranks(logits_mV: Tensor, token_m: Tensor) -> Tensor:
     return (logits_mV > logits_mV.gather(-1, token_m[:, None])).sum(-1).to(logits_mV)
 
 
+def end_logprobs(logits_EV: Tensor, token: float) -> Tensor:
+    """Log-probability of a token by its number. Raises ConfigError for one that the vocabulary does not have.
+
+    Shapes: (E, V) -> (E,).   Units: nats.
+    """
+    if not 0 <= token < logits_EV.shape[-1]:
+        raise ConfigError(f"there is no token {token:g}: the vocabulary has the numbers 0 to {logits_EV.shape[-1] - 1}")
+    return logits_EV[:, int(token)] - logits_EV.logsumexp(-1)
+
+
 OF_LOGITS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {
         "entropy": lambda logits_mV, token_m: entropies(logits_mV),
@@ -76,6 +86,10 @@ OF_LAST_LAYER: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {"gradient_square": gradient_square, "gradient_curvature": gradient_curvature}
 )
 """Values of the layer that makes the logits: of the states that it makes them of, those, and the token."""
+
+
+OF_ENDS: Mapping[str, Callable[..., Tensor]] = MappingProxyType({"end_logprob": end_logprobs})
+"""Values of what would follow the end of a text: of its logits and the value's own numbers."""
 
 OF_ROWS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     {"effective_rank": effective_rank, "rank_velocity": rank_velocity, "rank_acceleration": rank_acceleration}
@@ -108,7 +122,7 @@ def of_rows(value: Value, state_NTD: Tensor, kept_NT: Tensor) -> Tensor:
 
 def views_of(values: Collection[Value], kept: Collection[str]) -> list[str]:
     """The other views that are asked. Raises ConfigError for a value that tokens do not have, or not of that view."""
-    named, own = ("logprob", *LOGPROB_DIVERGENCES), (*OF_LOGITS, *sorted(OF_STATES))
+    named, own = ("logprob", *LOGPROB_DIVERGENCES), (*OF_ENDS, *OF_LOGITS, *sorted(OF_STATES))
     for value in values:
         known = value.name in own if value.view is None else value.view in kept and value.name in named
         if not known:

@@ -37,6 +37,7 @@ TOKENS = [
     "apo", "copo", "lens--waste-mistakes", "less", "prof", "seed-grpo", "evisrag", "rank-grpo",
     "clip-delta-prm-shaping", "earl", "egsw", "grpo-lambda", "gtpo--token-sequence",
     "rover", "simko", "siren",
+    "laser",
 ]  # fmt: skip
 """Trained on a language policy."""
 
@@ -82,7 +83,7 @@ VIEWS = [
 IMITATION = ["expo", "mel", "oorl", "depo", "meml-grpo"]
 """Trained on a language policy, in ``tests/configs/test_imitation.py``."""
 
-CRITICS = ["ppo"]
+CRITICS = ["ppo", "dvpo", "direct-advantage-policy-optimization"]
 """Trained with a critic, in ``tests/train/test_critic.py``."""
 
 INTERNALS = ["verl", "capo", "preplan-and-anchor-credit"]

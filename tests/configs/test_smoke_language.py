@@ -53,6 +53,10 @@ SMALL: dict[str, dict[str, Any]] = {
     "gfpo": {"advantage.estimators": [{"name": "among_most_efficient", "count": 3}]},
     "gigpo": {"rollout.environment": "python:tests.train.test_credit_of_turns:Corridor"},
     "gtpo": {"advantage.estimators": [{"name": "conflict_tokens", "entropy_limit": None}]},
+    "laser": {
+        "advantage.estimators": [{"name": "self_judged", "token": 3, "start": 1, "least": 0.0}],
+        "objective.terms": [{"name": "self_reward", "weight": 0.1, "token": 3, "anchor": -9.0}],
+    },
     "pass-k-training": {"advantage.scale.k": 2},
     "prof": {"advantage.estimators": [{"name": "consistent_members", "reward": "steps", "count": 2}]},
     "prorl": {"reference.reset_every": 1},

@@ -37,9 +37,9 @@ def sometimes(samples: Sequence[Sample]) -> list[float]:
     return [float(sample.member) for sample in samples]
 
 
-def config_of(output: Path, **changes: Any) -> RunConfig:
+def config_of(output: Path, method: str = "ppo", **changes: Any) -> RunConfig:
     named = {"name": "language", "model": f"python:{HERE}:writer", "dtype": "float32", "max_new_tokens": 5}
-    return load_config("methods/ppo", {**SMALL, "critic.policy": named, "output": str(output), **changes})
+    return load_config(f"methods/{method}", {**SMALL, "critic.policy": named, "output": str(output), **changes})
 
 
 def trainer_of(config: RunConfig, reward: Any = sometimes, *, resume: Path | None = None) -> Trainer:
@@ -120,6 +120,27 @@ def test_a_run_with_a_critic_resumes_as_the_uninterrupted_one(tmp_path: Path) ->
         again.critic.load_state_dict({**state, "weights": state["weights"][::-1]})
 
 
+@pytest.mark.parametrize("method", ["dvpo", "direct-advantage-policy-optimization"])
+def test_first_the_critic_moves_alone_and_then_the_policy(method: str, tmp_path: Path) -> None:
+    still = {"critic.alone": 1, "critic.until": 1, "checkpoint.every": 1, "critic.lr": 1e-2}
+    config = config_of(tmp_path, method, **still)
+    trainer = trainer_of(config)
+    assert trainer.critic is not None
+    before = [parameter.detach().clone() for parameter in trainer.parameters]
+    expected = [parameter.detach().clone() for parameter in trainer.critic.parameters]
+    lines = lines_of(trainer)
+    assert ["critic/loss" in line for line in lines] == [True, True, False, False]
+    assert all(line["optimizer/grad_norm"] > 0 for line in lines[2:])
+    first = trainer_of(config, resume=trainer.folder.path / "checkpoints" / "step-000001")
+    assert first.critic is not None
+    for now, then in zip(first.parameters, before, strict=True):
+        assert torch.equal(now, then)
+    assert any(not torch.equal(now, then) for now, then in zip(first.critic.parameters, expected, strict=True))
+    for mine, theirs in zip(first.critic.parameters, trainer.critic.parameters, strict=True):
+        assert torch.equal(mine, theirs)
+    assert any(not torch.equal(now, then) for now, then in zip(trainer.parameters, before, strict=True))
+
+
 def test_a_model_that_gives_logits_alone_is_no_critic() -> None:
     with pytest.raises(ConfigError, match="T5ForConditionalGeneration is called plainly"):
         t5(lora=None).critic()
@@ -148,8 +169,8 @@ def test_what_makes_no_critic_is_said_before_the_first_sample(
 
 
 def test_a_checkpoint_without_a_critic_is_of_another_run(tmp_path: Path) -> None:
-    bare = {"critic": None, "advantage.estimators": []}
+    bare: dict[str, Any] = {"critic": None, "advantage.estimators": []}
     folder = trainer_of(config_of(tmp_path, **bare)).train()
-    config = config_of(tmp_path, **{"advantage.estimators": []})
+    config = config_of(tmp_path, **{key: value for key, value in bare.items() if key != "critic"})
     with pytest.raises((CheckpointError, ConfigError), match="critic"):
         trainer_of(config, resume=folder)

@@ -219,6 +219,15 @@ JUDGED: dict[str, Judged] = {
             ({}, "QED", 9, 0.0),
         ],
     ),
+    "rlsp": Judged(  # 0.8 right, 0.4 in a box, 0.2 of the effort
+        says=lambda asked: f"It tries. Grade: {0.75 if 'or else' in asked.partition('<solution>')[2] else 0.25}",
+        answers=[
+            ({"answer": "7"}, "3 + 4, or else 4 + 3: \\boxed{7}", 9, 0.8 + 0.4 + 0.15),
+            ({"answer": "7"}, "\\boxed{7}", 9, 0.8 + 0.4 + 0.05),
+            ({"answer": "7"}, "9, or else 8: \\boxed{8}", 9, 0.4 + 0.15),
+            ({"answer": "7"}, "who knows", 9, 0.05),
+        ],
+    ),
     "spectral-policy-optimization": Judged(
         says=lambda asked: f"Share: {0.75 if 'late slip' in asked else 0.25}",
         answers=[({"answer": "7"}, "a late slip \\boxed{8}", 9, 0.75), ({"answer": "7"}, "\\boxed{9}", 9, 0.25)],

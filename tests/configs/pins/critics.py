@@ -13,4 +13,9 @@ CREDIT: dict[str, tuple[Step, Sequence[Sequence[float]]]] = {
         Step(reward=(1.0, 0.0), groups=(0, 1), values={VALUE: [[0.5, 0.6], [0.5, 0.4]]}),
         [[0.9563650, 0.7650920], [-0.9563650, -0.7650920]],
     ),
+    # the value of the next state, and the reward behind the last token
+    "dvpo": (
+        Step(reward=(1.0, 0.0), groups=(0, 1), values={VALUE: [[0.5, 0.6], [0.5, 0.4]]}),
+        [[0.6, 1.0], [0.4, 0.0]],
+    ),
 }
