@@ -40,6 +40,8 @@ RANK = Value("rank")
 """How many others that could have been drawn are likelier than what was; without grad."""
 SEMANTIC_ENTROPY = Value("semantic_entropy")
 """Entropy of the likeliest of what could be drawn, by how little they mean the same; known only as it is drawn."""
+PEERS = Value("peer_divergence")
+"""How far the distributions of the group's members are apart at the decision's place; without grad."""
 OF_DISTRIBUTION = frozenset(("entropy", "logprob_mean", "rank", "nucleus_entropy", "top_logprob"))
 """Names of what comes from the whole distribution that a decision is drawn from."""
 GRADIENT_SQUARE = Value("gradient_square")

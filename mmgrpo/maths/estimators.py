@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from mmgrpo.maths.chain_credit import along_chain, imitated, likely_answers
-from mmgrpo.maths.consensus_credit import global_consistency, uncertain_groups
+from mmgrpo.maths.consensus_credit import divergent_places, global_consistency, uncertain_groups
 from mmgrpo.maths.entropy_credit import entropy_rewards, entropy_weights, inverse_entropy, zero_variance_entropy
 from mmgrpo.maths.exit_credit import over_budgets
 from mmgrpo.maths.feedback import Estimator as Estimator
@@ -71,6 +71,7 @@ ESTIMATORS: Mapping[str, Callable[..., Estimator]] = MappingProxyType(
         "shorter_branches": shorter_branches,
         "uncertain_groups": uncertain_groups,
         "global_consistency": global_consistency,
+        "divergent_places": divergent_places,
         "perplexity_weight": perplexity_weight,
         "late_decisions": late_decisions,
         "confident_mistakes": confident_mistakes,

@@ -27,6 +27,7 @@ from mmgrpo.policies.language.loading import (
     load_model,
     suppressed_ids,
 )
+from mmgrpo.policies.language.peers import peer_divergence
 from mmgrpo.policies.language.plain import Plain
 from mmgrpo.policies.language.rollouts import Rollouts
 from mmgrpo.policies.language.sampling import Sampling
@@ -39,7 +40,7 @@ from mmgrpo.policies.language.ways import Cached, Way
 from mmgrpo.policies.weights import PeftFiles, Weights
 from mmgrpo.policy import Criticising, Joining, Keeping, Policy, Reading, Seeing, Supervised, Writing
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
-from mmgrpo.values import ENTROPY, REFERENCE, Value
+from mmgrpo.values import ENTROPY, PEERS, REFERENCE, Value
 
 WHOLE = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.empty(0, dtype=torch.long))
 
@@ -225,11 +226,14 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
         Of values there are those of ``values.OF_LOGITS`` and ``values.OF_STATES``, and of another view its
         log-probability and divergences k1, k2 and k3.
         """
-        views, own = views_of(values, self._weights.kept), [value for value in values if value.view is None]
-        trace: Trace = rollout.trace
+        views, trace = views_of(values, self._weights.kept), rollout.trace
+        own = [value for value in values if value.view is None and value != PEERS]
+        peers_BT = self._peers(rollout) if PEERS in values else None
         for batch, mask_NT in self._batches(rollout, rows):
             other = {view: self._of_view(view, trace, batch, mask_NT) for view in views}
             logprob_NT, found = self._scored(trace, batch, mask_NT, own)
+            if peers_BT is not None:
+                found[PEERS] = peers_BT[batch, : mask_NT.shape[1]].where(mask_NT, 0.0).to(logprob_NT.device)
             for value in values:
                 if value.view is not None:
                     other_NT = other[value.view]
@@ -242,6 +246,12 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
                 rows=torch.tensor(batch),
                 num_forwards=len(batch) * (1 + len(views)),
             )
+
+    def _peers(self, rollout: Rollout) -> Tensor:
+        """How far members of a group are apart, whichever of them are asked for."""
+        head_bytes = self.settings.head_bytes
+        self._choice.see(rollout.trace.prompts)
+        return peer_divergence(self._now(self.way), rollout.trace, rollout.prompt_index_B, head_bytes=head_bytes)
 
     def _batches(self, rollout: Rollout, rows: Sequence[int] | Tensor | None) -> Iterator[tuple[list[int], Tensor]]:
         """Rows that run together, and what is kept of their decisions, up to the last one."""

@@ -37,7 +37,7 @@ TOKENS = [
     "apo", "copo", "lens--waste-mistakes", "less", "prof", "seed-grpo", "evisrag", "rank-grpo",
     "clip-delta-prm-shaping", "earl", "egsw", "grpo-lambda", "gtpo--token-sequence",
     "rover", "simko", "siren",
-    "laser",
+    "laser", "tw-grpo",
 ]  # fmt: skip
 """Trained on a language policy."""
 

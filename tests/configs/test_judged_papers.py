@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmgrpo.config import RewardConfig
-from mmgrpo.config.loading import load_config
+from mmgrpo.config.loading import load_config, runs_of
 from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.scoring import score
 from mmgrpo.scoring.shaping import shaped
@@ -43,7 +43,10 @@ def test_answers_are_paid_as_the_judge_says(name: str, monkeypatch: pytest.Monke
         for member, (columns, text, length, _) in enumerate(judged.answers)
     ]
     with running(Server(says=judged.says, first=judged.first)) as server:
-        told = [reward.model_dump(exclude_unset=True) for reward in load_config(f"papers/{name}").rewards]
+        told = [
+            reward.model_dump(exclude_unset=True)
+            for reward in runs_of(load_config(f"papers/{name}"))[judged.run].rewards
+        ]
         rewards = build_rewards([RewardConfig.model_validate(asking(reward, server.url)) for reward in told])
         scores = shaped(score(samples, rewards), rewards, 0).scores
     assert scores.valid_BR.all()

@@ -25,11 +25,13 @@ class Judged:
         answers: as in ``PAID``.
         says: the judge's reply to a question.
         first: how likely its reply begins with each token, where that is asked for.
+        run: of a series, whose rewards these are.
     """
 
     answers: Sequence[Answer]
     says: Callable[[str], str] = str
     first: Callable[[str], Mapping[str, float]] | None = None
+    run: int = 0
 
 
 def says_yes_where(*words: str) -> Callable[[str], str]:
@@ -226,6 +228,16 @@ JUDGED: dict[str, Judged] = {
             ({"answer": "7"}, "\\boxed{7}", 9, 0.8 + 0.4 + 0.05),
             ({"answer": "7"}, "9, or else 8: \\boxed{8}", 9, 0.4 + 0.15),
             ({"answer": "7"}, "who knows", 9, 0.05),
+        ],
+    ),
+    "veripo": Judged(  # 1 right, 0.5 form, 1 where the thought fits the answer
+        run=1,
+        says=lambda asked: "yes" if "runs" in asked.partition("<thought>")[2] else "No.",
+        answers=[
+            ({"answer": "B"}, told("the man runs", answer="B"), 9, 2.5),
+            ({"answer": "B"}, told("the man sits", answer="B"), 9, 1.5),
+            ({"answer": "B"}, told("the man runs", answer="C"), 9, 1.5),
+            ({"answer": "B"}, "<answer>B</answer>", 9, 1.0),
         ],
     ),
     "spectral-policy-optimization": Judged(

@@ -1,5 +1,7 @@
-"""Recipes of supervised stages, which have no rewards: the numbers of their losses are in tests of the maths."""
+"""Recipes without rewards of their own.
+
+Of supervised stages the numbers of the losses are in tests of the maths; what a server of rewards says is its own."""
 
 from __future__ import annotations
 
-ELSEWHERE = {"soar"}
+ELSEWHERE = {"soar", "ixc-2-5-reward"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log, nan
 
-from mmgrpo.values import from_reference
+from mmgrpo.values import PEERS, from_reference
 from tests.configs.method_steps import Step
 from tests.configs.pins.rows import A_FOUR, A_TREE, A_TWO, A_TWO_6, ONE_OF_FOUR, ONE_OF_TWO
 
@@ -14,6 +14,11 @@ ALIKE, OTHER, ANOTHER = (list(range(start, start + 8)) for start in (1, 11, 21))
 A_TREE_6 = 0.5 / 0.5773513  # rewards 1, 1, 0, 0; eps 1e-6
 
 CREDIT: dict[str, tuple[Step, Sequence[Sequence[float]]]] = {
+    # the second place is the farthest: 1.7
+    "tw-grpo": (
+        Step(reward=ONE_OF_TWO, values={PEERS: [[1.0, 3.0], [1.0, 3.0]]}),
+        [[A_TWO, 1.7 * A_TWO], [-A_TWO, -1.7 * A_TWO]],
+    ),
     # r - V
     "pvpo": (
         Step(reward=(1, 0, 1), groups=(0, 0, 1), lengths=[1] * 3, columns={"static_value": (0.25, 0.25, 0.75)}),

@@ -1,0 +1,75 @@
+"""How far the distributions of a group's members are apart, place by place.
+
+Axes: B rows of a rollout, G rows of a group, T tokens, c tokens of a chunk, V vocabulary, D model width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mmgrpo.policies.language.trace import Trace
+from mmgrpo.policies.language.ways import Way
+
+FARTHEST = 11.0
+"""Differences of log-probabilities are held within this, as exponentials would overflow."""
+
+
+def divergence_of_members(logprob_GcV: Tensor) -> Tensor:
+    """The mean over a group's members of how far their distributions are from the mean log-probabilities.
+
+    D = mean_G sum_V (e^d - d - 1), d = clip(mean_G log p - log p, -11, 11).
+
+    Shapes: (G, c, V) -> (c,).   Units: nats.
+    Source: TW-GRPO, arXiv:2505.24718, and its code (TW-GRPO, ``compute_token_importance_kl_logs_uniform``).
+    """
+    apart_GcV = (logprob_GcV.mean(0) - logprob_GcV).clamp(-FARTHEST, FARTHEST)
+    return (apart_GcV.exp() - apart_GcV - 1).sum(-1).mean(0)
+
+
+@torch.no_grad()
+def peer_divergence(way: Way, trace: Trace, group_B: Tensor, *, head_bytes: int) -> Tensor:
+    """``divergence_of_members`` at each token of every row, of those of its group; a row that ended is uniform there.
+
+    It is at temperature 1 and over the whole vocabulary, and the same for all members.
+
+    Args:
+        way: how the rows go through the model.
+        trace: what was written.
+        group_B: of each row.
+        head_bytes: float32 logits held at a time.
+
+    Returns:
+        (B, T), 0 behind the end of a row.
+    """
+    tokens = [completion.token_T for completion in trace.completions]
+    found_BT = torch.zeros(len(tokens), max(map(len, tokens)))
+    for group in group_B.unique().tolist():
+        rows = (group_B == group).nonzero().flatten().tolist()
+        divergence_T = _of_group(way, trace, rows, chunk=head_bytes // (4 * way.vocabulary * len(rows)))
+        for row in rows:
+            found_BT[row, : len(tokens[row])] = divergence_T[: len(tokens[row])]
+    return found_BT
+
+
+def _of_group(way: Way, trace: Trace, rows: Sequence[int], *, chunk: int) -> Tensor:
+    lengths = {row: len(trace.completions[row].token_T) for row in rows}
+    states: dict[int, Tensor] = {}
+    for batch in way.batches(trace, rows):
+        states_NTD = way.states(trace, batch, [trace.completions[row].token_T for row in batch])
+        states |= {row: states_TD[: lengths[row]] for row, states_TD in zip(batch, states_NTD, strict=True)}
+    parts, chunk = [], max(chunk, 1)
+    for start in range(0, max(lengths.values()), chunk):
+        width = min(chunk, max(lengths.values()) - start)
+        logprob_GcV = torch.full((len(rows), width, way.vocabulary), -math.log(way.vocabulary))
+        for member, row in enumerate(rows):
+            here_cD = states[row][start : start + width]
+            if len(here_cD):
+                logprob_cV = way.logits(here_cD).log_softmax(-1)
+                logprob_GcV = logprob_GcV.to(logprob_cV.device)
+                logprob_GcV[member, : len(here_cD)] = logprob_cV
+        parts.append(divergence_of_members(logprob_GcV).cpu())
+    return torch.cat(parts)

@@ -1,0 +1,50 @@
+"""How far the distributions of a group's members are apart: by hand, and of the model called as a whole."""
+
+from __future__ import annotations
+
+from math import cosh, log
+
+import pytest
+import torch
+
+from mmgrpo.policies.language.peers import divergence_of_members
+from mmgrpo.types import Given, Sample
+from mmgrpo.values import PEERS
+from tests.policies.tiny_language import policy_of, prompts_of
+
+
+def test_two_members_are_half_their_log_ratio_from_their_mean() -> None:
+    logprob_GcV = torch.tensor([[[0.5, 0.5]], [[0.25, 0.75]]]).log()
+    # d is half of log 1/2 and of log 3/2, once with either sign: (e^d + e^-d) / 2 - 1
+    expected = cosh(log(0.5) / 2) + cosh(log(1.5) / 2) - 2
+    assert divergence_of_members(logprob_GcV).tolist() == pytest.approx([expected])
+    assert expected == pytest.approx(0.0812815, abs=1e-6)
+    certain_GcV = torch.tensor([[[0.0, -60.0]], [[-60.0, 0.0]]])
+    assert divergence_of_members(certain_GcV).tolist() == pytest.approx([2 * (cosh(11) - 1)])
+
+
+@pytest.mark.parametrize("head_bytes", [1 << 20, 1])
+def test_a_policy_says_how_far_its_groups_are_apart(head_bytes: int) -> None:
+    policy = policy_of("llama", lora=None, update_tokens=32, head_bytes=head_bytes)
+    long, short = prompts_of("llama")
+    told = [(long, "one two three"), (long, "one"), (short, "two"), (short, "two one")]
+    answers = [Sample(prompt, n // 2, n % 2, text=text, finished=True) for n, (prompt, text) in enumerate(told)]
+    rollout = policy.read([Given(sample=answer) for answer in answers], seed=0)
+    found_BT = torch.zeros(rollout.shape)
+    for part in policy.evaluate(rollout, [0, 3], values=(PEERS,)):
+        assert part.rows is not None
+        found_BT[part.rows[:, None], torch.tensor(part.columns)] = part.values[PEERS]
+    trace, vocabulary = rollout.trace, policy.way.vocabulary
+    for row, other in ((0, 1), (3, 2)):
+        width = len(trace.completions[row].token_T)
+        logprob_GcV = torch.full((2, width, vocabulary), -log(vocabulary))
+        for member, each in enumerate((row, other)):
+            token_T = trace.completions[each].token_T
+            prompt = trace.prompts[trace.prompt_of_B[each]]
+            ids = torch.cat([prompt.ids_P, token_T])[None]
+            with torch.no_grad():
+                logits_TV = policy.model(input_ids=ids).logits[0, prompt.length - 1 : -1]
+            logprob_GcV[member, : len(token_T)] = logits_TV.float().log_softmax(-1)
+        expected_T = divergence_of_members(logprob_GcV)
+        torch.testing.assert_close(found_BT[row, :width], expected_T, rtol=1e-4, atol=1e-5)
+        assert float(expected_T.std()) > 1e-3
