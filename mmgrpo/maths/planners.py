@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.maths.forgetting import Forgetting
 from mmgrpo.maths.places import Places
 from mmgrpo.memory import Column, Memory, ReplayRow
 from mmgrpo.system.lazy import torch
@@ -217,6 +218,8 @@ class Planner:
         replay: what of a step's rows it wants remembered, to be read again; None: nothing.
         places: where in its rows others may go on from; None: nowhere.
         memory: columns of the memory that it reads.
+        forgetting: how weights that have moved away from the rounds so far come about, which requests may name; None:
+            there are none.
     """
 
     ask: Callable[[Sequence[Round], Setting], Sequence[Request]]
@@ -225,6 +228,7 @@ class Planner:
     replay: Replay | None = None
     places: Places | None = None
     memory: tuple[Column, ...] = ()
+    forgetting: Forgetting | None = None
 
 
 def ask_then(

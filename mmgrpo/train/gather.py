@@ -19,6 +19,7 @@ from mmgrpo.policy import Policy, Writing
 from mmgrpo.run.processes import Job
 from mmgrpo.scoring import PendingScores, Scorer
 from mmgrpo.train.drawing import Drawn, PromptOf, draw
+from mmgrpo.train.forgetting import keep_forgetting
 from mmgrpo.train.joining import drawn_by, joined
 from mmgrpo.train.scored import ScoredSamples, ScoredStep, scored_step
 from mmgrpo.types import Plan, Rollout, Sample, Scores
@@ -113,6 +114,7 @@ def gather(
     loads = [0] * job.size
     rounds: list[Round] = []
     drawn: list[Drawn] = []
+    spent = 0
     scored: list[ScoredSamples] = []
     values = plan.values if planner.places is None else tuple(dict.fromkeys((*plan.values, *planner.places.values)))
     while requests := tuple(planner.ask(rounds, setting)):
@@ -120,6 +122,8 @@ def gather(
         owner.update({prompt: owner[root] for prompt, root in root_of.items()})
         _assign(requests, owner, loads)
         mine = [n for n, request in enumerate(requests) if owner[request.prompt] == job.rank]
+        if planner.forgetting and drawn:
+            spent += keep_forgetting(policy, [part for one in drawn for part in one.rollouts], planner.forgetting, job)
         pending = scorer.open(group_sizes=_sizes([requests[n] for n in mine]))
 
         def taken(samples: Sequence[Sample], pending: PendingScores = pending) -> None:
@@ -154,7 +158,7 @@ def gather(
     trained_B = torch.cat([one.trained_B for one in drawn])
     keep_B = trained_B & _kept(planner, rounds, setting, drawn, job)
     return Experience(
-        rollout=replace(rollout, num_forwards=sum(part.num_forwards for one in drawn for part in one.rollouts)),
+        rollout=replace(rollout, num_forwards=spent + sum(part.num_forwards for one in drawn for part in one.rollouts)),
         keep_B=keep_B[trained_B],
         scored=scored_step(scorer, scored, trained_B, keep_B, root_of),
         requests=[request for one in drawn for request in one.requests],

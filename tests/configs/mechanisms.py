@@ -45,9 +45,9 @@ READING = [
     "aepo",
     "ampo", "ar3po", "avatar", "critique-grpo", "dph-rl", "eframe", "evocot", "exgrpo", "g2rpo-a", "gcpo", "ghpo",
     "guide-grpo", "hbpo", "igrpo", "luffy", "mm-helix", "ps-grpo", "r1-sharevl", "raif", "repo", "rgr-grpo",
-    "rl-plus", "sage", "scaf-grpo", "seele", "spec-rl", "tree-opo", "trimpi", "visurf",
+    "eepo", "rl-plus", "sage", "scaf-grpo", "seele", "spec-rl", "tree-opo", "trimpi", "visurf",
 ]  # fmt: skip
-"""Trained on a language policy, with rows that bring along what they read or are shown."""
+"""Trained on a language policy, with rows that bring along what they read or are shown, or drawn by other weights."""
 
 PARTING = ["spo--segment-policy", "treerpo"]
 """Trained on a language policy whose rows go on from others, in two rounds."""

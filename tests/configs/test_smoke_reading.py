@@ -28,6 +28,7 @@ BESIDE = {
 }
 SMALL: dict[str, dict[str, Any]] = {
     "aepo": {"rollout.planner.share": 0.5},
+    "eepo": {"rollout.planner.below": 99.0},
     "g2rpo-a": {"rollout.group_size": 4, "rollout.planner.sizes": [1, 3]},
     "dph-rl": {
         "auxiliary": [
@@ -75,6 +76,7 @@ FIRST = (
     "avatar",
     "critique-grpo",
     "dph-rl",
+    "eepo",
     "evocot",
     "exgrpo",
     "g2rpo-a",
@@ -147,6 +149,8 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
     drawn, kept = KEPT.get(name, (1, 1))
     if name in KEPT:
         assert [line["rollout/kept_frac"] for line in lines] == pytest.approx([kept / drawn] * 2)
+    if name == "eepo":  # half of each group is drawn by weights that have moved
+        assert all(line["policy/on_policy_gap"] > 1e-5 for line in lines)
     if name == "aepo":  # one of two drawn otherwise takes the place of another, and is worth 1
         assert all(line["policy/on_policy_gap"] < 1e-5 for line in lines)
         assert all(line["rollout/logprob_mean"] < -1 for line in lines)

@@ -80,6 +80,12 @@ class Play:
 
 
 PLAYS: dict[str, Play] = {
+    # one half of each group, then the other
+    "eepo": Play(
+        rewards=([1, 0], [0, 1]),
+        asked=([(0, 1, 1, None), (1, 1, 1, None)],),
+        kept=([1, 1], [1, 1]),
+    ),
     # the first prompt fails, is drawn with a quarter of its solution and solved with half of it
     "ghpo": Play(
         rewards=([0, 0, 1, 0], [0, 0], [1, 0]),
