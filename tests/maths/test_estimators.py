@@ -21,6 +21,7 @@ from mmgrpo.maths.view_terms import VIEW_TERMS
 from tests.maths.feedback_rows import feedback_of
 
 NUMBERS: dict[str, dict[str, Any]] = {
+    "self_judged": {"token": 3},
     **{
         name: {"reward": "steps"}
         for name in (
