@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from mmgrpo.config.update import UpdateConfig
 from mmgrpo.errors import NonFiniteError
 from mmgrpo.run.processes import Job
 from mmgrpo.train.ema import Average
@@ -83,6 +84,10 @@ class GuardedOptimizer:
         self._average = average
         self._hooks = dict(hooks or {})
         self._recent: list[bool] = []
+
+    def begin(self, update: UpdateConfig, *, rests: bool) -> None:
+        """Takes over what may differ from step to step."""
+        self.max_grad_norm, self.rests = update.max_grad_norm, rests
 
     def clear(self) -> None:
         """Forgets every gradient."""

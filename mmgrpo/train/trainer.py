@@ -195,8 +195,7 @@ class Trainer:
         """One step of GRPO: gather, judge, credit, learn."""
         clock = time.perf_counter()
         self.now.move(self.step, self.session.memory)
-        self.optimizer.max_grad_norm = self.now.config.update.max_grad_norm
-        self.optimizer.rests = self.critic is not None and self.critic.alone(self.step)
+        self.optimizer.begin(self.now.config.update, rests=bool(self.critic and self.critic.alone(self.step)))
         prompts, config = self.stream.at_step(self.step, self.session.memory), self.now.config
         experience = self._gathered(prompts, progress)
         experience = self.critic.valued(experience) if self.critic else experience
