@@ -23,7 +23,7 @@ from mmgrpo.maths.budgets import by_learning_value, more_where_hard
 from mmgrpo.maths.capability import by_capability
 from mmgrpo.maths.chains import stages
 from mmgrpo.maths.drafts import with_drafts
-from mmgrpo.maths.forgetting import FORGETTING, Forgetting
+from mmgrpo.maths.halves import sample_then_forget
 from mmgrpo.maths.hints import with_fitted_hints
 from mmgrpo.maths.planners import (
     Answer,
@@ -358,29 +358,6 @@ def _shown(
             yield Request(
                 prompt=prompt, members=members, context=context, behind_prompt=behind, as_own=behind and as_own
             )
-
-
-def sample_then_forget(*, rate: float = 0.003, below: float = 0.3, limit: float = 1e-4) -> Planner:
-    """Half of each group; then the other half, by weights that have moved away from the first.
-
-    The weights that draw the second half have taken one step of plain gradient descent at ``rate`` on -log(1 - p) of
-    the first halves, where their mean entropy is under ``below``; those that are trained have not.
-
-    Units: below is in nats, limit a probability.   Raises: ConfigError for a rate of 0 or less, or groups of 1.
-    Source: EEPO, arXiv:2510.05837.
-    """
-    how = Forgetting(rate=rate, below=below, limit=limit)
-    return Planner(ask=_halves, looks_back=True, forgetting=how)
-
-
-def _halves(rounds: Sequence[Round], setting: Setting) -> Sequence[Request]:
-    if setting.group_size < 2:
-        raise ConfigError("sample_then_forget draws groups in two halves: raise rollout.group_size to 2 or more")
-    first, size = setting.group_size // 2, setting.group_size
-    if len(rounds) > 1:
-        return ()
-    members, weights = (tuple(range(first, size)), FORGETTING) if rounds else (tuple(range(first)), None)
-    return [Request(prompt=prompt, members=members, weights=weights) for prompt in range(setting.num_prompts)]
 
 
 PLANNERS: Mapping[str, Callable[..., Planner]] = MappingProxyType(
