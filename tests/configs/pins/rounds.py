@@ -131,4 +131,16 @@ PLAYS: dict[str, Play] = {
     "dars": Play(rewards=([0, 0, 1, 0], [0, 1]), asked=([(0, 2, 2, None)],), kept=([1, 1, 1, 1], [1, 1])),
 }
 
-ELSEWHERE = {"anytimereasoner", "cure", "eframe", "ghpo", "sage", "ar3po", "igrpo", "dars", "knapsack-rl", "raif"}
+ELSEWHERE = {
+    "anytimereasoner",
+    "cure",
+    "eepo",
+    "eframe",
+    "ghpo",
+    "sage",
+    "ar3po",
+    "igrpo",
+    "dars",
+    "knapsack-rl",
+    "raif",
+}
