@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from mmgrpo.errors import ConfigError
 from mmgrpo.maths.internals import attention_distance, attention_influence
 from mmgrpo.policies.language.encoding import Encoded
 from mmgrpo.policies.language.transformer import Transformer
@@ -49,6 +50,9 @@ def attended(
     Returns:
         For each value (T,), float32.
 
+    Raises:
+        ConfigError: no layer of the model hands out attention weights.
+
     Source: arXiv:2510.13554, sec. 4.1 and 5.1.
     """
     found: list[list[Tensor]] = []
@@ -59,6 +63,9 @@ def attended(
 
     with _looking(transformer.model, len(token_T), look):
         transformer.whole([prompt], [token_T], fill=fill)
+    if not found:
+        name = type(transformer.model).__name__
+        raise ConfigError(f"{values[0]}: the layers of {name} hand out no attention weights: use another model")
     layers = torch.linspace(len(found) // 3, 2 * len(found) // 3, NUM_LAYERS).long().unique().tolist()
     span_h, *each = (torch.cat(parts) for parts in zip(*(found[min(n, len(found) - 1)] for n in layers), strict=True))
     num, order_h = max(round(SHARE * len(span_h)), 1), span_h.argsort()
@@ -78,7 +85,8 @@ def _looking(model: PreTrainedModel, num_tokens: int, look: Callable[[Tensor], N
                 seen[0] = weight
                 look(weight[0, :, -num_tokens:].float())
 
-    hooks = [module.register_forward_hook(hook) for module in model.modules()]
+    ours = [module for module in model.modules() if getattr(module, "config", None) is text]  # not a vision tower's
+    hooks = [module.register_forward_hook(hook) for module in ours]
     text._attn_implementation = "eager"
     try:
         yield

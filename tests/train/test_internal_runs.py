@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from math import inf
@@ -82,11 +83,29 @@ def test_attention_is_that_of_the_plain_model() -> None:
             torch.testing.assert_close(known[value][row, : len(token_T)], found_T, rtol=1e-4, atol=1e-5)
 
 
-def test_a_model_without_states_is_refused() -> None:
+def test_attention_is_the_decoder_s_however_the_model_is_loaded() -> None:
+    policy = policy_of("qwen2.5-vl", max_new_tokens=4)
+    rollout = policy.rollout(prompts_of("qwen2.5-vl"), group_size=1, seed=1)
+    asked = (attention_distance(2), attention_influence(1, 3))
+    known = measured(policy, rollout, asked).values
+    policy.model.set_attn_implementation("eager")  # of the vision tower too
+    again = measured(policy, rollout, asked).values
+    for value in asked:
+        assert known[value].abs().sum() > 0
+        torch.testing.assert_close(again[value], known[value], rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_without_states_or_attention_is_refused() -> None:
     policy = t5(max_new_tokens=3)
     rollout = policy.rollout(prompts_of("llama"), group_size=2, seed=0)
     with pytest.raises(ConfigError, match=r"effective_rank: T5ForConditionalGeneration is called plainly"):
         measured(policy, rollout, (RANK_OF_STATES,))
+    policy = policy_of("llama", max_new_tokens=3)
+    for layer in policy.model.model.layers:
+        layer.self_attn.config = copy.deepcopy(layer.self_attn.config)  # so that nothing tells it to be eager
+    rollout = policy.rollout(prompts_of("llama"), group_size=1, seed=0)
+    with pytest.raises(ConfigError, match=r"attention_distance\(2\): the layers of LlamaForCausalLM hand out no"):
+        measured(policy, rollout, (attention_distance(2),))
 
 
 def lines_of(name: str, output: Path, **changes: Any) -> list[dict[str, Any]]:
