@@ -319,3 +319,13 @@ def test_rows_that_are_read_and_what_is_learnt_beside_the_objective() -> None:
     found = rows(load_config("methods/meml-grpo", {"policy": None}))
     assert found["auxiliary"].endswith("weighed by below of the part's success")
     assert found["values"].startswith("a pass before every update: gradients go through the view weakest")
+
+
+def no_planner() -> int:
+    return 3
+
+
+def test_function_that_makes_something_else_is_refused() -> None:
+    config = RunConfig.model_validate({"rollout": {"planner": f"python:{__name__}:no_planner"}})
+    with pytest.raises(ConfigError, match=r"rollout\.planner: python:.*:no_planner gives int; let it return a Planner"):
+        explanation(config)

@@ -105,3 +105,21 @@ def test_what_cannot_be_is_said_at_once(runs: list[dict[str, Any]], message: str
 def test_a_trainer_trains_one_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"this is a series \(easy, hard\)"):
         Trainer("nowhere", lambda samples: [0.0], ["a"], load_config(written(tmp_path)))
+
+
+def test_later_runs_say_that_the_start_is_of_the_first(tmp_path: Path) -> None:
+    first, later = runs_of(load_config(written(tmp_path, note="The warm-up forgets the carry.")))
+    assert first.note == "The warm-up forgets the carry."
+    assert later.note == (
+        "It goes on from the weights of the run before. Of the first run of the series: The warm-up forgets the carry."
+    )
+
+
+def test_a_series_is_no_run_to_evaluate(tmp_path: Path) -> None:
+    written(tmp_path)
+    (tmp_path / "1-easy").mkdir()
+    (tmp_path / "1-easy/config.yaml").touch()
+    done = CliRunner().invoke(app, ["evaluate", str(tmp_path)])
+    assert done.exit_code == 2
+    said = " ".join(done.output.split())
+    assert f"{tmp_path} is the folder of a series; name one of its runs: {tmp_path / '1-easy'}" in said

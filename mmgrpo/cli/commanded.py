@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from mmgrpo.types import Prompt
 
 
+SERIES = "series.yaml"
+"""In the folder of a series: its configuration."""
+
+
 def settings_of(config: str, overrides: list[str] | None, *, computes: bool = True) -> RunConfig:
     """The configuration that a file, a shipped name, a run folder or a checkpoint names, with overrides over it.
 
@@ -56,6 +60,11 @@ def _settle_libraries() -> None:
         warnings.filterwarnings("ignore", category=FutureWarning)
 
 
+def is_series(path: str | Path) -> bool:
+    """Whether it is the folder of a series."""
+    return os.path.isfile(os.path.join(path, SERIES))
+
+
 def _is_run(config: str) -> bool:
     """Whether it is a run folder or a checkpoint, by a file that such folders hold."""
     return any(os.path.isfile(os.path.join(config, file)) for file in ("config.yaml", "state.json"))
@@ -63,6 +72,9 @@ def _is_run(config: str) -> bool:
 
 def _config_file(config: str) -> str | Path:
     """What names a configuration; of a run folder or checkpoint, the run's own."""
+    if is_series(config):
+        runs = ", ".join(str(path.parent) for path in sorted(Path(config).glob("*/config.yaml")))
+        raise ConfigError(f"{config} is the folder of a series; name one of its runs: {runs or 'none has begun'}")
     if not _is_run(config):
         return config
     from mmgrpo.run.resuming import config_of

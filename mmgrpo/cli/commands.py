@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from mmgrpo import __version__
-from mmgrpo.cli.commanded import policy_of, prompts_of, resumed_settings, settings_of, weights_for
+from mmgrpo.cli.commanded import is_series, policy_of, prompts_of, resumed_settings, settings_of, weights_for
 from mmgrpo.errors import ConfigError, MmgrpoError
 from mmgrpo.system.console import PlainConsole, brief, log_plainly, page, raised_plainly, shown, styled
 
@@ -76,7 +76,7 @@ def train(
 ) -> None:
     """Trains, and writes a run folder with metrics, samples, checkpoints and report.html."""
     with _plain_errors():
-        from mmgrpo.cli.training import is_series, resume_series, train_one, train_series
+        from mmgrpo.cli.training import resume_series, train_one, train_series
 
         if resume is not None and is_series(resume):
             ended = resume_series(resume, [*([config] if config else []), *(overrides or [])], console.say)
@@ -189,8 +189,12 @@ def compare(
     """Trains several methods on one task and puts them side by side; given again, it goes on where it was cut off."""
     with _plain_errors():
         from mmgrpo.cli.compared import compared
+        from mmgrpo.trials.running import Told
 
-        page, failed = compared(methods, on, num_seeds=seeds, num_jobs=jobs, out=out, say=console.say)
+        try:
+            page, failed = compared(methods, on, num_seeds=seeds, num_jobs=jobs, out=out, say=console.say)
+        except Told as told:
+            raise typer.Exit(told.exit_code) from None
         console.say(f"page: {page}" if page else "no run has ended, so there is no page")
         raise typer.Exit(1 if failed else 0)
 

@@ -35,6 +35,7 @@ def compared(
     Raises:
         ConfigError: no method is given, or a configuration is wrong.
         DataError: the folder holds a comparison with other settings.
+        Told: a signal cut it off.
     """
     overrides = [one for one in methods if "=" in one]
     names = [one for one in methods if "=" not in one]
@@ -47,7 +48,7 @@ def compared(
     from mmgrpo.trials.running import Carrying
 
     failed = Carrying(num_jobs=num_jobs, say=say).carry_out(comparison)
-    return _page(comparison, _command(names, comparison, num_seeds)), bool(failed)
+    return _page(comparison, _command(names, comparison, num_seeds), num_jobs), bool(failed)
 
 
 def _course(comparison: Comparison) -> str:
@@ -60,7 +61,7 @@ def _command(names: Sequence[str], comparison: Comparison, num_seeds: int) -> st
     return f"mmgrpo compare {shlex.join(parts)}"
 
 
-def _page(comparison: Comparison, command: str) -> Path | None:
+def _page(comparison: Comparison, command: str, num_jobs: int) -> Path | None:
     from mmgrpo.report.methods import MethodRuns, write_methods
     from mmgrpo.run.folder import has_ended
 
@@ -77,4 +78,4 @@ def _page(comparison: Comparison, command: str) -> Path | None:
     ]
     if not any(path for one in members for path in one.folders):
         return None
-    return write_methods(comparison.on, command, members, comparison.root)
+    return write_methods(comparison.on, command, members, comparison.root, num_jobs=num_jobs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmgrpo.cli.commanded import prompts_of, settings_of
+from mmgrpo.cli.commanded import SERIES, prompts_of, settings_of
 from mmgrpo.config.loading import dump_config, runs_of
 from mmgrpo.errors import ConfigError
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from mmgrpo.config import RunConfig
-
-SERIES = "series.yaml"
-"""In the folder of a series: its configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +39,6 @@ def train_one(settings: RunConfig, resume: Path | None = None) -> Ended:
     """
     with _accelerator(settings, is_new=resume is None) as accelerator:
         return _trained(settings, accelerator, resume)
-
-
-def is_series(path: Path) -> bool:
-    """Whether it is the folder of a series."""
-    return (path / SERIES).is_file()
 
 
 def train_series(settings: RunConfig, say: Callable[[str], None]) -> Ended:

@@ -5,14 +5,15 @@ Nothing here computes, so nothing here imports torch: ``mmgrpo explain`` reads w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mmgrpo.config import (
     AdvantageConfig,
     AuxiliaryConfig,
     ForeignConfig,
+    Named,
     ObjectiveConfig,
     RolloutConfig,
     RunConfig,
@@ -27,6 +28,7 @@ from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Estimator
 from mmgrpo.maths.filters import FILTERS, Filter
 from mmgrpo.maths.losses import TERMS
+from mmgrpo.maths.modulation import Modulation
 from mmgrpo.maths.modulations import MODULATIONS
 from mmgrpo.maths.objectives import Foreign, Objective
 from mmgrpo.maths.origins import ORIGINS
@@ -35,7 +37,7 @@ from mmgrpo.maths.prompt_weights import ANSWER_WEIGHTS
 from mmgrpo.maths.ratios import BOUNDS
 from mmgrpo.maths.second_chances import PLANNERS
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.maths.selections import SELECTIONS
+from mmgrpo.maths.selections import SELECTIONS, Selection
 from mmgrpo.maths.steps import STEP_WEIGHTS
 from mmgrpo.maths.surrogates import SURROGATES
 from mmgrpo.maths.terms import Term, of_origins, weighted
@@ -52,12 +54,23 @@ if TYPE_CHECKING:
 WINDOW_SEED = 1  # keeps the window's random numbers apart from the samples'
 
 
+Made = TypeVar("Made")
+
+
+def _made(where: str, functions: Mapping[str, Callable[..., Made]], named: Named, kind: type[Made]) -> Made:
+    """What a function makes of its numbers. Raises ConfigError as ``bound``, and where it makes something else."""
+    made = bound(where, functions, named)()
+    if not isinstance(made, kind):
+        raise ConfigError(f"{where}: {named.name} gives {type(made).__name__}; let it return a {kind.__name__}")
+    return made
+
+
 def build_objective(config: ObjectiveConfig) -> Objective:
     """The loss. Raises ConfigError for an unknown function or numbers it does not take."""
     surrogate = None
     if config.surrogate is not None:
         surrogate = bound("objective.surrogate", SURROGATES, config.surrogate)
-    modulations = tuple(bound("objective.modulations", MODULATIONS, named)() for named in config.modulations)
+    modulations = tuple(_made("objective.modulations", MODULATIONS, named, Modulation) for named in config.modulations)
     if config.surrogate and surrogate and any(one.bounds for one in modulations) and not takes(surrogate, "low"):
         said = ", ".join(named.name for named, one in zip(config.modulations, modulations, strict=True) if one.bounds)
         raise ConfigError(
@@ -69,7 +82,7 @@ def build_objective(config: ObjectiveConfig) -> Objective:
         aggregate=bound("objective.aggregate", AGGREGATES, config.aggregate),
         ratio_level=config.ratio_level,
         bound=None if config.bound is None else bound("objective.bound", BOUNDS, config.bound),
-        selections=tuple(bound("objective.selections", SELECTIONS, named)() for named in config.selections),
+        selections=tuple(_made("objective.selections", SELECTIONS, named, Selection) for named in config.selections),
         normalise_ratio=config.normalise_ratio,
         step_weight=None
         if config.step_weight is None
@@ -90,7 +103,7 @@ def views_read(config: RunConfig) -> dict[str, str]:
     Raises ConfigError as ``build_objective``.
     """
     readers: list[tuple[str, Any]] = [("objective", build_objective(config.objective))]
-    readers += [("objective.terms", bound("objective.terms", TERMS, term)()) for term in config.objective.terms]
+    readers += [("objective.terms", _made("objective.terms", TERMS, term, Term)) for term in config.objective.terms]
     readers += [("advantage.estimators", one) for one in build_estimators(config.advantage)]
     readers += [("advantage.filters", one) for one in build_filters(config.advantage)]
     readers += [("objective.modulations", one) for one in build_objective(config.objective).modulations]
@@ -100,12 +113,12 @@ def views_read(config: RunConfig) -> dict[str, str]:
 
 def build_estimators(config: AdvantageConfig) -> tuple[Estimator, ...]:
     """What becomes of each decision's advantage, in order. Raises ConfigError as ``build_objective``."""
-    return tuple(bound("advantage.estimators", ESTIMATORS, named)() for named in config.estimators)
+    return tuple(_made("advantage.estimators", ESTIMATORS, named, Estimator) for named in config.estimators)
 
 
 def build_filters(config: AdvantageConfig) -> tuple[Filter, ...]:
     """Which samples train, in order. Raises ConfigError as ``build_objective``."""
-    return tuple(bound("advantage.filters", FILTERS, named)() for named in config.filters)
+    return tuple(_made("advantage.filters", FILTERS, named, Filter) for named in config.filters)
 
 
 def build_answer_weight(config: AuxiliaryConfig) -> Callable[[Tensor], Tensor]:
@@ -153,11 +166,11 @@ def _credit(config: RunConfig) -> Iterator[tuple[str, Estimator | Filter]]:
 
 def build_planner(config: RolloutConfig) -> Planner:
     """What is drawn at a step. Raises ConfigError as ``build_objective``."""
-    return bound("rollout.planner", PLANNERS, config.planner)()
+    return _made("rollout.planner", PLANNERS, config.planner, Planner)
 
 
 def _term(config: TermConfig) -> Term:
-    term = bound("objective.terms", TERMS, config)()
+    term = _made("objective.terms", TERMS, config, Term)
     if config.origins is not None:
         term = of_origins(term, [ORIGINS[name] for name in config.origins])
     return weighted(term if config.label is None else replace(term, name=config.label), config.weight)

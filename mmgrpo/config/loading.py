@@ -35,6 +35,10 @@ RENAMED = {"objective.recentre": "objective.normalise_ratio"}
 """Keys of earlier versions, with what took their place."""
 
 
+LATER = "It goes on from the weights of the run before. Of the first run of the series:"
+"""What a later run says before the note of its series, which may speak of a start that it does not have."""
+
+
 def load_config(
     path: str | Path, overrides: Sequence[str] | Mapping[str, Any] = (), *, laid_over: Sequence[str | Path] = ()
 ) -> RunConfig:
@@ -95,7 +99,8 @@ def runs_of(config: RunConfig) -> list[RunConfig]:
     found = []
     for number, run in enumerate(config.runs):
         values = config.model_dump(mode="json") | {"runs": (), "name": f"{number + 1}-{run.name}"}
-        values |= {"warmup": None} if number else {}
+        if number:
+            values |= {"warmup": None, "note": config.note and f"{LATER} {config.note}"}
         for key, value in run.set.items():
             _set(values, key.split("."), value)
         try:

@@ -73,7 +73,13 @@ class Row:
     seconds: Spread | None
 
 
-def write_methods(title: str, command: str, members: Sequence[MethodRuns], folder: Path) -> Path:
+LEGEND = (
+    "± of a measure is one sample deviation over the seeds; ± of what a method has against the first is half of the "
+    "95 % interval of the mean difference (Student's t)."
+)
+
+
+def write_methods(title: str, command: str, members: Sequence[MethodRuns], folder: Path, *, num_jobs: int = 1) -> Path:
     """Writes ``comparison.html``, ``comparison.md`` and ``comparison.json`` of methods that ran on one task.
 
     Args:
@@ -81,13 +87,15 @@ def write_methods(title: str, command: str, members: Sequence[MethodRuns], folde
         command: what to type for the same.
         members: the methods; each is compared with the first.
         folder: where to.
+        num_jobs: how many of them ran at a time.
 
     Returns:
         The page.
     """
     rows = _rows(members)
     about = next((_about(path) for one in members for path in one.folders if path), {})
-    table = table_of(rows)
+    table, legend = table_of(rows), [LEGEND] if len(rows) > 1 else []
+    shared = [f"Times were taken with {num_jobs} runs at a time, which share one machine."] if num_jobs > 1 else []
     values = {
         "title": title,
         "command": command,
@@ -97,11 +105,12 @@ def write_methods(title: str, command: str, members: Sequence[MethodRuns], folde
         "sections": [(panel.title, f"by {panel.axis}", _multiples(panel, rows)) for panel in _panels(rows)],
         "num_seeds": max(len(one.folders) for one in members),
         "missing": [(one.name, one.missing) for one in members if one.missing],
-        "table": table,
+        "shared": shared,
+        "table": [*table, "", *legend, *shared],
         "environment": environment(about),
         "date": str(about.get("started", ""))[:10],
     }
-    replace_text(folder / "comparison.md", "\n".join(table) + "\n")
+    replace_text(folder / "comparison.md", "\n".join(values["table"]) + "\n")
     replace_text(folder / "comparison.json", json.dumps({row.name: _plain(row) for row in rows}, indent=2))
     return write_page(folder / "comparison.html", "methods.html.jinja", values)
 

@@ -19,6 +19,20 @@ from mmgrpo.trials.plan import Comparison, Trial
 
 
 @final
+class Told(BaseException):
+    """A signal that ends the comparison.
+
+    Attributes:
+        exit_code: as a shell gives it.
+    """
+
+    def __init__(self, number: int) -> None:
+        """Of the signal of a number."""
+        super().__init__(number)
+        self.exit_code = 128 + number
+
+
+@final
 class Carrying:
     """Runs in processes, a few at a time; what ended before is not run again, and what was cut off goes on."""
 
@@ -43,6 +57,9 @@ class Carrying:
 
         Returns:
             The runs that failed; what they said is in their logs.
+
+        Raises:
+            Told: Ctrl-C or SIGTERM came; what runs was told to end.
         """
         left = [trial for trial in comparison.runs if not has_ended(trial.folder)]
         if known := len(comparison.runs) - len(left):
@@ -101,13 +118,14 @@ class Carrying:
 
 @contextmanager
 def _told_to_end() -> Iterator[None]:
-    """SIGTERM is a Ctrl-C within."""
+    """Ctrl-C and SIGTERM raise what tells them apart."""
 
     def told(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+        raise Told(number)
 
-    before = signal.signal(signal.SIGTERM, told)
+    before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, answer in before.items():
+            signal.signal(number, answer)

@@ -41,12 +41,13 @@ Tests = str | tuple[Exchange, ...]
 class CodeTests:
     """Reward: 1 if the Python program of the answer passes all tests of its row, else 0; or the share that it passes.
 
-    The column holds either asserts, as a text or a list of texts (MBPP, HumanEval, KodCode, LeetCode), or pairs of
-    input and output: a list of ``{"input", "output"}``, or one mapping with the lists ``inputs`` and ``outputs`` (APPS,
-    TACO), which may be JSON. With pairs the program is run once for each, and must write the output, up to white space
-    at the ends of lines, and end with status 0. With asserts the program runs in one sandbox and the tests in another,
-    which calls it: neither a right value nor the verdict is ever where the program could reach it, and its own ``==``
-    decides nothing. Each runs without network, within the limits, or not at all: see ``docs/sandbox.md``.
+    The column holds either statements that ``assert`` or ``raise``, functions ``test..`` or calls, as a text or a list
+    of texts (MBPP, HumanEval, KodCode, LeetCode), or pairs of input and output: a list of ``{"input", "output"}``, or
+    one mapping with the lists ``inputs`` and ``outputs`` (APPS, TACO), which may be JSON. With pairs the program is run
+    once for each, and must write the output, up to white space at the ends of lines, and end with status 0. With
+    asserts the program runs in one sandbox and the tests in another, which calls it: neither a right value nor the
+    verdict is ever where the program could reach it, and its own ``==`` decides nothing. Each runs without network,
+    within the limits, or not at all: see ``docs/sandbox.md``.
 
     Settings: ``extract`` is ``fenced`` (the last code block), ``tag`` or ``none`` (all that follows the thought);
     ``score`` is ``all`` or ``share``; ``wrong`` is the score of an answer without code; ``time_s`` for each run, of

@@ -89,6 +89,8 @@ class TextJudge:
             writing=Writing(max_new_tokens=max_new_tokens, draws=draws, temperature=temperature),
         )
         self._judge = judge_of("TextJudge", model, system=system, endpoint=endpoint, local=local)
+        if "{response}" not in self._question and "{text}" not in self._question:
+            raise ConfigError("TextJudge.question shows what was written as {response} or {text}: name one of them")
         self.concurrent = endpoint is not None
         self.deterministic = endpoint is None
 

@@ -61,8 +61,8 @@ def extracted(text: str, how: Extract) -> str | None:
     A thought, ``<think>..</think>`` or one that never closes, holds no answer: it is left out first.
     ``none`` is the whole text, ``tag`` what the last ``<answer>..</answer>`` holds, ``boxed`` what the last
     ``\boxed{..}`` holds (its braces balanced), ``line`` the last line that is not blank. ``{tag: NAME}`` is what the
-    last ``<NAME>..</NAME>`` holds, of a thought as well, and the thought itself. It ends where it ends, and begins at
-    most ``MAX_TEXT_CHARS`` characters before.
+    last ``<NAME>..</NAME>`` holds, of a thought as well, and the thought itself. Tags are as they are written: capital
+    letters count. It ends where it ends, and begins at most ``MAX_TEXT_CHARS`` characters before.
     """
     named = isinstance(how, Mapping)
     text = text if named else without_thought(text)

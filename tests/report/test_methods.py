@@ -63,11 +63,22 @@ def written(members: list[MethodRuns], folder: Path) -> Page:
 def test_the_table(members: list[MethodRuns], tmp_path: Path) -> None:
     """0.6, 0.7, 0.8 deviate by 0.1; differences 0.2, 0.21, 0.19 by 0.01, times 4.303 / sqrt 3."""
     written(members, tmp_path)
-    head, _, plain, other = (tmp_path / "comparison.md").read_text(encoding="utf-8").splitlines()
+    head, _, plain, other, _, legend = (tmp_path / "comparison.md").read_text(encoding="utf-8").splitlines()
     assert head == "| method | held | held against plain | reward | diversity | forwards | time |"
     assert plain == "| plain | 0.500 → 0.700 ± 0.100 |  | 1.000 ± 0.000 | 0.250 ± 0.000 | 160 | 14 s |"
     assert "| +0.200 ± 0.025, beyond noise |" in other
     assert other.endswith("| 200 | 14 s |")
+    assert legend.startswith(
+        "± of a measure is one sample deviation over the seeds; ± of what a method has against the"
+    )
+
+
+def test_times_on_shared_cores_are_said_to_be(members: list[MethodRuns], tmp_path: Path) -> None:
+    said = "Times were taken with 4 runs at a time, which share one machine."
+    for num_jobs in (1, 4):
+        page = write_methods("quickstart/x", "mmgrpo compare", members, tmp_path, num_jobs=num_jobs)
+        for text in (page.read_text(encoding="utf-8"), (tmp_path / "comparison.md").read_text(encoding="utf-8")):
+            assert (said in text) == (num_jobs == 4)
 
 
 def test_numbers_for_programs(members: list[MethodRuns], tmp_path: Path) -> None:
