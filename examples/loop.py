@@ -1,5 +1,7 @@
 """All of GRPO in one loop, from the parts that mmgrpo exports: what ``mmgrpo train`` does, without a run folder.
 
+Critics and numbers that move over a run are left out.
+
 python -m mmgrpo.examples.loop quickstart/arithmetic-text steps=5
 """
 
@@ -12,12 +14,23 @@ from functools import partial
 from accelerate import Accelerator
 
 import mmgrpo
+from mmgrpo.config import RunConfig
+from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Policy
+
+LEFT_OUT = ("critic", "schedules", "controllers", "stages", "runs")
+"""Sections that change what is learnt and are not in the loop."""
+
+
+def _require_plain(config: RunConfig) -> None:
+    if said := [section for section in LEFT_OUT if getattr(config, section)]:
+        raise ConfigError(f"the loop has no {', '.join(said)}: train with mmgrpo train")
 
 
 def train(name: str, overrides: Sequence[str] = ()) -> Policy:
     """Trains the policy of a configuration, printing a line per update, and gives it back."""
     config = mmgrpo.load_config(name, overrides)
+    _require_plain(config)
     job = mmgrpo.Job(Accelerator())
     policy = mmgrpo.build_policy(config, job.accelerator.device)
     rewards = mmgrpo.build_rewards(config.rewards)

@@ -329,3 +329,10 @@ def test_function_that_makes_something_else_is_refused() -> None:
     config = RunConfig.model_validate({"rollout": {"planner": f"python:{__name__}:no_planner"}})
     with pytest.raises(ConfigError, match=r"rollout\.planner: python:.*:no_planner gives int; let it return a Planner"):
         explanation(config)
+
+
+def test_explain_names_the_correction_of_examples() -> None:
+    said = " ".join(explanation(load_config("papers/soar")).split())
+    assert (
+        "supervision examples are noised at logit_normal levels, shift = 3; correction: beside each, 6 points" in said
+    )

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mmgrpo import Trainer, build_policy, build_rewards, load_config, load_prompts_of
+from mmgrpo.errors import ConfigError
 from mmgrpo.examples.loop import train
 
 SHORT = {
@@ -39,3 +40,8 @@ def test_it_fits_on_a_screen() -> None:
     source = (Path(__file__).parents[1] / "examples" / "loop.py").read_text()
     body = source[source.index("def train") : source.index("if __name__")]
     assert len([line for line in body.splitlines() if line.strip()]) <= 40
+
+
+def test_what_the_loop_leaves_out_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the loop has no critic: train with mmgrpo train"):
+        train("quickstart/arithmetic-text", ["critic={}"])

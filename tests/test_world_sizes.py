@@ -264,6 +264,15 @@ def seen_otherwise(output: Path) -> Trainer:
     return finished(Trainer(policy_of("llama", batch=1), {"uneven": uneven}, prompts_of("llama"), values))
 
 
+def with_a_critic(output: Path) -> Trainer:
+    """What a second model expects is taken off the reward, and learnt in the same updates."""
+    body = {"name": "language", "model": "python:tests.train.test_critic:writer", **FLOAT32}
+    advantage = {"scale": "raw", "estimators": [{"name": "gae", "gamma": 1.0, "decay": 1.0}]}
+    rollout = {"prompts_per_step": 2, "group_size": 3}
+    values = base(output, rollout=rollout, advantage=advantage, critic={"policy": body, "lr": 1e-3})
+    return finished(Trainer(policy_of("llama", batch=1), {"uneven": uneven}, prompts_of("llama"), values))
+
+
 FLOAT32 = {"dtype": "float32", "rollout_batch": 1, "update_tokens": 1, "temperature": 4.0}
 """A teacher of one row at a time."""
 
@@ -282,6 +291,7 @@ SCENARIOS: dict[str, Callable[[Path], Trainer]] = {
     "in trees": in_trees,
     "in chains": in_chains,
     "seen otherwise": seen_otherwise,
+    "with a critic": with_a_critic,
     "warm-up on texts": warmed_on_texts,
     "warm-up on images": warmed_on_images,
 }

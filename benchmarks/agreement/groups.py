@@ -133,7 +133,7 @@ def _mixed(**settings: Any) -> Theirs:
         prefix_BT = _foreign(given.rows)[:, None].expand(given.mask_BT.shape)
         found = theirs.compute_token_on_off_policy_loss(
             given.old_BT, given.logprob_BT, given.advantage_BT, given.mask_BT, 0.2, 1.2, prefix_BT,
-            loss_remove_token_mean=True, **settings,
+            loss_remove_token_mean=True, loss_remove_clip=True, **settings,
         )  # fmt: skip
         return found["pg_loss"] / len(prefix_BT)
 
@@ -164,6 +164,35 @@ def _on_and_off(repo: str, path: str) -> Source:
 
 SHAPED = {"off_policy_reshape": "p_div_p_0.1", "off_cliprange": None}
 OVER_ROWS = "over the number of rows"
+
+ON_AND_OFF = (
+    ("luffy", _on_and_off("ElliottYan/LUFFY", "luffy/verl/verl/mix_src/mix_core_alg.py"), _mixed(**SHAPED)),
+    (
+        "exgrpo",
+        Source(
+            repo="ElliottYan/LUFFY",
+            path="ExGRPO/exgrpo/verl/verl/mix_src/mix_core_alg.py",
+            names=("compute_token_on_off_policy_loss", "compute_per_batch_variance"),
+        ),
+        _mixed(**SHAPED),
+    ),
+    (
+        "critique-grpo",
+        _on_and_off("zhangxy-2019/critique-GRPO", "verl/verl/critique_grpo/critique_core_algos.py"),
+        _mixed(**SHAPED),
+    ),
+    (
+        "rl-plus",
+        _on_and_off("YihongDong/RL-PLUS", "rl_plus/verl/verl/recipe/rlplus_core_alg.py"),
+        _mixed(off_policy_strategy="RL-PLUS"),
+    ),
+    (
+        "ampo",
+        _on_and_off("SII-Enigma/AMPO", "ampo/verl/verl/adaptive_mix_src/mix_core_alg.py"),
+        _several_teachers,
+    ),
+)
+"""Methods whose code has a loss of rows that are drawn and of rows that are read."""
 
 CASES: Sequence[Case] = (
     loss(
@@ -228,48 +257,8 @@ CASES: Sequence[Case] = (
         step=_taught,
         said="full_logit_distillation False, all rows with a teacher",
     ),
-    loss(
-        "luffy",
-        _on_and_off("ElliottYan/LUFFY", "luffy/verl/verl/mix_src/mix_core_alg.py"),
-        _mixed(loss_remove_clip=True, **SHAPED),
-        over=LENGTH,
-        step=_one_foreign,
-        said=OVER_ROWS,
-    ),
-    loss(
-        "exgrpo",
-        Source(
-            repo="ElliottYan/LUFFY",
-            path="ExGRPO/exgrpo/verl/verl/mix_src/mix_core_alg.py",
-            names=("compute_token_on_off_policy_loss", "compute_per_batch_variance"),
-        ),
-        _mixed(loss_remove_clip=True, **SHAPED),
-        over=LENGTH,
-        step=_one_foreign,
-        said=OVER_ROWS,
-    ),
-    loss(
-        "critique-grpo",
-        _on_and_off("zhangxy-2019/critique-GRPO", "verl/verl/critique_grpo/critique_core_algos.py"),
-        _mixed(loss_remove_clip=True, **SHAPED),
-        over=LENGTH,
-        step=_one_foreign,
-        said=OVER_ROWS,
-    ),
-    loss(
-        "rl-plus",
-        _on_and_off("YihongDong/RL-PLUS", "rl_plus/verl/verl/recipe/rlplus_core_alg.py"),
-        _mixed(loss_remove_clip=True, off_policy_strategy="RL-PLUS"),
-        over=LENGTH,
-        step=_one_foreign,
-        said=OVER_ROWS,
-    ),
-    loss(
-        "ampo",
-        _on_and_off("SII-Enigma/AMPO", "ampo/verl/verl/adaptive_mix_src/mix_core_alg.py"),
-        _several_teachers,
-        over=LENGTH,
-        step=_one_foreign,
-        said=OVER_ROWS,
+    *(
+        loss(method, source, theirs, over=LENGTH, step=_one_foreign, said=OVER_ROWS)
+        for method, source, theirs in ON_AND_OFF
     ),
 )

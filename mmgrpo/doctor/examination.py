@@ -35,11 +35,12 @@ from mmgrpo.splits import num_leaves
 from mmgrpo.system.console import shown
 from mmgrpo.train.build import build_plan, build_setting
 from mmgrpo.train.build_views import build_views
+from mmgrpo.train.critic import build_critic, seen_by
 from mmgrpo.train.drawing import draw
 from mmgrpo.train.ema import Average
 from mmgrpo.train.views import Sights
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
-from mmgrpo.values import DRIFT, REFERENCE
+from mmgrpo.values import DRIFT, REFERENCE, VALUE
 
 NUM_PROMPTS = 2
 GROUP_SIZE = 2
@@ -88,6 +89,7 @@ def examine(
     subject = Subject(config=config, policy=policy, objective=objective, rollout=rollout, views=views)
     drawn = [*_choices(policy), _window(subject), same_seed_replay(rollout, again)]
     trained = _updates(subject, rollout_s, where) if bool(rollout.mask_BT.any()) else []
+    trained += [_guarded("critic", lambda: _critic(config, rollout, where))] if trained and config.critic else []
     return [*drawn, *trained, *_rewards(judges, rollout.samples, raw=raw)]
 
 
@@ -96,6 +98,14 @@ def _views(config: RunConfig, policy: Policy, rollout: Rollout, device: torch.de
     views = build_views(config, policy, device=device or "cpu", average=average)
     ones_B = torch.ones(len(rollout.samples), dtype=torch.float64)
     return Sights(views, policy, rollout, reward_B=ones_B, scored_B=ones_B.bool(), seed=config.seed)
+
+
+def _critic(config: RunConfig, rollout: Rollout, device: torch.device | None) -> Finding:
+    """What the run's critic expects before it has learnt anything."""
+    critic = build_critic(config, device or "cpu")
+    value_M = seen_by(critic, rollout).values[VALUE][rollout.mask_BT]
+    said = f"expects {float(value_M.amin()):.3g} to {float(value_M.amax()):.3g} of {len(value_M)} decisions"
+    return Finding("critic", bool(value_M.isfinite().all()), said)
 
 
 def render(findings: Sequence[Finding]) -> Table:

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError, ShapeError
-from mmgrpo.maths.centring import centred, checked_rewards, divided, spread
+from mmgrpo.maths.centring import centred, checked_rewards, divided, spread, standardised
 from mmgrpo.maths.parted import (
     group_and_part_advantage,
     part_advantage,
@@ -55,8 +55,7 @@ def group_advantage(
     Source: DeepSeekMath, arXiv:2402.03300, sec. 4.1.2. Deviation: eps in the denominator.
     """
     valid_PG = checked_rewards(reward_PG, valid_PG)
-    centred_PG = centred(reward_PG, valid_PG)
-    return divided(centred_PG, spread(centred_PG, valid_PG, dim=(-1,), correction=correction) + eps)
+    return standardised(reward_PG, valid_PG, eps=eps, correction=correction)
 
 
 def batch_scaled_advantage(
@@ -148,8 +147,7 @@ def ngrpo_advantage(
     valid_PG = checked_rewards(reward_PG, valid_PG)
     whole_PG = torch.cat([reward_PG, torch.full_like(reward_PG[:, :1], highest)], dim=1)
     counts_PG = torch.cat([valid_PG, valid_PG.any(1, keepdim=True)], dim=1)
-    centred_PG = centred(whole_PG, counts_PG)
-    return divided(centred_PG, spread(centred_PG, counts_PG, dim=(-1,), correction=1) + eps)[:, :-1]
+    return standardised(whole_PG, counts_PG, eps=eps, correction=1)[:, :-1]
 
 
 def gdpo_advantage(
@@ -177,8 +175,7 @@ def gdpo_advantage(
     valid_RPG = checked_rewards(reward_RPG, valid_RPG, ndim=3)
     if weight_R.shape != reward_RPG.shape[:1]:
         raise ShapeError(f"weight_R must be ({reward_RPG.shape[0]},), one per reward, got {tuple(weight_R.shape)}")
-    centred_RPG = centred(reward_RPG, valid_RPG)
-    score_RPG = divided(centred_RPG, spread(centred_RPG, valid_RPG, dim=(-1,), correction=correction) + eps)
+    score_RPG = standardised(reward_RPG, valid_RPG, eps=eps, correction=correction)
     total_PG = torch.einsum("r,rpg->pg", weight_R.to(score_RPG), score_RPG)
     valid_PG = valid_RPG.any(0)
     if penalty_PG is not None:

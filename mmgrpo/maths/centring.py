@@ -63,3 +63,12 @@ def spread(deviation: Tensor, valid: Tensor, *, dim: tuple[int, ...], correction
     """
     count = valid.sum(dim, keepdim=True) - correction
     return (deviation.square().sum(dim, keepdim=True) / count.clamp(min=1)).sqrt()
+
+
+def standardised(reward: Tensor, valid: Tensor, *, eps: float, correction: int) -> Tensor:
+    """Reward less the mean of its group, over the group's spread and eps; 0 where ``centred`` is.
+
+    Shapes: (..., G), bool of the same -> the same.   Units: eps in the reward's.
+    """
+    deviation = centred(reward, valid)
+    return divided(deviation, spread(deviation, valid, dim=(-1,), correction=correction) + eps)

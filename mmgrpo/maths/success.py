@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError, ShapeError
-from mmgrpo.maths.centring import centred, checked_rewards, divided, spread
+from mmgrpo.maths.centring import centred, checked_rewards, divided, standardised
 from mmgrpo.system.lazy import torch
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ def f_grpo_advantage(
     Source: F-GRPO, arXiv:2602.06717, sec. 4, with its gamma of 0.5.
     """
     valid_PG = checked_rewards(reward_PG, valid_PG)
-    centred_PG = centred(reward_PG, valid_PG)
-    standard_PG = divided(centred_PG, spread(centred_PG, valid_PG, dim=(-1,), correction=correction) + eps)
+    standard_PG = standardised(reward_PG, valid_PG, eps=eps, correction=correction)
     return standard_PG * (1 - _right_share(reward_PG, valid_PG, at_least)) ** gamma
 
 
@@ -107,12 +106,11 @@ def mapo_advantage(
     """
     valid_PG = checked_rewards(reward_PG, valid_PG)
     _require_within(reward_PG, valid_PG, 0.0, torch.inf)
-    centred_PG = centred(reward_PG, valid_PG)
-    standard_PG = divided(centred_PG, spread(centred_PG, valid_PG, dim=(-1,), correction=correction) + eps)
+    standard_PG = standardised(reward_PG, valid_PG, eps=eps, correction=correction)
     mean_P1 = reward_PG.where(valid_PG, 0.0).sum(1, keepdim=True) / valid_PG.sum(1, keepdim=True).clamp(min=1)
     share_P1 = _right_share(reward_PG, valid_PG, at_least)
     certainty_P1 = 1 - 4 * share_P1 * (1 - share_P1)
-    return (1 - certainty_P1) * standard_PG + certainty_P1 * divided(centred_PG, mean_P1)
+    return (1 - certainty_P1) * standard_PG + certainty_P1 * divided(centred(reward_PG, valid_PG), mean_P1)
 
 
 def noise_aware_advantage(
@@ -139,8 +137,7 @@ def noise_aware_advantage(
     valid_PG = checked_rewards(reward_PG, valid_PG)
     if not 0 <= flips < 0.5:
         raise ConfigError(f"flips is the chance of a wrong verdict: choose it from 0 to below 0.5, got {flips}")
-    centred_PG = centred(reward_PG, valid_PG)
-    standard_PG = divided(centred_PG, spread(centred_PG, valid_PG, dim=(-1,), correction=correction) + eps)
+    standard_PG = standardised(reward_PG, valid_PG, eps=eps, correction=correction)
     seen_P1 = _right_share(reward_PG, valid_PG, at_least)
     true_P1 = ((seen_P1 - flips) / (1 - 2 * flips)).clamp(0.0, 1.0)
     kept_P1 = divided(true_P1 * (1 - true_P1), seen_P1 * (1 - seen_P1))
@@ -170,8 +167,7 @@ def difficulty_weighted_advantage(
     compute_grpo_outcome_advantage.
     """
     valid_PG = checked_rewards(reward_PG, valid_PG)
-    centred_PG = centred(reward_PG, valid_PG)
-    standard_PG = divided(centred_PG, spread(centred_PG, valid_PG, dim=(-1,), correction=correction) + eps)
+    standard_PG = standardised(reward_PG, valid_PG, eps=eps, correction=correction)
     right_PG = (reward_PG > above) & valid_PG
     share_P1 = right_PG.sum(1, keepdim=True).to(reward_PG) / valid_PG.sum(1, keepdim=True).clamp(min=1)
     gained_P1 = low + (high - low) * torch.sigmoid(steepness * (middle - share_P1))

@@ -51,6 +51,18 @@ def build_critic(config: RunConfig, device: str | torch.device) -> Critic:
     return policy.critic()
 
 
+@torch.no_grad()
+def seen_by(critic: Critic, rollout: Rollout) -> Rollout:
+    """The rows as a critic finds them, with the value of every state that a decision was taken in."""
+    seen = behind(critic, rollout, [sample.prompt for sample in rollout.samples])
+    value_BT, num_forwards = torch.zeros(rollout.shape), 0
+    for part in evaluations(critic, seen, (VALUE,)):
+        found_BT = part.values[VALUE].float().cpu()
+        value_BT[index_of(part)] = found_BT.where(cells(rollout.mask_BT, part), 0.0)
+        num_forwards += part.num_forwards
+    return replace(seen, values={VALUE: value_BT}, num_forwards=num_forwards)
+
+
 @final
 class Learnt:
     """A critic, what it said of a step's rows at their rollout, and its optimiser.
@@ -84,16 +96,8 @@ class Learnt:
 
     def valued(self, experience: Experience) -> Experience:
         """The rows with the value of every state that a decision was taken in, at the weights of now."""
-        rollout = experience.rollout
-        seen = behind(self._critic, rollout, [sample.prompt for sample in rollout.samples])
-        value_BT, num_forwards = torch.zeros(rollout.shape), rollout.num_forwards
-        with torch.no_grad():
-            for part in evaluations(self._critic, seen, (VALUE,)):
-                found_BT = part.values[VALUE].float().cpu()
-                value_BT[index_of(part)] = found_BT.where(cells(rollout.mask_BT, part), 0.0)
-                num_forwards += part.num_forwards
-        self._seen = replace(seen, values={VALUE: value_BT})
-        values = {**rollout.values, VALUE: value_BT}
+        rollout, self._seen = experience.rollout, seen_by(self._critic, experience.rollout)
+        values, num_forwards = rollout.values | self._seen.values, rollout.num_forwards + self._seen.num_forwards
         return replace(experience, rollout=replace(rollout, values=values, num_forwards=num_forwards))
 
     def beside(self, batch: Batch, policy: Beside | None, *, step: int) -> Beside | None:

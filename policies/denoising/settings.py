@@ -158,3 +158,16 @@ class DenoisingSettings(BaseModel):
     )
     compile: bool = Field(default=False, description="torch.compile of the denoiser's repeated blocks, or of all of it")
     memo_bytes: int = Field(default=2 * 1024**3, ge=0, description="memory for encoded prompts and condition images")
+
+    def described(self) -> list[tuple[str, str]]:
+        """What ``mmgrpo explain`` says of these settings: how examples are noised, where that is set."""
+        own, corrected = self.supervision, self.supervision.correction
+        if own == SupervisionSettings():
+            return []
+        said = f"examples are noised at {own.levels} levels, shift = {own.shift:g}"
+        if corrected is not None:
+            said += (
+                f"; correction: beside each, {corrected.points} points that a step of the model's own leads to, of "
+                f"{corrected.num_steps}, each at weight {corrected.weight:g}"
+            )
+        return [("supervision", said)]

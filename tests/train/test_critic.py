@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 import torch
 
 from mmgrpo import RunConfig, Trainer, load_config
+from mmgrpo.doctor.examination import examine
 from mmgrpo.errors import CheckpointError, ConfigError
+from mmgrpo.scoring import NamedReward
 from mmgrpo.types import Sample
 from mmgrpo.values import ENTROPY, VALUE
 from tests.policies.contract import move
@@ -174,3 +177,12 @@ def test_a_checkpoint_without_a_critic_is_of_another_run(tmp_path: Path) -> None
     config = config_of(tmp_path, **{key: value for key, value in bare.items() if key != "critic"})
     with pytest.raises((CheckpointError, ConfigError), match="critic"):
         trainer_of(config, resume=folder)
+
+
+def test_doctor_asks_the_critic(tmp_path: Path) -> None:
+    """Four samples, by a head that begins at 0."""
+    policy = policy_of("llama", max_new_tokens=5)
+    findings = examine(config_of(tmp_path), policy, [NamedReward("sometimes", sometimes)], prompts_of("llama"))
+    (found,) = [finding for finding in findings if finding.check == "critic"]
+    assert found.ok
+    assert re.fullmatch(r"expects 0 to 0 of \d+ decisions", found.measured)
