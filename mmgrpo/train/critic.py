@@ -97,7 +97,7 @@ class Learnt:
     def valued(self, experience: Experience) -> Experience:
         """The rows with the value of every state that a decision was taken in, at the weights of now."""
         rollout, self._seen = experience.rollout, seen_by(self._critic, experience.rollout)
-        values, num_forwards = rollout.values | self._seen.values, rollout.num_forwards + self._seen.num_forwards
+        values, num_forwards = {**rollout.values, **self._seen.values}, rollout.num_forwards + self._seen.num_forwards
         return replace(experience, rollout=replace(rollout, values=values, num_forwards=num_forwards))
 
     def beside(self, batch: Batch, policy: Beside | None, *, step: int) -> Beside | None:
