@@ -45,8 +45,8 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> Path:
 
 
 def test_index_says_what_a_method_is_made_of() -> None:
-    row = {row.name: row for row in method_index()}["grpo-guard"]
-    assert (row.include, row.title, row.paper) == ("methods/grpo-guard", "GRPO-Guard", "2510.22319")
+    row = {row.method.name: row for row in method_index()}["grpo-guard"]
+    assert (row.include, row.method.title, row.method.paper) == ("methods/grpo-guard", "GRPO-Guard", "2510.22319")
     assert row.composition == (
         "flow_sde 0.7; window all; advantage group within 5; "
         "clipped (low 2e-06, high 2e-06) of the normalised ratio; weight inverse_step"
@@ -54,8 +54,8 @@ def test_index_says_what_a_method_is_made_of() -> None:
     assert row.sources[1] == ("policy.strength", "0.7", "flow_grpo, config/base.py, sample.noise_level")
     assert row.published[1][:2] == ("rollout.prompts_per_step", "48")
     assert {key for key, _, _ in row.sources} & {key for key, _, _ in row.published} == set()
-    assert (row.kind, row.applies_to) == ("Ratios: over what, and in what norm", "for denoising policies")
-    assert row.published_on == "Stable Diffusion 3.5 Medium at 512 x 512, LoRA of rank 32"
+    assert (row.heading, row.method.applies_to) == ("Ratios: over what, and in what norm", "denoising")
+    assert row.method.published_on == "Stable Diffusion 3.5 Medium at 512 x 512, LoRA of rank 32"
     assert row.formulas == (
         "A = (r - mean_G r) / (std_G r + eps), std^2 = sum (r - mean_G r)^2 / (n - correction)",
         "l = max(-A r, -A clip(r, 1 - low, 1 + high))",
@@ -113,7 +113,7 @@ def test_included_name_loads() -> None:
     for row in method_index():
         config = load_config(row.include, {"policy": None})
         assert config.method is not None
-        assert config.method.title == row.title
+        assert config.method == row.method
 
 
 def test_methods_of_other_packages_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,9 +121,9 @@ def test_methods_of_other_packages_come_last(tmp_path: Path, monkeypatch: pytest
     path = install(tmp_path, monkeypatch, THEIRS)
     *first, theirs = method_index()
     assert first == own
-    assert (theirs.include, theirs.name) == (str(path), "theirs")
+    assert (theirs.include, theirs.method.name) == (str(path), "theirs")
     assert theirs.composition == "advantage group; cispo (low None, high 4) by segment; decision_mean"
-    assert theirs.kind == OTHERS  # it says none
+    assert theirs.heading == OTHERS  # it says none
     assert list(by_kind([theirs, *first]))[-1] == OTHERS
     assert theirs.sources == (("objective.surrogate", "cispo (low None, high 4)", "eq. 3"),)
     assert "Deviations:\n\n- None of note.\n\nEvidence:\n\n- By hand." in methods_page([theirs])

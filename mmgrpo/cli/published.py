@@ -54,7 +54,11 @@ def method_lines(applies_to: str | None, kind: str | None) -> Iterator[Table | s
         ConfigError: there is no such kind.
     """
     heading = None if kind is None else {str(one): said for one, said in KINDS.items()}[_one_of(kind, tuple(KINDS))]
-    rows = [row for row in method_index() if _is_for(row.applies_to, applies_to) and heading in (None, row.kind)]
+    rows = [
+        row
+        for row in method_index()
+        if _is_for(POLICIES[row.method.applies_to], applies_to) and heading in (None, row.heading)
+    ]
     width = max((len(row.include) for row in rows if row.include.startswith("methods/")), default=0)  # others are paths
     for title, members in by_kind(rows).items():
         yield from _table(title, ((row.include, _method(row)) for row in members), width)
@@ -96,7 +100,7 @@ def _is_for(policies: str, applies_to: str | None) -> bool:
 
 
 def _method(row: MethodRow) -> str:
-    return f"{row.title}, {row.paper or 'not published'}\n{row.composition}"
+    return f"{row.method.title}, {row.method.paper or 'not published'}\n{row.composition}"
 
 
 def _paper(paper: Paper) -> str:

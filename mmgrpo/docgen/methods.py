@@ -124,37 +124,24 @@ class MethodRow:
 
     Attributes:
         include: what a configuration includes to use it.
-        name: its name.
-        title: its name as its authors write it.
-        paper: arXiv number; empty if it has none.
-        kind: heading of what it changes.
-        applies_to: the policies that it is for, in words.
-        published_on: model of the published run; empty if that is not said.
+        method: what its file says of it.
         composition: what it is made of, in one line.
         formulas: of its advantage, its loss and its ratio.
         sources: dotted configuration key, its value, and where the value comes from.
         published: the same of the published run's scale.
-        deviations: where it differs from what was published.
-        evidence: what of it was checked, and against what.
-        trl: options of TRL with the same loss, in one line; empty if it has none.
-        renamed: what its name stood for before; empty if nothing.
     """
 
     include: str
-    name: str
-    title: str
-    paper: str
-    kind: str
-    applies_to: str
-    published_on: str
+    method: MethodConfig
     composition: str
     formulas: tuple[str, ...]
     sources: tuple[tuple[str, str, str], ...]
     published: tuple[tuple[str, str, str], ...]
-    deviations: tuple[str, ...]
-    evidence: tuple[str, ...]
-    trl: str
-    renamed: str
+
+    @property
+    def heading(self) -> str:
+        """Of what it changes."""
+        return OTHERS if self.method.kind is None else KINDS[self.method.kind]
 
 
 def method_index() -> list[MethodRow]:
@@ -173,7 +160,7 @@ def by_kind(rows: Iterable[MethodRow]) -> dict[str, list[MethodRow]]:
     """The methods under the heading of what they change; those that say no kind come last."""
     found: dict[str, list[MethodRow]] = {heading: [] for heading in (*KINDS.values(), OTHERS)}
     for row in rows:
-        found[row.kind].append(row)
+        found[row.heading].append(row)
     return {heading: members for heading, members in found.items() if members}
 
 
@@ -189,7 +176,10 @@ def methods_page(rows: Iterable[MethodRow]) -> str:
             "| include | method | paper | what it is made of |",
             "| --- | --- | --- | --- |",
         ]
-        lines += [f"| `{row.include}` | {row.title} | {_link(row.paper)} | {row.composition} |" for row in members]
+        lines += [
+            f"| `{row.include}` | {row.method.title} | {_link(row.method.paper)} | {row.composition} |"
+            for row in members
+        ]
     return "\n".join([*lines, *_from_trl(rows), *(line for row in rows for line in _section(row))]) + "\n"
 
 
@@ -206,9 +196,9 @@ def method_section(name: str) -> str:
         UnknownNameError: there is none; the nearest are named.
     """
     rows = method_index()
-    found = next((row for row in rows if name.lower() in (row.name.lower(), row.include.lower())), None)
+    found = next((row for row in rows if name.lower() in (row.method.name.lower(), row.include.lower())), None)
     if found is None:
-        raise UnknownNameError(f"no method {name!r}{suggestion(name, [row.name for row in rows])}")
+        raise UnknownNameError(f"no method {name!r}{suggestion(name, [row.method.name for row in rows])}")
     return "\n".join(_section(found)).strip() + "\n"
 
 
@@ -229,32 +219,23 @@ def _row(include: str) -> MethodRow:
     method = config.method
     if method is None:
         raise ConfigError(f"{include} has no method: section with name and title")
+    _require_known(method, values)
     return MethodRow(
         include=include,
-        name=method.name,
-        title=method.title,
-        paper=method.paper or "",
-        kind=OTHERS if method.kind is None else KINDS[method.kind],
-        applies_to=POLICIES[method.applies_to],
-        published_on=method.published_on or "",
+        method=method,
         composition="; ".join(composition(values.get("policy") or {}, config)),
         formulas=tuple(formulas(config)),
         sources=tuple(_sources({key: value for key, value in values.items() if key != "published"}, method)),
         published=tuple(_sources(config.published, method)),
-        deviations=_known(method, values),
-        evidence=method.evidence,
-        trl=", ".join(f"{key}={value!r}" for key, value in method.trl.items()),
-        renamed=" ".join((method.renamed or "").split()),
     )
 
 
-def _known(method: MethodConfig, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The deviations, once every source is that of a key which is set."""
+def _require_known(method: MethodConfig, values: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a source of a key that is not set."""
     published = values.get("published") or {}
     for key in method.sources:
         if not has(published, key):
             at(values, key)
-    return method.deviations
 
 
 def _sources(values: Mapping[str, Any], method: MethodConfig) -> Iterator[tuple[str, str, str]]:
@@ -266,30 +247,37 @@ def _sources(values: Mapping[str, Any], method: MethodConfig) -> Iterator[tuple[
 def _from_trl(rows: Iterable[MethodRow]) -> Iterator[str]:
     yield from ("", "## From TRL", "", "Losses of TRL 1.16.0 by the file that has them; a test compares the two.", "")
     yield from ("| TRL | include |", "| --- | --- |")
-    yield from (f"| `{row.trl}` | `{row.include}` |" for row in rows if row.trl)
+    for row in rows:
+        if row.method.trl:
+            options = ", ".join(f"{key}={value!r}" for key, value in row.method.trl.items())
+            yield f"| `{options}` | `{row.include}` |"
     yield from ("", "Single options:", "", "| TRL | here |", "| --- | --- |")
     yield from (f"| {theirs} | {ours} |" for theirs, ours in TRL_OPTIONS)
 
 
 def _section(row: MethodRow) -> Iterator[str]:
-    yield from ("", f"## {row.title}", "", f"`{row.include}`, {_link(row.paper)}, {row.applies_to}.")
-    if row.renamed:
-        yield from ("", f"{row.renamed}.")
+    method = row.method
+    yield from ("", f"## {method.title}", "")
+    yield f"`{row.include}`, {_link(method.paper)}, {POLICIES[method.applies_to]}."
+    if method.renamed:
+        yield from ("", f"{' '.join(method.renamed.split())}.")
     yield from ("", "```text", *row.formulas, "```", "")
-    yield from ("| key | value | source |", "| --- | --- | --- |")
-    yield from (f"| `{key}` | {value} | {source} |" for key, value, source in row.sources)
+    yield from _values(row.sources)
     if row.published:
-        where = f", {row.published_on}" if row.published_on else ""
+        where = f", {method.published_on}" if method.published_on else ""
         yield from ("", f"The published run{where}; in force with `published: true`:", "")
-        yield from ("| key | value | source |", "| --- | --- | --- |")
-        yield from (f"| `{key}` | {value} | {source} |" for key, value, source in row.published)
-    if row.deviations:
-        yield from ("", "Deviations:", "", *(f"- {deviation}" for deviation in row.deviations))
-    if row.evidence:
-        yield from ("", "Evidence:", "", *(f"- {evidence}" for evidence in row.evidence))
+        yield from _values(row.published)
+    for heading, said in (("Deviations", method.deviations), ("Evidence", method.evidence)):
+        if said:
+            yield from ("", f"{heading}:", "", *(f"- {one}" for one in said))
 
 
-def _link(paper: str) -> str:
+def _values(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    yield from ("| key | value | source |", "| --- | --- | --- |")
+    yield from (f"| `{key}` | {value} | {source} |" for key, value, source in rows)
+
+
+def _link(paper: str | None) -> str:
     return f"[arXiv:{paper}](https://arxiv.org/abs/{paper})" if paper else "not published"
 
 

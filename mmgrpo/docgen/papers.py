@@ -175,7 +175,7 @@ def paper_index(methods: Iterable[MethodRow] | None = None) -> list[Paper]:
         One a line of the ledger.
     """
     found = method_index() if methods is None else methods
-    files = [_File(m.include, m.name, m.paper, m.applies_to, m.evidence) for m in found]
+    files = [_file(row) for row in found]
     files += [_run(name) for folder in RUNS for name in shipped(folder)]
     return [_paper(row, files) for row in ledger()]
 
@@ -245,9 +245,9 @@ def paper_section(name: str) -> str:
     for paper in papers:
         if asked in (paper.row.id.lower(), paper.arxiv):
             return "\n".join(_section(paper)) + "\n"
-    for method in unlisted(papers, methods):
-        if asked in (method.name.lower(), method.paper):
-            return f"## {method.title}\n\n{_unlisted(method)}, is not among the papers that were surveyed.\n"
+    for row in unlisted(papers, methods):
+        if asked in (row.method.name.lower(), row.method.paper):
+            return f"## {row.method.title}\n\n{_unlisted(row)}, is not among the papers that were surveyed.\n"
     near = ", ".join(paper.row.id for paper in papers if asked in paper.row.id.lower())
     said = f"there are {near}" if near else "mmgrpo methods --papers lists them"
     raise UnknownNameError(f"no paper {name!r}; {said}")
@@ -274,8 +274,9 @@ def papers_page(papers: Iterable[Paper], others: Iterable[MethodRow]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _unlisted(method: MethodRow) -> str:
-    return f"`{method.include}`: {method.title}, " + (f"arXiv:{method.paper}" if method.paper else "not published")
+def _unlisted(row: MethodRow) -> str:
+    where = f"arXiv:{row.method.paper}" if row.method.paper else "not published"
+    return f"`{row.include}`: {row.method.title}, {where}"
 
 
 def place_text(group: str) -> str:
@@ -300,6 +301,11 @@ class _File:
     number: str
     applies_to: str
     evidence: tuple[str, ...]
+
+
+def _file(row: MethodRow) -> _File:
+    method = row.method
+    return _File(row.include, method.name, method.paper or "", POLICIES[method.applies_to], method.evidence)
 
 
 def _run(include: str) -> _File:
