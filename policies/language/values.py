@@ -122,7 +122,7 @@ def of_rows(value: Value, state_NTD: Tensor, kept_NT: Tensor) -> Tensor:
 
 def views_of(values: Collection[Value], kept: Collection[str]) -> list[str]:
     """The other views that are asked. Raises ConfigError for a value that tokens do not have, or not of that view."""
-    named, own = ("logprob", *LOGPROB_DIVERGENCES), (PEERS.name, *OF_ENDS, *OF_LOGITS, *sorted(OF_STATES))
+    named, own = ("logprob", *LOGPROB_DIVERGENCES), (PEERS.name, *OF_ENDS, *sorted(OF_STATES), *OF_LOGITS)
     for value in values:
         known = value.name in own if value.view is None else value.view in kept and value.name in named
         if not known:

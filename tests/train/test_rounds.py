@@ -16,8 +16,9 @@ from torch import Tensor
 
 from mmgrpo import Job, Plan, Prompt, Sample, Scorer, Trainer
 from mmgrpo.config import AdvantageConfig
-from mmgrpo.data.contexts import column_hint, solution_prefix, systems, template
+from mmgrpo.data.contexts import column_hint, solution_prefix, template
 from mmgrpo.data.history import NOTHING, Context
+from mmgrpo.data.system_texts import systems
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.maths.planners import Answer, Planner, Request, Round, Setting, fixed, refill
