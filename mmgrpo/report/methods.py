@@ -132,7 +132,7 @@ def against_text(found: Difference | None) -> str:
     if found is None:
         return ""
     if found.half is None:
-        return f"{_signed(found.mean)} (one seed)"
+        return f"{_signed(found.mean)} (no interval)"
     said = within(found.mean, found.half, _signed(found.mean))
     return f"{said}{', beyond noise' if found.is_beyond_noise else ''}"
 

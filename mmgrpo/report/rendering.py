@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from mmgrpo.report.numbers import abridged, clip, duration, number, signed
+from mmgrpo.report.numbers import abridged, clip, duration, number, signed, within
 from mmgrpo.system.files import replace_text
 
 
@@ -32,6 +32,12 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        number=number, duration=duration, clip=clip, abridged=abridged, signed=signed, plain="{:.3g}".format
+        number=number,
+        duration=duration,
+        clip=clip,
+        abridged=abridged,
+        signed=signed,
+        within=within,
+        plain="{:.3g}".format,
     )
     return environment

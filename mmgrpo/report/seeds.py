@@ -30,6 +30,10 @@ T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 
 """Student's t of 1, 2, ... degrees of freedom that 97.5 % lie below."""
 
 
+ROUNDING = 1e-6
+"""Differences that deviate by no more are equal: what is measured is of float32."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedRun:
     """The numbers of one run.
@@ -66,7 +70,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A mean difference and half its 95 % interval; no interval of one seed alone."""
+    """A mean difference and half its 95 % interval; none of one seed alone, nor of seeds that say the same."""
 
     mean: float
     half: float | None
@@ -152,13 +156,14 @@ def difference(values: Sequence[float | None], others: Sequence[float | None]) -
         others: of the same seeds.
 
     Returns:
-        The mean of the differences and half of its 95 % interval, t s / sqrt(n); None where no seed has both.
+        The mean of the differences and half of its 95 % interval, t s / sqrt(n); None where no seed has both. Of
+        differences that are equal, as counts of few samples are by chance, s = 0 would promise too much.
     """
     pairs = [a - b for a, b in zip(values, others, strict=True) if a is not None and b is not None]
     spread = Spread.of(pairs)
     if spread is None:
         return None
-    if spread.deviation is None:
+    if spread.deviation is None or spread.deviation <= ROUNDING:
         return Difference(spread.mean, None)
     t = T_975[min(len(pairs) - 2, len(T_975) - 1)]
     return Difference(spread.mean, t * spread.deviation / math.sqrt(len(pairs)))

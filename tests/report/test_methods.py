@@ -105,7 +105,7 @@ def test_a_run_that_did_not_end_is_said(members: list[MethodRuns], tmp_path: Pat
     cut = [members[0], MethodRuns(name="cut", folders=(members[1].folders[0], None, None))]
     page = written(cut, tmp_path)
     assert "cut: 2 of 3 runs did not end" in "".join(page.texts("p"))
-    assert "+0.200 (one seed)" in (tmp_path / "comparison.md").read_text(encoding="utf-8")
+    assert "+0.200 (no interval)" in (tmp_path / "comparison.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_run_that_did_not_end_is_said(members: list[MethodRuns], tmp_path: Pat
         ([1.0, 3.0], [0.0, 0.0], Difference(2.0, 12.706), False),
         ([1.0, None, 3.0, 2.0], [0.0, 5.0, 0.0, 0.0], Difference(2.0, 4.303 / 3**0.5), False),
         ([2.0], [0.5], Difference(1.5, None), False),
-        ([2.0, 2.0], [1.0, 1.0], Difference(1.0, 0.0), True),
+        ([2.0, 2.0], [1.0, 1.0], Difference(1.0, None), False),
     ],
 )
 def test_difference(values: list[float], others: list[float], expected: Difference, is_beyond: bool) -> None:
