@@ -158,6 +158,23 @@ def _column_baseline(feedback: Feedback, advantage_BT: Tensor, *, column: str) -
     return gain_B[:, None].to(advantage_BT).expand_as(advantage_BT)
 
 
+def column_weight(*, column: str, at_zero: float = 0.0, at_one: float = 1.0) -> Estimator:
+    """The advantage by a number of the data row: what its prompt weighs in the run.
+
+    A <- A (at_zero + (at_one - at_zero) column); without the two it is times the column itself.
+
+    Units: dimensionless.
+    Source: a prompt's difficulty in DR-IRL, arXiv:2503.18991; its rank, turned over half way, in Re-Schedule,
+        arXiv:2510.24832.
+    """
+
+    def assign(feedback: Feedback, advantage_BT: Tensor) -> Tensor:
+        weight_B = at_zero + (at_one - at_zero) * feedback.column(column)
+        return advantage_BT * weight_B[:, None].to(advantage_BT)
+
+    return Estimator(assign=assign, columns=(column,))
+
+
 def drawn_baseline() -> Estimator:
     """Every member of a group against those that the policy drew at this step.
 

@@ -22,7 +22,7 @@ ANY_KIND = [
     "knapsack-rl", "mapo", "mmr1", "ngrpo", "nsr", "online-dpo", "pacs", "pass-k-training", "process-supervision",
     "prorl", "real", "reinforce-rej", "reward-model-ensembles", "riskpo", "rloo", "sapo",
     "simple-policy-optimization", "spo", "srpo--cross-domain", "stable-grpo", "vespo",
-    "ppl", "ppl-position", "pvpo", "rec",
+    "dr-irl", "ppl", "ppl-position", "pvpo", "rec",
 ]  # fmt: skip
 """Trained on a denoising policy."""
 

@@ -133,3 +133,9 @@ def test_the_least_variance_rises() -> None:
         setting = Setting(step=step, num_prompts=1, group_size=4)
         planner = planner_of("vcrl", step)
         assert planner.ask([answered(planner.ask((), setting), [1, 0, 0, 0])], setting) == asked
+
+
+def test_the_weights_of_re_schedule_turn_over_at_half_time() -> None:
+    config = config_of("re-schedule")
+    found = [config_at(config, step, Memory()).advantage.estimators[0].numbers for step in (169, 170)]
+    assert [(one["at_zero"], one["at_one"]) for one in found] == [(2.0, 0.5), (0.5, 2.0)]

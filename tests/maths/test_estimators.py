@@ -46,6 +46,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "over_budgets": {"at": [1, 2]},
     "column_baseline": {"column": "level"},
     "column_margin": {"column": "level"},
+    "column_weight": {"column": "level", "at_zero": 2.0},
     "both_ends": {"weight": 1.0},
     "among_most_efficient": {"count": 2},
     "entropy_weights": {"alpha": 1.0, "temperature": 1.0},

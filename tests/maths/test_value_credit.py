@@ -11,6 +11,7 @@ from mmgrpo.maths.value_credit import (
     answer_while_needed,
     column_baseline,
     column_margin,
+    column_weight,
     drawn_baseline,
     gae,
     log_ratio,
@@ -73,6 +74,15 @@ def test_the_baseline_is_a_column():
     feedback = replace(feedback, columns={"static_value": torch.tensor([0.25, 0.25, 1.0, 1.0])})
     found_BT = column_baseline(column="static_value").assign(feedback, torch.ones(4, 3))
     assert found_BT[:, 0].tolist() == [0.75, -0.25, 0.0, 0.0]
+
+
+def test_a_column_weighs_its_rows():
+    # 1.5 and -1.5 by 0.5; and between 2 at zero and 0.5 at one: 2 - 1.5 / 2
+    feedback = replace(feedback_of([1.0, 0.0], [0, 0]), columns={"rank": torch.tensor([0.5, 0.5])})
+    advantage_BT = torch.tensor([[1.5], [-1.5]])
+    assert column_weight(column="rank").assign(feedback, advantage_BT).tolist() == [[0.75], [-0.75]]
+    turned = column_weight(column="rank", at_zero=2.0, at_one=0.5)
+    assert turned.assign(feedback, advantage_BT).tolist() == [[1.875], [-1.875]]
 
 
 def test_read_rows_do_not_move_the_baseline():

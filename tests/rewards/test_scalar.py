@@ -16,8 +16,10 @@ from mmgrpo.rewards.judges.scalar import RewardModel, StepRewardModel
 from mmgrpo.rewards.judges.solvers import Solver
 from mmgrpo.rewards.text.answers import ExactMatch
 from mmgrpo.scoring import score
+from mmgrpo.scoring.shaping import shaped
 from mmgrpo.train.build import build_rewards
 from mmgrpo.types import Prompt, Sample, Score
+from tests.configs.method_steps import Step, taught
 from tests.rewards.endpoint import Server
 from tests.rewards.written import score_of, scores_of, wrote
 from tests.running import running
@@ -115,6 +117,25 @@ def test_each_step_is_scored_at_its_separator(stepped: str) -> None:
         assert [(scope.start, scope.end) for scope in said.scopes or ()] == [(0, 3), (7, 10)]
         assert [scope.value for scope in said.scopes or ()] == pytest.approx([one, two], **CLOSE)
     assert StepRewardModel(stepped)([wrote(" \n\n ")]) == [None]
+
+
+def test_the_two_right_answers_of_the_best_weakest_step_teach(stepped: str) -> None:
+    """M-STaR: 1(a = a*) min f, top 2; of five 0.9, 0.2, 0, 0.6 and 0 the first and the fourth, each alike."""
+    config = load_config("papers/mstar")
+    told = [reward.model_dump(exclude_unset=True) for reward in config.rewards]
+    rewards = build_rewards([RewardConfig.model_validate(one) for one in (told[0], told[1] | {"model": stepped})])
+    said = StepRewardModel(stepped, aggregate="min")([wrote("so\n\n\\boxed{7}")])
+    samples = [
+        Sample(Prompt("q", columns={"answer": "7"}), 0, i, text=f"so\n\n\\boxed{{{n}}}") for i, n in enumerate((7, 8))
+    ]
+    scores = shaped(score(samples, rewards), rewards, 0).scores
+    (alone,) = said
+    assert isinstance(alone, Score)
+    assert (scores.value_BR * scores.weight_R).sum(1).tolist() == pytest.approx([alone.value, 0.0])
+    of_five = taught(config, Step(reward=(0.9, 0.2, 0.0, 0.6, 0.0)))
+    assert (of_five.mask_BT * of_five.advantage_BT)[:, 0].tolist() == [1.0, 0.0, 0.0, 1.0, 0.0]
+    of_three = taught(config, Step(reward=(0.0, 0.3, 0.0)))
+    assert (of_three.mask_BT * of_three.advantage_BT)[:, 0].tolist() == [0.0, 1.0, 0.0]
 
 
 def test_what_a_model_lacks_is_said(scored: str) -> None:

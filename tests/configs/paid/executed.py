@@ -99,6 +99,8 @@ REFUSED: dict[str, list[Answer]] = {
     ],
 }
 
+ROCK = {"question": "Which rock is it?", "answer": "A"}
+
 SOLVED: dict[str, Judged] = {
     "mathsmith": Judged(
         says=lambda asked: "<think>" + "x" * 65536 + ("</think>\\boxed{7}" if "sum" in asked else "</think>none"),
@@ -120,6 +122,15 @@ SOLVED: dict[str, Judged] = {
             ),
             ({"caption": "a right triangle", "question": "hypotenuse?", "answer": 5}, "A right triangle.", 9, 0.3),
             ({"caption": "a right triangle", "question": "hypotenuse?", "answer": 5}, "Circles meet.", 9, 0.0),
+        ],
+    ),
+    "doge": Judged(  # 0.9 for a solver that is right with the analysis, all four times here, and 0.1 for the form
+        says=lambda asked: "\\boxed{A}" if "basalt" in asked.partition("analysis")[2] else "\\boxed{B}",
+        answers=[
+            (ROCK, "<think>dark</think>It is basalt.", 9, 1.0),
+            (ROCK, "It is basalt.", 9, 0.9),
+            (ROCK, "<think>light</think>It is chalk.", 9, 0.1),
+            (ROCK, "It is chalk.", 9, 0.0),
         ],
     ),
 }
