@@ -122,6 +122,7 @@ RIGHT_AND_WRONG = (
 
 SMALL: dict[str, dict[str, Any]] = {
     "aapo": {"advantage.estimators": [{"name": "column_margin", "column": "difficulty"}]},
+    "dr-irl": {"advantage.estimators": [{"name": "column_weight", "column": "static_value"}]},
     "pass-k-training": {"rollout.group_size": 4, "advantage.scale.k": 2},
     "prorl": {"reference.reset_every": 1},
     "chunk-grpo": {"policy.segments": [2, 2]},
