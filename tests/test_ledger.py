@@ -137,7 +137,7 @@ def test_number_of_a_row_decides_over_a_name() -> None:
 def test_what_is_open_says_what_it_wants() -> None:
     paper = PAPERS["dppo"]
     assert paper.lacks == ("policy_robotics",)
-    counted = summary([paper, PAPERS["eepo"], PAPERS["dr-grpo"]])
+    counted = summary([paper, PAPERS["mpo"], PAPERS["dr-grpo"]])
     assert counted.startswith("3 papers: 1 have a file, 0 are a setting, 2 are open, of which 1 need ")
     section = paper_section("dppo")
     assert "No place yet for: policy_robotics." in section
