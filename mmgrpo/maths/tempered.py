@@ -56,7 +56,8 @@ def _in_places(
     first, *further = rounds
     if not further:
         return [trained(first)]
-    best = [row for row in _ordered(further[0]) if _advantages(further[0], eps)[row] > better]
+    advantages = _advantages(further[0], eps)
+    best = [row for row in _ordered(further[0]) if advantages[row] > better]
     num = min(most, len(best)) // (2 if halved else 1)
     taken_B, placed_B = trained(first), torch.zeros_like(trained(further[0]))
     taken_B[_ordered(first)[:num]] = False
