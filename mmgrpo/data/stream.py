@@ -10,7 +10,7 @@ from mmgrpo.config import RunConfig
 from mmgrpo.config.binding import build_estimators, build_planner, columns_read
 from mmgrpo.data.keys import prompt_keys
 from mmgrpo.data.samplers import Pool, PromptSampler, build_sampler, in_order, permutation, shuffled
-from mmgrpo.errors import DataError
+from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.prompt_weights import apportioned
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.memory import Column, Memory, Outcomes
@@ -28,6 +28,13 @@ def stream_of(prompts: Sequence[Prompt], config: RunConfig) -> PromptStream:
     section = config.prompts
     for column, reader in columns_read(config).items():
         _require_numbers(prompts, column, reader)
+    labels = [part.known_as for part in section.sources] if section else []
+    source = config.rollout.planner.numbers.get("source")
+    if source is not None and source not in labels:
+        raise ConfigError(
+            f"rollout.planner.source: {source!r} is the label of none of prompts.sources, which are "
+            f"{', '.join(labels) or 'not there'}; label the source that it takes"
+        )
     return PromptStream(
         prompts,
         num_per_step=config.rollout.prompts_per_step,

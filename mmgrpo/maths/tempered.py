@@ -23,10 +23,10 @@ def with_tempered(
 ) -> Planner:
     """The first prompts are drawn once more at another temperature; what beats its group takes the place of a row.
 
-    A further group of each of the first ``share`` of the prompts. Of these members those train that are more than
-    ``better`` deviations above the mean of the ones drawn with them: the first ``most`` of the step, half as many where
-    the temperature is below 1, in the order of prompts. As many of the step's first rows do not train. The ratio of
-    what is drawn so is to the policy of now at its own temperature; it counts as given.
+    A further group of each of the first ``share`` of the prompts, one at least. Of these members those train that are
+    more than ``better`` deviations above the mean of the ones drawn with them: the first ``most`` of the step, half as
+    many where the temperature is below 1, in the order of prompts. As many of the step's first rows do not train. The
+    ratio of what is drawn so is to the policy of now at its own temperature; it counts as given.
 
     Units: temperature as the policy has it; share is dimensionless; most in rows; eps in those of the reward.
     Raises: ConfigError for numbers that ask for nothing.
@@ -46,7 +46,7 @@ def _again(first: Round, setting: Setting, *, share: float, settings: dict[str, 
     members = tuple(range(setting.group_size, 2 * setting.group_size))
     return tuple(
         Request(prompt=prompt, members=members, settings=settings, behind_prompt=True, as_own=True)
-        for prompt in range(int(share * setting.num_prompts))
+        for prompt in range(max(1, int(share * setting.num_prompts)))
     )
 
 

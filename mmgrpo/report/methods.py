@@ -75,7 +75,7 @@ class Row:
 
 LEGEND = (
     "± of a measure is one sample deviation over the seeds; ± of what a method has against the first is half of the "
-    "95 % interval of the mean difference (Student's t)."
+    "95 % interval of the mean difference (Student's t); one seed, or seeds that all say the same, give none."
 )
 
 

@@ -93,10 +93,9 @@ def watched(
     free = [name for name, identity in known.items() if identity not in taught]
     wrong = [name for name in watchdog.held_out if name not in free]
     if wrong:
-        raise ConfigError(
-            f"watchdog.held_out names {', '.join(wrong)}; of the evaluation's rewards, these are not trained on: "
-            f"{', '.join(free) or 'none'}"
-        )
+        there = f"of the evaluation's rewards, these are not trained on: {', '.join(free) or 'none'}"
+        none = "there is no evaluation: leave the watchdog out as well (watchdog=null), or set watchdog.held_out=[]"
+        raise ConfigError(f"watchdog.held_out names {', '.join(wrong)}; {there if config.evaluation else none}")
     held_out = watchdog.held_out or tuple(name for name in free if name != GRID)
     if "hacking" in watchdog.stop and not held_out:
         raise ConfigError("watchdog.stop: hacking needs a reward in evaluation.rewards that is not trained on")

@@ -79,8 +79,16 @@ class Learnt:
             config: the run's, with a section ``critic``.
             critic: its weights on the device where it runs.
             job: the processes.
+
+        Raises:
+            ConfigError: the policy would have no step.
         """
         assert config.critic is not None
+        if config.critic.alone >= config.steps > 0:
+            raise ConfigError(
+                f"critic.alone={config.critic.alone} leaves the policy none of steps={config.steps}: lower the one, or "
+                "raise the other"
+            )
         self._config, self._critic, self._job = config.critic, critic, job
         own = {"lr": self._config.lr, "max_grad_norm": self._config.max_grad_norm, "hooks": ()}
         update = config.update.model_copy(update=own)

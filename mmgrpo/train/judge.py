@@ -5,6 +5,7 @@ Axes: B rows of this process, N rows of the whole job.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from mmgrpo.scoring import NamedReward
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.train.gather import Experience
 from mmgrpo.types import Scores
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,8 @@ def judge(experience: Experience, rewards: Sequence[NamedReward], *, step: int, 
     groups = job.gather(experience.rollout.prompt_index_B)
     group_N = torch.cat(groups)
     start = sum(len(group_B) for group_B in groups[: job.rank])
+    if step == 0 and job.rank == 0:
+        _tell_unapplied(scores)
     counting = shaped(scores, rewards, step)
     return Verdict(
         scores=scores,
@@ -70,3 +75,15 @@ def judge(experience: Experience, rewards: Sequence[NamedReward], *, step: int, 
         mine=slice(start, start + len(experience.keep_B)),
         metrics=counting.metrics,
     )
+
+
+def _tell_unapplied(scores: Scores) -> None:
+    """Warns of rewards that judged no sample of the first step: as a rule their rows lack what they compare with."""
+    for name, valid_B in zip(scores.names, scores.valid_BR.T, strict=True):
+        if len(valid_B) and not valid_B.any() and not scores.failures.get(name):
+            logger.warning(
+                "reward %s applied to none of the %d samples of the first step: see that the rows have the columns "
+                "that it reads (mmgrpo rewards NAME), or leave it out",
+                name,
+                len(valid_B),
+            )

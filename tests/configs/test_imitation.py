@@ -163,3 +163,10 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
         assert all("policy/loss/mutual" in line for line in lines)
     if name == "expo":
         assert lines[0]["policy/loss/foreign"] > 0
+
+
+def test_a_source_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    small = {"rewards": [], "output": str(tmp_path), "policy": None, "rollout.prompts_per_step": 2}
+    config = load_config("methods/oorl", {**small, "update.minibatches": 1})
+    with pytest.raises(ConfigError, match=r"rollout.planner.source: 'equivalents' is the label of none"):
+        Trainer(policy_of("llama"), [NamedReward("right", first_is_right)], prompts_of("llama")[:2], config)

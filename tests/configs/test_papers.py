@@ -52,7 +52,7 @@ def test_every_value_has_a_source_and_every_source_a_value(name: str) -> None:
     said = own["recipe"]["sources"]
     assert [key for key in leaves(own) if not under(key, OPEN) and not under(key, said)] == []
     assert [key for key in said if not has(read_layers(CONFIGS / f"{name}.yaml"), key)] == []
-    assert re.fullmatch(r"\d{4}\.\d{5}", recipe.paper)
+    assert re.fullmatch(r"\d{4}\.\d{5}", recipe.paper or "")
     assert recipe.deviations
     assert recipe.evidence
     assert re.search(r"\b[Rr]ows?\b", load_config(name).note or "")

@@ -144,6 +144,11 @@ def test_first_the_critic_moves_alone_and_then_the_policy(method: str, tmp_path:
     assert any(not torch.equal(now, then) for now, then in zip(trainer.parameters, before, strict=True))
 
 
+def test_a_policy_that_never_moves_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"critic.alone=2 leaves the policy none of steps=2"):
+        trainer_of(config_of(tmp_path, "dvpo", **{"critic.alone": 2}))
+
+
 def test_a_model_that_gives_logits_alone_is_no_critic() -> None:
     with pytest.raises(ConfigError, match="T5ForConditionalGeneration is called plainly"):
         t5(lora=None).critic()

@@ -64,8 +64,14 @@ def test_the_value_is_the_mean_of_spos_tracker() -> None:
     for step, reward in enumerate((1.0, 1.0, 0.0, 1.0, 0.0)):
         alpha, beta = 0.875 * alpha + reward, 0.875 * beta + 1 - reward
         reward_K = torch.tensor([reward], dtype=torch.float64)
-        seen = {"num_K": torch.tensor([1]), "reward_sum_K": reward_K, "reward_square_sum_K": reward_K.square()}
-        value_K = value(value_K, Outcomes(keys=("a",), step=step, **seen))
+        seen = Outcomes(
+            keys=("a",),
+            step=step,
+            num_K=torch.tensor([1]),
+            reward_sum_K=reward_K,
+            reward_square_sum_K=reward_K.square(),
+        )
+        value_K = value(value_K, seen)
         assert value_K.item() == pytest.approx(alpha / (alpha + beta), abs=1e-12)
 
 
