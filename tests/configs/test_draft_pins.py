@@ -77,8 +77,8 @@ def test_the_temperature_follows_the_entropy() -> None:
     planner = build_planner(course.at(0, Memory()).config.rollout)
     requests = planner.ask([answered(planner.ask((), FOUR), [0] * 8)], FOUR)
     assert requests[0].settings == {"temperature": 1.2}
-    three = replace(FOUR, num_prompts=3)  # less than a quarter is nobody
-    assert planner.ask([answered(planner.ask((), three), [0] * 6)], three) == ()
+    three = replace(FOUR, num_prompts=3)  # of which a quarter is less than one
+    assert [one.prompt for one in planner.ask([answered(planner.ask((), three), [0] * 6)], three)] == [0]
 
 
 def test_what_means_the_same_is_no_place_to_part() -> None:
