@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mmgrpo.config.binding import window_at
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.forwards import forwards_per_sample
@@ -69,6 +70,14 @@ def test_a_run_spends_what_was_explained(name: str, tmp_path: Path) -> None:
     last_of_step = {line["step"]: line["count/forwards_per_sample"] for line in lines}
     explained = sum(numbers(forwards_per_sample(config, 4, NUM_LEVELS), 4))
     assert sum(last_of_step.values()) / len(last_of_step) == pytest.approx(explained, abs=1e-9)
+
+
+def test_a_tail_without_a_window_is_refused() -> None:
+    config = validated({"policy": {"name": "denoising", "tail": {"frac": 0.4}}})
+    with pytest.raises(ConfigError, match=r"policy\.tail is of the steps after rollout\.window, and there is none"):
+        forwards_per_sample(config, 10)
+    with pytest.raises(ConfigError, match=r"policy\.tail is of"):
+        window_at(config, DenoisingPolicy(PIPELINES["sd3"].build(), {"tail": {"frac": 0.4}}), 0)
 
 
 PLANNED: dict[str, tuple[dict[str, Any], str]] = {

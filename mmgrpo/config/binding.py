@@ -182,9 +182,15 @@ def _foreign(config: ForeignConfig) -> Foreign:
 
 
 def window_at(config: RunConfig, policy: Policy | Scheduled, step: int) -> tuple[int, ...] | None:
-    """The stochastic decisions of a step, those among them that branches part at; None for all."""
+    """The stochastic decisions of a step, those among them that branches part at; None for all.
+
+    Raises ConfigError for a window that does not fit the schedule, a policy without one, or ``policy.tail`` without a
+    window.
+    """
     window = config.rollout.window
     if window is None:
+        if config.policy and config.policy.numbers.get("tail"):
+            raise ConfigError("policy.tail is of the steps after rollout.window, and there is none: set it, or no tail")
         return None
     if not isinstance(policy, Scheduled):
         raise ConfigError(f"rollout.window lays windows over denoising steps; {type(policy).__name__} has none")

@@ -191,7 +191,7 @@ def _mean_first(config: RunConfig, num_steps: int | None) -> float | None:
 def _mean_spared(config: RunConfig, num_steps: int | None) -> float | None:
     """Mean over the run of the steps that ``policy.tail`` spares; None if they depend on an N that is not known."""
     tail = config.policy.numbers.get("tail") if config.policy else None
-    if tail is None or config.rollout.window is None:
+    if tail is None:
         return 0.0
     if num_steps is None:
         return None

@@ -247,22 +247,6 @@ Found = list[tuple[Rollout, list[int]]]
 """Rows, and which of the round's requests each answers."""
 
 
-def _drawn(
-    policy: Policy,
-    request: Request,
-    entries: Sequence[_Entry],
-    prompt_of: PromptOf,
-    plan: Plan,
-    seed: int,
-    *,
-    reads: bool = False,
-) -> Found:
-    if not entries:
-        return []
-    rollout = _rollout(policy, request, entries, prompt_of, plan, seed, reads=reads)
-    return [(rollout, [entry.request for entry in entries for _ in entry.members])]
-
-
 def _there(
     policy: Policy, requests: Sequence[tuple[int, Request]], prompt_of: PromptOf, plan: Plan, seed: int
 ) -> Found:
@@ -290,7 +274,7 @@ def _drawn_on(number: int, draft: Given) -> _Entry:
     return _Entry(number, sample.group, sample.prompt, (sample.member,), begun if tokens else None)
 
 
-def _rollout(
+def _drawn(
     policy: Policy,
     request: Request,
     entries: Sequence[_Entry],
@@ -298,9 +282,11 @@ def _rollout(
     plan: Plan,
     seed: int,
     *,
-    reads: bool,
-) -> Rollout:
-    """Rows that are drawn with the same settings and weights."""
+    reads: bool = False,
+) -> Found:
+    """Rows that are drawn with the same settings and weights; none of no entries."""
+    if not entries:
+        return []
     sizes = {len(entry.members) for entry in entries}
     usual = len(sizes) == 1 and all(entry.members == tuple(range(len(entry.members))) for entry in entries)
     bare = _Bare(prompt_of, {(entry.group, member): entry for entry in entries for member in entry.members})
@@ -318,10 +304,12 @@ def _rollout(
         rollout = policy.rollout([entry.prompt for entry in entries], group_size=max(sizes), seed=seed, plan=own)
     rollout = replace(rollout, samples=bare(rollout.samples))
     if reads:
-        return _read_again(policy, rollout, replace(plan, settings=own.settings, on_samples=None), seed)
-    if request.behind_prompt:
-        return _behind_prompt(policy, rollout, Plan(environment=plan.environment), seed, as_own=request.as_own)
-    return rollout if request.weights is None else rollout.aged()
+        rollout = _read_again(policy, rollout, replace(plan, settings=own.settings, on_samples=None), seed)
+    elif request.behind_prompt:
+        rollout = _behind_prompt(policy, rollout, Plan(environment=plan.environment), seed, as_own=request.as_own)
+    elif request.weights is not None:
+        rollout = rollout.aged()
+    return [(rollout, [entry.request for entry in entries for _ in entry.members])]
 
 
 def _read_again(policy: Policy, rollout: Rollout, plan: Plan, seed: int) -> Rollout:
