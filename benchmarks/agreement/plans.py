@@ -12,7 +12,7 @@ from benchmarks.agreement.comparing import Case, Numbers, Rows
 from mmgrpo.config.loading import CONFIGS, read_layers
 from mmgrpo.maths.schedules import VALUE_SCHEDULES
 from mmgrpo.maths.windows import WINDOWS
-from mmgrpo.policies.language.settings import Cooling
+from mmgrpo.policies.cooling import Cooling
 
 NUM_STEPS = 25
 TOKENS = (0, 9, 10, 60, 400, 2000)

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from mmgrpo.errors import PolicyError
-from mmgrpo.policies.language.completion import Completion
-from mmgrpo.policies.language.decoding import Tape
+from mmgrpo.policies.completion import Completion
 from mmgrpo.policies.language.encoding import Encoded
 from mmgrpo.policies.language.plain import FILLS, Plain
-from mmgrpo.policies.language.sampling import Sampling
 from mmgrpo.policies.language.scoring import logprobs
 from mmgrpo.policies.language.trace import Trace
 from mmgrpo.policies.language.ways import Cached, Way
+from mmgrpo.policies.sampling import Sampling
+from mmgrpo.policies.tape import Tape
 
 LENGTHS = (3, 2)  # tokens of the two completions that each prompt is tried with
 ENTRIES = 65536  # of a parameter's gradient that are compared, evenly spaced

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import DataError
-from mmgrpo.policies.language.completion import Completion
-from mmgrpo.policies.language.decoding import Tape
+from mmgrpo.policies.completion import Completion
 from mmgrpo.policies.language.encoding import Encoded, Encoder
-from mmgrpo.policies.language.sampling import Sampling
 from mmgrpo.policies.language.ways import Way
+from mmgrpo.policies.sampling import Sampling
+from mmgrpo.policies.tape import Tape
 from mmgrpo.types import Continuation
 
 

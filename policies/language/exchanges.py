@@ -9,7 +9,7 @@ import torch
 
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.errors import PolicyError
-from mmgrpo.policies.language.completion import Completion, Written
+from mmgrpo.policies.completion import Completion, Written
 from mmgrpo.policies.language.drawing import Drawing, Start, write
 from mmgrpo.policies.language.encoding import Encoder
 from mmgrpo.policies.language.ways import Way

@@ -6,26 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoProcessor,
-    AutoTokenizer,
-    PreTrainedModel,
-)
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-from transformers.pytorch_utils import Conv1D
+from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.loading import DTYPES, built, named
-from mmgrpo.system.hub import why_not
-
-FUSING = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
-FUSED = ("out_proj", "conv1d")
-"""Models whose kernels read the weights of these layers without calling them: an adapter there would be passed over."""
+from mmgrpo.policies.text_models import pretrained
 
 MEDIA_WORDS = ("image", "video", "vision", "audio", "img")
 
@@ -45,18 +31,7 @@ def load_model(settings: LanguageSettings) -> tuple[PreTrainedModel, Any]:
             given = type(found).__name__
             raise ConfigError(f"policy.model {source!r} must return a model and its processor, got {given}")
         return found[0].to(DTYPES[settings.dtype]), found[1]
-    where = {"pretrained_model_name_or_path": source, "revision": settings.revision or "main"}
-    try:
-        config = AutoConfig.from_pretrained(**where)
-        shows = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-        model_class = AutoModelForImageTextToText if shows else AutoModelForCausalLM
-        processor_class = AutoProcessor if shows else AutoTokenizer
-        chosen = {} if settings.attention is None else {"attn_implementation": settings.attention}
-        model = model_class.from_pretrained(**where, dtype=DTYPES[settings.dtype], **chosen)
-        return model, processor_class.from_pretrained(**where, **settings.processor)
-    except (OSError, ValueError, ImportError) as error:
-        why = why_not(source, error, revision=settings.revision)
-        raise ConfigError(f"policy.model {source!r} cannot be loaded as a language model: {why}") from error
+    return pretrained(source, settings, what="a language model")
 
 
 def end_ids(model: PreTrainedModel, tokenizer: Any) -> list[int]:
@@ -99,37 +74,3 @@ def suppressed_ids(
     vocabulary = model.config.get_text_config(decoder=True).vocab_size
     kept = sorted(value for value in found if value < vocabulary)
     return torch.tensor(kept, dtype=torch.long, device=model.device)
-
-
-def language_parameters(model: PreTrainedModel) -> set[nn.Parameter]:
-    """The parameters of the language model alone: its decoder and its embeddings."""
-    parts = (model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings())
-    return {parameter for part in parts if part is not None for parameter in part.parameters()}
-
-
-def language_linears(model: PreTrainedModel) -> list[str]:
-    """Paths of the language model's linear layers, the output embeddings left out, and what peft puts no adapter on."""
-    head = model.get_output_embeddings()
-    writer = model.get_decoder()
-    if writer is None or all(module in (writer, head) for module in writer.modules()):  # named so, it is the head alone
-        writer = model
-    decoder = {id(module) for module in writer.modules()}
-    fused = FUSED if model.config.model_type in FUSING else ()
-    return [
-        path
-        for path, module in model.named_modules()
-        if _is_linear(module) and id(module) in decoder and module is not head and path.rpartition(".")[2] not in fused
-    ]
-
-
-@torch.no_grad()
-def _is_linear(module: nn.Module) -> bool:
-    """Whether it is a linear map: routers and grouped layers are of the class, too, and do other things."""
-    if type(module) in (nn.Linear, Conv1D) or not isinstance(module, nn.Linear):
-        return type(module) in (nn.Linear, Conv1D)
-    dtype = module.weight.dtype if module.weight.is_floating_point() else torch.float32
-    try:
-        found = module(torch.zeros(1, module.in_features, dtype=dtype, device=module.weight.device))
-    except (RuntimeError, TypeError, ValueError):
-        return False
-    return isinstance(found, torch.Tensor) and found.shape[-1] == module.out_features

@@ -18,10 +18,10 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from mmgrpo.policies.language.decoding import Tape
 from mmgrpo.policies.language.encoding import MASK, Encoded
 from mmgrpo.policies.language.trace import Trace
 from mmgrpo.policies.language.ways import Way
+from mmgrpo.policies.tape import Tape
 
 LAST = -1
 FILLS = (0, 1, LAST)

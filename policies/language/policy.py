@@ -16,27 +16,27 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
+from mmgrpo.policies.distribution import OF_LOGITS
 from mmgrpo.policies.language.agreement import TOLERANCES, Trial, require_plain
 from mmgrpo.policies.language.choosing import Choice, candidates_of
 from mmgrpo.policies.language.critic import Hidden, LanguageCritic
 from mmgrpo.policies.language.encoding import Encoded, Encoder
 from mmgrpo.policies.language.loading import (
     end_ids,
-    language_linears,
-    language_parameters,
     load_model,
     suppressed_ids,
 )
 from mmgrpo.policies.language.peers import peer_divergence
 from mmgrpo.policies.language.plain import Plain
 from mmgrpo.policies.language.rollouts import Rollouts
-from mmgrpo.policies.language.sampling import Sampling
 from mmgrpo.policies.language.scoring import logprobs
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.language.text_ends import text_ends
 from mmgrpo.policies.language.trace import Trace
-from mmgrpo.policies.language.values import OF_LOGITS, OF_STATES, views_of
+from mmgrpo.policies.language.values import OF_STATES, views_of
 from mmgrpo.policies.language.ways import Cached, Way
+from mmgrpo.policies.sampling import Sampling
+from mmgrpo.policies.text_models import language_linears, language_parameters
 from mmgrpo.policies.weights import PeftFiles, Weights
 from mmgrpo.policy import Criticising, Joining, Keeping, Policy, Reading, Seeing, Supervised, Writing
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policies.language.completion import Completion
-from mmgrpo.policies.language.decoding import NUMBERS
+from mmgrpo.policies.completion import Completion
 from mmgrpo.policies.language.drawing import Drawing, Start, begun_by, write
 from mmgrpo.policies.language.encoding import Encoded, Encoder
 from mmgrpo.policies.language.exchanges import exchanged, opened_by, shown
 from mmgrpo.policies.language.plain import Plain
-from mmgrpo.policies.language.sampling import Sampling
 from mmgrpo.policies.language.scoring import supported
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.language.trace import Trace, assembled, sample_of
 from mmgrpo.policies.language.ways import Way
+from mmgrpo.policies.sampling import Sampling
+from mmgrpo.policies.tape import NUMBERS
 from mmgrpo.types import Given, Origin, Plan, Prompt, Rollout, Sample
 from mmgrpo.values import ENTROPY, OLD, SEMANTIC_ENTROPY
 

@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from mmgrpo.errors import ConfigError
+from mmgrpo.policies.cooling import Cooling
 from mmgrpo.policies.lora import LoraSettings
-
-
-class Cooling(BaseModel):
-    """What the temperature of a token is multiplied by as it is drawn: 1 + high - exp(t / pace), at least low.
-
-    t counts the tokens written before it; it is 1 for the first ``after`` tokens.
-    Source: Yang et al., arXiv:2510.05251, exploratory annealed decoding, and its code (yangalan123/EAD-RLVR,
-    verl/workers/rollout/vllm_rollout/annealed_sampling.py, ``negexp``).
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    high: float = Field(default=1.2, gt=0, description="the factor that it begins with")
-    low: float = Field(default=0.1, gt=0, description="the least factor")
-    pace: float = Field(default=500.0, gt=0, description="tokens until the factor has fallen by e - 1")
-    after: int = Field(default=10, ge=0, description="tokens that are drawn at the temperature itself")
-
-    def factor(self, t: int) -> float:
-        """Of the token that t tokens come before."""
-        return 1.0 if t < self.after else max(1 + self.high - math.exp(min(t / self.pace, 99.0)), self.low)
+from mmgrpo.policies.overriding import overridden
 
 
 class LanguageSettings(BaseModel):
@@ -132,21 +112,7 @@ class LanguageSettings(BaseModel):
 
     def overridden(self, changed: Mapping[str, Any]) -> LanguageSettings:
         """These settings with some of drawing changed. Raises ConfigError for others, and for values out of range."""
-        if not changed:
-            return self
-        if unknown := [name for name in changed if name not in self.of_a_rollout]:
-            raise ConfigError(
-                f"a rollout of tokens has no setting {', '.join(map(repr, unknown))} of its own; it takes "
-                f"{', '.join(self.of_a_rollout)}"
-            )
-        try:
-            own = self.model_dump()
-            return LanguageSettings.model_validate(
-                {**own, **{name: _laid(own[name], changed[name]) for name in changed}}
-            )
-        except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            raise ConfigError(f"settings of a rollout: {problem['loc'][-1]}: {problem['msg']}") from error
+        return overridden(self, changed, self.of_a_rollout)
 
     def described(self) -> list[tuple[str, str]]:
         """What ``mmgrpo explain`` says of these settings: labels and texts."""
@@ -172,8 +138,3 @@ class LanguageSettings(BaseModel):
         if self.share_prefix is False:
             return "once per row: share_prefix is false"
         return "once per group too, where the model's cache is of keys and values alone; else once per row"
-
-
-def _laid(own: Any, changed: Any) -> Any:
-    """A setting changed; one that has parts keeps those that are not named."""
-    return {**own, **changed} if isinstance(own, Mapping) and isinstance(changed, Mapping) else changed

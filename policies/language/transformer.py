@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from inspect import signature
 from typing import Any
@@ -18,7 +17,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 from mmgrpo.errors import PolicyError
 from mmgrpo.policies.language.encoding import MASK, Encoded, batches_of
 from mmgrpo.policies.language.heads import Head
-from mmgrpo.policies.language.prefix import Prefix, joined, mergeable
+from mmgrpo.policies.prefix import Prefix, extended, joined, mergeable
 
 PROBE_TOKENS = 3
 
@@ -89,25 +88,13 @@ class Transformer:
 
         Shapes: (N, R) -> the longer prefix, hidden states (N, R, D).
         """
-        N, R = token_NR.shape
-        inputs: dict[str, Any] = {"input_ids": token_NR}
-        mask_NL = prefix.mask_NL
-        if mask_NL is not None:
-            room = mask_NL.shape[1] - prefix.length  # a static cache has all it will need
-            mask_NL = inputs[MASK] = mask_NL if room else torch.cat([mask_NL, mask_NL.new_ones(N, R)], dim=1)
-        if self._takes_positions:
-            inputs["position_ids"] = prefix.next_position[..., None] + torch.arange(R, device=token_NR.device)
         forward = self._compiled if isinstance(prefix.cache, StaticCache) else self._base
-        with self._arithmetic():
-            hidden_NRD = forward(**inputs, past_key_values=prefix.cache, use_cache=True).last_hidden_state
-        longer = replace(
-            prefix,
-            mask_NL=mask_NL,
-            next_position=prefix.next_position + R,
-            hidden_ND=hidden_NRD[:, -1],
-            length=prefix.length + R,
-        )
-        return longer, hidden_NRD
+
+        def run(**place: Any) -> Tensor:
+            with self._arithmetic():
+                return forward(input_ids=token_NR, **place, use_cache=True).last_hidden_state
+
+        return extended(prefix, token_NR.shape[1], run, places=self._takes_positions)
 
     def whole(self, prompts: Sequence[Encoded], tokens: Sequence[Tensor], *, fill: int = 0) -> Tensor:
         """Runs prompts with their completions in one go, without a cache; all prompts must be of one kind.

@@ -12,10 +12,11 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from mmgrpo.policies.language import trees
-from mmgrpo.policies.language.decoding import Tape, complete
+from mmgrpo.policies.language.decoding import complete
 from mmgrpo.policies.language.encoding import Encoded
 from mmgrpo.policies.language.trace import Trace
 from mmgrpo.policies.language.transformer import Transformer
+from mmgrpo.policies.tape import Tape
 
 
 class Way(ABC):

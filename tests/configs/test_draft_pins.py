@@ -20,7 +20,7 @@ from mmgrpo.maths.places import Row, height, meanings_part
 from mmgrpo.maths.planners import Branch, Setting
 from mmgrpo.maths.tempered import with_tempered
 from mmgrpo.memory import Memory
-from mmgrpo.policies.language.sampling import semantic_entropies
+from mmgrpo.policies.sampling import semantic_entropies
 from mmgrpo.train.memory import Facts, remember
 from mmgrpo.types import Prompt
 from tests.configs.method_steps import config_of

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.policies.completion import Written
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.policies.language.completion import Written
 from mmgrpo.policy import Policy
 from mmgrpo.types import Given, Plan, Prompt, Rollout
 from tests.policies.tiny_language import picture, policy_of, prompts_of

@@ -21,7 +21,7 @@ from transformers import (
 
 from mmgrpo.errors import PolicyError
 from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.policies.language.loading import language_linears
+from mmgrpo.policies.text_models import language_linears
 from mmgrpo.types import Example, Plan, Prompt, Rollout
 from tests.breadth.language.families import families
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values

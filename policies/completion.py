@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from mmgrpo.policies.language.sampling import Sampling, Support
+from mmgrpo.policies.sampling import Sampling, Support
 from mmgrpo.types import Sample
 
 

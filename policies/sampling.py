@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 from torch.utils.checkpoint import checkpoint
 
-from mmgrpo.policies.language.settings import Cooling, LanguageSettings
+from mmgrpo.policies.cooling import Cooling
 
 MIN_CHUNK = 16
 NEVER = -1e30  # logits below it are the model's own way to say that a token is not written
+
+
+class Draws(Protocol):
+    """Settings that say how tokens are drawn; what each is, ``Sampling`` says."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int | None: ...
+    @property
+    def top_p(self) -> float | None: ...
+    @property
+    def min_p(self) -> float | None: ...
+    @property
+    def cooling(self) -> Cooling | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +53,16 @@ class Sampling:
     cooling: Cooling | None = None
 
     @classmethod
-    def of(cls, settings: LanguageSettings, suppressed: Tensor) -> Sampling:
+    def of(cls, settings: Draws, suppressed: Tensor) -> Sampling:
         """As the settings say, without these tokens."""
-        named = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "min_p", "cooling")}
-        return cls(**named, suppressed=suppressed)
+        return cls(
+            temperature=settings.temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            min_p=settings.min_p,
+            suppressed=suppressed,
+            cooling=settings.cooling,
+        )
 
     @property
     def truncates(self) -> bool:

@@ -7,7 +7,7 @@ Everything here is differentiable: the update runs a prompt once under grad and 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -52,6 +52,37 @@ class Prefix:
             next_position=self.next_position[..., index],
             hidden_ND=self.hidden_ND[index],
         )
+
+
+def extended(prefix: Prefix, num: int, run: Callable[..., Tensor], *, places: bool = True) -> tuple[Prefix, Tensor]:
+    """Runs further tokens of each row; the prefix's cache grows and must not be used again.
+
+    Args:
+        prefix: N rows.
+        num: R, tokens of each.
+        run: past_key_values, attention_mask and position_ids, as far as they are needed -> hidden states (N, R, D).
+        places: whether the model takes position_ids.
+
+    Returns:
+        The longer prefix and the hidden states.
+    """
+    N, device, mask_NL = len(prefix.hidden_ND), prefix.hidden_ND.device, prefix.mask_NL
+    place: dict[str, Any] = {"past_key_values": prefix.cache}
+    if mask_NL is not None:
+        room = mask_NL.shape[1] - prefix.length  # a static cache has all it will need
+        mask_NL = mask_NL if room else torch.cat([mask_NL, mask_NL.new_ones(N, num)], dim=1)
+        place["attention_mask"] = mask_NL
+    if places:
+        place["position_ids"] = prefix.next_position[..., None] + torch.arange(num, device=device)
+    hidden_NRD = run(**place)
+    longer = replace(
+        prefix,
+        mask_NL=mask_NL,
+        next_position=prefix.next_position + num,
+        hidden_ND=hidden_NRD[:, -1],
+        length=prefix.length + num,
+    )
+    return longer, hidden_NRD
 
 
 def mergeable(cache: Cache) -> bool:

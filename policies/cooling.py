@@ -1,0 +1,27 @@
+"""How tokens are drawn the colder, the later they come."""
+
+from __future__ import annotations
+
+import math
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Cooling(BaseModel):
+    """What the temperature of a token is multiplied by as it is drawn: 1 + high - exp(t / pace), at least low.
+
+    t counts the tokens written before it; it is 1 for the first ``after`` tokens.
+    Source: Yang et al., arXiv:2510.05251, exploratory annealed decoding, and its code (yangalan123/EAD-RLVR,
+    verl/workers/rollout/vllm_rollout/annealed_sampling.py, ``negexp``).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    high: float = Field(default=1.2, gt=0, description="the factor that it begins with")
+    low: float = Field(default=0.1, gt=0, description="the least factor")
+    pace: float = Field(default=500.0, gt=0, description="tokens until the factor has fallen by e - 1")
+    after: int = Field(default=10, ge=0, description="tokens that are drawn at the temperature itself")
+
+    def factor(self, t: int) -> float:
+        """Of the token that t tokens come before."""
+        return 1.0 if t < self.after else max(1 + self.high - math.exp(min(t / self.pace, 99.0)), self.low)

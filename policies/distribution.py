@@ -1,0 +1,61 @@
+"""Numbers of the distribution that a token is drawn from.
+
+Axes: m tokens of a chunk, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from mmgrpo.policies.sampling import entropies, logprob_means
+
+
+def nucleus_entropies(logits_mV: Tensor, mass: float) -> Tensor:
+    """Entropy of each distribution within its nucleus: the likeliest tokens that hold at most ``mass`` together.
+
+    The likeliest token is always in it; what is outside has no probability, and none of the gradient.
+
+    Shapes: (m, V) -> (m,).   Units: mass is a probability; nats.
+    """
+    if mass >= 1:
+        return entropies(logits_mV)
+    with torch.no_grad():
+        probability_mV, order_mV = logits_mV.softmax(-1).sort(descending=True)
+        inside_mV = probability_mV.cumsum(-1) <= mass
+        inside_mV[:, 0] = True
+        keep_mV = torch.zeros_like(inside_mV).scatter(-1, order_mV, inside_mV)
+    return entropies(logits_mV.masked_fill(~keep_mV, -torch.inf))
+
+
+def top_logprobs(logits_mV: Tensor, num: float) -> Tensor:
+    """Mean log-probability of the ``num`` likeliest tokens, of as many as there are.
+
+    Shapes: (m, V) -> (m,).   Units: nats.
+    """
+    top_mK = logits_mV.topk(min(int(num), logits_mV.shape[-1])).values
+    there_mK = top_mK > -torch.inf
+    return top_mK.where(there_mK, 0.0).sum(-1) / there_mK.sum(-1) - logits_mV.logsumexp(-1)
+
+
+def ranks(logits_mV: Tensor, token_m: Tensor) -> Tensor:
+    """How many tokens are likelier than the one that was taken.
+
+    Shapes: (m, V), (m,) -> (m,).
+    """
+    return (logits_mV > logits_mV.gather(-1, token_m[:, None])).sum(-1).to(logits_mV)
+
+
+OF_LOGITS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
+    {
+        "entropy": lambda logits_mV, token_m: entropies(logits_mV),
+        "logprob_mean": lambda logits_mV, token_m: logprob_means(logits_mV),
+        "nucleus_entropy": lambda logits_mV, token_m, mass: nucleus_entropies(logits_mV, mass),
+        "rank": ranks,
+        "top_logprob": lambda logits_mV, token_m, num: top_logprobs(logits_mV, num),
+    }
+)
+"""Values of the distribution that a token is drawn from: of its logits, the token, and the value's own numbers."""

@@ -1,0 +1,37 @@
+"""Settings of a policy that a plan sets otherwise for one rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from mmgrpo.errors import ConfigError
+
+Settings = TypeVar("Settings", bound=BaseModel)
+
+
+def overridden(settings: Settings, changed: Mapping[str, Any], allowed: Collection[str]) -> Settings:
+    """The settings with some of those that are allowed to change changed; of one with parts the others stay.
+
+    Raises: ConfigError for others, and for values out of range.
+    """
+    if not changed:
+        return settings
+    if unknown := [name for name in changed if name not in allowed]:
+        raise ConfigError(
+            f"a rollout of tokens has no setting {', '.join(map(repr, unknown))} of its own; it takes "
+            f"{', '.join(allowed)}"
+        )
+    own = settings.model_dump()
+    try:
+        return type(settings).model_validate({**own, **{name: _laid(own[name], changed[name]) for name in changed}})
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise ConfigError(f"settings of a rollout: {problem['loc'][-1]}: {problem['msg']}") from error
+
+
+def _laid(own: Any, changed: Any) -> Any:
+    """A setting changed; one that has parts keeps those that are not named."""
+    return {**own, **changed} if isinstance(own, Mapping) and isinstance(changed, Mapping) else changed

@@ -1,0 +1,118 @@
+"""Rows of tokens as they are drawn, one decision of each at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from mmgrpo.policies.completion import Completion
+from mmgrpo.policies.sampling import (
+    Sampling,
+    Support,
+    certainties,
+    drawn,
+    entropies,
+    semantic_entropies,
+)
+
+NUMBERS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = MappingProxyType(
+    {
+        "certainty": lambda plain_nV, _, __: certainties(plain_nV),
+        "entropy": lambda _, logits_nV, __: entropies(logits_nV),
+        "semantic_entropy": lambda _, logits_nV, embedding_VD: semantic_entropies(logits_nV, embedding_VD),
+    }
+)
+"""What may be kept of a token as it is drawn: of logits under the temperature alone, of those drawn from, and of the
+vectors that the model has for tokens."""
+
+
+class Tape:
+    """What N rows write, token by token: it draws each token and keeps what was drawn.
+
+    Attributes:
+        length: the most tokens a row may write, T.
+        limit_N: the most that each may write.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        *,
+        limit_N: Tensor,
+        device: torch.device,
+        uniform_NT: Tensor | None = None,
+        given_NT: Tensor | None = None,
+        numbers: tuple[str, ...] = (),
+        embedding_VD: Tensor | None = None,
+    ) -> None:
+        """An empty tape.
+
+        Args:
+            sampling: the distribution drawn from.
+            limit_N: the most tokens that each row may write.
+            device: where the logits are.
+            uniform_NT: the random number of each decision, in [0, 1); None takes the likeliest token.
+            given_NT: tokens that are written whatever the logits say; None draws them.
+            numbers: what to keep of each token, by the names in ``NUMBERS``.
+            embedding_VD: the vector of each token, if there are numbers.
+        """
+        rows, length = len(limit_N), int(limit_N.max())
+        self.length = length
+        self.limit_N = limit_N.to(device)
+        self._sampling = sampling
+        self._uniform_NT = None if uniform_NT is None else uniform_NT.to(device)
+        self._given_NT = None if given_NT is None else given_NT.to(device)
+        self._token_NT = torch.zeros(rows, length, dtype=torch.long, device=device)
+        self._logprob_NT = torch.zeros(rows, length, device=device)
+        self._embedding_VD = torch.empty(0) if embedding_VD is None else embedding_VD.detach()
+        self._numbers = {name: torch.zeros(rows, length, device=device) for name in numbers}
+        self._supports: list[list[Support]] = [[] for _ in range(rows)]
+
+    def write(self, t: int, row_n: Tensor, logits_nV: Tensor) -> Tensor:
+        """Draws token t of some of the rows.
+
+        Shapes: row numbers (n,), raw logits (n, V) float32 -> tokens (n,).
+        """
+        plain_nV = logits_nV / self._sampling.temperature if self._numbers else logits_nV
+        logits_nV = self._sampling.tempered(logits_nV)
+        if self._sampling.truncates and self._uniform_NT is not None:
+            keep_nV = self._sampling.support(logits_nV)
+            logits_nV = logits_nV.masked_fill(~keep_nV, -torch.inf)
+            for row, support in zip(row_n.tolist(), Support.of(keep_nV), strict=True):
+                self._supports[row].append(support)
+        if self._given_NT is not None:
+            token_n = self._given_NT[row_n, t]
+        elif self._uniform_NT is not None:
+            token_n = drawn(self._sampling.cooled(logits_nV, t), self._uniform_NT[row_n, t])
+        else:
+            token_n = logits_nV.argmax(-1)
+        self._token_NT[row_n, t] = token_n
+        self._logprob_NT[row_n, t] = logits_nV.gather(-1, token_n[:, None])[:, 0] - logits_nV.logsumexp(-1)
+        for name, number_NT in self._numbers.items():
+            number_NT[row_n, t] = NUMBERS[name](plain_nV, logits_nV, self._embedding_VD)
+        return token_n
+
+    def completions(self, end_ids: Tensor) -> list[Completion]:
+        """What each row wrote up to its first end token, on the CPU."""
+        ends_NT = torch.isin(self._token_NT, end_ids).cpu()
+        token_NT, logprob_NT, limits = self._token_NT.cpu(), self._logprob_NT.cpu(), self.limit_N.tolist()
+        numbers = {name: number_NT.cpu() for name, number_NT in self._numbers.items()}
+        found = []
+        for n, supports in enumerate(self._supports):
+            ends = ends_NT[n, : limits[n]].nonzero()[:, 0]
+            length = int(ends[0]) + 1 if len(ends) else limits[n]
+            found.append(
+                Completion(
+                    token_T=token_NT[n, :length].clone(),
+                    logprob_T=logprob_NT[n, :length].clone(),
+                    decided_T=torch.ones(length, dtype=torch.bool),
+                    sampling=self._sampling,
+                    support=Support.chained(supports[:length]) if supports else None,
+                    finished=len(ends) > 0,
+                    numbers={name: number_NT[n, :length].clone() for name, number_NT in numbers.items()},
+                )
+            )
+        return found
