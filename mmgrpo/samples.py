@@ -77,6 +77,7 @@ class Sample:
         text: generated text, if the policy writes, what it was given of the answer included.
         image: generated image, if the policy draws.
         video: generated video as a list of frames.
+        frame_rate: of the video, in frames a second; None where not known.
         array: what was generated where it is neither of these: sound (channels, values), an embedding; float32, CPU.
         latent: the final state that a denoiser made it of, (1, ...) on the CPU, if the plan keeps it.
         tokens: generated token ids, if the policy speaks in tokens.
@@ -100,6 +101,7 @@ class Sample:
     text: str | None = None
     image: Image.Image | None = None
     video: Sequence[Image.Image] | None = None
+    frame_rate: float | None = None
     array: Tensor | None = None
     latent: Tensor | None = None
     tokens: Sequence[int] | None = None

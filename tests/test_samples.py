@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from mmgrpo.data.clips import decoded
 from mmgrpo.run.samples import completion_metrics, write_samples
 from mmgrpo.train.trainer import Trainer
 from mmgrpo.types import Plan, Prompt, Rollout, Sample, Scores
@@ -128,3 +129,18 @@ def test_none_are_kept_where_none_are_asked_for(tmp_path: Path) -> None:
     config = {"output": str(tmp_path), "steps": 1, "tracking": {"rollouts": 0}, "rollout": {"prompts_per_step": 1}}
     run = Trainer(letters(2), {"a": lambda samples: [0.0] * len(samples)}, [Prompt("one")], config).train()
     assert not (run / "samples").exists()
+
+
+def test_videos_are_mp4_files_beside_a_sheet_of_their_frames(tmp_path: Path) -> None:
+    clips = [[Image.new("L", (16, 8), 20 * row + 60 * number) for number in range(3)] for row in range(2)]
+    samples = [Sample(Prompt("moves"), 0, row, video=clip, frame_rate=5.0) for row, clip in enumerate(clips)]
+    scores = Scores(names=(), value_BR=torch.zeros(2, 0), valid_BR=torch.zeros(2, 0).bool(), weight_R=torch.ones(0))
+    folder = write_samples(tmp_path / "samples", samples, scores)
+    assert [line["file"] for line in lines(folder / "samples.jsonl")] == ["0000.mp4", "0001.mp4"]
+    frames, rate = decoded((folder / "0001.mp4").read_bytes(), max_pixels=2**26)
+    assert rate == 5.0
+    shades = [int(np.asarray(frame.convert("L")).mean().round()) for frame in frames]
+    assert shades == pytest.approx([20, 80, 140], abs=2)
+    with Image.open(folder / "frames.png") as sheet:
+        shown = np.asarray(sheet)[..., 0]
+    assert [[shown[36 + 72 * row, 64 + 130 * n] for n in range(3)] for row in (0, 1)] == [[0, 60, 120], [20, 80, 140]]

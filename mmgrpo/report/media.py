@@ -1,4 +1,4 @@
-"""Pictures and short videos as data URIs, reduced where they would make the page too large."""
+"""Pictures and videos as data URIs, reduced where they would make the page too large."""
 
 from __future__ import annotations
 
@@ -6,30 +6,45 @@ import base64
 import io
 import struct
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, ImageSequence
 
+from mmgrpo.data.clips import decoded, encoded, filmstrip
 from mmgrpo.data.media import UNREADABLE
+from mmgrpo.errors import DataError
 from mmgrpo.report.choosing import evenly
 from mmgrpo.report.run_files import RunFiles
 
 SIDES = (512, 384, 256, 192, 128, 96, 64)
 MAX_PIXELS = 2**26
 """Of a picture, and of all the frames of a video together."""
+MAX_FRAMES = 16
+MAX_CLIP_FRAMES = 128
+STRIP_FRAMES = 8
+CLIP_QUALITY = 28  # of H.264, as mmgrpo.data.clips has it
+STRIP_HEIGHTS = (96, 64, 48, 32)  # px
+STRIP_SHARE = 4
+"""A video's sheet of frames takes one in so many of its bytes."""
 MIME = {"PNG": "image/png", "GIF": "image/gif", "WEBP": "image/webp", "JPEG": "image/jpeg"}
+MP4 = "video/mp4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A picture or a short video as it travels in the page; ``exact`` if it is the file itself."""
+    """A picture or a video as it travels in the page; ``exact`` if it is the file itself.
+
+    Attributes:
+        frames: of a video that a player shows, its frames side by side, as a data URI; empty if they take too much.
+    """
 
     uri: str
     width: int
     height: int
     exact: bool
+    frames: str | None = None
 
 
 def load_picture(files: RunFiles, path: Path, share: int) -> Picture | None:
@@ -41,6 +56,8 @@ def load_picture(files: RunFiles, path: Path, share: int) -> Picture | None:
     if data is None:
         return None
     try:
+        if data[4:8] == b"ftyp":
+            return _clip(data, share)
         quiet = warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning)
         with quiet, Image.open(io.BytesIO(data), formats=list(MIME)) as image:
             if image.width * image.height > MAX_PIXELS:
@@ -49,20 +66,45 @@ def load_picture(files: RunFiles, path: Path, share: int) -> Picture | None:
             if len(data) <= share:
                 return _carried(data, MIME[image.format or ""], image.size, exact=True)
             return _reduced(image, share)
-    except (*UNREADABLE, EOFError, struct.error, KeyError, IndexError, ZeroDivisionError, MemoryError):
+    except (*UNREADABLE, DataError, EOFError, struct.error, KeyError, IndexError, ZeroDivisionError, MemoryError):
         return None
+
+
+def _clip(data: bytes, share: int) -> Picture:
+    """An MP4 file, or a smaller one, with a sheet of its frames."""
+    frames, frame_rate = decoded(data, max_pixels=MAX_PIXELS)
+    size = frames[0].size
+    strips = (_webp([filmstrip(frames, most=STRIP_FRAMES, height=height)], 0) for height in STRIP_HEIGHTS)
+    strip = next((one for one in strips if len(one) <= share // STRIP_SHARE), None)
+    sheet = f"data:{MIME['WEBP']};base64,{_base64(strip)}" if strip is not None else ""
+    left = share - share // STRIP_SHARE
+    if len(data) <= left:
+        return _carried(data, MP4, size, exact=True, frames=sheet)
+    kept = evenly(frames, MAX_CLIP_FRAMES)
+    rate = frame_rate * len(kept) / len(frames)
+    smaller, size = _fitting(kept, left, lambda some: encoded(some, rate, side=2, quality=CLIP_QUALITY))
+    return _carried(smaller, MP4, size, exact=False, frames=sheet)
 
 
 def _reduced(image: Image.Image, share: int) -> Picture:
     frames, length_ms = _frames(image)
-    fitting = [side for side in SIDES if side <= max(image.size) and side * side * len(frames) <= 12 * share]
+    data, size = _fitting(frames, share, lambda some: _webp(some, length_ms / len(frames)))
+    return _carried(data, MIME["WEBP"], size, exact=False)
+
+
+def _fitting(
+    frames: Sequence[Image.Image], share: int, encode: Callable[[Sequence[Image.Image]], bytes]
+) -> tuple[bytes, tuple[int, int]]:
+    """The file of the largest frames that ``share`` bytes hold, and their size; of the first one, if none of all do."""
+    most = max(frames[0].size)
+    fitting = [side for side in SIDES if side <= most and side * side * len(frames) <= 12 * share]
     for side in (*fitting, SIDES[-1]):
         for frame in frames:
             frame.thumbnail((side, side))
-        data = _webp(frames, length_ms / len(frames))
+        data = encode(frames)
         if len(data) <= share:
-            return _carried(data, MIME["WEBP"], frames[0].size, exact=False)
-    return _carried(_webp(frames[:1], 0), MIME["WEBP"], frames[0].size, exact=False)
+            return data, frames[0].size
+    return encode(frames[:1]), frames[0].size
 
 
 def _frames(image: Image.Image) -> tuple[list[Image.Image], float]:
@@ -74,7 +116,7 @@ def _frames(image: Image.Image) -> tuple[list[Image.Image], float]:
             break
         frames.append(frame.convert("RGB"))
         length_ms += min(frame.info.get("duration", 100), 10_000)
-    return evenly(frames, 16), length_ms
+    return evenly(frames, MAX_FRAMES), length_ms
 
 
 def _webp(frames: Sequence[Image.Image], frame_ms: float) -> bytes:
@@ -84,6 +126,10 @@ def _webp(frames: Sequence[Image.Image], frame_ms: float) -> bytes:
     return buffer.getvalue()
 
 
-def _carried(data: bytes, mime: str, size: tuple[int, int], *, exact: bool) -> Picture:
-    uri = f"data:{mime};base64,{base64.b64encode(data).decode('ascii')}"
-    return Picture(uri=uri, width=size[0], height=size[1], exact=exact)
+def _carried(data: bytes, mime: str, size: tuple[int, int], *, exact: bool, frames: str | None = None) -> Picture:
+    uri = f"data:{mime};base64,{_base64(data)}"
+    return Picture(uri=uri, width=size[0], height=size[1], exact=exact, frames=frames)
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

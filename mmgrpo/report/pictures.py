@@ -104,7 +104,9 @@ def pictures_of(files: RunFiles, sample_sets: Sequence[SampleSet]) -> Pictures |
         return None
     by_prompt = _by_prompt(ends[0], drawn)
     moving = any(
-        record.path and record.path.suffix in (".gif", ".webp") for sample_set in ends for record in sample_set.records
+        record.path and record.path.suffix in (".gif", ".webp", ".mp4")
+        for sample_set in ends
+        for record in sample_set.records
     )
     most = MAX_VIDEOS_PER_GRID if moving else MAX_PER_GRID
     shown = _by_prompt(ends[0], sorted(in_turn(list(by_prompt.values()), most)))

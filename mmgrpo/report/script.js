@@ -35,10 +35,14 @@ dialog.addEventListener("click", () => dialog.close());
 for (const grid of document.querySelectorAll("[data-zoom]")) grid.addEventListener("click", event => {
   const cell = event.target.closest(".cell"); if (!cell) return;
   const many = dialog.firstElementChild; many.replaceChildren();
-  for (const other of grid.querySelectorAll(`[data-request="${cell.dataset.request}"] img`)) {
+  for (const other of grid.querySelectorAll(`[data-request="${cell.dataset.request}"] :is(img, video)`)) {
     const figure = many.appendChild(document.createElement("figure")), shown = other.closest(".under").cloneNode(true);
     shown.style.width = `min(100%, ${70 * other.width / other.height}vh)`; figure.append(shown);
-    figure.appendChild(document.createElement("figcaption")).textContent = other.alt;
+    if (other.dataset.frames) {
+      Object.assign(shown.querySelector("video"), { controls: true, muted: true });
+      Object.assign(figure.appendChild(document.createElement("img")), { src: other.dataset.frames, alt: "frames, first to last" });
+    }
+    figure.appendChild(document.createElement("figcaption")).textContent = other.title || other.alt;
   }
   if (many.children.length) dialog.showModal();
 });

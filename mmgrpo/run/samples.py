@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
+from mmgrpo.data.clips import encoded, filmstrip
 from mmgrpo.data.media import opened
 from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt, Sample, Scores
 
-FRAME_MS = 125
+FRAMES = "frames.png"
+MAX_FILMSTRIPS = 16
+FILMSTRIP_FRAMES = 8
+FILMSTRIP_HEIGHT = 64  # px
 MAX_SIDE = 448  # of a prompt's picture, in pixels
 EXACT_SIDE = 96  # up to here every pixel is kept
 REFERENCES = ("solution", "answer", "ground_truth")
@@ -34,6 +38,8 @@ def write_samples(
     shown: Path | None = None,
 ) -> Path:
     """Writes ``samples.jsonl``, a line per sample, with its picture or video beside it.
+
+    Videos are MP4 files; the frames of the first ones stand below each other in ``frames.png``.
 
     Texts come with what they answer: the prompt's pictures, each once, named by the hash of its content.
 
@@ -72,7 +78,22 @@ def write_samples(
             if advantage_B is not None:
                 line["advantage"] = float(advantage_B[row])
             lines.write(json.dumps(line) + "\n")
+    if videos := [sample.video for sample in samples if sample.video][:MAX_FILMSTRIPS]:
+        _stacked([filmstrip(one, most=FILMSTRIP_FRAMES, height=FILMSTRIP_HEIGHT) for one in videos]).save(
+            folder / FRAMES
+        )
     return folder
+
+
+def _stacked(strips: Sequence[Image.Image]) -> Image.Image:
+    """Strips below each other, a few pixels apart."""
+    framed = [ImageOps.expand(strip, 4, "white") for strip in strips]
+    sheet = Image.new("RGB", (max(strip.width for strip in framed), sum(strip.height for strip in framed)), "white")
+    top = 0
+    for strip in framed:
+        sheet.paste(strip, (0, top))
+        top += strip.height
+    return sheet
 
 
 def _turns(sample: Sample) -> list[dict[str, Any]]:
@@ -207,16 +228,8 @@ def _save_media(folder: Path, row: int, sample: Sample) -> str | None:
         sample.image.save(folder / f"{row:04d}.png")
         return f"{row:04d}.png"
     if sample.video:
-        frames: list[Image.Image] = list(sample.video)
-        frames[0].save(
-            folder / f"{row:04d}.webp",
-            save_all=True,
-            append_images=frames[1:],
-            duration=FRAME_MS,
-            loop=0,
-            lossless=True,
-        )
-        return f"{row:04d}.webp"
+        (folder / f"{row:04d}.mp4").write_bytes(encoded(sample.video, sample.frame_rate))
+        return f"{row:04d}.mp4"
     if sample.array is not None:
         np.save(folder / f"{row:04d}.npy", sample.array.numpy())
         return f"{row:04d}.npy"

@@ -25,6 +25,7 @@ from mmgrpo.splits import APART
 from mmgrpo.types import Plan, Rollout, Sample
 
 Groups = Sequence[Sequence[Row]]
+FRAME_RATE_ARGUMENTS = ("frame_rate", "fps", "target_fps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ class Drafter:
         exactness: what is measured of the first rows of a kind.
         segments: lengths of the segments of a rollout, in steps.
         evaluation_call: laid over the call where samples are drawn without noise and nothing of them is kept.
+        frame_rate: of videos, in frames a second; None: what the call asks for.
     """
 
     stage: Stage
@@ -44,6 +46,7 @@ class Drafter:
     exactness: Exactness
     segments: tuple[int, ...] | None
     evaluation_call: Mapping[str, Any]
+    frame_rate: float | None
 
     def stochastic(self, groups: Groups, plan: Plan, drawing: Drawing) -> Rollout:
         """The rows with their decisions on record."""
@@ -66,7 +69,7 @@ class Drafter:
             latents = None
             if plan.keep_latents and session.last_state is not None:
                 latents = split_rows(session.last_state, len(chunk))
-            drawn = samples_of(chunk, media_of(output, len(chunk)), latents)
+            drawn = samples_of(chunk, media_of(output, len(chunk)), latents, frame_rate=self._frame_rate(call))
             plan.hand_over(drawn)
             samples += drawn
             num_forwards, T = num_forwards + session.num_forwards, session.iteration + 1
@@ -183,8 +186,13 @@ class Drafter:
         output = self._run(session, stem.rows, drawing.call)
         require_denoisers(self.stage, session)
         latents = recorder.latents() if plan.keep_latents else None
-        samples = samples_of(stem.rows, media_of(output, len(stem.rows)), latents)
+        rate = self._frame_rate(drawing.call)
+        samples = samples_of(stem.rows, media_of(output, len(stem.rows)), latents, frame_rate=rate)
         return Chunk(stem.rows, drawing, recorder, samples, session.num_forwards + stem.num_forwards)
+
+    def _frame_rate(self, call: Mapping[str, Any]) -> float | None:
+        asked = next((call[name] for name in FRAME_RATE_ARGUMENTS if call.get(name) is not None), None)
+        return asked if self.frame_rate is None else self.frame_rate
 
     def _settle_batches(self, rows: Sequence[Row], drawing: Drawing) -> None:
         """Finds out before the first samples without noise whether rows may share a run; they have no densities."""

@@ -19,8 +19,24 @@ MEDIA = ("images", "frames", "videos", "audios")  # fields looked at first, in t
 COLOURS = (1, 3, 4)  # channels, last, of an array that is a picture
 
 
-def samples_of(rows: Sequence[Row], media: Sequence[Any], latents: Sequence[Tensor] | None = None) -> list[Sample]:
-    """What the rewards will see: of each row a picture, a video or an array; with the final states, where kept."""
+def samples_of(
+    rows: Sequence[Row],
+    media: Sequence[Any],
+    latents: Sequence[Tensor] | None = None,
+    *,
+    frame_rate: float | None = None,
+) -> list[Sample]:
+    """What the rewards will see: of each row a picture, a video or an array; with the final states, where kept.
+
+    Args:
+        rows: whom for.
+        media: what the pipeline made, one entry a row.
+        latents: the final states.
+        frame_rate: of videos, in frames a second.
+
+    Returns:
+        The samples.
+    """
     return [
         Sample(
             row.prompt,
@@ -28,6 +44,7 @@ def samples_of(rows: Sequence[Row], media: Sequence[Any], latents: Sequence[Tens
             row.member,
             image=item if isinstance(item, Image.Image) else None,
             video=item if isinstance(item, list) else None,
+            frame_rate=frame_rate if isinstance(item, list) else None,
             array=item if isinstance(item, Tensor) else None,
             latent=latent,
         )

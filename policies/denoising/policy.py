@@ -128,6 +128,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
             ),
             segments=settings.segments,
             evaluation_call=settings.evaluation_call,
+            frame_rate=settings.frame_rate,
         )
 
     @classmethod

@@ -92,8 +92,9 @@ class DenoisingSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
     is_scheduled: ClassVar[bool] = True  # every sample takes the same, known number of decisions
     resumable: ClassVar[tuple[str, ...]] = (
-        "sampler", "strength", "density", "reduction", "call", "evaluation_call", "reading", "rollout_batch",
-        "update_batch", "tail", "segments", "gradient_checkpointing", "attention", "compile", "memo_bytes",
+        "sampler", "strength", "density", "reduction", "call", "evaluation_call", "frame_rate", "reading",
+        "rollout_batch", "update_batch", "tail", "segments", "gradient_checkpointing", "attention", "compile",
+        "memo_bytes",
     )  # fmt: skip
     """What a resumed run may have otherwise."""
     of_a_rollout: ClassVar[tuple[str, ...]] = ("call", "sampler", "strength")
@@ -130,6 +131,12 @@ class DenoisingSettings(BaseModel):
     )
     columns: tuple[str, ...] = Field(
         default=(), description="data columns that go to the call, as arguments of their names with one entry a row"
+    )
+    frame_rate: float | None = Field(
+        default=None,
+        gt=0,
+        description="of its videos, in frames a second, for the files that are kept of them; null: the call's "
+        "frame_rate or fps, else 8",
     )
     reading: ReadingSettings = Field(
         default=ReadingSettings(), description="of finished samples, for losses on samples that are noised again"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 
+from mmgrpo.data.clips import decoded as clip_frames
+from mmgrpo.data.clips import encoded
 from tests.report.folder import STEPS, sample, write_lines
 from tests.report.page import decoded, render
 
@@ -38,3 +41,28 @@ def test_videos_keep_moving(run: Path, side: int, exact: bool) -> None:
         assert len(shown) == 4
         assert not exact or np.array_equal(np.stack(shown), noise)
         assert not np.array_equal(shown[0], shown[1])
+
+
+@pytest.mark.parametrize(("side", "exact"), [(16, True), (256, False)])
+def test_mp4_files_are_played_with_their_frames_at_hand(run: Path, side: int, exact: bool) -> None:
+    noise = np.random.default_rng(1).integers(0, 256, (12, side, side, 3), dtype=np.uint8)
+    data = encoded([Image.fromarray(frame) for frame in noise], 6.0, quality=16 if exact else 0)
+    for step in STEPS:
+        folder = run / f"samples/step-{step:06d}"
+        (folder / "0.mp4").write_bytes(data)
+        write_lines(folder / "samples.jsonl", [sample("0.mp4", r, 1.0) for r in range(6)])
+    page = render(run)
+    players = page.attributes("video")
+    assert len(players) == 6 * 2 + 6 * len(STEPS)
+    assert {(attrs["muted"], attrs["loop"]) for attrs in players} == {("", "")}
+    assert "media-src data:" in (run / "report.html").read_text()
+    assert (run / "report.html").stat().st_size < 8_000_000
+    for attrs in players[:2]:
+        head, carried = attrs["src"].split(",", 1)
+        assert head == "data:video/mp4;base64"
+        held = base64.b64decode(carried, validate=True)
+        assert (held == data) is exact
+        frames, rate = clip_frames(held, max_pixels=2**26)
+        assert (len(frames), rate) == (12, 6.0)
+        strip = decoded(attrs["data-frames"])
+        assert strip.width == 8 * (strip.height + 2) - 2
