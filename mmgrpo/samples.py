@@ -6,10 +6,49 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from PIL import Image
 from torch import Tensor
 
 from mmgrpo.errors import DataError
+
+MAX_RATE = 768_000
+"""The highest sampling rate of a sound, in Hz: four times what recorders offer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Audio:
+    """A sound.
+
+    Attributes:
+        values: (channels, samples) float32 on the CPU, in [-1, 1], at least one of each.
+        sampling_rate: samples of a channel in a second, Hz.
+
+    Raises: DataError for values of another shape, type or range, and for a rate that is none.
+    """
+
+    values: Tensor
+    sampling_rate: int
+
+    def __post_init__(self) -> None:
+        values, rate = self.values, self.sampling_rate
+        if not isinstance(values, Tensor) or values.dtype != torch.float32 or values.device.type != "cpu":
+            raise DataError(f"Audio.values must be a float32 tensor on the CPU, got {_kind_of(values)}")
+        if values.ndim != 2 or 0 in values.shape:
+            raise DataError(f"Audio.values must be (channels, samples), of one at least, got {tuple(values.shape)}")
+        if values.requires_grad or not bool((values.abs() <= 1).all()):
+            raise DataError("Audio.values must be numbers from -1 to 1, without a gradient; clamp what lies beyond")
+        if isinstance(rate, bool) or not isinstance(rate, int) or not 0 < rate <= MAX_RATE:
+            raise DataError(f"Audio.sampling_rate must be an integer of 1 to {MAX_RATE} Hz, got {rate!r}")
+
+    @property
+    def duration_s(self) -> float:
+        """How long it lasts, in seconds."""
+        return self.values.shape[1] / self.sampling_rate
+
+
+def _kind_of(value: object) -> str:
+    return f"{value.dtype} on {value.device}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +59,7 @@ class Prompt:
         text: the prompt as text.
         images: images the model is shown (an editing source, a question's picture).
         videos: videos the model is shown, each a sequence of frames or a path.
+        audios: sounds the model hears, each an ``Audio``, a path, or what else ``mmgrpo.data.sounds`` opens.
         messages: the prompt as chat messages, where the model wants turns instead of one text.
         negative: the negative prompt of classifier-free guidance; None leaves the pipeline's default.
         columns: further columns of the data row, handed to every reward unchanged.
@@ -35,6 +75,7 @@ class Prompt:
     columns: Mapping[str, Any] = field(default_factory=dict)
     source: str | None = None
     prefix: str | None = None
+    audios: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
@@ -52,6 +93,7 @@ class Example:
         text: the target text, for policies that write.
         image: the target image, for policies that draw.
         video: the target video as a list of frames.
+        audio: the target sound.
         finished: whether the text ends there; what does not is taught without an end.
     """
 
@@ -60,6 +102,7 @@ class Example:
     image: Image.Image | None = None
     video: Sequence[Image.Image] | None = None
     finished: bool = True
+    audio: Audio | None = None
 
 
 TURNS = ("turn_starts", "turn_ends", "turn_texts", "turn_rewards", "turn_keys")
@@ -78,7 +121,8 @@ class Sample:
         image: generated image, if the policy draws.
         video: generated video as a list of frames.
         frame_rate: of the video, in frames a second; None where not known.
-        array: what was generated where it is neither of these: sound (channels, values), an embedding; float32, CPU.
+        audio: generated sound; beside the video where a pipeline gives both.
+        array: what was generated where it is none of these: an embedding, sound of unknown rate; float32, CPU.
         latent: the final state that a denoiser made it of, (1, ...) on the CPU, if the plan keeps it.
         tokens: generated token ids, if the policy speaks in tokens.
         finished: False where the generation was cut off by its length limit.
@@ -116,6 +160,7 @@ class Sample:
     turn_keys: Sequence[str | None] = ()
     context: str | None = None
     after: Sequence[tuple[int, int]] = ()
+    audio: Audio | None = None
 
     @property
     def identity(self) -> tuple[int, int]:

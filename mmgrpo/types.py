@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import DataError, ShapeError
+from mmgrpo.samples import Audio as Audio
 from mmgrpo.samples import Example as Example
 from mmgrpo.samples import Prompt as Prompt
 from mmgrpo.samples import Sample as Sample

@@ -43,8 +43,21 @@ KINDS = (
 )
 """The rewards, in the same manner."""
 
-CONTRACTS = ("errors", "values", "scores", "splits", "types", "maths", "policy", "reward", "environment", "data.media")
-CONTRACTS += ("serving.wire", "system.lazy", "system.extras", "system.hub", "system.targets", "system.bounded")
+CONTRACTS = (
+    "errors",
+    "values",
+    "scores",
+    "splits",
+    "types",
+    "maths",
+    "policy",
+    "reward",
+    "environment",
+    "data.media",
+    "data.sounds",
+)
+CONTRACTS += ("data.sounds", "serving.wire", "system.lazy", "system.extras", "system.hub", "system.targets")
+CONTRACTS += ("system.bounded",)
 """What adapters may import of the engine."""
 
 MAX_LINES = 400

@@ -254,10 +254,14 @@ class TestErrors:
             ({"prompt": [user([IMAGE, words("a")])], "images": ["1.png", "2.png"]}, "hold 1 image .* the row 2 images"),
             ({"prompt": [user([IMAGE, words("a")])]}, "hold 1 image placeholders and the row 0 images"),
             (
-                {"prompt": [user([{"type": "audio", "audio": "a.wav"}])]},
-                r"user turn is neither .*\(text, image, .*audio",
+                {"prompt": [user([{"type": "file", "file": "a.wav"}])]},
+                r"user turn is neither .*\(text, image, .*file",
             ),
-            ({"messages": [user("<audio>what?")]}, "user turn is neither of the known types .*audio"),
+            ({"messages": [user("<audio>what?")]}, "hold 1 audio placeholders and the row 0 audios"),
+            ({"prompt": [user([{"type": "audio", "audio": "a.wav"}])]}, r"line 1: .*a.wav does not exist"),
+            ({"prompt": "p", "audio": "1.png"}, r"line 1: .*1.png cannot be opened as a sound"),
+            ({"prompt": "p", "audio": 3}, "line 1: the audio must be a path or have an array and a sampling_rate, got"),
+            ({"prompt": "p", "audio": {"array": [0.5], "sampling_rate": 0}}, "line 1: Audio.sampling_rate must be an"),
             ({"prompt": [user(3)]}, "content must be a text or a list of parts, got 3"),
             (
                 {"prompt": "p", "images": [{"bytes": None, "path": None}]},

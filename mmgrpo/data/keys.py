@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from mmgrpo.types import Prompt
+from mmgrpo.types import Audio, Prompt
 
 ID_COLUMNS = ("id", "uid", "_id", "index")
 """Columns that name a row, where every row has one and no two share it; the first such is taken."""
@@ -44,7 +44,7 @@ def prompt_keys(prompts: Sequence[Prompt]) -> tuple[str, ...]:
 
 
 def _content_hash(prompt: Prompt) -> str:
-    media = [_names(prompt.images), _names(prompt.videos)]
+    media = [_names(prompt.images), _names(prompt.videos), *([_names(prompt.audios)] if len(prompt.audios) else [])]
     columns = [[str(name), prompt.columns[name]] for name in sorted(prompt.columns, key=str)]
     content = [prompt.text, prompt.messages, prompt.negative, columns, media]
     written = json.dumps(content, default=_described, skipkeys=True, ensure_ascii=False)
@@ -59,9 +59,11 @@ def _names(media: Sequence[Any]) -> list[Any]:
 
 
 def _described(value: Any) -> Any:
-    """What JSON does not know: bytes and pictures by a hash, other sequences as lists, the rest by its type."""
+    """What JSON does not know: bytes, pictures and sounds by a hash, other sequences as lists, the rest by its type."""
     if isinstance(value, Image.Image):
         return [value.mode, *value.size, hashlib.blake2b(value.tobytes(), digest_size=12).hexdigest()]
+    if isinstance(value, Audio):
+        return [value.sampling_rate, hashlib.blake2b(value.values.numpy().tobytes(), digest_size=12).hexdigest()]
     if isinstance(value, bytes):
         return hashlib.blake2b(value, digest_size=12).hexdigest()
     if isinstance(value, Mapping):

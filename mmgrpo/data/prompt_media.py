@@ -1,4 +1,4 @@
-"""The images and videos of a row of data: found, checked, and opened only when they are looked at."""
+"""The images, videos and sounds of a row of data: found, checked, and opened only when they are looked at."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from typing import Any, final
 from PIL import Image
 
 from mmgrpo.data.media import UNREADABLE, embedded, is_fetched, is_url, path_of, unreadable, upright
+from mmgrpo.data.sounds import embedded_sound, heard, require_sound
 from mmgrpo.errors import DataError
+from mmgrpo.samples import Audio
 from mmgrpo.system.bounded import fetched
 
-COLUMNS = {"image": ("image", "images"), "video": ("video", "videos")}
+COLUMNS = {"image": ("image", "images"), "video": ("video", "videos"), "audio": ("audio", "audios")}
 """The columns that hold each kind of medium: one, and a list."""
 
 PAYLOADS = {
     "image": ("image", "image_url", "bytes", "path", "url", "base64"),
     "video": ("video", "video_url", "path", "url", "bytes"),
+    "audio": ("audio", "audio_url", "input_audio", "array", "bytes", "path", "url", "base64", "data"),
 }
 """The keys under which a mapping holds a medium."""
 
@@ -38,7 +41,7 @@ HEAD_BYTES = 2**16
 @final
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """An image or a video, and the options that stood beside it (``fps``, ``max_pixels``)."""
+    """An image, a video or a sound, and the options that stood beside it (``fps``, ``max_pixels``)."""
 
     item: Any
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -46,14 +49,14 @@ class Medium:
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class StoredImage:
-    """The bytes of one image of a dataset, read whenever they are asked for.
+class StoredMedium:
+    """The bytes of one image or sound of a dataset, read whenever they are asked for.
 
     Attributes:
         table: the dataset in arrow's format.
         row: its row.
-        column: the column of images.
-        index: which of the row's images.
+        column: the column of such media.
+        index: which of the row's media.
     """
 
     table: Any
@@ -63,27 +66,27 @@ class StoredImage:
 
     @property
     def source(self) -> str | None:
-        """Where the image lies: a path or a URL; None if it lies in the dataset itself or nowhere."""
+        """Where it lies: a path or a URL; None if it lies in the dataset itself or nowhere."""
         item = stored_items(self.table, self.row, self.column)[self.index]
         return item["path"].as_py() if item.is_valid and not item["bytes"].is_valid else None
 
     @property
     def is_here(self) -> bool:
-        """Whether the dataset holds the image itself."""
+        """Whether the dataset holds it itself."""
         item = stored_items(self.table, self.row, self.column)[self.index]
         return item.is_valid and item["bytes"].is_valid
 
     def data(self) -> Any:
-        """The encoded image, as a buffer that is not copied. Raises DataError if the dataset does not hold it."""
+        """The file, as a buffer that is not copied. Raises DataError if the dataset does not hold it."""
         if not self.is_here:
-            raise DataError(f"row {self.row} of the dataset holds no image in '{self.column}'")
+            raise DataError(f"row {self.row} of the dataset holds nothing in '{self.column}'")
         return stored_items(self.table, self.row, self.column)[self.index]["bytes"].as_buffer()
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """An image in an archive or, where that is allowed, on the network; read whenever it is asked for.
+    """An image or sound in an archive or, where that is allowed, on the network; read whenever it is asked for.
 
     Attributes:
         source: its URL.
@@ -92,7 +95,7 @@ class Elsewhere:
     source: str
 
     def data(self) -> bytes:
-        """The encoded image. Raises DataError if it cannot be had, or only with more bytes than ``MAX_BYTES``."""
+        """The file. Raises DataError if it cannot be had, or only with more bytes than ``MAX_BYTES``."""
         if self.source.lower().startswith(("http://", "https://")) and "::" not in self.source:
             return fetched(self.source, limit=MAX_BYTES, timeout_s=FETCH_S)
         from datasets.utils.file_utils import xopen
@@ -130,7 +133,7 @@ def refuse_fetches(value: Any, where: str) -> None:
 
 
 def stored_items(table: Any, row: int, column: str) -> Sequence[Any]:
-    """The images of a row as arrow holds them, each with ``bytes`` and ``path``."""
+    """The images or sounds of a row as arrow holds them, each with ``bytes`` and ``path``."""
     import pyarrow
 
     value = table[row].column(column)[0]
@@ -148,31 +151,33 @@ def holds_media(feature: Any) -> bool:
 
 
 @final
-class Pictures(Sequence[Any]):
-    """Images of which some are encoded: those are decoded whenever they are looked at, and never kept."""
+class Encoded(Sequence[Any]):
+    """Media of a kind of which some are encoded: those are decoded whenever they are looked at, and never kept."""
 
-    def __init__(self, items: Sequence[Any]) -> None:
+    def __init__(self, items: Sequence[Any], kind: str) -> None:
         self._items = tuple(items)
+        self._kind = kind
 
     def __len__(self) -> int:
         return len(self._items)
 
     def __getitem__(self, index: Any) -> Any:
-        return Pictures(self._items[index]) if isinstance(index, slice) else _decoded(self._items[index])
+        chosen = self._items[index]
+        return Encoded(chosen, self._kind) if isinstance(index, slice) else _decoded(chosen, self._kind)
 
     def __iter__(self) -> Iterator[Any]:
-        return map(_decoded, self._items)
+        return (_decoded(item, self._kind) for item in self._items)
 
     def __reduce__(self) -> Any:
-        """What travels between processes are the images of the row, not the dataset they lie in."""
-        carried = (bytes(item.data()) if isinstance(item, StoredImage | Elsewhere) else item for item in self._items)
-        return Pictures, (tuple(carried),)
+        """What travels between processes are the media of the row, not the dataset they lie in."""
+        carried = (bytes(item.data()) if isinstance(item, StoredMedium | Elsewhere) else item for item in self._items)
+        return Encoded, (tuple(carried), self._kind)
 
 
-def held(items: Sequence[Any]) -> Sequence[Any]:
-    """Media as a prompt holds them: paths and open images as they are, encoded images decoded when looked at."""
-    encoded = any(isinstance(item, bytes | StoredImage | Elsewhere) for item in items)
-    return Pictures(items) if encoded else tuple(items)
+def held(items: Sequence[Any], kind: str = "image") -> Sequence[Any]:
+    """Media as a prompt holds them: paths and open ones as they are, encoded ones decoded when looked at."""
+    encoded = any(isinstance(item, bytes | StoredMedium | Elsewhere) for item in items)
+    return Encoded(items, kind) if encoded else tuple(items)
 
 
 @final
@@ -203,13 +208,15 @@ class Place:
         """
         options: dict[str, Any] = {}
         if isinstance(item, Mapping):
+            if kind == "audio" and item.get("array") is not None:
+                return Medium(self._checked(self._sound(item), kind))
             keys = [key for key in PAYLOADS[kind] if item.get(key) is not None]
             if not keys:
                 raise DataError(
                     f"{self.where}: a mapping stands for the {kind} and holds none of {', '.join(PAYLOADS[kind])}; it "
                     f"holds {', '.join(key for key, value in item.items() if value is not None) or 'nothing'}"
                 )
-            ignored = (*PAYLOADS[kind], "type", "detail")
+            ignored = (*PAYLOADS[kind], "type", "detail", "format", "sampling_rate")
             options = {key: value for key, value in item.items() if key not in ignored and value is not None}
             return Medium(self.medium(item[keys[0]], kind).item, options)
         if kind == "video" and isinstance(item, list | tuple):
@@ -217,7 +224,7 @@ class Place:
         return Medium(self._checked(self._located(item, kind), kind))
 
     def _located(self, item: Any, kind: str) -> Any:
-        if isinstance(item, StoredImage) and item.source is not None:
+        if isinstance(item, StoredMedium) and item.source is not None:
             return self._located(item.source, kind)
         if not isinstance(item, str):
             return item
@@ -226,7 +233,7 @@ class Place:
         if os.path.exists(placed):
             return placed
         try:
-            data = embedded(item) if kind == "image" else None
+            data = _EMBEDDED[kind](item) if kind in _EMBEDDED else None
         except DataError as error:
             raise DataError(f"{self.where}: {error}") from error
         if data is not None:
@@ -251,21 +258,37 @@ class Place:
         if isinstance(item, str) and os.path.exists(item) and not os.path.isfile(item):
             raise DataError(f"{self.where}: {item} is no ordinary file; give the path of the {kind} itself")
         absent = isinstance(item, str) and (kind == "video" or not os.path.exists(item))
-        if isinstance(item, Image.Image | Elsewhere) or absent:
+        if isinstance(item, Elsewhere | (Audio if kind == "audio" else Image.Image)) or absent:
             return item
-        if kind == "video" or not isinstance(item, str | bytes | StoredImage):
+        if kind == "video" or not isinstance(item, str | bytes | StoredMedium):
             raise DataError(
-                f"{self.where}: the {kind} must be a path{'' if kind == 'image' else ' or a list of frames'}, got "
-                f"{type(item).__name__}; write it to a file and give its path"
+                f"{self.where}: the {kind} must be a path{_OR[kind]}, got {type(item).__name__}; write it to a file "
+                "and give its path"
             )
         try:
-            _identify(item)
+            if kind == "audio":
+                data = bytes(item.data()) if isinstance(item, StoredMedium) else item
+                require_sound(data, item if isinstance(item, str) else "the sound")
+            else:
+                _identify(item)
+        except DataError as error:
+            raise DataError(f"{self.where}: {error}") from error
         except UNREADABLE as error:
             raise DataError(f"{self.where}: {unreadable(item, error)}") from error
         return item
 
+    def _sound(self, item: Mapping[str, Any]) -> Audio:
+        try:
+            return heard(item)
+        except DataError as error:
+            raise DataError(f"{self.where}: {error}") from error
 
-def _identify(item: str | bytes | StoredImage) -> None:
+
+_EMBEDDED = {"image": embedded, "audio": embedded_sound}
+_OR = {"image": "", "video": " or a list of frames", "audio": " or have an array and a sampling_rate"}
+
+
+def _identify(item: str | bytes | StoredMedium) -> None:
     if isinstance(item, str):
         Image.open(item).close()
         return
@@ -276,9 +299,11 @@ def _identify(item: str | bytes | StoredImage) -> None:
         Image.open(BytesIO(data)).close()
 
 
-def _decoded(item: Any) -> Any:
-    if not isinstance(item, bytes | StoredImage | Elsewhere):
+def _decoded(item: Any, kind: str) -> Any:
+    if not isinstance(item, bytes | StoredMedium | Elsewhere):
         return item
+    if kind == "audio":
+        return heard(item if isinstance(item, bytes) else bytes(item.data()))
     try:
         return upright(Image.open(BytesIO(item if isinstance(item, bytes) else item.data())))
     except UNREADABLE as error:

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from mmgrpo.config import PromptsConfig, ReadingConfig
-from mmgrpo.data.prompt_media import StoredImage, holds_media, missing, refuse_fetch, refuse_fetches, stored_items
+from mmgrpo.data.prompt_media import (
+    COLUMNS,
+    StoredMedium,
+    holds_media,
+    missing,
+    refuse_fetch,
+    refuse_fetches,
+    stored_items,
+)
 from mmgrpo.data.rows import MEDIA_COLUMNS, form_of, prompt_of_row
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.hub import why_not
@@ -48,9 +56,9 @@ def load_prompts(
 
     A row may have the form that TRL, verl, EasyR1 or ms-swift ask for; see ``docs/data.md``. ``text_column`` (or, in
     rows without it, ``messages`` or ``problem``) is a text or a list of chat messages, ``negative_prompt`` the negative
-    prompt, ``image``/``images``/``video``/``videos`` what the model is shown (paths count from the file's folder and
-    stay paths; ``video`` may be a list of frames), and every other column is for the rewards. Images stored in a
-    dataset are decoded each time they are looked at, so they cost no memory.
+    prompt, ``image``/``images``/``video``/``videos``/``audio``/``audios`` what the model is shown (paths count from the
+    file's folder and stay paths; ``video`` may be a list of frames), and every other column is for the rewards. Images
+    and sounds stored in a dataset are decoded each time they are asked for, so they cost no memory.
 
     Args:
         source: where the prompts are.
@@ -326,10 +334,10 @@ def _from_dataset(dataset: Any, rules: _Rules, where: str, folder: Path | None) 
 
 
 def _stored(table: Any, row: int, name: str) -> Any:
-    """A row's media as they are stored; images beside the prompt stay where they lie until they are looked at."""
-    if name not in ("image", "images"):
+    """A row's media as they are stored; images and sounds beside the prompt stay where they lie until asked for."""
+    if name not in (*COLUMNS["image"], *COLUMNS["audio"]):
         return table[row].column(name)[0].as_py()
-    return [StoredImage(table, row, name, index) for index in range(len(stored_items(table, row, name)))]
+    return [StoredMedium(table, row, name, index) for index in range(len(stored_items(table, row, name)))]
 
 
 def _json_of(text: str, where: str) -> Any:

@@ -24,7 +24,7 @@ class Form:
 
     Attributes:
         column: holds the prompt, as a text or as chat messages.
-        always_tagged: ``<image>`` and ``<video>`` in the text are placeholders even in a row without such columns.
+        always_tagged: ``<image>``, ``<video>`` and ``<audio>`` are placeholders even in a row without such columns.
         ends_in_reference: a last assistant turn is the reference answer, not part of the prompt.
         is_kept: the column is one for the rewards too.
     """
@@ -55,14 +55,14 @@ def form_of(columns: Iterable[str], text_column: str) -> Form | None:
 
 
 def prompt_of_row(row: Any, text_column: str, *, where: str, folder: Path | None, allow_fetch: bool = False) -> Prompt:
-    """The prompt that a row of data stands for; what is no prompt, negative prompt, image or video is a column.
+    """The prompt that a row of data stands for; what is no prompt, negative prompt or medium is a column.
 
     Args:
         row: the row, a mapping of columns.
         text_column: the column that holds the text or the chat messages.
         where: what to call the row in an error.
-        folder: what relative paths of images and videos count from; None leaves them as they are.
-        allow_fetch: whether its images may lie on the network.
+        folder: what relative paths of media count from; None leaves them as they are.
+        allow_fetch: whether its images and sounds may lie on the network.
 
     Returns:
         The prompt.
@@ -100,6 +100,7 @@ def prompt_of_row(row: Any, text_column: str, *, where: str, folder: Path | None
         found.text,
         images=held(found.media["image"]),
         videos=held(found.media["video"]),
+        audios=held(found.media["audio"], "audio"),
         messages=found.messages,
         negative=row.get("negative_prompt"),
         columns=columns,

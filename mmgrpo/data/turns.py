@@ -14,7 +14,8 @@ TAG = re.compile("(<image>|<video>|<audio>)")
 """Placeholders in a text, as verl, EasyR1, ms-swift and LLaVA write them."""
 
 KINDS = {"image": "image", "image_url": "image", "video": "video", "video_url": "video"}
-"""What each type of part shows; OpenAI's names beside those of transformers' chat templates."""
+KINDS |= {"audio": "audio", "audio_url": "audio", "input_audio": "audio"}
+"""What each type of part shows or plays; OpenAI's names beside those of transformers' chat templates."""
 
 Message = dict[str, Any]
 
@@ -36,7 +37,7 @@ class Conversation:
 
     Attributes:
         messages: ``role`` and ``content``; a content that shows something is a list of parts; None for a text alone.
-        media: by kind, what the parts ``{"type": "image"}`` and ``{"type": "video"}`` stand for.
+        media: by kind, what the parts ``{"type": "image"}``, ``video`` and ``audio`` stand for.
         text: the text of the last user turn that has one.
     """
 
@@ -51,12 +52,13 @@ def conversation(
     """The messages with every medium in its place.
 
     A part may carry its medium; the others take theirs in order from those beside the messages. Where no part is left
-    to take them, images and then videos go before the first user turn, as in TRL's ``prepare_multimodal_messages``.
+    to take them, images, then videos, then sounds go before the first user turn, as in TRL's
+    ``prepare_multimodal_messages``.
 
     Args:
         given: the messages.
         beside: the row's media by kind.
-        tags: whether ``<image>`` and ``<video>`` in a content that is a text are placeholders.
+        tags: whether ``<image>``, ``<video>`` and ``<audio>`` in a content that is a text are placeholders.
         place: where the row is.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Pictures and videos as data URIs, reduced where they would make the page too large."""
+"""Pictures, videos and sounds as data URIs, reduced where they would make the page too large."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import struct
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image, ImageSequence
@@ -17,6 +17,7 @@ from mmgrpo.data.media import UNREADABLE
 from mmgrpo.errors import DataError
 from mmgrpo.report.choosing import evenly
 from mmgrpo.report.run_files import RunFiles
+from mmgrpo.report.sounds import PICTURE_QUALITY, played
 
 SIDES = (512, 384, 256, 192, 128, 96, 64)
 MAX_PIXELS = 2**26
@@ -34,10 +35,11 @@ MP4 = "video/mp4"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A picture or a video as it travels in the page; ``exact`` if it is the file itself.
+    """A picture or a video as it travels in the page, or the spectrogram of a sound; ``exact`` if it is the file itself.
 
     Attributes:
         frames: of a video that a player shows, its frames side by side, as a data URI; empty if they take too much.
+        sound: what a player takes, the sound itself or the video's, as a data URI.
     """
 
     uri: str
@@ -45,6 +47,7 @@ class Picture:
     height: int
     exact: bool
     frames: str | None = None
+    sound: str | None = None
 
 
 def load_picture(files: RunFiles, path: Path, share: int) -> Picture | None:
@@ -55,6 +58,8 @@ def load_picture(files: RunFiles, path: Path, share: int) -> Picture | None:
     data = files.bytes_of(path)
     if data is None:
         return None
+    if path.suffix == ".wav":
+        return _heard(data, share)
     try:
         if data[4:8] == b"ftyp":
             return _clip(data, share)
@@ -68,6 +73,22 @@ def load_picture(files: RunFiles, path: Path, share: int) -> Picture | None:
             return _reduced(image, share)
     except (*UNREADABLE, DataError, EOFError, struct.error, KeyError, IndexError, ZeroDivisionError, MemoryError):
         return None
+
+
+def with_sound(picture: Picture | None, files: RunFiles, path: Path, share: int) -> Picture | None:
+    """A video with the sound that lies beside it; the sound's spectrogram where there is no video."""
+    sound = load_picture(files, path, share)
+    return sound if picture is None or sound is None else replace(picture, sound=sound.sound)
+
+
+def _heard(data: bytes, share: int) -> Picture | None:
+    found = played(data, share)
+    if found is None:
+        return None
+    uri, image, exact = found
+    buffer = io.BytesIO()
+    image.save(buffer, "WEBP", quality=PICTURE_QUALITY)
+    return replace(_carried(buffer.getvalue(), MIME["WEBP"], image.size, exact=exact), sound=uri)
 
 
 def _clip(data: bytes, share: int) -> Picture:

@@ -1,4 +1,4 @@
-"""The pictures of a run: grids before and after, and a few requests over time."""
+"""The pictures, videos and sounds of a run: grids before and after, and a few requests over time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mmgrpo.report.choosing import evenly, in_turn, moved_most
 from mmgrpo.report.drawings import Mark, marks_of
-from mmgrpo.report.media import Picture, load_picture
+from mmgrpo.report.media import Picture, load_picture, with_sound
 from mmgrpo.report.movement import movement_of, scales_of
 from mmgrpo.report.numbers import clip, number
 from mmgrpo.report.run_files import RunFiles
@@ -103,11 +103,8 @@ def pictures_of(files: RunFiles, sample_sets: Sequence[SampleSet]) -> Pictures |
     if not drawn:
         return None
     by_prompt = _by_prompt(ends[0], drawn)
-    moving = any(
-        record.path and record.path.suffix in (".gif", ".webp", ".mp4")
-        for sample_set in ends
-        for record in sample_set.records
-    )
+    paths = [record.path for sample_set in ends for record in sample_set.records if record.path]
+    moving = any(path.suffix in (".gif", ".webp", ".mp4", ".wav") for path in paths)
     most = MAX_VIDEOS_PER_GRID if moving else MAX_PER_GRID
     shown = _by_prompt(ends[0], sorted(in_turn(list(by_prompt.values()), most)))
     common = common_changes(ends, drawn)
@@ -183,7 +180,10 @@ class CellBuilder:
             return Cell(request=request, picture=None, alt=f"step {sample_set.step}: no picture", bars=())
         rewards = "".join(f"; {name} {number(value)}" for name, value in record.rewards.items())
         picture = load_picture(self.files, record.path, self.share)
-        size = (picture.width, picture.height) if picture is not None and picture.exact else None
+        if record.sound is not None:
+            picture = with_sound(picture, self.files, record.sound, self.share)
+        is_whole = picture is not None and picture.exact and picture.sound is None
+        size = (picture.width, picture.height) if picture is not None and is_whole else None
         return Cell(
             request=request,
             picture=picture,

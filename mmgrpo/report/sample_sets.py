@@ -22,12 +22,13 @@ class SampleRecord:
 
     Attributes:
         prompt: what was asked.
-        path: the picture or video that was made.
+        path: the picture, video or sound that was made.
+        sound: the sound of a video that was made.
         text: the text that was written.
         turns: of an exchange, the state that each of its texts was written in, where it is known, and the text.
         rewards: what the rewards that applied gave.
         group: number of the group within the step.
-        images: the pictures that were shown; None for one that was not kept.
+        images: the pictures and sounds that were shown; None for one that was not kept.
         num_videos: videos that were shown, which are not kept.
         reference: the right answer, where the data has one.
         finished: False where the text was cut off by its length limit.
@@ -51,6 +52,7 @@ class SampleRecord:
     advantage: float | None = None
     explanations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     image_size: tuple[float, float] | None = None
+    sound: Path | None = None
 
     @property
     def notes(self) -> dict[str, Note]:
@@ -149,9 +151,9 @@ def _same(prompt: str, images: Sequence[Path | None], other: str, others: Sequen
 
 
 def _record(row: Mapping[str, Any], folder: Path) -> SampleRecord:
-    rewards, images = row.get("rewards"), row.get("images")
+    rewards = row.get("rewards")
     numbers = rewards.items() if isinstance(rewards, dict) else ()
-    shown = images if isinstance(images, list) else []
+    shown = [one for key in ("images", "sounds") for one in _list(row.get(key))]
     explained, sizes = row.get("explanations"), row.get("image_sizes")
     known = explained if isinstance(explained, dict) else {}
     size = sizes[0] if isinstance(sizes, list) and sizes and isinstance(sizes[0], list) else []
@@ -170,7 +172,12 @@ def _record(row: Mapping[str, Any], folder: Path) -> SampleRecord:
         advantage=row["advantage"] if is_finite(row.get("advantage")) else None,
         explanations={name: said for name, said in known.items() if isinstance(said, dict)},
         image_size=(size[0], size[1]) if len(size) == 2 and all(map(is_finite, size)) else None,
+        sound=folder / row["sound"] if isinstance(row.get("sound"), str) else None,
     )
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _turns(rows: object) -> tuple[tuple[str | None, str], ...]:

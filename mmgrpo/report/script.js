@@ -33,7 +33,7 @@ for (const plot of document.querySelectorAll(".plot")) {
 const dialog = document.querySelector("dialog");
 dialog.addEventListener("click", () => dialog.close());
 for (const grid of document.querySelectorAll("[data-zoom]")) grid.addEventListener("click", event => {
-  const cell = event.target.closest(".cell"); if (!cell) return;
+  const cell = event.target.closest(".cell"); if (!cell || event.target.closest("audio")) return;
   const many = dialog.firstElementChild; many.replaceChildren();
   for (const other of grid.querySelectorAll(`[data-request="${cell.dataset.request}"] :is(img, video)`)) {
     const figure = many.appendChild(document.createElement("figure")), shown = other.closest(".under").cloneNode(true);

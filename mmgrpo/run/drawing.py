@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from PIL import Image, ImageDraw
 
+from mmgrpo.data.spectrograms import spectrogram
 from mmgrpo.errors import MmgrpoError
 from mmgrpo.policy import Policy
 from mmgrpo.run.samples import write_samples
@@ -80,9 +81,9 @@ def draw(
 
 
 def write(drawn: Drawn, folder: Path) -> Path:
-    """Writes pictures, ``samples.jsonl`` and, of pictures, a contact sheet with their scores; returns the folder."""
+    """Writes media, ``samples.jsonl`` and, of what can be seen, a contact sheet with scores; returns the folder."""
     write_samples(folder, drawn.samples, drawn.scores, shown=folder)
-    pictures = [sample.image or (sample.video or [None])[0] for sample in drawn.samples]
+    pictures = [picture_of(sample, moment=0.0) for sample in drawn.samples]
     if all(picture is not None for picture in pictures):
         captions = [captions_of(drawn.scores, row) for row in range(len(pictures))]
         contact_sheet([picture for picture in pictures if picture is not None], captions).save(folder / SHEET)
@@ -102,9 +103,13 @@ def _beside(parts: Sequence[Scores], count: int) -> Scores:
     )
 
 
-def picture_of(sample: Sample) -> Image.Image | None:
-    """A picture, or the middle frame of a video; None of a text."""
-    return sample.image or (sample.video[len(sample.video) // 2] if sample.video else None)
+def picture_of(sample: Sample, *, moment: float = 0.5) -> Image.Image | None:
+    """A picture, a video's frame at a moment (0 its first, 0.5 its middle), a sound's spectrogram; None of a text."""
+    if sample.image is not None:
+        return sample.image
+    if sample.video:
+        return sample.video[int(moment * len(sample.video))]
+    return None if sample.audio is None else spectrogram(sample.audio)
 
 
 def captions_of(scores: Scores, row: int) -> list[str]:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from mmgrpo.data.clips import encoded, filmstrip
 from mmgrpo.data.media import opened
+from mmgrpo.data.sounds import at_rate, heard, wav
 from mmgrpo.errors import DataError
-from mmgrpo.types import Prompt, Sample, Scores
+from mmgrpo.types import Audio, Prompt, Sample, Scores
 
 FRAMES = "frames.png"
 MAX_FILMSTRIPS = 16
@@ -26,6 +27,7 @@ FILMSTRIP_FRAMES = 8
 FILMSTRIP_HEIGHT = 64  # px
 MAX_SIDE = 448  # of a prompt's picture, in pixels
 EXACT_SIDE = 96  # up to here every pixel is kept
+MAX_HEARD_S, MAX_HEARD_HZ = 30.0, 16_000  # of a prompt's sound
 REFERENCES = ("solution", "answer", "ground_truth")
 
 
@@ -37,18 +39,18 @@ def write_samples(
     advantage_B: Tensor | None = None,
     shown: Path | None = None,
 ) -> Path:
-    """Writes ``samples.jsonl``, a line per sample, with its picture or video beside it.
+    """Writes ``samples.jsonl``, a line per sample, with its picture, video or sound (WAV of 16 bit) beside it.
 
     Videos are MP4 files; the frames of the first ones stand below each other in ``frames.png``.
 
-    Texts come with what they answer: the prompt's pictures, each once, named by the hash of its content.
+    Texts come with what they answer: the prompt's pictures and sounds, each once, named by the hash of its content.
 
     Args:
         folder: where to; made if it is not there.
         samples: the samples.
         scores: what the rewards said of each.
         advantage_B: what each was worth in training.
-        shown: where prompts' pictures go; None: ``images/`` next to the folder.
+        shown: where prompts' pictures and sounds go; None: ``images/`` next to the folder.
 
     Returns:
         The folder.
@@ -59,7 +61,7 @@ def write_samples(
     with (folder / "samples.jsonl").open("w") as lines:
         for row, sample in enumerate(samples):
             line: dict[str, Any] = {
-                "file": _save_media(folder, row, sample),
+                **_save_media(folder, row, sample),
                 **identity(sample),
                 "rewards": {
                     name: float(scores.value_BR[row, r])
@@ -193,6 +195,7 @@ def _prompt_facts(prompt: Prompt, folder: Path, pictures: Path) -> dict[str, Any
         "images": [None if one is None else f"{where}{one.name}" for one in saved],
         "image_sizes": [None if one is None else list(one.size) for one in saved],
         "num_videos": len(prompt.videos),
+        **({"sounds": [_save_heard(pictures, where, sound) for sound in prompt.audios]} if len(prompt.audios) else {}),
         "reference": None if reference is None else str(reference),
     }
 
@@ -223,7 +226,31 @@ def _save_shown(folder: Path, image: Any) -> _Saved | None:
     return _Saved(name, size)
 
 
-def _save_media(folder: Path, row: int, sample: Sample) -> str | None:
+def _save_heard(folder: Path, where: str, sound: Any) -> str | None:
+    """The name of a prompt's sound, its beginning, as one channel; None if only the policy can open it."""
+    try:
+        whole = heard(sound)
+    except DataError:
+        return None
+    begun = Audio(whole.values[:, : int(MAX_HEARD_S * whole.sampling_rate)], whole.sampling_rate)
+    data = wav(at_rate(begun, min(MAX_HEARD_HZ, whole.sampling_rate), mono=True))
+    name = f"{hashlib.sha256(data).hexdigest()[:16]}.wav"
+    folder.mkdir(exist_ok=True)
+    if not (folder / name).exists():
+        (folder / name).write_bytes(data)
+    return f"{where}{name}"
+
+
+def _save_media(folder: Path, row: int, sample: Sample) -> dict[str, str | None]:
+    """The names under which a sample's media are saved: ``file``, and ``sound`` where that has one beside it."""
+    seen, sound = _save_seen(folder, row, sample), f"{row:04d}.wav"
+    if sample.audio is None:
+        return {"file": seen}
+    (folder / sound).write_bytes(wav(sample.audio))
+    return {"file": sound} if seen is None else {"file": seen, "sound": sound}
+
+
+def _save_seen(folder: Path, row: int, sample: Sample) -> str | None:
     if sample.image is not None:
         sample.image.save(folder / f"{row:04d}.png")
         return f"{row:04d}.png"

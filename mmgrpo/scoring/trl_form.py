@@ -17,7 +17,7 @@ from mmgrpo.types import Prompt, Sample
 
 logger = logging.getLogger(__name__)
 
-_GIVEN = ("prompts", "completions", "completion_ids", "image", "images", "videos")
+_GIVEN = ("prompts", "completions", "completion_ids", "image", "images", "videos", "audios")
 _LOGGING = ("log_extra", "log_metric")
 _ABSENT = ("trainer_state", "environments")
 
@@ -130,6 +130,7 @@ class TrlReward:
             "completion_ids": [None if sample.tokens is None else list(sample.tokens) for sample in samples],
             "images": [Gallery(sample.prompt.images) for sample in samples],
             "videos": [list(sample.prompt.videos) for sample in samples],
+            "audios": [list(sample.prompt.audios) for sample in samples],
         }
         if "image" in self._named:
             arguments["image"] = _of_each_prompt(samples, lambda prompt: next(iter(Gallery(prompt.images)), None))
@@ -179,7 +180,7 @@ def _is_place(part: Mapping[str, Any]) -> bool:
 def _completion(sample: Sample) -> Any:
     if sample.text is not None:
         return [{"role": "assistant", "content": sample.text}] if _is_chat(sample) else sample.text
-    return next((made for made in (sample.image, sample.video, sample.array) if made is not None), None)
+    return next((made for made in (sample.image, sample.video, sample.audio, sample.array) if made is not None), None)
 
 
 def _awaited(coroutine: Any) -> Any:

@@ -1,44 +1,48 @@
 """Samples as bytes between a reward's client and its server: JSON with PNG, or safetensors; nothing is unpickled.
 
-A request is one JSON document, ``ScoreRequest``. Its pictures are PNG in base64, or name uint8 tensors; then the body
-is a safetensors file whose metadata hold the document under ``request``. Axes: H height, W width, C channels, T frames.
+A request is one JSON document, ``ScoreRequest``. Its pictures are PNG in base64, its sounds float32 in base64, or they
+name tensors; then the body is a safetensors file whose metadata hold the document under ``request``.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from io import BytesIO
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from mmgrpo.data.media import UNREADABLE, opened
+from mmgrpo.data.media import opened
+from mmgrpo.data.sounds import heard
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.samples import TURNS
+from mmgrpo.serving.wire_media import (
+    DTYPES,
+    Array,
+    MediaReader,
+    Picture,
+    Video,
+    WireAudio,
+    packed_picture,
+    packed_sound,
+    packed_video,
+)
+from mmgrpo.serving.wire_media import MIN_PIXELS as MIN_PIXELS
 from mmgrpo.types import Prompt, Sample
 
 JSON = "application/json"
 SAFETENSORS = "application/x-safetensors"
 MAX_PIXELS = 2**27
 """Pixels that the pictures of one request may have, all together."""
-MIN_PIXELS = 2**12
-"""What a picture counts for at least: tiny ones cost memory beside their pixels."""
 MAX_VALUES = 2**21
 """Commas and opening brackets in the JSON of one request or answer, which bound the memory that it unpacks to."""
 MAX_SAMPLES = 2**16
 
 Form = Literal["tensors", "png"]
-_CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}  # modes that an array holds whole
 _STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
@@ -49,18 +53,6 @@ def _finite(value: JsonValue) -> JsonValue:
 
 
 Finite = Annotated[JsonValue, AfterValidator(_finite)]
-
-
-class WireTensor(BaseModel):
-    """A picture (H, W) or (H, W, C), or a video (T, H, W) or (T, H, W, C), by the name of its uint8 tensor."""
-
-    model_config = _STRICT
-
-    tensor: str
-
-
-Picture = str | WireTensor
-Video = list[str] | WireTensor
 
 
 class WirePrompt(BaseModel):
@@ -75,6 +67,7 @@ class WirePrompt(BaseModel):
     messages: list[dict[str, Finite]] | None = None
     images: list[Picture] = Field(default_factory=list)
     videos: list[Video] = Field(default_factory=list)
+    audios: list[WireAudio] = Field(default_factory=list)
 
 
 class WireSample(BaseModel):
@@ -88,6 +81,7 @@ class WireSample(BaseModel):
     text: str | None = None
     image: Picture | None = None
     video: Video | None = None
+    audio: WireAudio | None = None
     tokens: list[int] | None = None
     finished: bool = True
     logprob: float | None = None
@@ -177,7 +171,7 @@ def packed(
     Raises:
         DataError: something that neither JSON nor PNG can carry.
     """
-    tensors: dict[str, NDArray[np.uint8]] | None = {} if form == "tensors" else None
+    tensors: dict[str, Array] | None = {} if form == "tensors" else None
     prompts = list({id(sample.prompt): sample.prompt for sample in samples}.values())
     place = {id(prompt): number for number, prompt in enumerate(prompts)}
     document = {
@@ -210,7 +204,7 @@ def unpacked(body: bytes, content_type: str, *, max_pixels: int = MAX_PIXELS) ->
     Raises:
         DataError: it is no such request.
     """
-    tensors: Mapping[str, NDArray[np.uint8]] = {}
+    tensors: Mapping[str, Array] = {}
     if content_type == SAFETENSORS:
         body, tensors = _opened_safetensors(body)
     elif content_type != JSON:
@@ -221,7 +215,7 @@ def unpacked(body: bytes, content_type: str, *, max_pixels: int = MAX_PIXELS) ->
         request = ScoreRequest.model_validate_json(body)
     except (ValidationError, RecursionError) as error:
         raise DataError(f"no request to score: {_first_problem(error)}") from None
-    reader = _Reader(tensors, max_pixels)
+    reader = _Reader(MediaReader(tensors, max_pixels))
     prompts = [reader.prompt(prompt) for prompt in request.prompts]
     wrong = [sample.prompt for sample in request.samples if sample.prompt >= len(prompts)]
     if wrong:
@@ -229,7 +223,7 @@ def unpacked(body: bytes, content_type: str, *, max_pixels: int = MAX_PIXELS) ->
     return request.reward, [reader.sample(sample, prompts[sample.prompt]) for sample in request.samples]
 
 
-def _packed_prompt(prompt: Prompt, columns: Sequence[str] | None, tensors: dict[str, Any] | None) -> dict[str, Any]:
+def _packed_prompt(prompt: Prompt, columns: Sequence[str] | None, tensors: dict[str, Array] | None) -> dict[str, Any]:
     known = prompt.columns if columns is None else {n: prompt.columns[n] for n in columns if n in prompt.columns}
     if any(isinstance(video, str) or not isinstance(video, Sequence) for video in prompt.videos):
         raise DataError("videos of a prompt must be lists of frames to travel to a reward server, not paths")
@@ -239,21 +233,23 @@ def _packed_prompt(prompt: Prompt, columns: Sequence[str] | None, tensors: dict[
         "negative": prompt.negative,
         "prefix": prompt.prefix,
         "messages": None if prompt.messages is None else [dict(message) for message in prompt.messages],
-        "images": [_packed_picture(opened(image), tensors) for image in prompt.images],
-        "videos": [_packed_video([opened(frame) for frame in video], tensors) for video in prompt.videos],
+        "images": [packed_picture(opened(image), tensors) for image in prompt.images],
+        "videos": [packed_video([opened(frame) for frame in video], tensors) for video in prompt.videos],
+        "audios": [packed_sound(heard(sound), tensors) for sound in prompt.audios],
     }
 
 
-def _packed_sample(sample: Sample, prompt: int, tensors: dict[str, Any] | None) -> dict[str, Any]:
+def _packed_sample(sample: Sample, prompt: int, tensors: dict[str, Array] | None) -> dict[str, Any]:
     if sample.array is not None:
-        raise DataError("samples that are arrays (sound, embeddings) do not travel to a reward server: judge them here")
+        raise DataError("samples that are arrays (embeddings, say) do not travel to a reward server: judge them here")
     return {
         "prompt": prompt,
         "group": sample.group,
         "member": sample.member,
         "text": sample.text,
-        "image": None if sample.image is None else _packed_picture(sample.image, tensors),
-        "video": None if sample.video is None else _packed_video(sample.video, tensors),
+        "image": None if sample.image is None else packed_picture(sample.image, tensors),
+        "video": None if sample.video is None else packed_video(sample.video, tensors),
+        "audio": None if sample.audio is None else packed_sound(sample.audio, tensors),
         "tokens": None if sample.tokens is None else [int(token) for token in sample.tokens],
         "finished": sample.finished,
         "logprob": sample.logprob,
@@ -263,39 +259,7 @@ def _packed_sample(sample: Sample, prompt: int, tensors: dict[str, Any] | None) 
     }
 
 
-def _packed_picture(image: Image.Image, tensors: dict[str, Any] | None) -> Any:
-    if tensors is None or not _is_array(image):
-        return _png(image)
-    return _as_tensor(np.asarray(image), tensors)
-
-
-def _packed_video(frames: Sequence[Image.Image], tensors: dict[str, Any] | None) -> Any:
-    same = len({(frame.mode, frame.size) for frame in frames}) == 1
-    if tensors is None or not same or not all(_is_array(frame) for frame in frames):
-        return [_png(frame) for frame in frames]
-    return _as_tensor(np.stack([np.asarray(frame) for frame in frames]), tensors)
-
-
-def _as_tensor(array: NDArray[np.uint8], tensors: dict[str, Any]) -> dict[str, str]:
-    name = str(len(tensors))
-    tensors[name] = np.ascontiguousarray(array)
-    return {"tensor": name}
-
-
-def _is_array(image: Image.Image) -> bool:
-    return image.mode in _CHANNELS and "transparency" not in image.info
-
-
-def _png(image: Image.Image) -> str:
-    file = BytesIO()
-    try:
-        image.save(file, format="PNG", compress_level=1)
-    except OSError as error:
-        raise DataError(f"an image of mode {image.mode} cannot travel as PNG ({error}); convert it to RGB") from error
-    return base64.b64encode(file.getvalue()).decode()
-
-
-def _opened_safetensors(body: bytes) -> tuple[bytes, Mapping[str, NDArray[np.uint8]]]:
+def _opened_safetensors(body: bytes) -> tuple[bytes, Mapping[str, Array]]:
     """The document and the tensors of a safetensors file."""
     try:
         (length,) = struct.unpack_from("<Q", body)
@@ -307,9 +271,9 @@ def _opened_safetensors(body: bytes) -> tuple[bytes, Mapping[str, NDArray[np.uin
         raise
     except (SafetensorError, KeyError, TypeError, AttributeError, ValueError, struct.error, RecursionError) as error:
         raise DataError(f"no safetensors file with metadata 'request': {type(error).__name__}: {error}") from None
-    wrong = [name for name, tensor in tensors.items() if tensor.dtype != np.uint8]
+    wrong = [name for name, tensor in tensors.items() if tensor.dtype not in DTYPES]
     if wrong:
-        raise DataError(f"tensors must be uint8; {wrong[0][:80]!r} is {tensors[wrong[0]].dtype}")
+        raise DataError(f"tensors must be uint8, or float32 of sounds; {wrong[0][:80]!r} is {tensors[wrong[0]].dtype}")
     return document, tensors
 
 
@@ -319,18 +283,17 @@ def check_values(document: bytes) -> None:
         raise DataError(f"the JSON has more than {MAX_VALUES} parts; send smaller batches")
 
 
-class _Reader:
-    """Makes samples of what a request says, within a number of pixels."""
+class _Reader(NamedTuple):
+    """Makes samples of what a request says."""
 
-    def __init__(self, tensors: Mapping[str, NDArray[np.uint8]], max_pixels: int) -> None:
-        self._tensors = tensors
-        self._pixels_left = max_pixels
+    media: MediaReader
 
     def prompt(self, prompt: WirePrompt) -> Prompt:
         return Prompt(
             prompt.text,
-            images=tuple(self._picture(image) for image in prompt.images),
-            videos=tuple(self._video(video) for video in prompt.videos),
+            images=tuple(self.media.picture(image) for image in prompt.images),
+            videos=tuple(self.media.video(video) for video in prompt.videos),
+            audios=tuple(self.media.sound(sound) for sound in prompt.audios),
             messages=prompt.messages,
             negative=prompt.negative,
             columns=prompt.columns,
@@ -343,8 +306,9 @@ class _Reader:
             group=sample.group,
             member=sample.member,
             text=sample.text,
-            image=None if sample.image is None else self._picture(sample.image),
-            video=None if sample.video is None else self._video(sample.video),
+            image=None if sample.image is None else self.media.picture(sample.image),
+            video=None if sample.video is None else self.media.video(sample.video),
+            audio=None if sample.audio is None else self.media.sound(sample.audio),
             tokens=sample.tokens,
             finished=sample.finished,
             logprob=sample.logprob,
@@ -352,44 +316,6 @@ class _Reader:
             num_forced=sample.num_forced,
             **{name: getattr(sample, name) for name in TURNS},
         )
-
-    def _picture(self, picture: Picture) -> Image.Image:
-        return self._from_png(picture) if isinstance(picture, str) else self._from_array(self._tensor(picture))
-
-    def _video(self, video: Video) -> list[Image.Image]:
-        if isinstance(video, list):
-            return [self._from_png(frame) for frame in video]
-        array = self._tensor(video)
-        if array.ndim < 3:
-            raise DataError(f"a video must be (T, H, W) or (T, H, W, C), got {array.shape}")
-        return [self._from_array(frame) for frame in array]
-
-    def _tensor(self, named: WireTensor) -> NDArray[np.uint8]:
-        if named.tensor not in self._tensors:
-            raise DataError(f"there is no tensor {named.tensor[:80]!r}")
-        return self._tensors[named.tensor]
-
-    def _from_png(self, text: str) -> Image.Image:
-        try:
-            with Image.open(BytesIO(base64.b64decode(text, validate=True)), formats=["PNG"]) as image:
-                self._spend(image.width * image.height)
-                image.load()
-                return image
-        except (*UNREADABLE, binascii.Error) as error:
-            if isinstance(error, DataError):
-                raise
-            raise DataError(f"a picture is no PNG in base64: {type(error).__name__}: {error}") from None
-
-    def _from_array(self, array: NDArray[np.uint8]) -> Image.Image:
-        if 0 in array.shape or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (2, 3, 4)):
-            raise DataError(f"a picture must be (H, W) or (H, W, C) with C 2, 3 or 4, got {array.shape}")
-        self._spend(array.shape[0] * array.shape[1])
-        return Image.fromarray(np.ascontiguousarray(array))
-
-    def _spend(self, pixels: int) -> None:
-        self._pixels_left -= max(pixels, MIN_PIXELS)
-        if self._pixels_left < 0:
-            raise DataError("the request's pictures have more pixels than the server takes; send smaller batches")
 
 
 def _first_problem(error: ValidationError | RecursionError) -> str:

@@ -231,4 +231,5 @@ def behind(policy: Seeing | Critic, rollout: Rollout, prompts: Sequence[Prompt])
 
 def _content(prompt: Prompt) -> tuple[object, ...]:
     """What a policy is shown, media by their identity."""
-    return prompt.text, repr(prompt.messages), prompt.negative, id(prompt.images), id(prompt.videos)
+    media = (prompt.images, prompt.videos, prompt.audios)
+    return prompt.text, repr(prompt.messages), prompt.negative, *map(id, media)

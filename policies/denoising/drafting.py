@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from mmgrpo.errors import MmgrpoError, PolicyError
 from mmgrpo.policies.denoising.batches import Batches, chunked
@@ -15,7 +16,7 @@ from mmgrpo.policies.denoising.calls import RewoundError, RowsError
 from mmgrpo.policies.denoising.chunks import Chunk, assemble
 from mmgrpo.policies.denoising.drawing import Drawing
 from mmgrpo.policies.denoising.exactness import WRONG_CALL, Exactness
-from mmgrpo.policies.denoising.outputs import media_of, samples_of
+from mmgrpo.policies.denoising.outputs import samples_of
 from mmgrpo.policies.denoising.record import Recorder, owner_of, split_rows
 from mmgrpo.policies.denoising.rows import INITIAL_NOISE, Row
 from mmgrpo.policies.denoising.session import Session
@@ -39,6 +40,7 @@ class Drafter:
         segments: lengths of the segments of a rollout, in steps.
         evaluation_call: laid over the call where samples are drawn without noise and nothing of them is kept.
         frame_rate: of videos, in frames a second; None: what the call asks for.
+        sampling_rate: of the pipeline's sound, in Hz, where it is known.
     """
 
     stage: Stage
@@ -47,6 +49,7 @@ class Drafter:
     segments: tuple[int, ...] | None
     evaluation_call: Mapping[str, Any]
     frame_rate: float | None
+    sampling_rate: int | None
 
     def stochastic(self, groups: Groups, plan: Plan, drawing: Drawing) -> Rollout:
         """The rows with their decisions on record."""
@@ -69,7 +72,7 @@ class Drafter:
             latents = None
             if plan.keep_latents and session.last_state is not None:
                 latents = split_rows(session.last_state, len(chunk))
-            drawn = samples_of(chunk, media_of(output, len(chunk)), latents, frame_rate=self._frame_rate(call))
+            drawn = self._samples(chunk, output, latents, call)
             plan.hand_over(drawn)
             samples += drawn
             num_forwards, T = num_forwards + session.num_forwards, session.iteration + 1
@@ -186,9 +189,14 @@ class Drafter:
         output = self._run(session, stem.rows, drawing.call)
         require_denoisers(self.stage, session)
         latents = recorder.latents() if plan.keep_latents else None
-        rate = self._frame_rate(drawing.call)
-        samples = samples_of(stem.rows, media_of(output, len(stem.rows)), latents, frame_rate=rate)
+        samples = self._samples(stem.rows, output, latents, drawing.call)
         return Chunk(stem.rows, drawing, recorder, samples, session.num_forwards + stem.num_forwards)
+
+    def _samples(
+        self, rows: Sequence[Row], output: Any, latents: Sequence[Tensor] | None, call: Mapping[str, Any]
+    ) -> list[Sample]:
+        """What rewards see of a run's output."""
+        return samples_of(rows, output, latents, rate=self.sampling_rate, frame_rate=self._frame_rate(call))
 
     def _frame_rate(self, call: Mapping[str, Any]) -> float | None:
         asked = next((call[name] for name in FRAME_RATE_ARGUMENTS if call.get(name) is not None), None)

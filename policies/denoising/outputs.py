@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,33 +11,43 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmgrpo.errors import PolicyError
+from mmgrpo.errors import DataError, PolicyError
 from mmgrpo.policies.denoising.calls import RowsError
 from mmgrpo.policies.denoising.rows import Row
-from mmgrpo.types import Sample
+from mmgrpo.types import Audio, Sample
+
+logger = logging.getLogger(__name__)
 
 MEDIA = ("images", "frames", "videos", "audios")  # fields looked at first, in this order
+SOUNDS = ("audios", "audio", "sound")
+RATES = ("output_sampling_rate", "sampling_rate", "sample_rate")  # what components call it in their configuration
 COLOURS = (1, 3, 4)  # channels, last, of an array that is a picture
 
 
 def samples_of(
     rows: Sequence[Row],
-    media: Sequence[Any],
+    output: Any,
     latents: Sequence[Tensor] | None = None,
     *,
+    rate: int | None,
     frame_rate: float | None = None,
 ) -> list[Sample]:
-    """What the rewards will see: of each row a picture, a video or an array; with the final states, where kept.
+    """What the rewards will see of a pipeline's output: of each row a picture, a video, a sound or an array.
 
     Args:
-        rows: whom for.
-        media: what the pipeline made, one entry a row.
-        latents: the final states.
+        rows: that the pipeline was called with.
+        output: what the call returned.
+        latents: of each row, its final state, where kept.
+        rate: of its sound, in Hz; None where nobody says it: sound is an array then.
         frame_rate: of videos, in frames a second.
 
     Returns:
-        The samples.
+        A sample per row; one with a video has the sound beside it.
     """
+    sounds = sounds_of(output, len(rows), rate)
+    is_sound = sounds is not None and set(_named(output)) <= set(SOUNDS)
+    media = [None] * len(rows) if is_sound else media_of(output, len(rows))
+    states, audios = latents or [None] * len(rows), sounds or [None] * len(rows)
     return [
         Sample(
             row.prompt,
@@ -45,11 +56,56 @@ def samples_of(
             image=item if isinstance(item, Image.Image) else None,
             video=item if isinstance(item, list) else None,
             frame_rate=frame_rate if isinstance(item, list) else None,
+            audio=audio,
             array=item if isinstance(item, Tensor) else None,
             latent=latent,
         )
-        for row, item, latent in zip(rows, media, latents or [None] * len(rows), strict=True)
+        for row, item, audio, latent in zip(rows, media, audios, states, strict=True)
     ]
+
+
+def rate_of(pipeline: Any) -> int | None:
+    """The sampling rate of the sound that a pipeline makes, in Hz, read off what makes it; None where nothing says it.
+
+    A vocoder speaks before an autoencoder, whose rate may be that of the spectrograms it decodes.
+    """
+    modules = {name: part for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)}
+    for name in sorted(modules, key=lambda name: "vocoder" not in name):
+        config = getattr(modules[name], "config", None)
+        found = [getattr(config, key, None) for key in RATES]
+        if rate := next((rate for rate in found if isinstance(rate, int) and rate > 0), None):
+            return rate
+    return None
+
+
+def sounds_of(output: Any, num_rows: int, rate: int | None) -> list[Audio] | None:
+    """The sound of each row in a pipeline's output; None where it gives none, or of no known rate.
+
+    Values beyond -1 and 1 are cut off, and those that are no numbers are silence, which is logged.
+
+    Raises: RowsError for another number of sounds than rows.
+    """
+    named = _named(output)
+    found = next((named[name] for name in SOUNDS if named.get(name) is not None), None)
+    if found is None or rate is None:
+        return None
+    if num_rows == 1 and len(found) != 1:
+        found = [found]
+    if len(found) != num_rows:
+        raise RowsError(f"the pipeline gave {len(found)} sounds for {num_rows} prompts; set rollout_batch: 1")
+    return [_sound(one, rate) for one in found]
+
+
+def _sound(values: Any, rate: int) -> Audio:
+    values = torch.as_tensor(values).detach().float().cpu()
+    if not bool(values.isfinite().all()):
+        logger.warning("the pipeline made a sound of values that are no numbers; they are silence in the sample")
+    while values.ndim > 2 and len(values) == 1:
+        values = values[0]
+    try:
+        return Audio(torch.atleast_2d(values).nan_to_num(0.0, 0.0, 0.0).clamp(-1, 1), rate)
+    except DataError as error:
+        raise PolicyError(f"what the pipeline gave as sound is none: {error}") from error
 
 
 def media_of(output: Any, num_rows: int) -> Sequence[Any]:
@@ -85,7 +141,7 @@ def media_of(output: Any, num_rows: int) -> Sequence[Any]:
 
 def _fields(output: Any) -> Iterator[Any]:
     """Sequences and arrays among what a call returned; pictures and sound first."""
-    named = dict(output) if isinstance(output, Mapping) else dict(vars(output)) if hasattr(output, "__dict__") else {}
+    named = _named(output)
     parts = [named.pop(name, None) for name in MEDIA] + list(named.values())
     if isinstance(output, (tuple, list, Tensor, np.ndarray)):
         parts = [output] if not isinstance(output, tuple) else list(output)
@@ -94,6 +150,11 @@ def _fields(output: Any) -> Iterator[Any]:
             yield [part]
         elif _is_sequence_of_media(part):
             yield part
+
+
+def _named(output: Any) -> dict[str, Any]:
+    """What a call returned, by name; nothing of what has no names."""
+    return dict(output) if isinstance(output, Mapping) else dict(vars(output)) if hasattr(output, "__dict__") else {}
 
 
 def _is_sequence_of_media(part: Any) -> bool:

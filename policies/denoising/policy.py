@@ -29,6 +29,7 @@ from mmgrpo.policies.denoising.loading import (
     load_pipeline,
 )
 from mmgrpo.policies.denoising.memo import Memo
+from mmgrpo.policies.denoising.outputs import rate_of
 from mmgrpo.policies.denoising.reading import Reader, ReadTrace, require_read_values
 from mmgrpo.policies.denoising.rows import shows_media
 from mmgrpo.policies.denoising.sampling import Sampling
@@ -129,6 +130,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
             segments=settings.segments,
             evaluation_call=settings.evaluation_call,
             frame_rate=settings.frame_rate,
+            sampling_rate=settings.sampling_rate or rate_of(pipeline),
         )
 
     @classmethod

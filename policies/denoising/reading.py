@@ -218,7 +218,7 @@ class Reader:
             if sample.latent is not None:
                 found.append(sample.latent.float())
             else:
-                example = Example(sample.prompt, image=sample.image, video=sample.video)
+                example = Example(sample.prompt, image=sample.image, video=sample.video, audio=sample.audio)
                 found += self.targets([example], [row], call, remember=False)
         return found
 

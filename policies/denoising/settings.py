@@ -129,6 +129,9 @@ class DenoisingSettings(BaseModel):
     evaluation_call: dict[str, Any] = Field(
         default_factory=dict, description="laid over call where samples are drawn without noise"
     )
+    sampling_rate: int | None = Field(
+        default=None, ge=1, description="of the sound that the pipeline gives, in Hz, where no part of it says so"
+    )
     columns: tuple[str, ...] = Field(
         default=(), description="data columns that go to the call, as arguments of their names with one entry a row"
     )

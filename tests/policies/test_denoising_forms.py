@@ -13,10 +13,11 @@ from PIL import Image
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError, ReplayError
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.outputs import media_of
+from mmgrpo.policies.denoising.outputs import media_of, sounds_of
 from mmgrpo.run.samples import write_samples
 from mmgrpo.serving.wire import packed
 from mmgrpo.types import Plan, Prompt, Rollout, Sample, Scores
+from tests.breadth import assembly
 from tests.policies import foreign_pipelines
 from tests.policies.contract import gradients, move, sample_difference, values
 
@@ -110,6 +111,51 @@ def test_sound_is_a_sample(tmp_path: Path) -> None:
     assert torch.equal(saved, rollout.trace.transitions[1][-1].next_state.reshape(2, 2))
     with pytest.raises(DataError, match="do not travel to a reward server"):
         packed(rollout.samples)
+
+
+@pytest.mark.parametrize("plan", [None, Plan(stochastic=())], ids=["drawn", "without noise"])
+def test_sound_of_a_known_rate_is_an_audio(plan: Plan | None) -> None:
+    policy = _policy(foreign_pipelines.SoundPipeline, sampling_rate=8)
+    for sample, array in zip(
+        _drawn(policy, plan=plan).samples,
+        _drawn(_policy(foreign_pipelines.SoundPipeline), plan=plan).samples,
+        strict=True,
+    ):
+        assert sample.audio is not None
+        assert array.array is not None
+        assert (sample.array, sample.image, sample.audio.sampling_rate) == (None, None, 8)
+        assert torch.equal(sample.audio.values, array.array.clamp(-1, 1))
+
+
+def test_sound_of_a_row_that_comes_without_a_batch_and_of_no_numbers(caplog: Any) -> None:
+    output = foreign_pipelines.Sounds(audios=torch.tensor([[0.5, -3.0, float("nan")]]))
+    found = sounds_of(output, 1, 8)
+    assert found is not None
+    assert found[0].values.tolist() == [[0.5, -1.0, 0.0]]
+    assert "no numbers" in caplog.text
+    flat = sounds_of({"frames": [[]], "audio": torch.zeros(3)}, 1, 8)
+    assert flat is not None
+    assert flat[0].values.shape == (1, 3)
+    assert sounds_of(output, 1, None) is None
+    with pytest.raises(ReplayError, match="gave 1 sounds for 2 prompts"):
+        sounds_of(output, 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "seen"),
+    [
+        ("AudioLDMPipeline", 16000, False),  # of its vocoder
+        ("LongCatAudioDiTPipeline", 24000, False),  # of its autoencoder
+        ("LTX2Pipeline", 16000, True),  # of its vocoder, whose autoencoder says the rate of its spectrograms
+    ],
+)
+def test_pipelines_of_diffusers_make_sound_at_their_own_rate(name: str, rate: int, seen: bool) -> None:
+    call = assembly.arguments(name)
+    policy = DenoisingPolicy(assembly.build(name), {"call": call, "rollout_batch": 1, "update_batch": 1})
+    (sample,) = policy.rollout([Prompt("a fox")], group_size=1, seed=0, plan=Plan(stochastic=())).samples
+    assert sample.audio is not None
+    assert (sample.audio.sampling_rate, sample.array, bool(sample.video)) == (rate, None, seen)
+    assert float(sample.audio.values.abs().max()) > 0
 
 
 def test_a_helper_that_is_read_by_a_hook_is_called_each_time() -> None:

@@ -1,0 +1,179 @@
+"""Sounds from wherever a prompt has them: a path, bytes, base64, an array with its rate, what a dataset stores."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import wave
+from collections.abc import Iterator, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mmgrpo.data.media import local_file, path_of
+from mmgrpo.errors import DataError
+from mmgrpo.maths.sounds import resampled
+from mmgrpo.samples import Audio
+
+FORMATS = ("wav", "w64", "aiff", "au", "flac", "mp3", "ogg", "mov", "matroska", "aac")
+"""What is read, by ffmpeg's names: containers that hold their sound themselves and name no other file."""
+MAX_VALUES = 2**27
+"""Values that a sound may unpack to: 25 minutes of 44.1 kHz stereo."""
+FULL_SCALE = 2**15
+HELD = ("data", "bytes", "path")
+"""Keys under which a mapping may hold a file."""
+
+
+def heard(sound: object) -> Audio:
+    """The whole sound; what lies beyond -1 and 1 is cut off, as a player does.
+
+    Args:
+        sound: an ``Audio``; a path (``file://`` too); the bytes of a file (WAV, FLAC, MP3, Ogg, ...); their base64 text
+            or ``data:`` URL; a mapping with ``array`` and ``sampling_rate``, with ``bytes`` or ``path``, as datasets
+            give them, or with base64 ``data``, as OpenAI does; or a decoder of torchcodec. Of an array of two axes the
+            shorter one is the channels; whole numbers are of 16 bit.
+
+    Returns:
+        The sound at its own rate.
+
+    Raises:
+        DataError: it cannot be opened, with its path where it has one; a URL, for nothing is fetched.
+    """
+    if isinstance(sound, Audio):
+        return sound
+    if isinstance(sound, Path):
+        return _decoded(local_file(str(sound)), str(sound))
+    if isinstance(sound, bytes | bytearray | memoryview):
+        return _decoded(BytesIO(sound), f"the sound of {len(sound)} bytes")
+    if isinstance(sound, str):
+        data = None if os.path.exists(path_of(sound)) else embedded_sound(sound)
+        return _decoded(local_file(sound), sound) if data is None else heard(data)
+    if isinstance(sound, Mapping):
+        if sound.get("array") is not None:
+            return from_array(sound["array"], sound.get("sampling_rate"))
+        held = next((sound[key] for key in HELD if sound.get(key) is not None), None)
+        if held is not None:
+            return heard(held)
+    if callable(getattr(sound, "get_all_samples", None)):
+        whole: Any = sound.get_all_samples()  # pyright: ignore[reportAttributeAccessIssue]
+        return from_array(whole.data, whole.sample_rate)
+    raise DataError(
+        "a sound must be a path, bytes, base64, an mmgrpo.types.Audio or a mapping with 'array' and 'sampling_rate', "
+        f"'bytes' or 'path', got a {type(sound).__name__}"
+    )
+
+
+def from_array(array: Any, rate: Any) -> Audio:
+    """A sound of numbers: (samples,), (channels, samples) or (samples, channels), the shorter axis being the channels.
+
+    Raises: DataError for numbers of another form, or that are not finite, and for no rate.
+    """
+    try:
+        values = torch.as_tensor(np.asarray(array) if not isinstance(array, Tensor) else array)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"a sound's array must hold numbers: {error}") from error
+    if values.ndim not in (1, 2) or values.numel() == 0 or values.is_complex() or values.dtype == torch.bool:
+        raise DataError(f"a sound must be (samples,) or (channels, samples), got {tuple(values.shape)} {values.dtype}")
+    scale = 1.0 if values.is_floating_point() else FULL_SCALE
+    values = values.detach().cpu().float().reshape(-1, *values.shape[-1:]) / scale
+    if not bool(values.isfinite().all()):
+        raise DataError("a sound holds values that are not finite numbers; replace it or leave its row out")
+    if values.shape[0] > values.shape[1]:
+        values = values.T
+    is_whole = isinstance(rate, np.integer) or (isinstance(rate, float) and rate.is_integer())
+    whole: Any = int(rate) if is_whole else rate
+    return Audio(values.clamp(-1, 1).contiguous(), whole)
+
+
+def wav(audio: Audio) -> bytes:
+    """The sound as a WAV file of 16 bit; ``heard`` reads it back to within half a step, 1.5e-5."""
+    levels_NC = (audio.values.T * FULL_SCALE).round().clamp(-FULL_SCALE, FULL_SCALE - 1)
+    buffer = BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((len(audio.values), 2, audio.sampling_rate, 0, "NONE", "not compressed"))
+        file.writeframes(levels_NC.numpy().astype("<i2").tobytes())
+    return buffer.getvalue()
+
+
+def at_rate(audio: Audio, rate: int, *, mono: bool = False) -> Audio:
+    """The sound at another sampling rate, in Hz; ``mono``: as one channel, the mean of its own."""
+    values = audio.values.mean(0, keepdim=True) if mono else audio.values
+    return Audio(resampled(values, audio.sampling_rate, rate).clamp(-1, 1), rate)
+
+
+def embedded_sound(text: str) -> bytes | None:
+    """The file that a ``data:`` URL or a long base64 text holds; None for any other text.
+
+    Raises: DataError for a ``data:`` URL that is cut off.
+    """
+    head, comma, data = text.partition(",") if text.startswith("data:") else ("", "", text)
+    if not head and (len(text) < 64 or "://" in text):
+        return None
+    try:
+        found = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        if not head:
+            return None
+        raise DataError(f"the sound {text[:40]}... is not base64: {error}") from error
+    if head and not (comma and found):
+        raise DataError(f"the sound {text[:40]} is a data: URL that holds no data; is it cut off?")
+    return found
+
+
+def require_sound(item: str | bytes, name: str) -> None:
+    """Looks whether a file or its bytes begin as a sound does. Raises DataError if not."""
+    with _opened(item if isinstance(item, str) else BytesIO(item), name):
+        pass
+
+
+def _decoded(source: str | BytesIO, name: str) -> Audio:
+    import av
+
+    with _opened(source, name) as container:
+        stream = container.streams.audio[0]
+        parts = []
+        try:
+            resampler = av.AudioResampler(format="fltp")
+            for frame in _within(container.decode(stream)):
+                parts += [part.to_ndarray() for part in resampler.resample(frame)]
+            parts += [part.to_ndarray() for part in resampler.resample(None)]
+        except (av.FFmpegError, ValueError) as error:
+            raise DataError(_unreadable(name, error)) from error
+        if not parts:
+            raise DataError(_unreadable(name, ValueError("it holds no samples")))
+        return from_array(torch.from_numpy(np.concatenate(parts, axis=1)), stream.rate)
+
+
+def _within(frames: Iterator[Any]) -> Iterator[Any]:
+    """The frames, as long as they unpack to no more than ``MAX_VALUES``."""
+    total = 0
+    for frame in frames:
+        total += frame.samples * frame.layout.nb_channels
+        if total > MAX_VALUES:
+            raise ValueError(f"it has more than {MAX_VALUES} values")
+        yield frame
+
+
+def _opened(source: str | BytesIO, name: str) -> Any:
+    import av
+
+    if isinstance(source, str) and not os.path.exists(source):
+        raise DataError(f"{name[:200]} does not exist; a sound must be a file of this machine")
+    try:
+        container = av.open(source, options={"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "file"})
+    except (av.FFmpegError, ValueError, OSError) as error:
+        raise DataError(_unreadable(name, error)) from error
+    if not container.streams.audio:
+        container.close()
+        raise DataError(_unreadable(name, ValueError("it holds no sound")))
+    return container
+
+
+def _unreadable(name: str, error: Exception) -> str:
+    reason = f"{type(error).__name__}: {error}"[:200]
+    return f"{name[:200]} cannot be opened as a sound ({reason}); replace it or leave its row out"

@@ -1,0 +1,60 @@
+"""Sounds as data URIs, each with its spectrogram; reduced to a mono MP3 where they would make the page too large."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import av
+from PIL import Image
+
+from mmgrpo.data.sounds import at_rate, heard
+from mmgrpo.data.spectrograms import spectrogram
+from mmgrpo.errors import DataError
+from mmgrpo.samples import Audio
+
+RATES = (24_000, 16_000, 8_000)
+BIT_RATE = 32_000  # of the MP3, in bits a second
+PICTURE_QUALITY = 80
+RIFF = b"RIFF"
+
+
+def played(data: bytes, share: int) -> tuple[str, Image.Image, bool] | None:
+    """A WAV file as what a player takes, its spectrogram, and whether it is the file itself.
+
+    Args:
+        data: the file.
+        share: bytes that the sound may take.
+
+    Returns:
+        A data URI of at most ``share`` bytes before base64, longer sounds cut at their end; None for what is no WAV
+        file or cannot be read.
+    """
+    if not data.startswith(RIFF):
+        return None
+    try:
+        audio = heard(data)
+    except (DataError, MemoryError):
+        return None
+    if len(data) <= share:
+        return _uri("audio/wav", data), spectrogram(audio), True
+    rate = next((rate for rate in RATES if rate <= audio.sampling_rate), RATES[-1])
+    small = at_rate(audio, rate, mono=True)
+    most = max(1, int(share * 8 / BIT_RATE * rate * 0.9))
+    return _uri("audio/mpeg", _mp3(Audio(small.values[:, :most], rate))), spectrogram(audio), False
+
+
+def _mp3(audio: Audio) -> bytes:
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp3") as container:
+        stream = container.add_stream("libmp3lame", rate=audio.sampling_rate, bit_rate=BIT_RATE, layout="mono")
+        frame = av.AudioFrame.from_ndarray(audio.values.numpy(), format="fltp", layout="mono")
+        frame.sample_rate = audio.sampling_rate
+        resampler = av.AudioResampler(format=stream.format, layout="mono", rate=audio.sampling_rate)
+        for part in (*resampler.resample(frame), None):
+            container.mux(stream.encode(part))
+    return buffer.getvalue()
+
+
+def _uri(mime: str, data: bytes) -> str:
+    return f"data:{mime};base64,{base64.b64encode(data).decode('ascii')}"

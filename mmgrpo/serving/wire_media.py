@@ -1,0 +1,167 @@
+"""Pictures, videos and sounds as bytes: named tensors of a safetensors file, or texts in a JSON document.
+
+Axes: H height, W width, C channels, T frames, N samples.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from pydantic import BaseModel, ConfigDict
+
+from mmgrpo.data.media import UNREADABLE
+from mmgrpo.errors import DataError
+from mmgrpo.samples import Audio
+
+MIN_PIXELS = 2**12
+"""What a picture or sound counts for at least: tiny ones cost memory beside what they hold."""
+DTYPES = (np.uint8, np.float32)
+"""Of the tensors of a request: pictures and videos, and sounds."""
+
+_CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}  # modes that an array holds whole
+_STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+Array = NDArray[Any]
+
+
+class WireTensor(BaseModel):
+    """A picture (H, W) or (H, W, C), or a video (T, H, W) or (T, H, W, C), by the name of its uint8 tensor."""
+
+    model_config = _STRICT
+
+    tensor: str
+
+
+Picture = str | WireTensor
+Video = list[str] | WireTensor
+
+
+class WireAudio(BaseModel):
+    """An ``Audio``: (C, N) float32 values by the name of their tensor, or C and the values in base64."""
+
+    model_config = _STRICT
+
+    sampling_rate: int
+    tensor: str | None = None
+    channels: int | None = None
+    values: str | None = None
+
+
+def packed_sound(audio: Audio, tensors: dict[str, Array] | None) -> dict[str, Any]:
+    """A sound as a document says it; its values go to ``tensors``, or into the text where there are none."""
+    values_CN = audio.values.numpy().astype("<f4")
+    if tensors is not None:
+        return {"sampling_rate": audio.sampling_rate, **_as_tensor(values_CN, tensors)}
+    text = base64.b64encode(values_CN.tobytes()).decode()
+    return {"sampling_rate": audio.sampling_rate, "channels": len(values_CN), "values": text}
+
+
+def packed_picture(image: Image.Image, tensors: dict[str, Array] | None) -> Any:
+    if tensors is None or not _is_array(image):
+        return _png(image)
+    return _as_tensor(np.asarray(image), tensors)
+
+
+def packed_video(frames: Sequence[Image.Image], tensors: dict[str, Array] | None) -> Any:
+    same = len({(frame.mode, frame.size) for frame in frames}) == 1
+    if tensors is None or not same or not all(_is_array(frame) for frame in frames):
+        return [_png(frame) for frame in frames]
+    return _as_tensor(np.stack([np.asarray(frame) for frame in frames]), tensors)
+
+
+def _as_tensor(array: Array, tensors: dict[str, Array]) -> dict[str, str]:
+    name = str(len(tensors))
+    tensors[name] = np.ascontiguousarray(array)
+    return {"tensor": name}
+
+
+def _is_array(image: Image.Image) -> bool:
+    return image.mode in _CHANNELS and "transparency" not in image.info
+
+
+def _png(image: Image.Image) -> str:
+    file = BytesIO()
+    try:
+        image.save(file, format="PNG", compress_level=1)
+    except OSError as error:
+        raise DataError(f"an image of mode {image.mode} cannot travel as PNG ({error}); convert it to RGB") from error
+    return base64.b64encode(file.getvalue()).decode()
+
+
+class MediaReader:
+    """Makes pictures, videos and sounds of what a document says, within a number of pixels."""
+
+    def __init__(self, tensors: Mapping[str, Array], max_pixels: int) -> None:
+        """Nothing is read yet.
+
+        Args:
+            tensors: those that came with the document.
+            max_pixels: of all pictures, and values of all sounds; each counts for at least ``MIN_PIXELS``.
+        """
+        self._tensors = tensors
+        self._pixels_left = max_pixels
+
+    def picture(self, picture: Picture) -> Image.Image:
+        """A picture. Raises DataError if it is none, or one too many."""
+        return self._from_png(picture) if isinstance(picture, str) else self._from_array(self._tensor(picture.tensor))
+
+    def video(self, video: Video) -> list[Image.Image]:
+        """The frames of a video. Raises DataError if it is none, or one too many."""
+        if isinstance(video, list):
+            return [self._from_png(frame) for frame in video]
+        array = self._tensor(video.tensor)
+        if array.ndim < 3:
+            raise DataError(f"a video must be (T, H, W) or (T, H, W, C), got {array.shape}")
+        return [self._from_array(frame) for frame in array]
+
+    def sound(self, sound: WireAudio) -> Audio:
+        """A sound. Raises DataError if it is none, or one too many."""
+        values = self._tensor(sound.tensor, np.float32) if sound.tensor is not None else _values(sound)
+        self._spend(values.size)
+        return Audio(torch.from_numpy(np.array(values, dtype=np.float32)), sound.sampling_rate)
+
+    def _tensor(self, name: str, dtype: type = np.uint8) -> Any:
+        if name not in self._tensors:
+            raise DataError(f"there is no tensor {name[:80]!r}")
+        if self._tensors[name].dtype != dtype:
+            raise DataError(f"such tensors must be {dtype.__name__}; {name[:80]!r} is {self._tensors[name].dtype}")
+        return self._tensors[name]
+
+    def _from_png(self, text: str) -> Image.Image:
+        try:
+            with Image.open(BytesIO(base64.b64decode(text, validate=True)), formats=["PNG"]) as image:
+                self._spend(image.width * image.height)
+                image.load()
+                return image
+        except (*UNREADABLE, binascii.Error) as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(f"a picture is no PNG in base64: {type(error).__name__}: {error}") from None
+
+    def _from_array(self, array: NDArray[np.uint8]) -> Image.Image:
+        if 0 in array.shape or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (2, 3, 4)):
+            raise DataError(f"a picture must be (H, W) or (H, W, C) with C 2, 3 or 4, got {array.shape}")
+        self._spend(array.shape[0] * array.shape[1])
+        return Image.fromarray(np.ascontiguousarray(array))
+
+    def _spend(self, pixels: int) -> None:
+        self._pixels_left -= max(pixels, MIN_PIXELS)
+        if self._pixels_left < 0:
+            raise DataError("the request's pictures have more pixels than the server takes; send smaller batches")
+
+
+def _values(sound: WireAudio) -> NDArray[np.float32]:
+    """(C, N) of a sound that came as text."""
+    try:
+        flat = np.frombuffer(base64.b64decode(sound.values or "", validate=True), dtype="<f4")
+        return flat.reshape(sound.channels or 1, -1)
+    except (binascii.Error, ValueError) as error:
+        raise DataError(f"a sound is no (channels, samples) of float32 in base64: {error}") from None
