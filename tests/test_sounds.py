@@ -107,11 +107,9 @@ def test_compressed_files(tmp_path: Path, encoder: str) -> None:
     import av
 
     sound = tone(440, rate=16000, duration_s=1.0)
-    name = {"flac": "flac", "mp3": "libmp3lame"}[encoder]
+    name, form = {"flac": ("flac", "s16"), "mp3": ("libmp3lame", "fltp")}[encoder]
     with av.open(str(tmp_path / f"a.{encoder}"), "w") as container:
-        stream: Any = container.add_stream(
-            name, rate=16000, layout="mono", format={"flac": "s16", "mp3": "fltp"}[encoder]
-        )
+        stream: Any = container.add_stream(name, rate=16000, layout="mono", format=form)
         frame = av.AudioFrame.from_ndarray(sound.values.numpy(), format="fltp", layout="mono")
         frame.sample_rate = 16000
         resampler = av.AudioResampler(format=stream.format, layout="mono", rate=16000, frame_size=stream.frame_size)

@@ -35,7 +35,7 @@ MP4 = "video/mp4"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A picture or a video as it travels in the page, or the spectrogram of a sound; ``exact`` if it is the file itself.
+    """A picture, a video or a sound's spectrogram as it travels in the page; ``exact`` if it is the file itself.
 
     Attributes:
         frames: of a video that a player shows, its frames side by side, as a data URI; empty if they take too much.
