@@ -12,6 +12,11 @@ class ReadingConfig(Section):
 
     split: str | None = Field(default=None, description="of a folder or dataset; needed where there are several")
     text_column: str = Field(default="prompt", description="column that holds the prompt, as text or chat messages")
+    pictures: tuple[str, ...] = Field(
+        default=(),
+        description="columns that hold pictures beside image and images (masks, edges): paths count from the file's "
+        "folder, and what is encoded is opened when it is looked at",
+    )
     limit: int | None = Field(default=None, ge=1, description="keep the first so many")
     allow_fetch: bool = Field(
         default=False, description="images of rows may be URLs, fetched whenever they are looked at; false: refused"

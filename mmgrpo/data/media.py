@@ -50,6 +50,15 @@ def opened(image: object) -> Image.Image:
         raise DataError(unreadable(image, error)) from error
 
 
+def opened_all(value: object) -> list[Image.Image]:
+    """The pictures that a value holds, one or a sequence of several, each as ``opened``; None holds none."""
+    if value is None:
+        return []
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
+        return [opened(one) for one in value]
+    return [opened(value)]
+
+
 @final
 class Gallery(Sequence[Image.Image]):
     """Images that are opened one by one, each time they are looked at."""

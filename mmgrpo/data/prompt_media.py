@@ -201,6 +201,10 @@ class Place:
         given = _listed(row.get(one), whole=kind == "video") + _listed(row.get(several))
         return [self.medium(item, kind) for item in given]
 
+    def pictures(self, value: Any) -> Sequence[Any]:
+        """The pictures of another column, one or a list, as a prompt holds them."""
+        return held([self.medium(item, "image").item for item in _listed(value)])
+
     def medium(self, item: Any, kind: str) -> Medium:
         """A medium as a prompt may hold it, checked as far as that takes no decoding.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -38,6 +38,7 @@ def load_prompts(
     text_column: str = "prompt",
     limit: int | None = None,
     allow_fetch: bool = False,
+    pictures: Sequence[str] = (),
 ) -> list[Prompt]:
     """The prompts of a file, a folder, a dataset of the Hub or a Python function.
 
@@ -67,6 +68,7 @@ def load_prompts(
         limit: keep the first so many.
         allow_fetch: rows may name images, and columns for the rewards media, that lie on the network; videos that the
             model is shown may not.
+        pictures: further columns that hold pictures, one or a list (masks, edges), found and opened as ``image`` is.
 
     Returns:
         At least one prompt, in the order of the source.
@@ -78,7 +80,7 @@ def load_prompts(
     """
     if limit is not None and limit < 1:
         raise DataError(f"limit must be at least 1 or absent, got {limit}")
-    rules = _Rules(text_column, allow_fetch)
+    rules = _Rules(text_column, allow_fetch, tuple(pictures))
     read = _read(str(source), split, rules) if isinstance(source, str | Path) else _live(source, split, rules)
     prompts = list(islice(read, limit))
     if not prompts:
@@ -156,14 +158,22 @@ def _is_place(source: str) -> bool:
 @final
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """How rows are read: the column of the prompt, and whether their images may be fetched."""
+    """How rows are read: the column of the prompt, whether their images may be fetched, and further columns of them."""
 
     text_column: str
     allow_fetch: bool
+    pictures: tuple[str, ...] = ()
 
     def prompt(self, row: Any, where: str, folder: Path | None) -> Prompt:
         """The prompt that a row stands for."""
-        return prompt_of_row(row, self.text_column, where=where, folder=folder, allow_fetch=self.allow_fetch)
+        return prompt_of_row(
+            row,
+            self.text_column,
+            where=where,
+            folder=folder,
+            allow_fetch=self.allow_fetch,
+            pictures=self.pictures,
+        )
 
 
 def _read(source: str, split: str | None, rules: _Rules) -> Iterable[Prompt]:
@@ -320,7 +330,7 @@ def _from_dataset(dataset: Any, rules: _Rules, where: str, folder: Path | None) 
         raise DataError(
             f"{where} has no column '{rules.text_column}'; set text_column to one of {dataset.column_names}"
         )
-    shown = [name for name in (form.column, *MEDIA_COLUMNS) if holds_media(dataset.features.get(name))]
+    shown = [name for name in (form.column, *MEDIA_COLUMNS, *rules.pictures) if holds_media(dataset.features.get(name))]
     encoded, plain = dataset.select_columns(shown).with_format("arrow"), dataset.remove_columns(shown)
     decoded = [name for name in plain.column_names if not rules.allow_fetch and holds_media(plain.features[name])]
     as_stored = plain.select_columns(decoded).with_format("arrow")
@@ -329,13 +339,13 @@ def _from_dataset(dataset: Any, rules: _Rules, where: str, folder: Path | None) 
         for name in decoded:  # before they are decoded, which would fetch them
             refuse_fetches(as_stored[number].column(name)[0].as_py(), f"{place}, column '{name}'")
         row = plain[number] if plain.column_names else {}
-        stored = {name: _stored(encoded, number, name) for name in shown}
+        stored = {name: _stored(encoded, number, name, rules.pictures) for name in shown}
         yield rules.prompt({**row, **stored}, place, folder)
 
 
-def _stored(table: Any, row: int, name: str) -> Any:
+def _stored(table: Any, row: int, name: str, pictures: Sequence[str]) -> Any:
     """A row's media as they are stored; images and sounds beside the prompt stay where they lie until asked for."""
-    if name not in (*COLUMNS["image"], *COLUMNS["audio"]):
+    if name not in (*COLUMNS["image"], *COLUMNS["audio"], *pictures):
         return table[row].column(name)[0].as_py()
     return [StoredMedium(table, row, name, index) for index in range(len(stored_items(table, row, name)))]
 
@@ -369,3 +379,5 @@ def _refuse_rules(source: str | Path, rules: _Rules) -> None:
         raise DataError(f"{source} has no columns, so text_column={rules.text_column!r} does nothing; remove it")
     if rules.allow_fetch:
         raise DataError(f"{source} names no images to fetch, so allow_fetch does nothing; remove it")
+    if rules.pictures:
+        raise DataError(f"{source} names no files, so pictures={list(rules.pictures)} does nothing; remove it")

@@ -54,7 +54,15 @@ def form_of(columns: Iterable[str], text_column: str) -> Form | None:
     return next((form for form in candidates if form.column in columns), None)
 
 
-def prompt_of_row(row: Any, text_column: str, *, where: str, folder: Path | None, allow_fetch: bool = False) -> Prompt:
+def prompt_of_row(
+    row: Any,
+    text_column: str,
+    *,
+    where: str,
+    folder: Path | None,
+    allow_fetch: bool = False,
+    pictures: Sequence[str] = (),
+) -> Prompt:
     """The prompt that a row of data stands for; what is no prompt, negative prompt or medium is a column.
 
     Args:
@@ -63,6 +71,7 @@ def prompt_of_row(row: Any, text_column: str, *, where: str, folder: Path | None
         where: what to call the row in an error.
         folder: what relative paths of media count from; None leaves them as they are.
         allow_fetch: whether its images and sounds may lie on the network.
+        pictures: further columns that hold pictures, one or a list; those that the row has.
 
     Returns:
         The prompt.
@@ -92,6 +101,7 @@ def prompt_of_row(row: Any, text_column: str, *, where: str, folder: Path | None
     used = ("negative_prompt", *MEDIA_COLUMNS, *(() if form.is_kept else (form.column,)))
     columns = {name: value for name, value in row.items() if name not in used}
     columns |= {name: value for name, value in offered.items() if columns.get(name) is None}
+    columns |= {name: place.pictures(columns[name]) for name in pictures if columns.get(name) is not None}
     if messages is None:
         found = Conversation(None, {kind: [m.item for m in media] for kind, media in beside.items()}, str(asked))
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from mmgrpo.policies.denoising.rows import Row
@@ -31,11 +31,11 @@ class Batches:
         self.rollout, self.update, self.alone = 1, 1, True
 
 
-def chunked(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
-    """Consecutive rows in runs of at most ``size``; rows that are shown images or videos run alone."""
+def chunked(rows: Iterable[Row], size: int, together: Callable[[Row, Row], bool]) -> Iterator[list[Row]]:
+    """Consecutive rows in runs of at most ``size`` that may share one."""
     chunk: list[Row] = []
     for row in rows:
-        if chunk and (len(chunk) == size or row.has_media or chunk[-1].has_media):
+        if chunk and (len(chunk) == size or not together(chunk[0], row)):
             yield chunk
             chunk = []
         chunk.append(row)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from diffusers.utils.loading_utils import load_video
-from PIL import Image
-
-from mmgrpo.data.media import local_file, opened
 from mmgrpo.errors import ConfigError, DataError, ReplayError
 from mmgrpo.policies.denoising.rows import Row
+from mmgrpo.policies.denoising.shown import Album, Showing, arranged, layout, num_pictures, of_prompt, unlike
+from mmgrpo.types import Prompt
 
 IMAGE_ARGUMENTS = ("image", "images", "input_images")
+ALBUM_BYTES = 2**28
 
 
 class RowsError(ReplayError):
@@ -32,19 +31,27 @@ class CallForm:
     Attributes:
         names: the arguments that the call takes; None takes all.
         columns: data columns that go to the call as arguments of their names, one entry a row.
+        pictures: further arguments, with the data columns that hold their pictures.
         single: a row comes alone, as a string and a generator instead of lists of one.
+        showing: how several rows bring what they show.
+        is_proven: whether the pipeline was found to take it so, and to keep its rows apart.
+        album: what the rows' prompts show, opened.
     """
 
     names: frozenset[str] | None = None
     columns: tuple[str, ...] = ()
+    pictures: Mapping[str, str] = field(default_factory=dict)
     single: bool = False
+    showing: Showing = Showing.EACH
+    is_proven: bool = False
+    album: Album = field(default_factory=lambda: Album(ALBUM_BYTES), repr=False, compare=False)
 
     def takes(self, name: str) -> bool:
         """Whether the call has an argument of this name."""
         return self.names is None or name in self.names
 
     def arguments(self, rows: Sequence[Row], call: Mapping[str, Any]) -> dict[str, Any]:
-        """The pipeline's arguments for these rows; a row whose prompt shows images or videos comes alone.
+        """The pipeline's arguments for these rows, which may share a run: see ``together``.
 
         Args:
             rows: what is drawn.
@@ -58,7 +65,7 @@ class CallForm:
             DataError: a row lacks a column that goes to the call.
         """
         prompts = [row.prompt for row in rows]
-        per_row = {name: [_column(row, name) for row in rows] for name in self.columns}
+        per_row = {name: [_column(prompt, name, "columns") for prompt in prompts] for name in self.columns}
         if self.takes("prompt") and "prompt" not in per_row:
             per_row["prompt"] = [prompt.text for prompt in prompts]
         default = call.get("negative_prompt")
@@ -68,40 +75,73 @@ class CallForm:
             ]
         if self.takes("generator"):
             per_row["generator"] = [row.generator() for row in rows]
-        shown: dict[str, Any] = {}
-        if images := [opened(image) for image in prompts[0].images]:
-            name = next((name for name in IMAGE_ARGUMENTS if self.takes(name)), "image")
-            shown[name] = images[0] if len(images) == 1 else images
-        if videos := [_frames(video) for video in prompts[0].videos]:
-            shown["video"] = videos[0] if len(videos) == 1 else videos
+        items = [self._shown(row) for row in rows]
+        shown = {name: arranged([item[name] for item in items], self.showing) for name in items[0]}
         if unknown := sorted(name for name in {*per_row, *shown} if not self.takes(name)):
             raise ConfigError(f"the pipeline's call takes no {' and no '.join(unknown)}; it takes {self._known()}")
         return {**call, **({name: value[0] for name, value in per_row.items()} if self.single else per_row), **shown}
+
+    def shows(self, row: Row) -> bool:
+        """Whether a row shows the pipeline pictures or videos."""
+        return bool(self.pictures) or len(row.prompt.images) > 0 or len(row.prompt.videos) > 0
+
+    def together(self, row: Row, other: Row) -> bool:
+        """Whether two rows may share a run, by what they show: as many pictures each, of the same sizes."""
+        if not (self.shows(row) or self.shows(other)):
+            return True
+        if self.showing is Showing.ALONE or self.shows(row) is not self.shows(other):
+            return False
+        if row.prompt is other.prompt:
+            return True
+        return self.showing is not Showing.SHARED and self._layout(row) == self._layout(other)
+
+    def manner(self, row: Row) -> Any:
+        """Tells apart rows that bring more or fewer pictures, or bring them otherwise; None for one that shows none."""
+        if not self.shows(row):
+            return None
+        return self.showing, tuple((name, num_pictures(item)) for name, item in self._shown(row).items())
+
+    def stranger(self, row: Row) -> Row:
+        """A row that may share a run with this one, and asks for something else behind other pictures."""
+        if self.shows(row) and self.showing in (Showing.SHARED, Showing.ALONE):
+            return row
+        return replace(row, prompt=unlike(row.prompt, self.pictures))
+
+    def _shown(self, row: Row) -> Mapping[str, Any]:
+        return self.album.shown(row.prompt, self._opened) if self.shows(row) else {}
+
+    def _opened(self, prompt: Prompt) -> Mapping[str, Any]:
+        image = next((name for name in IMAGE_ARGUMENTS if self.takes(name)), "image")
+        if twice := {image} & set(self.pictures) if len(prompt.images) > 0 else ():
+            raise ConfigError(
+                f"the prompt's images go to the argument {image!r}, and policy.pictures gives {sorted(twice)} too; "
+                "leave one of the two out"
+            )
+        columns = {argument: _column(prompt, name, "pictures") for argument, name in self.pictures.items()}
+        return of_prompt(prompt, image=image, columns=columns)
+
+    def _layout(self, row: Row) -> Any:
+        return {name: layout(item) for name, item in self._shown(row).items()}
 
     def _known(self) -> str:
         return ", ".join(sorted(self.names or ()))
 
 
-def form_of(call: Callable[..., Any], columns: Sequence[str]) -> CallForm:
-    """The form of a pipeline's call. Raises ConfigError for a column that it has no argument for."""
+def form_of(call: Callable[..., Any], columns: Sequence[str], pictures: Mapping[str, str] | None = None) -> CallForm:
+    """The form of a pipeline's call. Raises ConfigError for a column or pictures that it has no argument for."""
+    pictures = pictures or {}
     parameters = inspect.signature(call).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return CallForm(None, tuple(columns))
+        return CallForm(None, tuple(columns), pictures)
     names = frozenset(parameters) - {"self"}
-    if unknown := sorted(set(columns) - names):
-        known = ", ".join(sorted(names))
-        raise ConfigError(f"policy.columns: the pipeline's call has no argument {', '.join(unknown)}; it has {known}")
-    return CallForm(names, tuple(columns))
+    known = ", ".join(sorted(names))
+    for key, asked in (("columns", columns), ("pictures", pictures)):
+        if unknown := sorted(set(asked) - names):
+            raise ConfigError(f"policy.{key}: the pipeline's call has no argument {', '.join(unknown)}; it has {known}")
+    return CallForm(names, tuple(columns), pictures)
 
 
-def _column(row: Row, name: str) -> Any:
-    if name not in row.prompt.columns:
-        raise DataError(
-            f"policy.columns asks for {name!r}, and the row {row.prompt.text!r} has {sorted(row.prompt.columns)}"
-        )
-    return row.prompt.columns[name]
-
-
-def _frames(video: Any) -> list[Image.Image]:
-    frames: Any = load_video(local_file(video)) if isinstance(video, str) else video
-    return [opened(frame) for frame in frames]
+def _column(prompt: Prompt, name: str, key: str) -> Any:
+    if name not in prompt.columns:
+        raise DataError(f"policy.{key} asks for {name!r}, and the row {prompt.text!r} has {sorted(prompt.columns)}")
+    return prompt.columns[name]

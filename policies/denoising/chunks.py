@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,19 +21,20 @@ from mmgrpo.types import Noise, Plan, Prompt, Rollout, Sample
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows that have run."""
+    """Rows that have run, and in which manner they brought what they show."""
 
     rows: Sequence[Row]
     drawing: Drawing
     recorder: Recorder
     samples: Sequence[Sample]
     num_forwards: int
+    manner: Any = None
 
     @property
-    def kind(self) -> tuple[str, tuple[torch.Size, ...]]:
-        """How its rows were drawn, and the shapes of a row's states."""
+    def kind(self) -> Any:
+        """How its rows were drawn, the shapes of a row's states, and how they brought what they show."""
         shapes = tuple(torch.Size((1, *drawn.next_state.shape[1:])) for drawn in self.recorder.drawn)
-        return self.drawing.kind, shapes
+        return self.drawing.kind, shapes, self.manner
 
     @property
     def stochastic(self) -> list[int]:
@@ -81,17 +83,22 @@ def make_groups(prompts: Sequence[Prompt], group_size: int, seed: int, plan: Pla
     ]
 
 
-def state_batches(rollout: Rollout, rows: Sequence[int], column: int, size: int) -> Iterator[list[int]]:
-    """Rows in batches of at most ``size`` distinct states at a decision, all of one shape."""
+def state_batches(
+    rollout: Rollout, rows: Sequence[int], column: int, size: int, together: Callable[[Row, Row], bool]
+) -> Iterator[list[int]]:
+    """Rows in batches of at most ``size`` distinct states at a decision, all of one shape, that may share a run."""
     trace: Trace = rollout.trace
     rows_of: dict[int, list[int]] = {}
     for row in rows:
         rows_of.setdefault(int(rollout.state_BT[row, column]), []).append(row)
     batch: list[list[int]] = []
     for members in rows_of.values():
-        if batch and (len(batch) == size or not trace.alike(batch[0][0], members[0])):
-            yield [row for some in batch for row in some]
-            batch = []
+        if batch:
+            first, other = batch[0][0], members[0]
+            alike = trace.alike(first, other) and together(trace.rows[first], trace.rows[other])
+            if len(batch) == size or not alike:
+                yield [row for some in batch for row in some]
+                batch = []
         batch.append(members)
     if batch:
         yield [row for some in batch for row in some]

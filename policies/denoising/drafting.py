@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,12 +20,16 @@ from mmgrpo.policies.denoising.exactness import WRONG_CALL, Exactness
 from mmgrpo.policies.denoising.outputs import samples_of
 from mmgrpo.policies.denoising.record import Recorder, owner_of, split_rows
 from mmgrpo.policies.denoising.rows import INITIAL_NOISE, Row
-from mmgrpo.policies.denoising.session import Session
+from mmgrpo.policies.denoising.session import Session, StepCall, Stop
+from mmgrpo.policies.denoising.shown import Showing
 from mmgrpo.policies.denoising.stage import Stage, require_denoisers
 from mmgrpo.policies.denoising.trace import Trace
 from mmgrpo.splits import APART
-from mmgrpo.types import Plan, Rollout, Sample
+from mmgrpo.types import Plan, Prompt, Rollout, Sample
 
+logger = logging.getLogger(__name__)
+
+INITIAL = 1e-2  # of a state's elements: a picture encoded in another batch rounds otherwise
 Groups = Sequence[Sequence[Row]]
 FRAME_RATE_ARGUMENTS = ("frame_rate", "fps", "target_fps")
 
@@ -66,7 +71,7 @@ class Drafter:
         judged = {} if plan.keep_latents else self.evaluation_call  # what is kept is read, and trained on
         call = {**drawing.call, **judged, **drawing.changed_call}
         num_forwards, T = 0, 1
-        for chunk in chunked(rows, drawing.batch(self.batches.rollout)):
+        for chunk in chunked(rows, drawing.batch(self.batches.rollout), self.stage.form.together):
             session = Session(on_step=None)
             output = self._run(session, chunk, call)
             latents = None
@@ -99,8 +104,11 @@ class Drafter:
         except RowsError as error:
             if chunks or self.stage.form.single:
                 raise
-            self._run_singly(f"{type(self.stage.pipeline).__name__} does not take rows as lists: {error}")
-            return self._drawn_as_called(groups, plan, drawing, chunks)
+            rows = [row for members in groups for row in members]
+            asked = next((row for row in rows if self.stage.form.shows(row)), rows[0])
+            if not self._shown_otherwise(asked, str(error)):
+                self._run_singly(f"{type(self.stage.pipeline).__name__} does not take rows as lists: {error}")
+            return self._drawn(groups, plan, drawing)
 
     def _drawn_as_called(self, groups: Groups, plan: Plan, drawing: Drawing, chunks: list[Chunk]) -> list[Chunk]:
         """All rows, put into ``chunks`` one by one."""
@@ -110,11 +118,21 @@ class Drafter:
                 said = f"a row of {type(self.stage.pipeline).__name__} depends on its batch: {reason}"
                 if chunks:
                     raise PolicyError(f"{said}; set policy.rollout_batch and policy.update_batch to 1")
-                self.batches.run_alone(said)
+                if not self._shown_otherwise(chunk.rows[0], reason):
+                    self.batches.run_alone(said)
                 return self._drawn_as_called(groups, plan, drawing, chunks)
             plan.hand_over(chunk.samples)
             chunks.append(chunk)
         return chunks
+
+    def _shown_otherwise(self, row: Row, why: str) -> bool:
+        """Whether rows can bring what they show in another way, which is taken from here on."""
+        form = self.stage.form
+        if not form.shows(row) or form.showing.following is form.showing:
+            return False
+        self.stage.form = replace(form, showing=form.showing.following)
+        logger.info("pictures brought as %s: %s. Next: %s", form.showing.value, why, form.showing.following.value)
+        return True
 
     def _run_singly(self, why: str) -> None:
         """Every row runs alone, its prompt a string and its generator no list."""
@@ -129,7 +147,7 @@ class Drafter:
         except (MmgrpoError, torch.OutOfMemoryError):
             raise
         except WRONG_CALL as error:
-            if not self.exactness.is_new:
+            if not self.exactness.is_new and (self.stage.form.is_proven or not self.stage.form.shows(rows[0])):
                 raise
             given = ", ".join(sorted(arguments))
             raise RowsError(f"called with {given} it fails with {type(error).__name__}: {error}") from error
@@ -138,10 +156,35 @@ class Drafter:
         """Why the rows of a run, if they are the first of their kind, have to run alone; empty where they need not."""
         if self.exactness.knows(chunk.kind, chunk.stochastic):
             return ""
+        form, first = self.stage.form, chunk.rows[0]
         sizes = [chunk.drawing.batch(size) for size in (self.batches.rollout, self.batches.update)]
-        alone = max(sizes) == 1 or chunk.rows[0].has_media
+        alone = max(sizes) == 1 or not form.together(first, first)
+        if form.shows(first) and not alone and (gap := self._initial_gap(chunk)):
+            return gap
         rollout = assemble([chunk], plan, self.segments)
-        return self.exactness.measure(rollout, chunk.kind, chunk.stochastic, alone=alone)
+        reason = self.exactness.measure(rollout, chunk.kind, chunk.stochastic, alone=alone, form=form)
+        if form.shows(first) and not reason:
+            self.stage.form = replace(form, is_proven=True)
+        return reason
+
+    def _initial_gap(self, chunk: Chunk) -> str:
+        """Whether rows that show something begin elsewhere alone than in their run; empty where they do not."""
+        began = chunk.recorder.initial
+        assert began is not None
+        for number in {0, len(chunk.rows) - 1}:
+            row = chunk.rows[number]
+            found: list[Tensor] = []
+
+            def first_state(call: StepCall, found: list[Tensor] = found) -> Tensor:
+                found.append(call.sample)
+                raise Stop
+
+            session = Session(on_step=first_state, ghost=lambda iteration: True)
+            self._run(session, [row], chunk.drawing.call)
+            own = began[number : number + 1] if len(chunk.rows) > 1 else began
+            if found and not torch.allclose(found[0].float(), own.float(), rtol=INITIAL, atol=INITIAL):
+                return "it begins at another noise or picture alone"
+        return ""
 
     def _stems(self, groups: Groups, plan: Plan, drawing: Drawing) -> Iterator[Stem]:
         """Runs of rows to record, with what each shares with others already drawn."""
@@ -179,7 +222,8 @@ class Drafter:
     def _run_together(self, parts: Sequence[Branch], drawing: Drawing) -> Iterator[Stem]:
         """Consecutive branches in runs of as many as share one."""
         left = iter(parts)
-        for chunk in chunked((branch[0] for branch in parts), drawing.batch(self.batches.rollout)):
+        heads = (branch[0] for branch in parts)
+        for chunk in chunked(heads, drawing.batch(self.batches.rollout), self.stage.form.together):
             yield Stem([next(left) for _ in chunk])
 
     def _record(self, stem: Stem, plan: Plan, drawing: Drawing) -> Chunk:
@@ -190,7 +234,15 @@ class Drafter:
         require_denoisers(self.stage, session)
         latents = recorder.latents() if plan.keep_latents else None
         samples = self._samples(stem.rows, output, latents, drawing.call)
-        return Chunk(stem.rows, drawing, recorder, samples, session.num_forwards + stem.num_forwards)
+        manner = self.stage.form.manner(stem.rows[0])
+        return Chunk(stem.rows, drawing, recorder, samples, session.num_forwards + stem.num_forwards, manner)
+
+    def settle_showing(self, prompts: Sequence[Prompt], drawing: Drawing) -> None:
+        """Finds out how rows bring what they show, before any is drawn, for whoever runs several at once."""
+        rows = [Row(prompt=prompt, seed=0, group=n, member=0) for n, prompt in enumerate(prompts)]
+        shown = [row for row in rows if self.stage.form.shows(row)]
+        if shown and not self.stage.form.is_proven:
+            self._examine(shown[:1], drawing)
 
     def _samples(
         self, rows: Sequence[Row], output: Any, latents: Sequence[Tensor] | None, call: Mapping[str, Any]
@@ -204,11 +256,17 @@ class Drafter:
 
     def _settle_batches(self, rows: Sequence[Row], drawing: Drawing) -> None:
         """Finds out before the first samples without noise whether rows may share a run; they have no densities."""
-        if not self.exactness.is_new or self.batches.rollout == 1 or len(rows) == 1:
+        if self.batches.rollout == 1 or len(rows) == 1:
             return
-        alone = [replace(row, branching=APART) for row in rows]
-        unlike = list({row.prompt.text: [row] for row in alone}.values())[:2]
+        if self.exactness.is_new:
+            alone = [replace(row, branching=APART) for row in rows]
+            self._examine(list({row.prompt.text: row for row in alone}.values())[:2], drawing)
+        self.settle_showing([row.prompt for row in rows], drawing)
+
+    def _examine(self, rows: Sequence[Row], drawing: Drawing) -> None:
+        """Draws rows, each a group of its own, for what is found out by it."""
         try:
-            self._drawn(unlike, Plan(), drawing)
+            self._drawn([[row] for row in rows], Plan(), drawing)
         except MmgrpoError:  # what cannot be trained may still be sampled
-            return
+            if self.stage.form.shows(rows[0]) and not self.stage.form.is_proven:
+                self.stage.form = replace(self.stage.form, showing=Showing.ALONE)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ReplayError
-from mmgrpo.policies.denoising.rows import Row
+from mmgrpo.policies.denoising.calls import CallForm
 from mmgrpo.policies.denoising.trace import Trace
 from mmgrpo.types import Rollout
 
@@ -59,7 +59,7 @@ class Exactness:
         """Whether replay has to run the denoiser in the iterations that it passes through."""
         return any(self._needs_full[kind, column] for column in columns)
 
-    def measure(self, rollout: Rollout, kind: Any, columns: Sequence[int], *, alone: bool) -> str:
+    def measure(self, rollout: Rollout, kind: Any, columns: Sequence[int], *, alone: bool, form: CallForm) -> str:
         """Measures what is not known of a rollout that one run of the pipeline made.
 
         Args:
@@ -67,6 +67,7 @@ class Exactness:
             kind: what they are known by.
             columns: its stochastic decisions.
             alone: whether rows run by themselves, in rollouts and in updates.
+            form: how rows become the pipeline's arguments.
 
         Returns:
             Why rows have to run alone; empty where they need not.
@@ -92,7 +93,8 @@ class Exactness:
         if alone or kind in self._compared:
             return ""
         ends = sorted({columns[0], columns[-1]}) if columns else []
-        gap = max((self._batch_gap(rollout, kind, column) for column in ends), default=0.0)
+        real, beside = _beside(rollout.trace, form)
+        gap = max((self._batch_gap(rollout, kind, column, real, beside) for column in ends), default=0.0)
         allowed = BATCH_ROUNDING * self.tolerance * self.unit(rollout.trace.transitions[0][-1].next_state.numel())
         if gap > allowed:
             return f"alone and beside another prompt its log-probability differs by {gap:.1e}, more than {allowed:.0e}"
@@ -113,45 +115,40 @@ class Exactness:
         return _largest(found_N - rollout.old_logprob_BT[list(rows), column])
 
     @torch.no_grad()
-    def _batch_gap(self, rollout: Rollout, kind: Any, column: int) -> float:
+    def _batch_gap(self, rollout: Rollout, kind: Any, column: int, real: Sequence[int], beside: Trace) -> float:
         """What the batch does to a row: drawn among the rollout's rows, and scored beside another prompt."""
-        chosen = _unlike(rollout.trace.rows)
-        pair = _pair(rollout.trace, chosen)
-        run_ghosts = self._needs_full[kind, column]
+        run_ghosts, rows = self._needs_full[kind, column], range(len(beside.rows))
         try:
-            alone_2 = torch.cat(
-                [self.replay(pair, [row], column, states=[row], run_ghosts=run_ghosts) for row in (0, 1)]
-            )
-            together_2 = self.replay(pair, [0, 1], column, states=[0, 1], run_ghosts=run_ghosts)
+            alone_N = torch.cat([self.replay(beside, [n], column, states=[n], run_ghosts=run_ghosts) for n in rows])
+            together_N = self.replay(beside, rows, column, states=rows, run_ghosts=run_ghosts)
         except torch.OutOfMemoryError:
             raise
         except WRONG_CALL:
             return float("inf")
-        real = list(dict.fromkeys(chosen))
-        drawn = _largest(alone_2[: len(real)] - rollout.old_logprob_BT[real, column])
-        return max(drawn, _largest(together_2 - alone_2))
+        drawn = _largest(alone_N[: len(real)] - rollout.old_logprob_BT[list(real), column])
+        return max(drawn, _largest(together_N - alone_N))
 
 
 def _largest(gap_N: Tensor) -> float:
     return float(torch.nan_to_num(gap_N.abs().max(), nan=float("inf")))
 
 
-def _unlike(rows: Sequence[Row]) -> tuple[int, int]:
-    """The first row, and the one whose prompt differs most in length; the first again where all are as long."""
-    length = len(rows[0].prompt.text)
-    other = max(range(len(rows)), key=lambda row: abs(len(rows[row].prompt.text) - length))
-    return 0, other
+def _beside(trace: Trace, form: CallForm) -> tuple[list[int], Trace]:
+    """Rows that are scored side by side: which of them are the rollout's, and all of them.
 
-
-def _pair(trace: Trace, chosen: tuple[int, int]) -> Trace:
-    """The two rows; where they are the same one, the second is asked twice as long a prompt."""
-    first, other = (trace.rows[row] for row in chosen)
-    if chosen[0] == chosen[1]:
-        text = f"{first.prompt.text} {first.prompt.text}".strip() or "a picture"
-        other = replace(first, prompt=replace(first.prompt, text=text))
-    return replace(
+    They are the first row and the one whose prompt differs most in length. A stranger, who asks for something else and
+    shows other pictures, joins the first where all prompts are as long, and wherever pictures are shown.
+    """
+    first, last = trace.rows[0], len(trace.rows) - 1
+    other = max(range(len(trace.rows)), key=lambda row: abs(len(trace.rows[row].prompt.text) - len(first.prompt.text)))
+    shows = form.shows(first)
+    real = list(dict.fromkeys((0, last if shows and other == 0 else other)))
+    stranger = form.stranger(first) if shows or len(real) == 1 else None
+    chosen = [*real, *([0] if stranger else [])]
+    rows = [trace.rows[row] for row in real]
+    return real, replace(
         trace,
-        rows=(first, other),
+        rows=(*rows, stranger) if stranger else tuple(rows),
         drawings=tuple(trace.drawings[row] for row in chosen),
         transitions=tuple(trace.transitions[row] for row in chosen),
     )

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
+from PIL.Image import Image
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-_DIGESTIBLE = (Tensor, bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+_DIGESTIBLE = (Tensor, Image, bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +133,7 @@ def _common_rows(leaves: Sequence[Any]) -> int:
 def _keys(label: Any, leaves: Sequence[Any], spec: TreeSpec, rows: int) -> list[bytes]:
     """The content of each row of a call (of the whole call, for one row), with everything that is not a row."""
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    kinds = [
-        (leaf.dtype, (leaf.numel() // rows, *leaf.shape[1:])) if isinstance(leaf, Tensor) else leaf for leaf in leaves
-    ]
+    kinds = [_kind(leaf, rows) for leaf in leaves]
     head = hashlib.blake2b(repr((label, spec, kinds)).encode(), digest_size=16)
     content = [tensor.detach().cpu().contiguous().reshape(rows, -1).view(torch.uint8).numpy() for tensor in tensors]
     keys = []
@@ -144,6 +143,15 @@ def _keys(label: Any, leaves: Sequence[Any], spec: TreeSpec, rows: int) -> list[
             digest.update(array[row].tobytes())
         keys.append(digest.digest())
     return keys
+
+
+def _kind(leaf: Any, rows: int) -> Any:
+    """All of an argument that is no row of numbers: of a picture the whole."""
+    if isinstance(leaf, Tensor):
+        return leaf.dtype, (leaf.numel() // rows, *leaf.shape[1:])
+    if isinstance(leaf, Image):
+        return leaf.mode, leaf.size, hashlib.blake2b(leaf.tobytes(), digest_size=16).hexdigest()
+    return leaf
 
 
 def _content(leaf: Tensor | DiagonalGaussianDistribution) -> Tensor:

@@ -100,7 +100,15 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
         if settings.adapter is not None:
             self._weights.begin_from(Path(settings.adapter))
         memo = Memo(settings.memo_bytes)
-        self._stage = Stage(pipeline, scheduler, self._decisions, tuple(denoisers), memo, columns=settings.columns)
+        self._stage = Stage(
+            pipeline,
+            scheduler,
+            self._decisions,
+            tuple(denoisers),
+            memo,
+            columns=settings.columns,
+            pictures=settings.pictures,
+        )
         if settings.lora is None and dtype != torch.float32:
             self._stage.autocast(dtype)  # the trained weights are float32 masters, the arithmetic stays as loaded
         if settings.compile:
@@ -146,7 +154,9 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
     def choices(self) -> tuple[str, ...]:
         """The sampler, the scheduler of the decisions and the caches, where the settings leave them open."""
         alone = ["rows depend on what shares their batch, so each runs alone"] if self._batches.alone else []
-        return (*self._choices, *alone)
+        form = self._stage.form
+        shown = [f"what rows show is brought as {form.showing.value}"] if form.is_proven else []
+        return (*self._choices, *alone, *shown)
 
     @property
     def trainable(self) -> list[nn.Parameter]:
@@ -165,6 +175,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
     def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
         """Flow matching (or denoising score matching, by the scheduler's prediction type) on the examples' targets."""
         settings = self.settings
+        self._drafter.settle_showing([example.prompt for example in examples], self._drawing)
         mean = supervised_loss(self._stage, self._targets, examples, settings.call, settings.supervision, seeds=seeds)
         return SupervisedLoss(mean=mean, num_terms=len(examples))
 
@@ -223,6 +234,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
         ``error``, ``level``, and of kept weights, or of ``old`` where the plan names it, ``logprob``, ``velocity_mse``,
         k1 to k3, and, with its strength as a number, ``positive_error`` and ``negative_error`` of ``maths.matching``.
         """
+        self._drafter.settle_showing([one.sample.prompt for one in given], self._drawing)
         return self._reader.read(given, seed, plan or Plan())
 
     def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:

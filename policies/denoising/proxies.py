@@ -8,7 +8,7 @@ have computed, once per unique input row.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,20 +20,20 @@ Call = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class ModuleProxy:
-    """Stands for a module: calls go to ``on_call``, ``encode`` to ``on_encode``, everything else to the module."""
+    """Stands for a module: calls go to ``on_call``, those of some methods to others, everything else to the module."""
 
-    def __init__(self, module: Any, on_call: Call, on_encode: Call | None = None) -> None:
+    def __init__(self, module: Any, on_call: Call, on_methods: Mapping[str, Call] | None = None) -> None:
         object.__setattr__(self, "_module", module)
         object.__setattr__(self, "_on_call", on_call)
-        object.__setattr__(self, "_on_encode", on_encode)
+        object.__setattr__(self, "_on_methods", on_methods or {})
 
     @property
     def __class__(self) -> type:  # pipelines find their device by looking for torch modules among the components
         return type(object.__getattribute__(self, "_module"))
 
     def __getattr__(self, name: str) -> Any:
-        if name == "encode" and self._on_encode is not None:
-            return lambda *args, **kwargs: self._on_encode(self._module, args, kwargs)
+        if name in self._on_methods:
+            return lambda *args, **kwargs: self._on_methods[name](self._module, args, kwargs)
         return getattr(self._module, name)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -189,14 +189,21 @@ class Reader:
     def _runs(self, rollout: Rollout, chosen: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
         """The kept cells of some rows, in runs: whole rows of one shape side by side, or a part of a row's levels."""
         trace: ReadTrace = rollout.trace
-        size = 1 if shows_media(trace.call) or self.stage.form.single else self.batches.update
+        form = self.stage.form
+        size = 1 if shows_media(trace.call) or form.single else self.batches.update
         run: list[tuple[int, int]] = []
         for row in chosen:
             cells = [(row, column) for column in range(rollout.shape[1]) if bool(rollout.mask_BT[row, column])]
-            most = 1 if trace.cleans[row][0].row.has_media else size
+            own = trace.cleans[row][0].row
+            most = size if form.together(own, own) else 1
             parts = [cells[start : start + most] for start in range(0, len(cells), most)]
             joins = len(parts) == 1 and most > 1
-            if run and not (joins and len(run) + len(cells) <= size and _alike(trace, run[0][0], row)):
+            if run and not (
+                joins
+                and len(run) + len(cells) <= size
+                and _alike(trace, run[0][0], row)
+                and form.together(trace.cleans[run[0][0]][0].row, own)
+            ):
                 yield run
                 run = []
             if joins:

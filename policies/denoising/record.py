@@ -49,6 +49,7 @@ class Recorder:
         branch: per row of ``rows``, the rows drawn from its state at iteration ``branch_at``.
         branch_at: the iteration that rows part at; the run ends with it.
         drawn: what was recorded, in order.
+        initial: the state before the first step.
         check: whether the first step call is checked, to refuse a scheduler that is read wrongly; it has to be real.
     """
 
@@ -59,6 +60,7 @@ class Recorder:
     branch: Sequence[Sequence[Row]] | None = None
     branch_at: int = -1
     drawn: list[Drawn] = field(default_factory=list)
+    initial: Tensor | None = None
     check: bool = False
     _last: dict[int, Drawn] = field(default_factory=dict)
 
@@ -70,6 +72,7 @@ class Recorder:
                 f"the pipeline steps a state of {call.sample.dtype}: tokens are no Gaussian decisions, and this policy "
                 "trains continuous states"
             )
+        self.initial = call.sample if self.initial is None else self.initial
         self._note_overwritten(call)
         if call.sample.shape[0] != len(self.rows) and (len(self.rows) > 1 or self.branch is not None):
             if call.takes_clean and call.clean is None:

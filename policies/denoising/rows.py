@@ -38,11 +38,6 @@ class Row:
     branching: Branching = APART
     entry: int = 0
 
-    @property
-    def has_media(self) -> bool:
-        """Whether the prompt shows the pipeline something; most pipelines then take one row at a time."""
-        return len(self.prompt.images) > 0 or len(self.prompt.videos) > 0
-
     def branch(self, decision: int) -> int:
         """The branch it is on once a decision is taken, by the first member of it."""
         return self.branching.first(self.member, decision)

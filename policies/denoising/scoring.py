@@ -39,7 +39,7 @@ class Scorer:
         """One slice per decision and batch of distinct states."""
         for column in range(rollout.shape[1]):
             kept = [row for row in chosen if bool(rollout.mask_BT[row, column])]
-            for batch in state_batches(rollout, kept, column, self.batches.update):
+            for batch in state_batches(rollout, kept, column, self.batches.update, self.stage.form.together):
                 yield self._score(rollout, batch, column, values)
 
     def _score(self, rollout: Rollout, rows: list[int], column: int, values: Collection[Value]) -> Evaluation:

@@ -141,6 +141,11 @@ class DenoisingSettings(BaseModel):
         description="of its videos, in frames a second, for the files that are kept of them; null: the call's "
         "frame_rate or fps, else 8",
     )
+    pictures: dict[str, str] = Field(
+        default_factory=dict,
+        description="further arguments of the call that are pictures, with the data columns that hold them: "
+        "{mask_image: mask}; a column holds one or a list, and prompts.pictures finds their files",
+    )
     reading: ReadingSettings = Field(
         default=ReadingSettings(), description="of finished samples, for losses on samples that are noised again"
     )

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from typing import Any
 
 import torch
+from diffusers.image_processor import VaeImageProcessor
+from PIL.Image import Image
 from torch import Tensor
 
 from mmgrpo.errors import PolicyError
@@ -41,6 +43,7 @@ class Stage:
         memo: Memo,
         *,
         columns: Sequence[str] = (),
+        pictures: Mapping[str, str] | None = None,
     ) -> None:
         """Fits the pipeline.
 
@@ -51,6 +54,7 @@ class Stage:
             denoisers: names of its components that denoise.
             memo: remembers what its frozen components compute.
             columns: data columns that go to its call.
+            pictures: arguments of its call, with the data columns that hold their pictures.
         """
         self.pipeline = pipeline
         self.denoisers = denoisers
@@ -63,7 +67,7 @@ class Stage:
         self._verbosity: Callable[[], AbstractContextManager[None]] = nullcontext  # only the first run may warn
         self._looping: set[str] = set()  # components other than the denoisers that are called within the loop
         self._call = inspect.unwrap(type(pipeline).__call__)  # without its no_grad
-        self.form = form_of(self._call, columns)
+        self.form = form_of(self._call, columns, pictures)
         self._stock_scheduler = pipeline.scheduler
         self._scheduler = self._watching(decisions)
         self._greedy_scheduler = self._scheduler if decisions is scheduler else self._watching(scheduler)
@@ -103,6 +107,9 @@ class Stage:
         modules = dict(self._modules())
         stand_ins = {id(self._stock_scheduler): self._greedy_scheduler if is_greedy else self._scheduler}
         stand_ins |= {id(module): self._proxy(name, module) for name, module in modules.items()}
+        for part in vars(self.pipeline).values():
+            if isinstance(part, VaeImageProcessor) and type(part).preprocess is VaeImageProcessor.preprocess:
+                stand_ins[id(part)] = ModuleProxy(part, _called, {"preprocess": self._pixels})
         denoisers = [*(modules[name] for name in self.denoisers), *self._substitutes.values()]
         self._session = session
         try:
@@ -132,8 +139,17 @@ class Stage:
         return ModuleProxy(
             module,
             lambda m, args, kwargs: self._condition(name, m, args, kwargs),
-            lambda m, args, kwargs: self._memo(m, m.encode, args, kwargs),
+            {"encode": lambda m, args, kwargs: self._memo(m, m.encode, args, kwargs)},
         )
+
+    def _pixels(self, processor: VaeImageProcessor, args: Any, kwargs: Any) -> Any:
+        """What the processor makes of pictures, one by one and each once; they are of one size."""
+        first, *rest = args or (kwargs.get("image"),)
+        named = kwargs if args else {key: value for key, value in kwargs.items() if key != "image"}
+        pictures: list[Any] = first if isinstance(first, list) and first else [first]
+        if not all(isinstance(picture, Image) and picture.size == pictures[0].size for picture in pictures):
+            return processor.preprocess(*args, **kwargs)
+        return torch.cat([self._memo(processor, processor.preprocess, (one, *rest), named) for one in pictures])
 
     def _denoise(self, name: str, module: Any, args: Any, kwargs: Any) -> Any:
         session = self._session
@@ -220,6 +236,10 @@ class Stage:
         fresh = copy.deepcopy(scheduler)
         fresh.__class__ = type(stock.__name__, (stock,), ours)
         return fresh
+
+
+def _called(part: Any, args: Any, kwargs: Any) -> Any:
+    return part(*args, **kwargs)
 
 
 def _seed(seed: int) -> None:

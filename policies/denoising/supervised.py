@@ -11,6 +11,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from mmgrpo.errors import DataError
+from mmgrpo.policies.denoising.batches import chunked
 from mmgrpo.policies.denoising.correction import supervised_error
 from mmgrpo.policies.denoising.layout import Layout, read_layout
 from mmgrpo.policies.denoising.matching import Clean, two_steps
@@ -110,8 +111,7 @@ def supervised_loss(
     """Mean squared error of the network's prediction on noised data, scalar with grad.
 
     It is minus the mean log-probability of the examples read at a single level, of weight 1, unless the supervision has
-    a correction. Noise levels are sigma in (0, 1) for flow, integer timesteps for epsilon, v and x0 prediction. Rows
-    that are shown images or videos run alone.
+    a correction. Noise levels are sigma in (0, 1) for flow, integer timesteps for epsilon, v and x0 prediction.
 
     Raises: PolicyError if the pipeline's scheduler, latents or denoiser do not fit; the message says which.
     Source: flow matching, arXiv:2210.02747; DDPM, arXiv:2006.11239.
@@ -121,6 +121,12 @@ def supervised_loss(
     ]
     data = targets(examples, rows, two_steps(call))
     cleans = [Clean(row=row, data=one, seed=row.seed) for row, one in zip(rows, data, strict=True)]
-    size = 1 if stage.form.single or shows_media(call) or any(row.has_media for row in rows) else len(rows)
-    parts = [cleans[start : start + size] for start in range(0, len(rows), size)]
-    return torch.stack([supervised_error(stage, part, call, supervision) for part in parts]).mean()
+    size = 1 if stage.form.single or shows_media(call) else len(rows)
+    runs = [len(run) for run in chunked(rows, size, stage.form.together)]
+    starts = [sum(runs[:number]) for number in range(len(runs))]
+    errors = [
+        supervised_error(stage, cleans[start : start + run], call, supervision)
+        for start, run in zip(starts, runs, strict=True)
+    ]
+    found = torch.stack(errors)
+    return (found * torch.tensor(runs, device=found.device) * (len(runs) / len(rows))).mean()

@@ -50,10 +50,8 @@ class Trace:
         return tuple(transition.next_state.shape for transition in self.transitions[row])
 
     def alike(self, row: int, other: int) -> bool:
-        """Whether two rows may run in one batch: drawn alike, states of one shape, and shown no images or videos."""
-        shown = self.rows[row].has_media or self.rows[other].has_media
-        alike = self.drawings[row] is self.drawings[other]
-        return alike and not shown and self.shapes(row) == self.shapes(other)
+        """Whether two rows were drawn alike, in states of one shape."""
+        return self.drawings[row] is self.drawings[other] and self.shapes(row) == self.shapes(other)
 
 
 def joined(transitions: Sequence[tuple[Transition, ...]], position: int) -> Tensor:

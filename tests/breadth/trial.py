@@ -17,6 +17,7 @@ from mmgrpo.errors import MmgrpoError
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.calls import form_of
 from mmgrpo.policies.denoising.rows import Row
+from mmgrpo.policies.denoising.shown import unlike
 from mmgrpo.types import Prompt, Rollout
 from tests.breadth import assembly
 from tests.policies import contract
@@ -227,5 +228,6 @@ def prompts_and_call(name: str, pipeline: Any) -> tuple[list[Prompt], dict[str, 
             shown[attribute] = (call.pop(argument),)
         elif isinstance(value, list) and value and isinstance(value[0], Image.Image):
             shown[attribute] = (call.pop(argument),) if argument == "video" else tuple(call.pop(argument))
-    texts = assembly.recipes()[name].get("texts") or TEXTS
-    return [Prompt(text, **shown) for text in texts], call
+    first, *others = assembly.recipes()[name].get("texts") or TEXTS
+    own = Prompt(first, **shown)
+    return [own, *(replace(unlike(own, {}), text=text) for text in others)], call

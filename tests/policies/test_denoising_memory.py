@@ -31,6 +31,19 @@ def _count_rows(module: nn.Module) -> list[int]:
     return rows
 
 
+def _count_pictures(processor: Any) -> list[int]:
+    """Grows by the pictures of each call that makes pixels of them."""
+    counts: list[int] = []
+    resize = processor.pil_to_numpy
+
+    def counted(pictures: Any) -> Any:
+        counts.append(len(pictures))
+        return resize(pictures)
+
+    processor.pil_to_numpy = counted
+    return counts
+
+
 def test_each_prompt_is_encoded_once_in_whatever_batches() -> None:
     pipeline = pipeline_of("sd3")
     encoded = _count_rows(pipeline.text_encoder), _count_rows(pipeline.text_encoder_2)
@@ -52,10 +65,14 @@ def test_a_condition_image_is_encoded_once() -> None:
     pipeline = pipeline_of("flux-kontext")
     encoded = _count_rows(pipeline.vae.encoder)
     policy = policy_of("flux-kontext", pipeline)
-    rollout = policy.rollout(prompts_of("flux-kontext"), group_size=2, seed=SEED)
-    for _ in policy.evaluate(rollout):
-        pass
-    assert encoded == [1]
+    prepared = _count_pictures(pipeline.image_processor)
+    for seed in (SEED, SEED + 1):
+        rollout = policy.rollout(prompts_of("flux-kontext"), group_size=2, seed=seed)
+        for _ in policy.evaluate(rollout):
+            pass
+        policy.rollout(prompts_of("flux-kontext"), group_size=2, seed=seed, plan=Plan(stochastic=()))
+    assert encoded == [1, 1]  # the second is its negative, with which rows were found to be kept apart
+    assert prepared == [1, 1]
 
 
 def test_rows_are_computed_alone_and_put_together_again() -> None:

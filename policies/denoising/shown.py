@@ -1,0 +1,117 @@
+"""Pictures and videos that a pipeline is shown with its rows, and how the rows of one run bring them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from diffusers.utils.loading_utils import load_video
+from PIL import Image, ImageOps
+
+from mmgrpo.data.media import local_file, opened, opened_all
+from mmgrpo.types import Prompt
+
+
+class Showing(Enum):
+    """How several rows of a run bring what they show; the first that a pipeline takes, and that keeps rows apart."""
+
+    EACH = "a list with an entry a row"
+    NESTED = "a list of lists"
+    SHARED = "once for the rows of a prompt, which share a run"
+    ALONE = "each row in a run of its own"
+
+    @property
+    def following(self) -> Showing:
+        """What is tried next; the last stays."""
+        order = list(Showing)
+        return order[min(order.index(self) + 1, len(order) - 1)]
+
+
+def arranged(items: Sequence[Any], showing: Showing) -> Any:
+    """The argument that the items of several rows become; a row alone brings its own as it is."""
+    if len(items) == 1 or showing in (Showing.SHARED, Showing.ALONE):
+        return items[0]
+    if showing is Showing.NESTED:
+        return [item if isinstance(item, list) else [item] for item in items]
+    return list(items)
+
+
+class Album:
+    """What prompts show, opened once as long as memory lasts; the least recently looked at goes first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """An empty album, of at most so many bytes of pixels."""
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._kept: OrderedDict[int, tuple[Prompt, Mapping[str, Any]]] = (
+            OrderedDict()
+        )  # the prompt keeps its id its own
+
+    def shown(self, prompt: Prompt, opening: Callable[[Prompt], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """By argument, an open picture or a list of them, as ``opening`` finds them the first time."""
+        key = id(prompt)
+        if key not in self._kept:
+            found = opening(prompt)
+            self._kept[key] = (prompt, found)
+            self._bytes += _num_bytes(found)
+        self._kept.move_to_end(key)
+        while self._bytes > self._max_bytes and len(self._kept) > 1:
+            self._bytes -= _num_bytes(self._kept.popitem(last=False)[1][1])
+        return self._kept[key][1]
+
+
+def of_prompt(prompt: Prompt, *, image: str, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """What a prompt shows, opened.
+
+    Args:
+        prompt: whose.
+        image: the argument that its images go to; its videos go to ``video``.
+        columns: by further arguments, what the columns hold that are their pictures.
+
+    Returns:
+        By argument one picture or a list of several; of a video its frames, of several a list each.
+    """
+    shown = {image: [opened(one) for one in prompt.images], "video": [_frames(video) for video in prompt.videos]}
+    shown |= {argument: opened_all(value) for argument, value in columns.items()}
+    return {name: items[0] if len(items) == 1 else items for name, items in shown.items() if items}
+
+
+def layout(item: Any) -> Any:
+    """The sizes of an item's pictures, nested as they are."""
+    return tuple(map(layout, item)) if isinstance(item, list) else item.size
+
+
+def num_pictures(item: Any) -> Any:
+    """How many pictures an item has, nested as they are."""
+    return tuple(map(num_pictures, item)) if isinstance(item, list) else 1
+
+
+def unlike(prompt: Prompt, pictures: Mapping[str, str]) -> Prompt:
+    """A prompt that differs in all that it says and shows: twice the text, and every picture's negative."""
+    return replace(
+        prompt,
+        text=f"{prompt.text} {prompt.text}".strip() or "a picture",
+        images=[ImageOps.invert(opened(one)) for one in prompt.images],
+        videos=[[ImageOps.invert(frame) for frame in _frames(video)] for video in prompt.videos],
+        columns={**prompt.columns, **{name: _negatives(prompt.columns.get(name)) for name in pictures.values()}},
+    )
+
+
+def _negatives(value: Any) -> list[Image.Image]:
+    return [ImageOps.invert(picture) for picture in opened_all(value)]
+
+
+def _frames(video: Any) -> list[Image.Image]:
+    frames: Any = load_video(local_file(video)) if isinstance(video, str) else video
+    return [opened(frame) for frame in frames]
+
+
+def _num_bytes(item: Any) -> int:
+    if isinstance(item, Mapping):
+        return sum(map(_num_bytes, item.values()))
+    if isinstance(item, list):
+        return sum(map(_num_bytes, item))
+    return item.width * item.height * len(item.getbands())

@@ -1,0 +1,189 @@
+"""Pictures that rows show: batched in the way that a pipeline takes them, and only where its rows stay apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import FluxKontextPipeline, StableDiffusion3Img2ImgPipeline
+from PIL import Image
+
+from mmgrpo.data.prompts import load_prompts
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.denoising.shown import Showing, arranged
+from mmgrpo.types import Example, Given, Plan, Prompt
+from tests.policies.contract import sample_difference, values
+from tests.policies.tiny_policies import pipeline_of, policy_of
+
+SEED = 3
+TEXTS = ("a red fox", "two blue squares on a table")
+
+
+def _picture(seed: int, side: int = 16) -> Image.Image:
+    return Image.fromarray(np.random.RandomState(seed).randint(0, 256, (side, side, 3)).astype(np.uint8))
+
+
+def _prompts(num_pictures: int = 1, side: int = 16) -> list[Prompt]:
+    return [
+        Prompt(text, images=tuple(_picture(10 * row + k, side) for k in range(num_pictures)))
+        for row, text in enumerate(TEXTS)
+    ]
+
+
+class _FirstPictureKontext(FluxKontextPipeline):
+    """Shows all rows the first picture, without a word."""
+
+    def __call__(self, image: Any = None, prompt: Any = None, **arguments: Any) -> Any:
+        first = image[0] if isinstance(image, list) else image
+        stock = FluxKontextPipeline.__call__.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]
+        return stock(self, image=first, prompt=prompt, **arguments)
+
+
+def _first_picture_kontext() -> Any:
+    return _FirstPictureKontext(**pipeline_of("flux-kontext").components)
+
+
+def _img2img() -> Any:
+    return StableDiffusion3Img2ImgPipeline(**pipeline_of("sd3").components)
+
+
+def _runs(policy: DenoisingPolicy) -> list[int]:
+    """Grows by the rows of each run of the pipeline's denoiser from now on."""
+    rows: list[int] = []
+    transformer = policy.pipeline.transformer
+    forward = transformer.forward
+
+    @wraps(forward)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        rows.append(kwargs["hidden_states"].shape[0])
+        return forward(*args, **kwargs)
+
+    transformer.forward = counted
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("name", "build", "prompts", "showing", "rows"),
+    [
+        ("flux-kontext", lambda: pipeline_of("flux-kontext"), _prompts(), Showing.EACH, 4),
+        ("sd3", _img2img, _prompts(), Showing.EACH, 4),
+        ("flux2", lambda: pipeline_of("flux2"), _prompts(1, side=64), Showing.SHARED, 2),
+        ("flux2-klein", lambda: pipeline_of("flux2-klein"), _prompts(2, side=64), Showing.SHARED, 2),
+        ("flux-kontext", _first_picture_kontext, _prompts(), Showing.SHARED, 2),
+    ],
+    ids=["kontext", "img2img", "flux2", "klein-of-two", "first-picture-alone"],
+)
+def test_rows_share_runs_as_far_as_the_pipeline_keeps_them_apart(
+    name: str, build: Any, prompts: list[Prompt], showing: Showing, rows: int
+) -> None:
+    settings: dict[str, Any] = {"call": {"num_inference_steps": 3}}
+    policy = policy_of(name, build(), **settings)
+    first = policy.rollout(prompts, group_size=2, seed=SEED)
+    assert policy._stage.form.showing is showing
+    assert any(showing.value in choice for choice in policy.choices)
+    assert first.num_alone == 0
+    runs = _runs(policy)
+    rollout = policy.rollout(prompts, group_size=2, seed=SEED)
+    assert set(runs) == {rows}
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+    alone = policy_of(name, build(), rollout_batch=1, update_batch=1, **settings)
+    by_itself = alone.rollout(prompts, group_size=2, seed=SEED)
+    torch.testing.assert_close(rollout.old_logprob_BT, by_itself.old_logprob_BT, atol=1e-4, rtol=1e-4)
+    assert sample_difference(rollout.samples, by_itself.samples) <= 1
+    torch.testing.assert_close(values(policy, rollout, [3])[3], rollout.old_logprob_BT[3], atol=1e-4, rtol=1e-4)
+    for evaluation in policy.evaluate(rollout):
+        evaluation.logprob_BT.sum().backward()
+    assert any(parameter.grad is not None and parameter.grad.any() for parameter in policy.trainable)
+
+
+def test_pictures_of_several_sizes_and_numbers_run_apart() -> None:
+    policy = policy_of("flux-kontext")
+    small, large = _prompts(), _prompts(side=24)
+    prompts = [small[0], small[1], large[0], Prompt("without a picture")]
+    policy.rollout(prompts, group_size=2, seed=SEED)
+    runs = _runs(policy)
+    rollout = policy.rollout(prompts, group_size=2, seed=SEED)
+    assert runs == [4] * 4 + [2] * 4 + [2] * 4
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+    moved = policy.rollout(prompts[2:3], group_size=2, seed=SEED, plan=Plan(prompt_ids=(2,)))
+    assert sample_difference(moved.samples, rollout.samples[4:6]) == 0
+
+
+def test_examples_and_finished_samples_with_pictures_share_runs() -> None:
+    policy = policy_of("flux-kontext")
+    prompts, targets = _prompts(), [_picture(5), _picture(6)]
+    examples = [Example(prompt=prompt, image=target) for prompt, target in zip(prompts, targets, strict=True)]
+    together = policy.supervised_loss(examples, seeds=[1, 2]).mean
+    assert policy._stage.form.is_proven
+    runs = _runs(policy)
+    apart = [
+        policy.supervised_loss([example], seeds=[seed]).mean for example, seed in zip(examples, (1, 2), strict=True)
+    ]
+    torch.testing.assert_close(together, torch.stack(apart).mean())
+    assert together.requires_grad
+    assert runs == [1, 1]
+    policy.supervised_loss(examples, seeds=[1, 2])
+    assert runs == [1, 1, 2]
+    samples = policy.rollout(prompts, group_size=1, seed=SEED).samples
+    runs.clear()
+    read = policy.read([Given(sample=sample) for sample in samples], seed=SEED)
+    assert runs == [8]  # two rows at four levels
+    assert torch.equal(values(policy, read), read.old_logprob_BT)
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_columns_are_pictures_of_further_arguments(tmp_path: Path, as_list: bool) -> None:
+    masks = {"lower": Image.new("L", (16, 16)), "left": Image.new("L", (16, 16))}
+    masks["lower"].paste(255, (0, 8, 16, 16))
+    masks["left"].paste(255, (0, 0, 8, 16))
+    rows: list[dict[str, Any]] = []
+    for number, (name, mask) in enumerate(masks.items()):
+        mask.save(tmp_path / f"{name}.png")
+        _picture(number).save(tmp_path / f"{number}.png")
+        path = f"{name}.png"
+        rows.append({"prompt": TEXTS[number], "image": f"{number}.png", "where": [path] if as_list else path})
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    prompts = load_prompts(tmp_path / "rows.jsonl", pictures=["where"])
+    assert list(prompts[1].columns["where"]) == [str(tmp_path / "left.png")]
+    without = ("image", "mask_image")
+    policy = policy_of("sd15-inpaint", without=without, pictures={"mask_image": "where"})
+    rollout = policy.rollout(prompts, group_size=2, seed=SEED)
+    assert policy._stage.form.showing is Showing.EACH
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+    for row, (name, mask) in enumerate(masks.items()):
+        in_call = policy_of("sd15-inpaint", without=without, call={"image": _picture(row), "mask_image": mask})
+        known = in_call.rollout([Prompt(TEXTS[row])], group_size=2, seed=SEED, plan=Plan(prompt_ids=(row,)))
+        assert sample_difference(known.samples, rollout.samples[2 * row : 2 * row + 2]) <= 1, name
+
+
+@pytest.mark.parametrize(
+    ("pictures", "columns", "error", "said"),
+    [
+        ({"mask": "where"}, {}, ConfigError, "policy.pictures: the pipeline's call has no argument mask"),
+        ({"ip_adapter_image": "where"}, {"other": 1}, DataError, r"policy.pictures asks for 'where', .*\['other'"),
+        ({"image": "where"}, {"where": 1}, ConfigError, "go to the argument 'image', and policy.pictures"),
+    ],
+)
+def test_pictures_that_fit_nothing_are_refused(
+    pictures: Mapping[str, str], columns: Mapping[str, Any], error: type[Exception], said: str
+) -> None:
+    prompt = Prompt("a red fox", images=(_picture(0),), columns=columns)
+    with pytest.raises(error, match=said):
+        policy_of("flux-kontext", pictures=pictures).rollout([prompt], group_size=1, seed=SEED)
+
+
+def test_what_rows_show_is_laid_out_as_each_way_has_it() -> None:
+    one, two = _picture(1), _picture(2)
+    assert arranged([one, two], Showing.EACH) == [one, two]
+    assert arranged([[one, two], [two, one]], Showing.EACH) == [[one, two], [two, one]]
+    assert arranged([one, two], Showing.NESTED) == [[one], [two]]
+    assert arranged([one, one], Showing.SHARED) is one
+    assert arranged([one], Showing.NESTED) is one
+    assert [showing.following for showing in Showing] == [*list(Showing)[1:], Showing.ALONE]
