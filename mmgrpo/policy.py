@@ -214,6 +214,21 @@ class Keeping(ABC):
         """Within the context the policy has the kept weights, frozen; ``reference`` is there from the beginning."""
 
 
+class Showing(ABC):
+    """A policy whose samples are neither texts nor pictures, and which makes pictures of them for people."""
+
+    @abstractmethod
+    def shown(self, sample: Sample) -> Sample:
+        """The sample with a picture, or frames, of what it is; asked of those that are kept, never before rewards.
+
+        Args:
+            sample: as a rollout of this policy holds it.
+
+        Returns:
+            The same with ``image`` or ``video``, for the report, the trackers and contact sheets.
+        """
+
+
 class Joining(ABC):
     """A policy that scores rows of several rollouts together, so that what they share is computed once."""
 

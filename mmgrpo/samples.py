@@ -94,6 +94,7 @@ class Example:
         image: the target image, for policies that draw.
         video: the target video as a list of frames.
         audio: the target sound.
+        array: the target where it is none of these: what a robot does, an embedding.
         finished: whether the text ends there; what does not is taught without an end.
     """
 
@@ -103,6 +104,7 @@ class Example:
     video: Sequence[Image.Image] | None = None
     finished: bool = True
     audio: Audio | None = None
+    array: Tensor | None = None
 
 
 TURNS = ("turn_starts", "turn_ends", "turn_texts", "turn_rewards", "turn_keys")
@@ -122,7 +124,8 @@ class Sample:
         video: generated video as a list of frames.
         frame_rate: of the video, in frames a second; None where not known.
         audio: generated sound; beside the video where a pipeline gives both.
-        array: what was generated where it is none of these: an embedding, sound of unknown rate; float32, CPU.
+        array: what was generated where it is none of these: an embedding, what a robot did, sound of unknown
+            rate; float32, CPU.
         latent: the final state that a denoiser made it of, (1, ...) on the CPU, if the plan keeps it.
         tokens: generated token ids, if the policy speaks in tokens.
         finished: False where the generation was cut off by its length limit.

@@ -21,7 +21,7 @@ ROOMS = (
     ("memory",),
     ("maths",),
     ("policy", "reward", "environment"),
-    ("config", "tools"),
+    ("config", "tools", "testing"),
     ("data",),
     ("scoring",),
     ("run", "explain", "serving"),

@@ -8,11 +8,12 @@ from pydantic import Field, field_validator, model_validator
 
 from mmgrpo.config.auxiliary import AuxiliaryConfig
 from mmgrpo.config.critic import CriticConfig
-from mmgrpo.config.methods import DECIDES, POLICIES, MethodConfig, MethodKind, RecipeConfig
+from mmgrpo.config.methods import POLICIES, MethodConfig, MethodKind, RecipeConfig
 from mmgrpo.config.numbers import bound
 from mmgrpo.config.objective import ForeignConfig, ObjectiveConfig, TermConfig
 from mmgrpo.config.prompts import PromptsConfig, ReadingConfig, SourceConfig
 from mmgrpo.config.references import ReferenceConfig
+from mmgrpo.config.registry import decides
 from mmgrpo.config.rewards import Closed, GateConfig, RewardConfig, gate_order
 from mmgrpo.config.sections import Named, Section, unknown_keys
 from mmgrpo.config.series import SeriesRun
@@ -305,13 +306,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
-        decides = None if self.policy is None else DECIDES.get(self.policy.name)
         for method in () if self.method is None else (self.method, *self.method.over):
-            if self.policy and decides and method.applies_to not in ("both", decides):
-                raise ValueError(
-                    f"{method.name} is {POLICIES[method.applies_to]}, and the policy {self.policy.name} is "
-                    f"{POLICIES[decides]}; include another policy, or leave it out"
-                )
+            _require_same_decisions(method, self.policy)
         if self.update.minibatches > self.rollout.prompts_per_step:
             raise ValueError(
                 f"update.minibatches={self.update.minibatches} needs as many groups, but rollout.prompts_per_step="
@@ -344,3 +340,13 @@ class RunConfig(Section):
         bound("advantage.scale", SCALES, self.advantage.scaling)
         gate_order(labels, {reward.known_as: reward.gate.reward for reward in self.rewards if reward.gate is not None})
         return self
+
+
+def _require_same_decisions(method: MethodConfig, policy: Named | None) -> None:
+    """Raises ValueError for a method of other decisions than the policy says it takes."""
+    kind = decides(policy.name) if policy and method.applies_to != "both" else None
+    if policy and kind not in (None, method.applies_to):
+        raise ValueError(
+            f"{method.name} is {POLICIES[method.applies_to]}, and the policy {policy.name} is {POLICIES[kind]}; "
+            "include another policy, or leave it out"
+        )

@@ -24,9 +24,6 @@ MethodKind = Literal[
     "environments",
 ]
 
-DECIDES = {"language": "tokens", "denoising": "denoising"}
-"""What our policies decide on, as methods say what they apply to."""
-
 POLICIES = {"tokens": "for tokens", "denoising": "for denoising policies", "both": "for tokens and denoising policies"}
 
 

@@ -20,7 +20,8 @@ SETTINGS: Mapping[str, str] = {
     "denoising": "mmgrpo.policies.denoising.settings:DenoisingSettings",
     "language": "mmgrpo.policies.language.settings:LanguageSettings",
 }
-"""Settings of our policies, which are read without the libraries that the policies need."""
+"""Settings of our policies, which are read without the libraries that the policies need. A package of others may name
+its own in the group ``mmgrpo.settings``; else they are asked of the policy, as its ``settings_type``."""
 
 REWARDS: Mapping[str, str] = {
     "digit_verifier": "mmgrpo.examples.digits:DigitVerifier",
@@ -139,7 +140,13 @@ ENVIRONMENTS: Mapping[str, str] = {"tools": "mmgrpo.tools:ToolEnvironment"}
 MAX_LISTED = 60
 """Known names that one message lists."""
 
-_OWN = {"policies": POLICIES, "rewards": REWARDS, "examples": EXAMPLES, "environments": ENVIRONMENTS}
+_OWN = {
+    "policies": POLICIES,
+    "settings": SETTINGS,
+    "rewards": REWARDS,
+    "examples": EXAMPLES,
+    "environments": ENVIRONMENTS,
+}
 
 
 def names(kind: str) -> dict[str, str]:
@@ -172,18 +179,24 @@ def resolve(kind: str, name: str) -> Any:
 
 
 def settings_type(policy: str) -> Any:
-    """The type of a policy's settings; None where it declares none. Ours are found without importing the policy."""
-    if policy in SETTINGS:
-        return import_attribute(SETTINGS[policy])
+    """The type of a policy's settings; None where it declares none. Registered ones are read without the policy."""
+    known = names("settings")
+    if policy in known:
+        return import_attribute(known[policy])
     return getattr(resolve("policies", policy), "settings_type", None)
 
 
 def is_scheduled(policy: str) -> bool:
     """Whether every sample of a policy takes the same, known number of decisions."""
-    if policy in SETTINGS:
+    if policy in names("settings"):
         return getattr(settings_type(policy), "is_scheduled", False)
     adapter = resolve("policies", policy)
     return isinstance(adapter, type) and issubclass(adapter, Scheduled)
+
+
+def decides(policy: str) -> str | None:
+    """What a policy decides on, ``tokens`` or ``denoising``, as its settings say; None where they do not."""
+    return getattr(settings_type(policy), "decides", None)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

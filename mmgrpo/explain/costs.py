@@ -50,7 +50,7 @@ def cost_rows(
 ) -> Iterator[tuple[str, str]]:
     """What a sample costs in forwards, of a policy whose samples take a known number of decisions, and a step of it."""
     of_tokens = config.policy is None and config.method is not None and config.method.applies_to == "tokens"
-    if of_tokens or (config.policy is not None and settings is None):
+    if of_tokens or (config.policy is not None and (settings is None or "call" not in settings)):
         yield "forwards", "counted by the policy as it runs: count/forwards_per_sample in metrics.jsonl"
         return
     num_steps, num_levels = num_steps_of(settings, "call"), _num_levels(settings)

@@ -106,7 +106,8 @@ def _policy(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[t
         function = named_in("rollout.window", WINDOWS, window.name)
         yield "window", f"{window.name}{_numbers(window.numbers)}: {_summary(function)}"
     elif settings is not None:
-        yield "window", "none: every step but the last is stochastic and trained on"
+        but = " but the last" if "call" in settings else ""
+        yield "window", f"none: every step{but} is stochastic and trained on"
     if settings is not None and settings.get("tail") is not None:
         frac, order = settings["tail"]["frac"], settings["tail"]["order"]
         yield "", f"after it {frac:g} times as many points as there would be, in steps of order {order}: policy.tail"

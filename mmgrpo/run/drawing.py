@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 
 from mmgrpo.data.spectrograms import spectrogram
 from mmgrpo.errors import MmgrpoError
-from mmgrpo.policy import Policy
+from mmgrpo.policy import Policy, Showing
 from mmgrpo.run.samples import write_samples
 from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.types import Plan, Prompt, Sample, Scores
@@ -77,7 +77,12 @@ def draw(
             said.append(scores)
         else:
             unasked[reward.name] = "it does not apply to a prompt without its columns"
-    return Drawn(samples, _beside(said, count), unasked)
+    return Drawn([shown_by(policy, sample) for sample in samples], _beside(said, count), unasked)
+
+
+def shown_by(policy: Policy, sample: Sample) -> Sample:
+    """The sample as people look at it: with the picture that its policy makes of it, where that is ``Showing``."""
+    return policy.shown(sample) if isinstance(policy, Showing) else sample
 
 
 def write(drawn: Drawn, folder: Path) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config, validated
-from mmgrpo.config.registry import resolve
+from mmgrpo.config.registry import settings_type
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.run.checkpoint import Place, is_checkpoint, list_checkpoints, sound_checkpoint
 from mmgrpo.run.folder import CONFIG
@@ -189,8 +189,7 @@ def _is_free(key: str, before: RunConfig) -> bool:
     section, _, setting = key.partition(".")
     if section != "policy" or before.policy is None:
         return key.startswith(FREE)
-    settings = getattr(resolve("policies", before.policy.name), "settings_type", None)
-    return setting.partition(".")[0] in getattr(settings, "resumable", ())
+    return setting.partition(".")[0] in getattr(settings_type(before.policy.name), "resumable", ())
 
 
 def evaluated_steps(folder: Path, place: Place) -> set[int]:

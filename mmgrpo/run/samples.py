@@ -251,13 +251,13 @@ def _save_media(folder: Path, row: int, sample: Sample) -> dict[str, str | None]
 
 
 def _save_seen(folder: Path, row: int, sample: Sample) -> str | None:
+    """The name of what people look at, beside which an array lies as it is."""
+    if sample.array is not None:
+        np.save(folder / f"{row:04d}.npy", sample.array.numpy())
     if sample.image is not None:
         sample.image.save(folder / f"{row:04d}.png")
         return f"{row:04d}.png"
     if sample.video:
         (folder / f"{row:04d}.mp4").write_bytes(encoded(sample.video, sample.frame_rate))
         return f"{row:04d}.mp4"
-    if sample.array is not None:
-        np.save(folder / f"{row:04d}.npy", sample.array.numpy())
-        return f"{row:04d}.npy"
-    return None
+    return f"{row:04d}.npy" if sample.array is not None else None

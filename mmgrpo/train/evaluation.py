@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from mmgrpo.config import EvaluationConfig
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policy import Policy
+from mmgrpo.run.drawing import shown_by
 from mmgrpo.run.processes import Job
 from mmgrpo.scoring import Scorer
 from mmgrpo.types import Plan, Prompt, Sample, Scores
@@ -20,10 +21,12 @@ class Judged:
     Attributes:
         samples: one line per prompt and seed, the same requests in every evaluation.
         scores: what each judge said.
+        policy: what drew them, and says how they are shown.
     """
 
     samples: Sequence[Sample]
     scores: Scores
+    policy: Policy
 
     def metrics(self) -> dict[str, float]:
         """``eval/NAME/mean`` and ``std`` over the samples each judge applied to."""
@@ -50,7 +53,7 @@ class Judged:
         """At most ``limit`` samples with their scores, members taken in turn so that every prompt has its share."""
         in_turn = sorted(range(len(self.samples)), key=lambda row: (self.samples[row].member, self.samples[row].group))
         rows = sorted(in_turn[:limit], key=lambda row: (self.samples[row].group, self.samples[row].member))
-        return [self.samples[row] for row in rows], self.scores.rows(rows)
+        return [shown_by(self.policy, self.samples[row]) for row in rows], self.scores.rows(rows)
 
 
 def evaluate(
@@ -98,7 +101,7 @@ def evaluate(
     if not job.is_main:
         return None
     everyones.sort(key=lambda sample: (sample.group, sample.member))
-    return Judged(everyones, judges(everyones))
+    return Judged(everyones, judges(everyones), policy)
 
 
 def try_out(policy: Policy, prompt: Prompt, scorers: Sequence[Scorer]) -> None:

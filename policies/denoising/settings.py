@@ -90,6 +90,7 @@ class DenoisingSettings(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    decides: ClassVar[str] = "denoising"  # which methods are for it
     is_scheduled: ClassVar[bool] = True  # every sample takes the same, known number of decisions
     resumable: ClassVar[tuple[str, ...]] = (
         "sampler", "strength", "density", "reduction", "call", "evaluation_call", "frame_rate", "reading",

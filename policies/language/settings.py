@@ -16,6 +16,7 @@ class LanguageSettings(BaseModel):
     """How a transformers model writes, what of it is trained, and in what batches it runs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    decides: ClassVar[str] = "tokens"  # which methods are for it
     resumable: ClassVar[tuple[str, ...]] = (
         "attention", "system", "template", "video", "max_new_tokens", "temperature", "top_k", "top_p", "min_p",
         "cooling", "suppress", "segment_end", "share_prefix", "gradient_checkpointing", "rescore", "rollout_batch",

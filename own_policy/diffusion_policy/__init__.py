@@ -1,0 +1,6 @@
+"""A diffusion policy for mmgrpo: chunks of a robot's actions, denoised from noise, in a simulated task."""
+
+from pathlib import Path
+
+DPPO = Path(__file__).with_name("dppo.yaml")
+"""The method of arXiv:2409.00588, as far as a group stands in for its critic."""

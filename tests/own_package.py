@@ -1,0 +1,32 @@
+"""The package of docs/own-policy.md as an installation leaves it, without one."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mmgrpo.config.loading import CONFIGS
+
+PROJECT = CONFIGS.resolve().parent / "own_policy"
+PACKAGE = "diffusion_policy"
+
+
+def put_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The project on ``sys.path``, beside the metadata that its pyproject.toml makes."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    info = folder / f"{PACKAGE}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    (info / "entry_points.txt").write_text(
+        "".join(
+            f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
+            for group, points in project["entry-points"].items()
+        )
+    )
+    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+        monkeypatch.delitem(sys.modules, name)
+    for path in (folder, PROJECT):
+        monkeypatch.syspath_prepend(str(path))
