@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from mmgrpo.cli import app
-from mmgrpo.config.loading import load_config, runs_of
+from mmgrpo.config.loading import load_config
+from mmgrpo.config.parts import runs_of
 from mmgrpo.errors import ConfigError
 from mmgrpo.run.checkpoint import weights_of
 from mmgrpo.train.trainer import Trainer

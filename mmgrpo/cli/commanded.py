@@ -42,6 +42,15 @@ def settings_of(config: str, overrides: list[str] | None, *, computes: bool = Tr
     return settings
 
 
+def single_settings_of(config: str, overrides: list[str] | None) -> RunConfig:
+    """The same, where a single run is meant. Raises ConfigError for a series and for a mixed run."""
+    from mmgrpo.config.parts import require_single
+
+    settings = settings_of(config, overrides)
+    require_single(settings, mixed=True)
+    return settings
+
+
 def _say_loading(settings: RunConfig) -> None:
     """At once, as the libraries alone take seconds to be imported; of several processes the first says it."""
     if os.environ.get("RANK", "0") != "0":

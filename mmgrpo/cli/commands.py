@@ -17,7 +17,15 @@ from rich.padding import Padding
 from rich.table import Table
 
 from mmgrpo import __version__
-from mmgrpo.cli.commanded import is_series, policy_of, prompts_of, resumed_settings, settings_of, weights_for
+from mmgrpo.cli.commanded import (
+    is_series,
+    policy_of,
+    prompts_of,
+    resumed_settings,
+    settings_of,
+    single_settings_of,
+    weights_for,
+)
 from mmgrpo.errors import ConfigError, MmgrpoError
 from mmgrpo.system.console import PlainConsole, brief, log_plainly, page, raised_plainly, shown, styled
 
@@ -112,7 +120,7 @@ def sample(
         from mmgrpo.train.build import build_rewards, exchange_plan
         from mmgrpo.types import Prompt
 
-        settings = settings_of(config, overrides)
+        settings = single_settings_of(config, overrides)
         judges = (settings.evaluation and settings.evaluation.rewards) or settings.rewards
         policy = policy_of(settings, weights_for(config, checkpoint))
         asked = Prompt(prompt, images=tuple(map(str, image or ())))
@@ -145,7 +153,7 @@ def evaluate(
         from mmgrpo.train.build import build_rewards, exchange_plan
         from mmgrpo.train.evaluation import evaluate
 
-        settings = settings_of(config, overrides)
+        settings = single_settings_of(config, overrides)
         if settings.evaluation is None:
             raise ConfigError("the configuration has no evaluation: section; say which prompts to judge")
         judges = Scorer(build_rewards(settings.evaluation.rewards or settings.rewards), max_failure_frac=1.0)
@@ -203,15 +211,20 @@ def compare(
 def doctor(config: Config, overrides: Overrides = None) -> None:
     """Checks exactness, windows, the reference and the rewards on your own model, and prints cures."""
     with _plain_errors():
+        from mmgrpo.config.parts import tasks_of
         from mmgrpo.doctor.examination import examine, render
         from mmgrpo.train.build import build_rewards
 
-        settings = settings_of(config, overrides)
-        rewards, prompts = build_rewards(settings.rewards), prompts_of(settings)
-        policy = policy_of(settings, None)
-        findings = examine(settings, policy, rewards, prompts)
-        console.print(render(findings))
-        if not all(finding.ok for finding in findings):
+        whole, sound = settings_of(config, overrides), True
+        for name, settings in (tasks_of(whole) or {"": whole}).items():
+            rewards, prompts = build_rewards(settings.rewards), prompts_of(settings)
+            policy = policy_of(settings, None)
+            findings = examine(settings, policy, rewards, prompts)
+            if name:
+                console.print(styled(name, "bold"))
+            console.print(render(findings))
+            sound = sound and all(finding.ok for finding in findings)
+        if not sound:
             raise typer.Exit(1)
 
 
@@ -219,11 +232,11 @@ def doctor(config: Config, overrides: Overrides = None) -> None:
 def explain(config: Config, overrides: Overrides = None) -> None:
     """Prints the resolved formula with its numbers, the batch geometry and what a sample costs; loads no model."""
     with _plain_errors():
-        from mmgrpo.config.loading import runs_of
+        from mmgrpo.config.parts import singles_of
         from mmgrpo.docgen.declared import require_rewards
         from mmgrpo.explain.explanation import explanation
 
-        for settings in runs_of(settings_of(config, overrides, computes=False)):
+        for settings in singles_of(settings_of(config, overrides, computes=False)):
             require_rewards(settings)
             typer.echo(shown(explanation(settings)))
 
@@ -254,7 +267,7 @@ def serve_rewards(
         limits = Limits(
             max_batch=max_batch, window_s=window_ms / 1000, max_body=max_body_mb * 2**20, score_timeout_s=timeout_s
         )
-        settings = settings_of(config, overrides)
+        settings = single_settings_of(config, overrides)
         rewards = build_rewards(settings.rewards)
         app = make_app(rewards, limits=limits, token=token_of(token_variable))
         served = ", ".join(reward.name for reward in rewards)

@@ -1,4 +1,4 @@
-"""``mmgrpo train``: a run, or a series of runs, each from the weights of the one before."""
+"""``mmgrpo train``: a run, tasks together in one, or a series of runs, each from the weights of the one before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmgrpo.cli.commanded import SERIES, prompts_of, settings_of
-from mmgrpo.config.loading import dump_config, runs_of
+from mmgrpo.config.loading import dump_config
+from mmgrpo.config.parts import runs_of
 from mmgrpo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Ended:
 
 
 def train_one(settings: RunConfig, resume: Path | None = None) -> Ended:
-    """A single run.
+    """A single run, or a mixed one.
 
     Args:
         settings: its configuration.
@@ -38,7 +39,7 @@ def train_one(settings: RunConfig, resume: Path | None = None) -> Ended:
         How it ended.
     """
     with _accelerator(settings, is_new=resume is None) as accelerator:
-        return _trained(settings, accelerator, resume)
+        return (_mixed if settings.tasks else _trained)(settings, accelerator, resume)
 
 
 def train_series(settings: RunConfig, say: Callable[[str], None]) -> Ended:
@@ -138,4 +139,11 @@ def _trained(settings: RunConfig, accelerator: Accelerator, resume: Path | None)
     judges, prompts = build_rewards(settings.rewards), prompts_of(settings)
     policy = build_policy(settings, settings.runtime.device or accelerator.device)
     trainer = Trainer(policy, judges, prompts, settings, accelerator=accelerator, resume=resume)
+    return Ended(trainer.train(), trainer.status, accelerator.is_main_process)
+
+
+def _mixed(settings: RunConfig, accelerator: Accelerator, resume: Path | None) -> Ended:
+    from mmgrpo.train.mixed import MixedTrainer
+
+    trainer = MixedTrainer(settings, accelerator=accelerator, resume=resume)
     return Ended(trainer.train(), trainer.status, accelerator.is_main_process)

@@ -18,6 +18,7 @@ from mmgrpo.config.rewards import Closed, GateConfig, RewardConfig, gate_order
 from mmgrpo.config.sections import Named, Section, unknown_keys
 from mmgrpo.config.series import SeriesRun
 from mmgrpo.config.stages import StageConfig, faults, moving_keys
+from mmgrpo.config.tasks import TaskConfig
 from mmgrpo.config.update import EmaConfig, UpdateConfig
 from mmgrpo.config.views import RESERVED, ViewConfig
 from mmgrpo.config.warmup import WarmupConfig
@@ -45,6 +46,7 @@ __all__ = [
     "RunConfig",
     "Section",
     "SourceConfig",
+    "TaskConfig",
     "TermConfig",
     "UpdateConfig",
     "ViewConfig",
@@ -291,6 +293,12 @@ class RunConfig(Section):
         description="a series: runs one after another, each from the weights of the one before and without a warm-up "
         "of its own unless it sets one; one folder, one command; none: a single run",
     )
+    tasks: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="a mixed run: configurations by names of your own, each with its includes, policy, prompts, "
+        "rewards and updates, whose steps are taken together; none: a single run",
+    )
+    task: TaskConfig | None = Field(default=None, description="of one of those tasks: how it takes part; null: no task")
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)

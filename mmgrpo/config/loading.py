@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import yaml
-from pydantic import BaseModel, ValidationError
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.composing import composed
+from mmgrpo.config.parts import runs_of, tasks_of
 from mmgrpo.config.registry import suggestion
-from mmgrpo.errors import ConfigError, UnknownNameError
+from mmgrpo.config.tasks import OF_RUN
+from mmgrpo.config.validating import set_value, typed
+from mmgrpo.errors import ConfigError
 from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parsed_yaml
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -23,20 +24,6 @@ logger = logging.getLogger(__name__)
 
 MAX_INCLUDED = 20
 """How deep files may include each other."""
-
-NAMED = ("policy", "window", "tree", "scale", "combine", "surrogate", "bound", "aggregate", "examples")
-"""Keys whose value may be a bare name, to which an override of a number is added."""
-
-MAX_NAMED = 8
-"""Wrong keys that one message explains."""
-
-
-RENAMED = {"objective.recentre": "objective.normalise_ratio"}
-"""Keys of earlier versions, with what took their place."""
-
-
-LATER = "It goes on from the weights of the run before. Of the first run of the series:"
-"""What a later run says before the note of its series, which may speak of a start that it does not have."""
 
 
 def load_config(
@@ -71,57 +58,16 @@ def load_config(
     for name in laid_over:
         merged = _over(merged, read_layers(find_config(name), published=published))
     for key, value in given.items():
-        _set(merged, key.split("."), value)
+        set_value(merged, key.split("."), value)
     return validated(merged)
 
 
 def validated(values: Mapping[str, Any]) -> RunConfig:
     """A ``RunConfig`` from plain values. Raises ConfigError that explains every wrong key."""
-    config = _typed(values)
+    config = typed(values)
     runs_of(config)
+    tasks_of(config)
     return config
-
-
-def runs_of(config: RunConfig) -> list[RunConfig]:
-    """The runs of a series, with what each sets otherwise; of a single run itself.
-
-    Where a run begins is not among it: ``policy.adapter`` is that of the configuration.
-
-    Args:
-        config: whose ``runs:`` they are.
-
-    Returns:
-        Configurations named by their runs.
-
-    Raises:
-        ConfigError: a run sets a key that there is not, or a value that is not allowed; the message names the run.
-    """
-    found = []
-    for number, run in enumerate(config.runs):
-        values = config.model_dump(mode="json") | {"runs": (), "name": f"{number + 1}-{run.name}"}
-        if number:
-            values |= {"warmup": None, "note": config.note and f"{LATER} {config.note}"}
-        for key, value in run.set.items():
-            _set(values, key.split("."), value)
-        try:
-            found.append(_typed(values))
-        except ConfigError as error:
-            raise ConfigError(f"runs, {run.name}: {error}") from None
-    return found or [config]
-
-
-def require_single(config: RunConfig) -> None:
-    """Raises ConfigError for a series where a single run is needed."""
-    if config.runs:
-        names = ", ".join(run.name for run in config.runs)
-        raise ConfigError(f"runs: this is a series ({names}): train it by mmgrpo train, or take one of runs_of(config)")
-
-
-def _typed(values: Mapping[str, Any]) -> RunConfig:
-    try:
-        return RunConfig.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(explain_validation(error, RunConfig)) from None
 
 
 def dump_config(config: RunConfig) -> str:
@@ -195,8 +141,14 @@ def _layers(path: Path, above: tuple[Path, ...], known: _Known, published: bool 
         values = _read(path)
         asks = values.pop("published") if isinstance(values.get("published"), bool) else None
         inner = asks if published is None else published  # the outermost file that says so decides
-        below = [find_config(name, path.parent).resolve() for name in _includes(values, path)]
-        merged = composed([_layers(file, (*above, path), known, inner) for file in below], _over)
+
+        def below(names: Sequence[str]) -> dict[str, Any]:
+            files = [find_config(name, path.parent).resolve() for name in names]
+            return composed([_layers(file, (*above, path), known, inner) for file in files], _over)
+
+        merged = below(_includes(values, path))
+        if isinstance(values.get("tasks"), dict):
+            values["tasks"] = {name: _task(task, path, below) for name, task in values["tasks"].items()}
         if asks:
             _require_published(merged, f"{path}: published: true")
         merged = _over(merged, values)
@@ -255,6 +207,14 @@ def _includes(values: dict[str, Any], path: Path) -> list[str]:
     return names
 
 
+def _task(values: Any, path: Path, below: Callable[[Sequence[str]], dict[str, Any]]) -> Any:
+    """A task of a mixed run with its includes laid under it, of which what the run says for all tasks is left out."""
+    if not isinstance(values, dict):
+        return values
+    included = below(_includes(values, path))
+    return _over({key: value for key, value in included.items() if key not in OF_RUN}, values)
+
+
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """``above`` over ``below``: mappings merge key by key; two mappings of different ``name`` are different things, and
     the upper one replaces the lower."""
@@ -271,47 +231,6 @@ def _mergeable(old: Any, value: Any) -> TypeGuard[dict[str, Any]]:
     return "name" not in old or "name" not in value or old["name"] == value["name"]
 
 
-def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
-    """One line per wrong key, with the nearest allowed name for an unknown one."""
-    lines = []
-    problems = error.errors()
-    for problem in problems[:MAX_NAMED]:
-        where = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            owner = _model_at(model, problem["loc"][:-1])
-            known = owner.model_fields if owner else {}
-            now = f"; it is now {RENAMED[where]}" if where in RENAMED else suggestion(str(problem["loc"][-1]), known)
-            lines.append(f"unknown key {where!r}{now}")
-        elif where == "policy.name" and problem["type"] == "missing":
-            lines.append("policy.name: no model is named; lay this over one, model first: include: [models/NAME, ...]")
-        else:
-            lines.append(f"{where or 'configuration'}: {problem['msg'].removeprefix('Value error, ')}")
-    more = [f"and {len(problems) - MAX_NAMED} more"] if len(problems) > MAX_NAMED else []
-    return "; ".join([*lines, *more])
-
-
-def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel] | None:
-    parts = iter(location)
-    for part in parts:
-        if isinstance(part, int):
-            continue
-        field = model.model_fields.get(part)
-        if field is None:
-            return None
-        inner = [a for a in _types_in(field.annotation) if isinstance(a, type) and issubclass(a, BaseModel)]
-        if not inner:
-            return None
-        model = inner[0]
-        if typing.get_origin(field.annotation) is dict:
-            next(parts, None)  # a name of the user's own
-    return model
-
-
-def _types_in(annotation: Any) -> list[Any]:
-    arguments = typing.get_args(annotation)
-    return [annotation] if not arguments else [kind for argument in arguments for kind in _types_in(argument)]
-
-
 def _parsed(overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(overrides, Mapping):
         return dict(overrides)
@@ -325,15 +244,3 @@ def _parsed(overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
         except YamlError as error:
             raise ConfigError(f"the value of the override {override[:80]!r} is not valid YAML: {error}") from error
     return parsed
-
-
-def _set(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    for part in path[:-1]:
-        inner = values.get(part)
-        if isinstance(inner, str) and part in NAMED:
-            inner = {"name": inner}
-        if isinstance(inner, list) and path[path.index(part) + 1].isdigit():
-            raise UnknownNameError(f"cannot override inside the list {part!r}; give the whole list: {part}=[...]")
-        values[part] = dict(inner) if isinstance(inner, dict) else {}
-        values = values[part]
-    values[path[-1]] = value

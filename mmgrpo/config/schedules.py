@@ -10,10 +10,10 @@ from typing import Any, final
 from pydantic import ValidationError
 
 from mmgrpo.config import Named, RunConfig
-from mmgrpo.config.loading import explain_validation
 from mmgrpo.config.numbers import bound
 from mmgrpo.config.registry import settings_type
 from mmgrpo.config.stages import moving_keys
+from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.controllers import CONTROLLERS, METRICS, SERIES
 from mmgrpo.maths.schedules import VALUE_SCHEDULES

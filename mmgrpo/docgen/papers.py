@@ -16,9 +16,10 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from mmgrpo.config import POLICIES
-from mmgrpo.config.loading import CONFIGS, explain_validation, find_config, shipped
+from mmgrpo.config.loading import CONFIGS, find_config, shipped
 from mmgrpo.config.registry import suggestion
 from mmgrpo.config.sections import Section
+from mmgrpo.config.validating import explain_validation
 from mmgrpo.docgen.methods import MethodRow, method_index
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.system.yamls import parsed_yaml

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from mmgrpo.config import AdvantageConfig, AlarmKind, ForeignConfig, Named, ObjectiveConfig, RewardConfig, RunConfig
 from mmgrpo.config.binding import build_objective, build_planner, require_credit
-from mmgrpo.config.loading import explain_validation
 from mmgrpo.config.numbers import bound, named_in
 from mmgrpo.config.registry import is_scheduled, settings_type
+from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.auxiliary import auxiliary_rows
 from mmgrpo.explain.costs import cases_of, cost_rows, drawn_in_all, num_steps_of, planner_rows

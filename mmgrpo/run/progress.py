@@ -45,6 +45,8 @@ class Progress:
         start: Place = START,
         num_processes: int = 1,
         clock: Callable[[], float] = time.monotonic,
+        name: str = "",
+        beside: Progress | None = None,
     ) -> None:
         """Sets it up.
 
@@ -54,15 +56,19 @@ class Progress:
             start: what was done before.
             num_processes: of the run; what is counted within a step is this one's share.
             clock: seconds.
+            name: of the task, where the run has several.
+            beside: that of another task, whose console this one shares; it is not entered itself.
         """
-        self._console = PlainConsole(quiet=quiet)
-        self._clock = clock
+        self._console = beside._console if beside else PlainConsole(quiet=quiet)
+        self._clock = beside._clock if beside else clock
         self._share = "" if num_processes == 1 else f" (1 of {num_processes} processes)"
-        self._stages = {}
+        self._of_task = f"{name}: " if name else ""
+        self._warmup, self._train = f"{name} {WARMUP}".strip(), name or TRAIN
+        self._stages: dict[str, Stage] = beside._stages if beside else {}
         if config.warmup and not start.step:
-            self._stages[WARMUP] = Stage(WARMUP, Pace(config.warmup.steps, start.warmup_step))
-        self._stages[TRAIN] = Stage(TRAIN, Pace(config.steps, start.step))
-        self._display = display_of(self._console, self._stages, clock)
+            self._stages[self._warmup] = Stage(self._warmup, Pace(config.warmup.steps, start.warmup_step))
+        self._stages[self._train] = Stage(self._train, Pace(config.steps, start.step))
+        self._display = beside._display if beside else display_of(self._console, self._stages, self._clock)
 
     def __enter__(self) -> Progress:
         self._display.start()
@@ -75,11 +81,11 @@ class Progress:
 
     def warming(self) -> None:
         """Before the first supervised update."""
-        self._stages[WARMUP].pace.begin(self._clock())
+        self._stages[self._warmup].pace.begin(self._clock())
 
     def warmed(self, done: WarmupStep) -> None:
         """After a supervised update."""
-        stage = self._stages[WARMUP]
+        stage = self._stages[self._warmup]
         stage.pace.reached(done.step, self._clock())
         stage.says = f"loss {done.loss:.4f}"
         self._display.stepped(stage, every_step=False)
@@ -99,8 +105,8 @@ class Progress:
         """
         now = self._clock()
         if what != "evaluation":  # the one before the first step would count as a part of each
-            self._stages[TRAIN].pace.begin(now)
-        activity = Activity(TRAIN, what + (self._share if total else ""), total, now)
+            self._stages[self._train].pace.begin(now)
+        activity = Activity(self._train, what + (self._share if total else ""), total, now)
         self._display.goes_on(activity)
 
         def taken(samples: Sequence[Sample]) -> None:
@@ -122,7 +128,7 @@ class Progress:
             says += f" ({line['completions/clipped_frac']:.0%} cut off)" if line["completions/clipped_frac"] else ""
         if "policy/kl_mean" in line:
             says += f"  kl {line['policy/kl_mean']:.2e}"
-        stage = self._stages[TRAIN]
+        stage = self._stages[self._train]
         stage.pace.reached(int(line["step"]), self._clock())
         stage.says = says
         self._display.stepped(stage, every_step=True)
@@ -138,17 +144,17 @@ class Progress:
         parts = [f"{name} {mean:.3f}" for name, mean in means] + [
             f"{name} failed {frac:.0%}" for name, frac in failures
         ]
-        self._console.say(f"step {int(line['step']):>4}  {'   '.join(parts)}")
+        self._console.say(f"step {int(line['step']):>4}  {self._of_task}{'   '.join(parts)}")
 
     def skipped(self, step: int, samples: Sequence[str]) -> None:
         """When an update was left out, with the samples, as GROUP.MEMBER, whose own gradient is not finite."""
         of = f"of {', '.join(samples[:8])}{', ...' if len(samples) > 8 else ''} " if samples else ""
-        said = f"step {step:>4}  update skipped: the gradient {of}is not finite (skipped.jsonl)"
+        said = f"step {step:>4}  {self._of_task}update skipped: the gradient {of}is not finite (skipped.jsonl)"
         self._console.say(styled(said, "yellow"))
 
     def alarmed(self, alarm: Alarm) -> None:
         """When the watchdog gives an alarm."""
-        said = f"step {alarm.step:>4}  {alarm.kind}: {alarm.measured}; {alarm.cure}"
+        said = f"step {alarm.step:>4}  {self._of_task}{alarm.kind}: {alarm.measured}; {alarm.cure}"
         self._console.say(styled("alarm", "bold red"), said)
 
 

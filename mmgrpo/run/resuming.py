@@ -10,6 +10,7 @@ from typing import Any
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config, validated
+from mmgrpo.config.parts import singles_of
 from mmgrpo.config.registry import settings_type
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.run.checkpoint import Place, is_checkpoint, list_checkpoints, sound_checkpoint
@@ -28,6 +29,7 @@ FIXED = {
     "policy": "the weights and the samples so far are of the one before",
     "warmup": "it belongs to the start of a run",
     "update.ema": "an average goes through the whole run or through none of it",
+    "task": "its steps so far were taken beside those of the others",
 }
 """Sections that a run keeps, and why."""
 
@@ -200,8 +202,8 @@ def evaluated_steps(folder: Path, place: Place) -> set[int]:
 
 def how_to_resume(folder: Path, config: RunConfig, num_processes: int) -> str:
     """What to type, or to write, to go on with a run."""
-    if config.policy is None or config.prompts is None or not config.rewards:
-        return f'Trainer(..., resume="{folder}")'
+    if any(one.policy is None or one.prompts is None or not one.rewards for one in singles_of(config)):
+        return f'{"MixedTrainer" if config.tasks else "Trainer"}(..., resume="{folder}")'
     command = f"mmgrpo train --resume {shlex.quote(str(folder))}"
     if num_processes > 1:
         command = f"accelerate launch --num_processes {num_processes} -m mmgrpo.cli {command.removeprefix('mmgrpo ')}"

@@ -25,6 +25,7 @@ class Stopping:
     Attributes:
         after_step: the run is to end once the step at hand is done.
         at_once: the step at hand is to be given up as soon as the weights are those of a whole step.
+        alarm: what a run is called that ended for an alarm; empty: none asked for it.
     """
 
     def __init__(self, job: Job) -> None:
@@ -32,6 +33,7 @@ class Stopping:
         self._job = job
         self.after_step = False
         self.at_once = False
+        self.alarm = ""
         self._interrupted_s: float | None = None
 
     @property
@@ -53,6 +55,10 @@ class Stopping:
         finally:
             for number, answer in before.items():
                 signal.signal(number, signal.SIG_DFL if answer is None else answer)
+
+    def stop_for(self, alarm: str) -> None:
+        """Asks for the end of the step at hand, for an alarm of that kind."""
+        self.after_step, self.alarm = True, f"stopped by the alarm {alarm}"
 
     def is_told(self) -> bool:
         """Whether any process was told to end."""

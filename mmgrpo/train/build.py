@@ -16,9 +16,9 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mmgrpo.config import RewardConfig, RunConfig
 from mmgrpo.config.binding import build_objective, tree_of, window_at
-from mmgrpo.config.loading import explain_validation
 from mmgrpo.config.numbers import bound
 from mmgrpo.config.registry import resolve
+from mmgrpo.config.validating import explain_validation
 from mmgrpo.data.contexts import CONTEXTS
 from mmgrpo.data.history import Context
 from mmgrpo.environment import Environment

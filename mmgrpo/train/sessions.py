@@ -153,35 +153,47 @@ class Session:
             return False
         return self._config.evaluation is None or place.step > self._config.steps or place.step in self.evaluated
 
-    def begin(self, explanation: str) -> list[str]:
+    def begin(self, explanation: str, within: Path | None = None) -> list[str]:
         """Makes the folder of a new run, or puts that of one that goes on in order.
 
         Args:
             explanation: what ``mmgrpo explain`` says of the configuration.
+            within: the folder of the mixed run that this is a task of, which has the trackers; None: it is none.
 
         Returns:
             What a person should be told, a line each.
         """
         if self._folder is None:
-            self._folder = RunFolder(self._job.from_main(lambda: claim_folder(self._config)))
+            config = self._config if within is None else self._config.model_copy(update={"output": str(within)})
+            self._config, self._folder = config, RunFolder(self._job.from_main(lambda: claim_folder(config)))
         said = self._job.from_main(lambda: self._prepared(explanation))
-        if self._config.tracking.trackers:
+        if self._config.tracking.trackers and within is None:
             start_trackers(self._job.accelerator, self._config, self.folder.path)
         return said
 
-    def save(self, place: Place) -> None:
-        """Writes a checkpoint, if this place has none yet; the other processes wait."""
+    def save(self, place: Place, *, drops: bool = True) -> None:
+        """Writes a checkpoint, if this place has none yet; the other processes wait.
+
+        Args:
+            place: where the weights are.
+            drops: whether old ones go then; otherwise they stay until ``drop_old``.
+        """
         if place != self._saved and self._job.is_main:
-            self._write(place)
+            self._write(place, self._config.checkpoint.keep if drops else None)
         self._saved = place
         self._job.wait()
 
-    def rescue(self, place: Place | None) -> None:
+    def drop_old(self) -> None:
+        """Deletes all checkpoints but the newest that are kept."""
+        if self._job.is_main:
+            drop_old(self.folder.path, self._config.checkpoint.keep)
+
+    def rescue(self, place: Place | None, *, drops: bool = True) -> None:
         """Saves what is whole before an early end, on the main process alone: the others may be gone."""
         if place is None or place in (self._saved, START) or not self._job.is_main or self._folder is None:
             return
         try:
-            self._write(place)
+            self._write(place, self._config.checkpoint.keep if drops else None)
             self._saved = place
         except MmgrpoError as error:
             logger.warning("%s", error)
@@ -221,9 +233,9 @@ class Session:
     def _machine(self) -> dict[str, Any]:
         return machine(self._job.accelerator.device, self._job.size)
 
-    def _write(self, place: Place) -> None:
+    def _write(self, place: Place, keep: int | None) -> None:
         self.folder.sync()
-        self._trained.save(self.folder.path, place, self._config.checkpoint.keep, self.memory)
+        self._trained.save(self.folder.path, place, keep, self.memory)
 
     def _tidy(self) -> None:
         """Ends what a process that was killed had begun to delete."""

@@ -14,7 +14,7 @@ from accelerate.utils import set_seed
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.binding import require_credit
-from mmgrpo.config.loading import require_single
+from mmgrpo.config.parts import require_single
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.data.stream import StepPrompts, stream_of
 from mmgrpo.explain.explanation import explanation
@@ -22,11 +22,9 @@ from mmgrpo.policy import Policy
 from mmgrpo.run.checkpoint import Place, checkpoint_steps
 from mmgrpo.run.folder import RunFolder, make_accelerator
 from mmgrpo.run.processes import Job
-from mmgrpo.run.progress import Progress
 from mmgrpo.run.resuming import config_given, plan_resumption
 from mmgrpo.run.samples import identity
 from mmgrpo.run.showing import MAX_SHOWN, show
-from mmgrpo.run.stopping import Stopping, Terminated
 from mmgrpo.run.watchdog import Alarm, Watchdog, watched
 from mmgrpo.scoring import Scorer
 from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_of
@@ -43,9 +41,11 @@ from mmgrpo.train.learn import Update, learn
 from mmgrpo.train.memory import remember, remembered, step_facts
 from mmgrpo.train.metrics import step_metrics, update_metrics
 from mmgrpo.train.moving import Moving
+from mmgrpo.train.phases import Gathered, Judged, Seat
 from mmgrpo.train.references import move_reference, require_movable
 from mmgrpo.train.sessions import Session, Trained
 from mmgrpo.train.sources import source_metrics
+from mmgrpo.train.together import ALONE, Together
 from mmgrpo.train.warmup import warmup_of
 from mmgrpo.types import Prompt, Sample, Scores
 
@@ -72,6 +72,7 @@ class Trainer:
         *,
         accelerator: Accelerator | None = None,
         resume: Path | str | None = None,
+        mixed: bool = False,
     ) -> None:
         """Checks everything that can be checked before the first sample is drawn.
 
@@ -82,6 +83,7 @@ class Trainer:
             config: a ``RunConfig`` or its values; ``policy``, ``prompts`` and ``rewards`` sections are not needed here.
             accelerator: accelerate's view of the processes; made if not given.
             resume: a run folder or a checkpoint to go on from.
+            mixed: whether this is a task of a mixed run, whose steps somebody else takes.
         """
         self.config = config_given(config, resume)
         self.rewards = rewards_of(rewards)
@@ -89,7 +91,7 @@ class Trainer:
         self.job = Job(accelerator or make_accelerator(self.config))
         resumption = self.job.from_main(lambda: plan_resumption(Path(resume), self.config)) if resume else None
         self.config = resumption.config if resumption else self.config
-        require_single(self.config)
+        require_single(self.config, mixed=mixed)
         device = self.config.runtime.device or self.job.accelerator.device
         self.policy = policy = policy_of(policy, self.config, device)
         self.now = Moving(self.config, self.rewards)
@@ -113,8 +115,7 @@ class Trainer:
         self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
         held_out = partial(load_prompts_of, key="evaluation.prompts", note=self.config.note)
         self.held_out = held_out(evaluation.prompts) if evaluation else []
-        self.status, self._stopped_by = "running", ""
-        self._stopping = Stopping(self.job)
+        self.status = "running"
         self._explanation = explanation(self.config)
         set_seed(self.config.seed)
         trained = Trained(policy, self.optimizer, self.average, self.warmup, self.critic)
@@ -137,71 +138,49 @@ class Trainer:
         Returns:
             The run folder.
         """
-        self.job.broadcast_weights([*self.parameters, *(self.critic.parameters if self.critic else ())])
-        start = self.session.start
-        progress = Progress(self.config, quiet=not self.job.is_main, start=start, num_processes=self.job.size)
-        with self._stopping.listening(), progress:
-            if self.session.is_over():
-                self.status = "finished"
-                progress.noted(f"nothing to do: {self.folder.path} stands at step {self.step} of {self.config.steps}")
-                return self.folder.path
-            self.status, failure = "failed", None
-            try:
-                self._begin(progress)
-                self._warm_up(progress)
-                if not self.step:
-                    self._start_from_here()
-                self._evaluate(progress)
-                while self.step < self.config.steps and not self._stopping.is_told():
-                    self._train_step(progress)
-                self._save()
-                self.status = "finished" if self.session.is_done(self._place) else self._stopping.status
-                self.status = f"stopped by the alarm {self._stopped_by}" if self._stopped_by else self.status
-            except (Terminated, KeyboardInterrupt) as told:
-                self.status = self._stopping.status
-                if isinstance(told, KeyboardInterrupt):
-                    raise
-                self.session.rescue(self._place)
-            except BaseException as error:
-                failure = error
-                self.session.rescue(self._place)
-                raise
-            finally:
-                for said in self.session.end(self.status, failure):
-                    progress.noted(said)
-                self.job.finish_trackers()
+        Together({ALONE: self}, self.config, self.job, step=self.step).train()
         return self.folder.path
 
-    def _begin(self, progress: Progress) -> None:
+    def begin(self, seat: Seat) -> None:
         """Puts the folder in order, tells the watchdog what went before, and tries the rewards."""
-        for said in self.session.begin(self._explanation):
-            progress.noted(said)
+        self._seat = seat
+        self.job.broadcast_weights([*self.parameters, *(self.critic.parameters if self.critic else ())])
+        for said in self.session.begin(self._explanation, self._seat.within):
+            self._seat.progress.noted(said)
         if self.watchdog and self.session.resumption:
             told = self.watchdog.recall(self.folder.lines("metrics.jsonl"), self.folder.lines("evaluation.jsonl"))
             known = {(row["step"], row["kind"]) for row in self.folder.lines("alarms.jsonl")}
             given = [one for one in told if one.step == self.step and (one.step, one.kind) not in known]
-            self._heed(given, progress)  # a process may have been killed before it gave them
+            self._heed(given)  # a process may have been killed before it gave them
         if self._warms_up():
             asked = [self.now.scorer, self.judges] if self.config.evaluation else [self.now.scorer]
             self.job.from_main(lambda: try_out(self.policy, self.stream.take(0)[0][1], asked))
 
-    def _start_from_here(self) -> None:
-        """The weights before the first step are what averages begin with and what the reference is."""
-        self.now.settle_reference(self.policy)
-        if self.average:
-            self.average.restart()
+    def warm_up(self) -> None:
+        """What comes before the first step: supervised updates, if there are any, and an evaluation."""
+        self._warm_up()
+        if not self.step:
+            self.now.settle_reference(self.policy)  # what averages begin with, and what the reference is
+            if self.average:
+                self.average.restart()
+        self.evaluate()
 
-    def _train_step(self, progress: Progress) -> None:
-        """One step of GRPO: gather, judge, credit, learn."""
+    def gather(self) -> Gathered:
+        """Draws what the planner asks for at this step, and hands it to the rewards."""
         clock = time.perf_counter()
         self.now.move(self.step, self.session.memory)
         self.optimizer.begin(self.now.config.update, rests=bool(self.critic and self.critic.alone(self.step)))
-        prompts, config = self.stream.at_step(self.step, self.session.memory), self.now.config
-        experience = self._gathered(prompts, progress)
+        prompts = self.stream.at_step(self.step, self.session.memory)
+        experience = self._gathered(prompts)
         experience = self.critic.valued(experience) if self.critic else experience
-        drawn = time.perf_counter()
-        progress.doing("reward")
-        self._stopping.give_up()
+        return Gathered(prompts, experience, time.perf_counter() - clock)
+
+    def judge(self, gathered: Gathered) -> Judged:
+        """Waits for the rewards, and says what each sample earned."""
+        clock, config = time.perf_counter(), self.now.config
+        prompts, experience = gathered.prompts, gathered.experience
+        self._seat.progress.doing("reward")
+        self._seat.stopping.give_up()
         verdict = judge(experience, self.now.rewards, step=self.step, job=self.job)
         batch = estimate(
             self.policy,
@@ -216,25 +195,24 @@ class Trainer:
         )
         metrics = step_metrics(experience, verdict, batch, config.advantage, self.job) | self.now.metrics
         metrics |= source_metrics(verdict.scores, verdict.root_N, prompts.prompt)
-        replay = self.now.planner.replay
-        facts = step_facts(
-            verdict, batch, prompts.key, step=self.step, replay=replay, job=self.job, requests=experience.requests
-        )
-        metrics |= {"time/rollout_s": drawn - clock, "time/reward_s": time.perf_counter() - drawn}
-        self._stopping.give_up()
+        replay, requests = self.now.planner.replay, experience.requests
+        facts = step_facts(verdict, batch, prompts.key, step=self.step, replay=replay, job=self.job, requests=requests)
+        metrics |= {"time/rollout_s": gathered.took_s, "time/reward_s": time.perf_counter() - clock}
+        self._seat.stopping.give_up()
+        return Judged(experience, verdict, batch, facts, metrics)
+
+    def learn(self, judged: Judged) -> None:
+        """Takes the step's updates, and remembers what it saw."""
         self.step += 1
-        self._keep(experience.samples, verdict.scores, batch.credit)
-        line = self._learn(batch, metrics, progress)
+        self._keep(judged.experience.samples, judged.verdict.scores, judged.batch.credit)
+        line = self._learn(judged.batch, dict(judged.metrics))
         move_reference(self.policy, self.config.reference, self.step, self.optimizer)
-        memory = remember(self.session.memory, facts, self.stream.learners, replay=replay)
+        replay = self.now.planner.replay
+        memory = remember(self.session.memory, judged.facts, self.stream.learners, replay=replay)
         self.session.memory = self.now.course.controlled(memory, line)
         self._whole_step = self.step
-        every = self.config.checkpoint.every
-        if (every and self.step % every == 0) or self.step == self.config.steps:
-            self._save()
-        self._evaluate(progress)
 
-    def _gathered(self, prompts: StepPrompts, progress: Progress) -> Experience:
+    def _gathered(self, prompts: StepPrompts) -> Experience:
         """What the planner asks for at this step, drawn and handed to the rewards."""
         rollout, step = self.now.config.rollout, self.step
         num_drawn = rollout.prompts_per_step // self.job.size * rollout.group_size
@@ -249,10 +227,10 @@ class Trainer:
             contexts=self.now.contexts,
             reads=rollout.decisions == "read",
             value=partial(valued, rewards=self.now.rewards, config=self.now.config.advantage, step=step),
-            on_samples=progress.doing("rollout", num_drawn, self._stopping.give_up_alone),
+            on_samples=self._seat.progress.doing("rollout", num_drawn, self._seat.stopping.give_up_alone),
         )
 
-    def _learn(self, batch: Batch, metrics: dict[str, float], progress: Progress) -> dict[str, Any]:
+    def _learn(self, batch: Batch, metrics: dict[str, float]) -> dict[str, Any]:
         """All optimiser updates that this step's rows are good for; gives the line of the last.
 
         ``count/forwards_per_sample`` are all forwards of the step so far, those of samples drawn for the planner alone
@@ -261,7 +239,7 @@ class Trainer:
         config, num_forwards, gap = self.config.update, batch.rollout.num_forwards, 0.0
         num_updates, num_samples = config.epochs * config.minibatches, len(batch.credit.keep_B)
         line, clock = metrics, time.perf_counter()
-        progress.doing(f"update 1 of {num_updates}")
+        self._seat.progress.doing(f"update 1 of {num_updates}")
         first, contexts = (self.step - 1) * num_updates, self.now.contexts
         beside = self.auxiliaries.beside(self.now.config.auxiliary, batch, first, contexts)
         for update in learn(
@@ -276,7 +254,7 @@ class Trainer:
             beside=self.critic.beside(batch, beside, step=self.step - 1) if self.critic else beside,
         ):
             if update.applied.skipped:
-                self._name_skipped(update, batch, progress)
+                self._name_skipped(update, batch)
             num_forwards += update.gradient.num_forwards
             gap = gap if update.number else max(self.job.gather(update.gradient.max_gap))
             line = {
@@ -295,9 +273,9 @@ class Trainer:
             self.optimizer.require_progress()
             clock = time.perf_counter()
             if update.number + 1 < num_updates:
-                progress.doing(f"update {update.number + 2} of {num_updates}")
-        progress.stepped(line)
-        self._heed(self.watchdog.stepped(line) if self.watchdog else [], progress)
+                self._seat.progress.doing(f"update {update.number + 2} of {num_updates}")
+        self._seat.progress.stepped(line)
+        self._heed(self.watchdog.stepped(line) if self.watchdog else [])
         return line
 
     def _begin_moving(self) -> None:
@@ -305,15 +283,15 @@ class Trainer:
         if self.critic:
             self.critic.apply()
 
-    def _heed(self, alarms: Sequence[Alarm], progress: Progress) -> None:
+    def _heed(self, alarms: Sequence[Alarm]) -> None:
         """Passes alarms on; one that the configuration names ends the run after this step, with a checkpoint."""
         for alarm in alarms:
             self.folder.log("alarms.jsonl", alarm.as_line())
-            progress.alarmed(alarm)
+            self._seat.progress.alarmed(alarm)
             if self.config.watchdog and alarm.kind in self.config.watchdog.stop:
-                self._stopping.after_step, self._stopped_by = True, alarm.kind
+                self._seat.stopping.stop_for(alarm.kind)
 
-    def _name_skipped(self, update: Update, batch: Batch, progress: Progress) -> None:
+    def _name_skipped(self, update: Update, batch: Batch) -> None:
         """Says which samples, of all processes, gave a gradient that is not finite."""
         advantage_B = batch.credit.advantage_B[batch.mine]
         mine = [
@@ -322,7 +300,7 @@ class Trainer:
         everyones = [one for part in self.job.gather(mine) for one in part]
         if self.job.is_main:
             self.folder.log("skipped.jsonl", {"step": self.step, "update": update.number, "samples": everyones})
-        progress.skipped(self.step, [f"{one['group']}.{one['member']}" for one in everyones])
+        self._seat.progress.skipped(self.step, [f"{one['group']}.{one['member']}" for one in everyones])
 
     def _keep(self, samples: Sequence[Sample], scores: Scores, credit: Credit) -> None:
         """Keeps the step's first groups of texts, at the first step and whenever an evaluation is due."""
@@ -335,32 +313,33 @@ class Trainer:
         evaluation = self.config.evaluation
         return evaluation is not None and (self.step % evaluation.every == 0 or self.step == self.config.steps)
 
-    def _warm_up(self, progress: Progress) -> None:
+    def _warm_up(self) -> None:
         if self.warmup is None or not self._warms_up():
             return
         clock, saves = time.perf_counter(), self.config.checkpoint.warmup_every
-        every = self.warmup.config.log_every
+        every, progress = self.warmup.config.log_every, self._seat.progress
         progress.warming()
-        for done in self.warmup.run(self.session.start.warmup_step, self._stopping.is_told):
+        for done in self.warmup.run(self.session.start.warmup_step, self._seat.stopping.is_told):
             progress.warmed(done)
             if done.step % every == 0 or done.step in (1, self.warmup.config.steps):
                 took = time.perf_counter() - clock
                 self._log("warmup.jsonl", {"step": done.step, "loss": done.loss, "lr": done.lr, "time_s": took})
             if (saves and done.step % saves == 0) or done.step == self.warmup.config.steps:
-                self._save()
+                self.session.save(Place(step=0, warmup_step=done.step))
 
     def _warms_up(self) -> bool:
         return self.warmup is not None and not self.step and self.session.start.warmup_step < self.warmup.config.steps
 
-    def _evaluate(self, progress: Progress) -> None:
+    def evaluate(self) -> None:
         """Judges the averaged weights if there are any, the trained ones otherwise, where that is due."""
         config = self.config.evaluation
         is_due = self._evaluation_is_due() and self.step not in self.session.evaluated
-        if config is None or not is_due or self._stopping.is_told():
+        if config is None or not is_due or self._seat.stopping.is_told():
             return
         clock = time.perf_counter()
         share = len(self.held_out[self.job.rank :: self.job.size])
-        taken = progress.doing("evaluation", share * config.samples_per_prompt, self._stopping.give_up_alone)
+        progress, give_up = self._seat.progress, self._seat.stopping.give_up_alone
+        taken = progress.doing("evaluation", share * config.samples_per_prompt, give_up)
         with self.average.applied() if self.average else nullcontext():
             judged = evaluate(
                 self.policy,
@@ -380,21 +359,17 @@ class Trainer:
         self._log("evaluation.jsonl", line)
         progress.judged(line)
         self.session.report()
-        self._heed(self.watchdog.judged(line) if self.watchdog else [], progress)
+        self._heed(self.watchdog.judged(line) if self.watchdog else [])
 
     def _log(self, file: str, line: dict[str, Any]) -> None:
         if self.job.is_main:
             self.folder.log(file, line)
-        self.job.log({key: value for key, value in line.items() if "/" in key}, line["step"])
+        self._seat.log(file, line)
 
     @property
-    def _place(self) -> Place | None:
+    def place(self) -> Place | None:
         """Where the weights are; None in the midst of a step's updates."""
         warmup_step = self.warmup.whole_step if self.warmup else 0
         if self._whole_step is None or warmup_step is None:
             return None
         return Place(step=self._whole_step, warmup_step=warmup_step)
-
-    def _save(self) -> None:
-        assert self._place is not None
-        self.session.save(self._place)

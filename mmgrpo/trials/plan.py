@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.loading import dump_config, load_config, require_single, shipped
+from mmgrpo.config.loading import dump_config, load_config, shipped
+from mmgrpo.config.parts import require_single
 from mmgrpo.config.registry import suggestion
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.files import replace_text, writing

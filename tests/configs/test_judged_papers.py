@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mmgrpo.config import RewardConfig
-from mmgrpo.config.loading import load_config, runs_of
+from mmgrpo.config.loading import load_config
+from mmgrpo.config.parts import runs_of
 from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.scoring import score
 from mmgrpo.scoring.shaping import shaped

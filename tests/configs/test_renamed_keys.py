@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mmgrpo.config.loading import RENAMED, load_config, validated
+from mmgrpo.config.loading import load_config, validated
+from mmgrpo.config.validating import RENAMED
 from mmgrpo.errors import ConfigError
 
 

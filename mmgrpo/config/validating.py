@@ -1,0 +1,84 @@
+"""Plain values into a ``RunConfig``: set at dotted keys, checked, every wrong key explained."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from mmgrpo.config import RunConfig
+from mmgrpo.config.registry import suggestion
+from mmgrpo.errors import ConfigError, UnknownNameError
+
+NAMED = ("policy", "window", "tree", "scale", "combine", "surrogate", "bound", "aggregate", "examples")
+"""Keys whose value may be a bare name, to which an override of a number is added."""
+
+MAX_NAMED = 8
+"""Wrong keys that one message explains."""
+
+RENAMED = {"objective.recentre": "objective.normalise_ratio"}
+"""Keys of earlier versions, with what took their place."""
+
+
+def typed(values: Mapping[str, Any]) -> RunConfig:
+    """A ``RunConfig`` from plain values; its runs or tasks are not looked at. Raises ConfigError for wrong keys."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain_validation(error, RunConfig)) from None
+
+
+def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
+    """One line per wrong key, with the nearest allowed name for an unknown one."""
+    lines = []
+    problems = error.errors()
+    for problem in problems[:MAX_NAMED]:
+        where = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            owner = _model_at(model, problem["loc"][:-1])
+            known = owner.model_fields if owner else {}
+            now = f"; it is now {RENAMED[where]}" if where in RENAMED else suggestion(str(problem["loc"][-1]), known)
+            lines.append(f"unknown key {where!r}{now}")
+        elif where == "policy.name" and problem["type"] == "missing":
+            lines.append("policy.name: no model is named; lay this over one, model first: include: [models/NAME, ...]")
+        else:
+            lines.append(f"{where or 'configuration'}: {problem['msg'].removeprefix('Value error, ')}")
+    more = [f"and {len(problems) - MAX_NAMED} more"] if len(problems) > MAX_NAMED else []
+    return "; ".join([*lines, *more])
+
+
+def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel] | None:
+    parts = iter(location)
+    for part in parts:
+        if isinstance(part, int):
+            continue
+        field = model.model_fields.get(part)
+        if field is None:
+            return None
+        inner = [a for a in _types_in(field.annotation) if isinstance(a, type) and issubclass(a, BaseModel)]
+        if not inner:
+            return None
+        model = inner[0]
+        if typing.get_origin(field.annotation) is dict:
+            next(parts, None)  # a name of the user's own
+    return model
+
+
+def _types_in(annotation: Any) -> list[Any]:
+    arguments = typing.get_args(annotation)
+    return [annotation] if not arguments else [kind for argument in arguments for kind in _types_in(argument)]
+
+
+def set_value(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Sets a value at the parts of a dotted key. Raises UnknownNameError for one inside a list."""
+    for part in path[:-1]:
+        inner = values.get(part)
+        if isinstance(inner, str) and part in NAMED:
+            inner = {"name": inner}
+        if isinstance(inner, list) and path[path.index(part) + 1].isdigit():
+            raise UnknownNameError(f"cannot override inside the list {part!r}; give the whole list: {part}=[...]")
+        values[part] = dict(inner) if isinstance(inner, dict) else {}
+        values = values[part]
+    values[path[-1]] = value

@@ -1,0 +1,111 @@
+"""A step in its phases, so that one loop takes the steps of a run alone or of several tasks together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from mmgrpo.config import RunConfig
+from mmgrpo.data.stream import StepPrompts
+from mmgrpo.run.checkpoint import Place
+from mmgrpo.run.progress import Progress
+from mmgrpo.run.stopping import Stopping
+from mmgrpo.train.credit import Batch
+from mmgrpo.train.gather import Experience
+from mmgrpo.train.judge import Verdict
+from mmgrpo.train.memory import Facts
+from mmgrpo.train.sessions import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """What the tasks of a run share; a run alone has it to itself.
+
+    Attributes:
+        progress: says how far the task is.
+        stopping: what was asked for, of all tasks.
+        log: takes what a task writes down, by file, beside the task's own folder.
+        within: the folder that the task's own lies in; None: where its configuration says.
+    """
+
+    progress: Progress
+    stopping: Stopping
+    log: Callable[[str, Mapping[str, Any]], None]
+    within: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What a task has drawn at a step.
+
+    Attributes:
+        prompts: of the step.
+        experience: what came of them on this process; the rewards are at work on it.
+        took_s: seconds.
+    """
+
+    prompts: StepPrompts
+    experience: Experience
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a task's rewards said at a step, and what it learns from.
+
+    Attributes:
+        experience: what was drawn.
+        verdict: on the samples of all processes.
+        batch: an advantage for every decision.
+        facts: what will be remembered.
+        metrics: to be logged with the updates.
+    """
+
+    experience: Experience
+    verdict: Verdict
+    batch: Batch
+    facts: Facts
+    metrics: Mapping[str, float]
+
+
+class Task(Protocol):
+    """What is trained by steps, each in the phases gather, judge and learn; a ``Trainer`` is one.
+
+    Until ``learn`` the weights are those of the step before.
+
+    Attributes:
+        config: how.
+        status: how the run ended; running until then.
+        session: its folder and what of it is on the disk.
+        place: where the weights are; None in the midst of updates.
+    """
+
+    config: RunConfig
+    status: str
+    session: Session
+
+    @property
+    def place(self) -> Place | None:
+        """Where the weights are; None in the midst of updates."""
+
+    def begin(self, seat: Seat) -> None:
+        """Puts its folder in order, and tries its rewards."""
+
+    def warm_up(self) -> None:
+        """What comes before the first step."""
+
+    def gather(self) -> Gathered:
+        """Draws."""
+        ...
+
+    def judge(self, gathered: Gathered) -> Judged:
+        """Waits for the rewards."""
+        ...
+
+    def learn(self, judged: Judged) -> None:
+        """Takes the step's updates."""
+
+    def evaluate(self) -> None:
+        """Judges the weights on held-out prompts, where that is due."""

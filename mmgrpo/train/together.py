@@ -1,0 +1,188 @@
+"""The loop of a run: the steps of its tasks, taken together, and a checkpoint of a whole step however it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, final
+
+from mmgrpo.config import RunConfig, TaskConfig
+from mmgrpo.run.processes import Job
+from mmgrpo.run.progress import Progress
+from mmgrpo.run.stopping import Stopping, Terminated
+from mmgrpo.train.phases import Gathered, Judged, Seat, Task
+
+ALONE = ""
+"""The name of the task of a run that has no others."""
+
+
+class Whole(Protocol):
+    """What a mixed run has beside its tasks: a folder around theirs."""
+
+    def begin(self) -> Path:
+        """Puts the folder in order, before the tasks do so with theirs; gives it."""
+        ...
+
+    def begun(self) -> None:
+        """All tasks have begun."""
+
+    def log(self, name: str, file: str, line: Mapping[str, Any]) -> None:
+        """Takes what a task writes down."""
+
+    def saved(self) -> None:
+        """All tasks have a checkpoint of the same step."""
+
+    def end(self, status: str, failure: BaseException | None) -> list[str]:
+        """Writes down how it ended; gives what a person should be told."""
+        ...
+
+
+@final
+class Together:
+    """Takes the steps of one task, or of several in a fixed order: all gather, all are judged, all learn.
+
+    A step that is given up before the first of them learns leaves all weights at the step before.
+
+    Attributes:
+        step: steps that all tasks have taken.
+    """
+
+    def __init__(
+        self, tasks: Mapping[str, Task], config: RunConfig, job: Job, *, step: int = 0, whole: Whole | None = None
+    ) -> None:
+        """Begins nothing yet.
+
+        Args:
+            tasks: by name, in their order; one that is alone is ``ALONE``.
+            config: of the run.
+            job: the processes.
+            step: steps that were taken before.
+            whole: what the run has around several tasks; None: its task is alone.
+        """
+        self.step = step
+        self._tasks = dict(tasks)
+        self._config = config
+        self._job = job
+        self._whole = whole
+        self._stopping = Stopping(job)
+        self._progress = self._made_progress()
+
+    def train(self) -> str:
+        """Runs to the end, or to the next whole step after Ctrl-C or SIGTERM.
+
+        Returns:
+            How it ended.
+        """
+        sessions = [task.session for task in self._tasks.values()]
+        status, failure = "failed", None
+        with self._stopping.listening(), next(iter(self._progress.values())) as progress:
+            if all(session.is_over() for session in sessions):
+                progress.noted(f"nothing to do: {self._where()} stands at step {self.step} of {self._config.steps}")
+                self._end("finished")
+                return "finished"
+            try:
+                self._begin()
+                for task in self._tasks.values():
+                    task.warm_up()
+                while self.step < self._config.steps and not self._stopping.is_told():
+                    self._train_step()
+                self._save()
+                done = all(task.session.is_done(task.place) for task in self._tasks.values())
+                status = self._stopping.alarm or ("finished" if done else self._stopping.status)
+            except (Terminated, KeyboardInterrupt) as told:
+                status = self._stopping.status
+                if isinstance(told, KeyboardInterrupt):
+                    raise
+                self._rescue()
+            except BaseException as error:
+                failure = error
+                self._rescue()
+                raise
+            finally:
+                for said in self._closed(status, failure):
+                    progress.noted(said)
+                self._job.finish_trackers()
+        return status
+
+    def _begin(self) -> None:
+        within = self._whole.begin() if self._whole else None
+        for name, task in self._tasks.items():
+            log = partial(self._whole.log, name) if self._whole else self._log
+            task.begin(Seat(progress=self._progress[name], stopping=self._stopping, log=log, within=within))
+        if self._whole:
+            self._whole.begun()
+
+    def _train_step(self) -> None:
+        """One step of GRPO of every task that takes part in it."""
+        tasks = {name: task for name, task in self._tasks.items() if self.step % _every(task) == 0}
+        gathered: dict[str, Gathered] = {}
+        for name, task in tasks.items():
+            gathered[name] = task.gather()
+        judged: dict[str, Judged] = {}
+        for name, task in tasks.items():
+            judged[name] = task.judge(gathered[name])
+        for name, task in tasks.items():
+            task.learn(judged[name])
+        self.step += 1
+        every = self._config.checkpoint.every
+        if (every and self.step % every == 0) or self.step == self._config.steps:
+            self._save()
+        for task in tasks.values():
+            task.evaluate()
+
+    def _save(self) -> None:
+        """A checkpoint of every task; old ones go once all have theirs, so that some step is always whole."""
+        for task in self._tasks.values():
+            assert task.place is not None
+            task.session.save(task.place, drops=self._whole is None)
+        if self._whole:
+            for task in self._tasks.values():
+                task.session.drop_old()
+            self._whole.saved()
+
+    def _rescue(self) -> None:
+        """Saves what is whole before an early end: all tasks at the same step, or nothing."""
+        places = [(task, task.place) for task in self._tasks.values()]
+        if all(place and place.step == own_step(self.step, task.config) for task, place in places):
+            for task, place in places:
+                task.session.rescue(place, drops=self._whole is None)
+
+    def _closed(self, status: str, failure: BaseException | None) -> list[str]:
+        self._end(status)
+        said = [line for task in self._tasks.values() for line in task.session.end(status, failure)]
+        return self._whole.end(status, failure) if self._whole else said
+
+    def _end(self, status: str) -> None:
+        for task in self._tasks.values():
+            task.status = status
+
+    def _where(self) -> Path:
+        folder = next(iter(self._tasks.values())).session.folder.path
+        return folder.parent if self._whole else folder
+
+    def _log(self, file: str, line: Mapping[str, Any]) -> None:
+        self._job.log({key: value for key, value in line.items() if "/" in key}, line["step"])
+
+    def _made_progress(self) -> dict[str, Progress]:
+        """What tells how far each task is: one console, whose bars or lines name them."""
+        made: dict[str, Progress] = {}
+        for name, task in self._tasks.items():
+            made[name] = Progress(
+                task.config,
+                quiet=not self._job.is_main,
+                start=task.session.start,
+                num_processes=self._job.size,
+                name=name,
+                beside=next(iter(made.values()), None),
+            )
+        return made
+
+
+def own_step(step: int, config: RunConfig) -> int:
+    """How many steps a task has taken when the run has taken so many."""
+    return -(-step // (config.task or TaskConfig()).every)
+
+
+def _every(task: Task) -> int:
+    return (task.config.task or TaskConfig()).every
