@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
@@ -17,7 +18,7 @@ from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.policy import Policy
 from mmgrpo.report import write_report
-from mmgrpo.run.checkpoint import fault_of, is_checkpoint, list_checkpoints, place_named
+from mmgrpo.run.checkpoint import Place, fault_of, is_checkpoint, list_checkpoints, place_named, set_aside
 from mmgrpo.run.folder import CONFIG, RunFolder, claim_folder, make_accelerator, start_trackers
 from mmgrpo.run.processes import Job
 from mmgrpo.run.resuming import allowed_config, changed, config_given, how_to_resume
@@ -29,6 +30,9 @@ from mmgrpo.train.trainer import Trainer
 
 LOGS = ("metrics.jsonl", "evaluation.jsonl")
 """Files of the tasks whose lines stand together in the run's own."""
+
+WARMED_UP = Place(step=0, warmup_step=sys.maxsize)
+"""As far as a run can be before its first step."""
 
 NO_LIVE: Mapping[str, Any] = {}
 
@@ -149,9 +153,9 @@ def _resumed(folder: Path, config: RunConfig, tasks: Mapping[str, RunConfig]) ->
 
 
 def _start(folder: Path) -> Path:
-    """The newest sound checkpoint of a task from before its first step, else its folder, to begin again."""
-    early = [one for one in list_checkpoints(folder) if place_named(one).step == 0 and fault_of(one) is None]
-    return early[-1] if early else folder
+    """The folder of a task, in which the newest checkpoint is of its warm-up: no step was whole for all tasks."""
+    set_aside(folder, WARMED_UP)
+    return folder
 
 
 def _every(task: RunConfig) -> int:
