@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mmgrpo.train.judge import judge
     from mmgrpo.train.learn import learn
     from mmgrpo.train.memory import remember, remembered, step_facts
+    from mmgrpo.train.mixed import MixedTrainer
     from mmgrpo.train.trainer import Trainer
     from mmgrpo.train.warmup import Warmup
     from mmgrpo.types import Evaluation, Example, Noise, Plan, Prompt, Rollout, Sample, Scores, SupervisedLoss
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 
 HOMES = {
     "Trainer": "mmgrpo.train.trainer",
+    "MixedTrainer": "mmgrpo.train.mixed",
     "RunConfig": "mmgrpo.config",
     "load_config": "mmgrpo.config.loading",
     **dict.fromkeys(
@@ -66,6 +68,7 @@ __all__ = [
     "Evaluation",
     "Example",
     "Job",
+    "MixedTrainer",
     "Noise",
     "Plan",
     "Prompt",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from mmgrpo.config import RunConfig
@@ -49,9 +49,6 @@ def runs_of(config: RunConfig) -> list[RunConfig]:
 def tasks_of(config: RunConfig) -> dict[str, RunConfig]:
     """The tasks of a mixed run, each as the configuration of a run with what all of them share; none of another run.
 
-    A task that is after another has its prompts and as many groups as follow from them; one that trains another's
-    policy has its policy and its updates.
-
     Args:
         config: whose ``tasks:`` they are.
 
@@ -59,8 +56,7 @@ def tasks_of(config: RunConfig) -> dict[str, RunConfig]:
         Configurations by the name of their task, in the order of the tasks.
 
     Raises:
-        ConfigError: a task sets what the run says for all, names a task that is not before it, or is no configuration;
-            the message names the task.
+        ConfigError: a task sets what the run says for all, or is no configuration; the message names the task.
     """
     if config.tasks:
         _require_bare(config)
@@ -68,7 +64,7 @@ def tasks_of(config: RunConfig) -> dict[str, RunConfig]:
     shared = config.model_dump(mode="json", include=set(SHARED))
     for name, values in config.tasks.items():
         try:
-            found[name] = _task(name, values, shared, found)
+            found[name] = _task(name, values, shared)
         except ConfigError as error:
             raise ConfigError(f"tasks.{name}: {error}") from None
     return found
@@ -112,57 +108,10 @@ def _require_bare(config: RunConfig) -> None:
         raise ConfigError(f"tasks are named by letters, digits, - and _, as folders are; got {', '.join(wrong)}")
 
 
-def _task(
-    name: str, values: Mapping[str, Any], shared: Mapping[str, Any], before: Mapping[str, RunConfig]
-) -> RunConfig:
+def _task(name: str, values: Mapping[str, Any], shared: Mapping[str, Any]) -> RunConfig:
     if wrong := [key for key in values if key in OF_RUN]:
         raise ConfigError(f"{', '.join(wrong)}: of the run, for all of its tasks; set it there and leave it out here")
     task = typed({"task": values.get("task") or {}}).task or TaskConfig()
     own = {**values, **shared, "name": name, "task": task.model_dump(mode="json")}
     own["steps"] = -(-shared["steps"] // task.every)
-    for key, other in _others(task, before):
-        if wrong := [one for one in _TAKEN[key] if _has(values, one)]:
-            raise ConfigError(f"task.{key}: {', '.join(wrong)} follows from {other.name}: leave it out")
-        own |= _after(other, task, own) if key == "after" else _beside(other)
     return typed(own)
-
-
-_TAKEN = {"after": ("prompts", "rollout.prompts_per_step"), "policy_of": ("policy", "update", "warmup")}
-"""Keys that another task says for the one that names it."""
-
-
-def _has(values: Mapping[str, Any], key: str) -> bool:
-    section, _, rest = key.partition(".")
-    inner = values.get(section)
-    return inner is not None and (not rest or (isinstance(inner, Mapping) and rest in inner))
-
-
-def _others(task: TaskConfig, before: Mapping[str, RunConfig]) -> Iterator[tuple[str, RunConfig]]:
-    """The tasks that one depends on, by how."""
-    for key, name in (("policy_of", task.policy_of), ("after", task.after)):
-        if name is None:
-            continue
-        if name not in before:
-            raise ConfigError(f"task.{key}: {name!r} is no task before it; those are {', '.join(before) or 'none'}")
-        if (before[name].task or TaskConfig()).every != task.every:
-            raise ConfigError(f"task.every: {name} takes part in other steps; give both the same")
-        yield key, before[name]
-
-
-def _after(other: RunConfig, task: TaskConfig, own: Mapping[str, Any]) -> dict[str, Any]:
-    """What follows from the task whose samples it is shown."""
-    size, written = own.get("rollout", {}).get("group_size"), other.rollout.group_size
-    if task.compare == "prompt" and (size is None or size % written):
-        raise ConfigError(
-            f"rollout.group_size={size} of a group that is drawn after all {written} samples of a prompt "
-            f"(task.compare: prompt): give a multiple of {written}"
-        )
-    groups = other.rollout.prompts_per_step * (written if task.compare == "sample" else 1)
-    prompts = other.prompts and other.prompts.model_dump(mode="json")
-    return {"prompts": prompts, "rollout": {**own.get("rollout", {}), "prompts_per_step": groups}}
-
-
-def _beside(other: RunConfig) -> dict[str, Any]:
-    """What follows from the task whose policy it trains."""
-    dumped = other.model_dump(mode="json", include={"policy", "update"})
-    return {"policy": dumped["policy"], "update": dumped["update"], "warmup": None}

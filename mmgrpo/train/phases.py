@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from mmgrpo.config import RunConfig
 from mmgrpo.data.stream import StepPrompts
-from mmgrpo.run.checkpoint import Place
 from mmgrpo.run.progress import Progress
 from mmgrpo.run.stopping import Stopping
 from mmgrpo.train.credit import Batch
@@ -78,17 +77,12 @@ class Task(Protocol):
     Attributes:
         config: how.
         status: how the run ended; running until then.
-        session: its folder and what of it is on the disk.
-        place: where the weights are; None in the midst of updates.
+        session: its folder, what of it is on the disk, and where its weights are.
     """
 
     config: RunConfig
     status: str
     session: Session
-
-    @property
-    def place(self) -> Place | None:
-        """Where the weights are; None in the midst of updates."""
 
     def begin(self, seat: Seat) -> None:
         """Puts its folder in order, and tries its rewards."""

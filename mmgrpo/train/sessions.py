@@ -95,6 +95,7 @@ class Session:
         start: where it began this time.
         evaluated: the steps that were evaluated.
         memory: what the run remembers of its whole steps; whoever trains puts another in its place with each.
+        whole_step: the step that the weights are of, which whoever trains says; None in the midst of its updates.
     """
 
     def __init__(
@@ -129,6 +130,9 @@ class Session:
             self._saved = self.start
             if self.start.step or self._warmed(self.start):
                 self.evaluated = job.from_main(lambda: evaluated_steps(resumption.folder, self.start))
+        self.whole_step: int | None = self.start.step
+        if trained.warmup:
+            trained.warmup.whole_step = self.start.warmup_step
 
     @property
     def folder(self) -> RunFolder:
@@ -136,6 +140,14 @@ class Session:
         if self._folder is None:
             raise ConfigError("a new run gets its folder when it begins: call train() first")
         return self._folder
+
+    @property
+    def place(self) -> Place | None:
+        """Where the weights are; None in the midst of updates."""
+        warmup_step = self._trained.warmup.whole_step if self._trained.warmup else 0
+        if self.whole_step is None or warmup_step is None:
+            return None
+        return Place(step=self.whole_step, warmup_step=warmup_step)
 
     def is_over(self) -> bool:
         """Whether a run that goes on has nothing left to do; its folder says so then."""

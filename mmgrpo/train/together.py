@@ -88,7 +88,7 @@ class Together:
                 while self.step < self._config.steps and not self._stopping.is_told():
                     self._train_step()
                 self._save()
-                done = all(task.session.is_done(task.place) for task in self._tasks.values())
+                done = all(task.session.is_done(task.session.place) for task in self._tasks.values())
                 status = self._stopping.alarm or ("finished" if done else self._stopping.status)
             except (Terminated, KeyboardInterrupt) as told:
                 status = self._stopping.status
@@ -134,8 +134,8 @@ class Together:
     def _save(self) -> None:
         """A checkpoint of every task; old ones go once all have theirs, so that some step is always whole."""
         for task in self._tasks.values():
-            assert task.place is not None
-            task.session.save(task.place, drops=self._whole is None)
+            assert task.session.place is not None
+            task.session.save(task.session.place, drops=self._whole is None)
         if self._whole:
             for task in self._tasks.values():
                 task.session.drop_old()
@@ -143,7 +143,7 @@ class Together:
 
     def _rescue(self) -> None:
         """Saves what is whole before an early end: all tasks at the same step, or nothing."""
-        places = [(task, task.place) for task in self._tasks.values()]
+        places = [(task, task.session.place) for task in self._tasks.values()]
         if all(place and place.step == own_step(self.step, task.config) for task, place in places):
             for task, place in places:
                 task.session.rescue(place, drops=self._whole is None)

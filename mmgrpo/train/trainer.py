@@ -121,9 +121,6 @@ class Trainer:
         trained = Trained(policy, self.optimizer, self.average, self.warmup, self.critic)
         self.session = Session(trained, self.config, self.job, resumption, self.stream.memory)
         self.step = self.session.start.step
-        self._whole_step: int | None = self.step
-        if self.warmup:
-            self.warmup.whole_step = self.session.start.warmup_step
 
     @property
     def folder(self) -> RunFolder:
@@ -210,7 +207,7 @@ class Trainer:
         replay = self.now.planner.replay
         memory = remember(self.session.memory, judged.facts, self.stream.learners, replay=replay)
         self.session.memory = self.now.course.controlled(memory, line)
-        self._whole_step = self.step
+        self.session.whole_step = self.step
 
     def _gathered(self, prompts: StepPrompts) -> Experience:
         """What the planner asks for at this step, drawn and handed to the rewards."""
@@ -279,7 +276,7 @@ class Trainer:
         return line
 
     def _begin_moving(self) -> None:
-        self._whole_step = None
+        self.session.whole_step = None
         if self.critic:
             self.critic.apply()
 
@@ -365,11 +362,3 @@ class Trainer:
         if self.job.is_main:
             self.folder.log(file, line)
         self._seat.log(file, line)
-
-    @property
-    def place(self) -> Place | None:
-        """Where the weights are; None in the midst of a step's updates."""
-        warmup_step = self.warmup.whole_step if self.warmup else 0
-        if self._whole_step is None or warmup_step is None:
-            return None
-        return Place(step=self._whole_step, warmup_step=warmup_step)
