@@ -99,6 +99,14 @@ class Kernel:
     noise: float
     std: float
 
+    def excess_frac(self, step: Step) -> float:
+        """How much more noise the next latent holds than its level says, predicted and fresh together; 0 at sigma' = 0.
+
+        sqrt(noise^2 + std^2) / sigma' - 1. A network that takes few steps was taught no latent with more.
+        """
+        held = step.next_level.sigma
+        return math.hypot(self.noise, self.std) / held - 1 if held > 0 else 0.0
+
 
 class Sampler(Protocol):
     """How much of a step is random, and how its mean makes up for that."""
@@ -193,6 +201,23 @@ def x0_to_prediction(x: Tensor, x0: Tensor, level: Level) -> Prediction:
         raise ConfigError("a clean latent (sigma = 0) holds no noise to predict; leave the last level out")
     x, x0 = _upcast(x), _upcast(x0)
     return Prediction(x0, (x - level.alpha * x0) / level.sigma)
+
+
+def secant_to_prediction(x: Tensor, next_x: Tensor, step: Step) -> Prediction:
+    """Reads a deterministic step itself, whatever made it: the clean sample and noise that x and x' have in common.
+
+    x = alpha x0 + sigma eps and x' = alpha' x0 + sigma' eps, solved for x0 and eps. Of a flow schedule these are
+    x - sigma u and x + alpha u with u = (x - x') / h, the mean velocity that a flow map says.
+
+    Shapes: x and next_x alike; any.   Units: latent.   Raises: ConfigError for levels whose SNR does not rise.
+    Source: the definition of the levels; MeanFlow, arXiv:2505.13447, for the mean velocity.
+    """
+    now, after = step.level, step.next_level
+    rise = after.alpha * now.sigma - now.alpha * after.sigma
+    if not rise > 0:
+        raise ConfigError(f"a step is read where its signal-to-noise ratio rises, got {now} -> {after}")
+    x, next_x = _upcast(x), _upcast(next_x)
+    return Prediction((now.sigma * next_x - after.sigma * x) / rise, (after.alpha * x - now.alpha * next_x) / rise)
 
 
 def flow_sde(step: Step, *, strength: float) -> Kernel:

@@ -18,6 +18,11 @@ from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.policies.denoising.trace import Trace
 from mmgrpo.types import Noise, Plan, Prompt, Rollout, Sample
 
+SINGLE_STEP = (
+    "a single step ends on the clean sample and draws nothing: set num_inference_steps to 2 or more, or "
+    "policy.last_std above 0"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -41,6 +46,11 @@ class Chunk:
         """The decisions that were drawn at random."""
         drawn = self.recorder.drawn
         return sorted({step.iteration for step in drawn if is_stochastic(step.decision.moments)})
+
+    @property
+    def excess_frac(self) -> float:
+        """Most noise that one of its steps left over what the next level holds."""
+        return max((step.decision.excess_frac for step in self.recorder.drawn), default=0.0)
 
 
 def make_groups(prompts: Sequence[Prompt], group_size: int, seed: int, plan: Plan) -> list[list[Row]]:
@@ -117,20 +127,21 @@ def assemble(chunks: Sequence[Chunk], plan: Plan, segments: Sequence[int] | None
 
     Raises:
         ReplayError: runs took different numbers of steps.
-        ConfigError: T is below 2, or the window, the splits or the segments do not fit it.
+        ConfigError: no step can be drawn at random, or the window, the splits or the segments do not fit it.
     """
     rows = [row for chunk in chunks for row in chunk.rows]
     lengths = {chunk.recorder.drawn[-1].iteration + 1 for chunk in chunks}
     if len(lengths) > 1:
         raise ReplayError(f"the pipeline took {sorted(lengths)} steps for different rows; fix num_inference_steps")
     T = lengths.pop()
-    if T < 2:
+    sampling = chunks[0].drawing.sampling
+    most = T if sampling.last_std else T - 1
+    if most < 1:
+        raise ConfigError(SINGLE_STEP)
+    if plan.stochastic and plan.stochastic[-1] >= most:
         raise ConfigError(
-            "a single step ends on the clean sample and draws nothing: set num_inference_steps to 2 or more"
-        )
-    if plan.stochastic and plan.stochastic[-1] >= T - 1:
-        raise ConfigError(
-            f"the window {plan.stochastic} lies outside the schedule: of its {T} steps 0 to {T - 2} can be stochastic"
+            f"the window {plan.stochastic} lies outside the schedule: of its {T} steps 0 to {most - 1} can be "
+            "stochastic"
         )
     noise = _noise(chunks, T)
     mask_BT = noise.std_BT > 0

@@ -27,6 +27,8 @@ def prepared_denoisers(pipeline: Any, settings: DenoisingSettings) -> dict[str, 
         raise ConfigError(f"denoisers {missing} are not components of the pipeline; it has {sorted(modules)}")
     for module in modules.values():
         module.requires_grad_(False).eval()
+        if isinstance(module, ModelMixin) and not hasattr(module, "gradient_checkpointing"):
+            module.__dict__["gradient_checkpointing"] = False  # ZImageControlNetModel asks itself for it, and has none
     for name in names:
         if settings.gradient_checkpointing:
             _diffusers_model(name, modules[name], "gradient_checkpointing").enable_gradient_checkpointing()

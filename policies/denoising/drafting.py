@@ -121,6 +121,7 @@ class Drafter:
                 if not self._shown_otherwise(chunk.rows[0], reason):
                     self.batches.run_alone(said)
                 return self._drawn_as_called(groups, plan, drawing, chunks)
+            self.exactness.excess_frac = max(self.exactness.excess_frac, chunk.excess_frac)
             plan.hand_over(chunk.samples)
             chunks.append(chunk)
         return chunks

@@ -17,7 +17,7 @@ from diffusers import (
 )
 from torch import nn
 
-from mmgrpo.errors import ConfigError, PolicyError
+from mmgrpo.errors import ConfigError
 from mmgrpo.policies.denoising.caches import cache_names
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.loading import DTYPES, built, named
@@ -100,20 +100,15 @@ FIRST_ORDER: Mapping[str, Replacement] = {
 
 
 def decision_scheduler(scheduler: Any) -> Any:
-    """The scheduler itself, or the first-order one of the same noise levels where its steps are no decisions.
-
-    Raises PolicyError for a scheduler whose steps are none and that no other stands in for.
-    """
+    """The scheduler itself, or the first-order one of the same noise levels where its steps are no decisions."""
     name = type(scheduler).__name__
-    if name.startswith("IPNDM"):
-        raise PolicyError(
-            f"{name} mixes in the outputs of earlier steps, so its steps are not decisions, and no other scheduler has "
-            "its noise levels: give the pipeline another one before wrapping it"
-        )
     replacement = next((found for prefix, found in FIRST_ORDER.items() if name.startswith(prefix)), None)
     if replacement is None:
         return scheduler
-    return replacement.kind.from_config(scheduler.config, **replacement.changes)
+    try:
+        return replacement.kind.from_config(scheduler.config, **replacement.changes)
+    except NotImplementedError:  # a beta schedule that the other class has no name for (Shap-E)
+        return replacement.kind.from_config(scheduler.config, trained_betas=scheduler.betas, **replacement.changes)
 
 
 def choices_of(scheduler: Any, decisions: Any, denoisers: Sequence[nn.Module]) -> list[str]:

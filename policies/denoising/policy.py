@@ -16,7 +16,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.policies.denoising.adapted import adapter_targets
 from mmgrpo.policies.denoising.batches import Batches
 from mmgrpo.policies.denoising.behind import behind
-from mmgrpo.policies.denoising.chunks import make_groups
+from mmgrpo.policies.denoising.chunks import SINGLE_STEP, make_groups
 from mmgrpo.policies.denoising.components import prepared_denoisers
 from mmgrpo.policies.denoising.drafting import Drafter
 from mmgrpo.policies.denoising.drawing import Drawing, with_settings, with_tail
@@ -46,6 +46,7 @@ from mmgrpo.values import REFERENCE, Value
 
 logger = logging.getLogger(__name__)
 
+NOTICED_EXCESS = 0.1
 EXACTNESS = {torch.float32: 1e-5, torch.bfloat16: 1e-3}
 
 
@@ -85,6 +86,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
         sampling = Sampling(
             sampler=settings.sampler or fitting_sampler(self._decisions),
             strength=settings.strength,
+            last_std=settings.last_std,
             density=settings.density,
             reduction=settings.reduction,
         )
@@ -153,10 +155,17 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
     @property
     def choices(self) -> tuple[str, ...]:
         """The sampler, the scheduler of the decisions and the caches, where the settings leave them open."""
-        alone = ["rows depend on what shares their batch, so each runs alone"] if self._batches.alone else []
+        found = ["rows depend on what shares their batch, so each runs alone"] if self._batches.alone else []
         form = self._stage.form
-        shown = [f"what rows show is brought as {form.showing.value}"] if form.is_proven else []
-        return (*self._choices, *alone, *shown)
+        if form.is_proven:
+            found.append(f"what rows show is brought as {form.showing.value}")
+        excess_frac = self._drafter.exactness.excess_frac
+        if excess_frac > NOTICED_EXCESS:
+            found.append(
+                f"{self._drawing.sampling.sampler} takes steps so long that they leave up to {excess_frac:.0%} more "
+                "noise than the next level holds; sampler cps leaves none"
+            )
+        return (*self._choices, *found)
 
     @property
     def trainable(self) -> list[nn.Parameter]:
@@ -165,12 +174,22 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
 
     @property
     def num_decisions(self) -> int:
-        """Steps that can be stochastic: all but the last, which ends on the clean sample."""
+        """Steps that can be stochastic: all, but without ``last_std`` the last, which ends on the clean sample.
+
+        Raises ConfigError where that leaves none.
+        """
+        steps = self._num_steps
+        if steps == 1 and not self.settings.last_std:
+            raise ConfigError(f"policy.call.num_inference_steps: {SINGLE_STEP}")
+        return steps if self.settings.last_std else steps - 1
+
+    @property
+    def _num_steps(self) -> int:
         default = inspect.signature(type(self.pipeline).__call__).parameters.get("num_inference_steps")
         steps = self.settings.call.get("num_inference_steps", default.default if default else None)
         if not isinstance(steps, int):
             raise ConfigError("set policy.call.num_inference_steps: the pipeline has no default for it")
-        return steps - 1
+        return steps
 
     def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
         """Flow matching (or denoising score matching, by the scheduler's prediction type) on the examples' targets."""
@@ -214,7 +233,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
         if plan.deterministic:
             return self._drafter.deterministic([row for members in groups for row in members], plan, drawing)
         if self.settings.tail is not None and plan.stochastic:
-            num_steps = drawing.call.get("num_inference_steps", self.num_decisions + 1)
+            num_steps = drawing.call.get("num_inference_steps", self._num_steps)
             drawing = with_tail(
                 drawing,
                 self.settings.tail,

@@ -13,7 +13,7 @@ from mmgrpo.errors import ConfigError, ReplayError
 from mmgrpo.maths.divergences import Moments
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.transitions import SAMPLERS, Prediction, Step, ddim, extrapolated, kernel_mean
-from mmgrpo.policies.denoising.schedules import advance, family_of, schedule_index
+from mmgrpo.policies.denoising.schedules import advance, family_of, num_steps, schedule_index
 from mmgrpo.policies.denoising.session import StepCall
 from mmgrpo.policies.denoising.stock import (
     first_step_gap,
@@ -37,12 +37,14 @@ class Decision:
         level: where in the schedule it stands.
         keep: the elements that it draws; None: all.
         predicted: what the network said, and of which step, where a step after it may ask.
+        excess_frac: of the noise that it leaves, over what the next level holds.
     """
 
     moments: Moments
     level: float
     keep: Tensor | None = None
     predicted: tuple[Prediction, Step] | None = None
+    excess_frac: float = 0.0
 
     def at(self, index: Tensor, num_rows: int) -> Decision:
         """The same for some of ``num_rows`` rows, in any order and number; one may have several entries (frames)."""
@@ -65,6 +67,7 @@ class Sampling:
         density: name in ``mmgrpo.maths.gaussian.DENSITIES``.
         reduction: name in ``mmgrpo.maths.gaussian.REDUCTIONS``.
         tail_order: of the steps after the last one that is drawn at random.
+        last_std: of the last step, which ends on the clean sample; 0: it draws nothing.
     """
 
     sampler: str
@@ -72,20 +75,24 @@ class Sampling:
     density: str
     reduction: str
     tail_order: int = 1
+    last_std: float = 0.0
 
     def decide(self, call: StepCall, *, stochastic: bool, before: Decision | None = None) -> Decision:
         """The Gaussian that ``call`` draws from; std 0 makes it a deterministic step.
 
         That is of first order, unless it is given what the step before it predicted: then of second. The last step of a
-        schedule is never stochastic. Advances the scheduler by the step.
+        schedule is stochastic only where ``last_std`` says so. Advances the scheduler by the step.
         """
         index = schedule_index(call.scheduler, call.timestep)
-        stochastic = stochastic and index + 1 < len(call.scheduler.timesteps)
+        is_last = index + 1 >= len(call.scheduler.timesteps)
         if self.sampler == NATIVE:
-            return self._native(call, stochastic)
+            return self._native(call, index, stochastic=stochastic and (not is_last or self.last_std > 0))
         family = family_of(call.scheduler)
         step = family.step(call.scheduler, index, call.timestep)
-        kernel = SAMPLERS[self.sampler](step, strength=self.strength) if stochastic else ddim(step, strength=0.0)
+        is_drawn = stochastic and not is_last
+        kernel = SAMPLERS[self.sampler](step, strength=self.strength) if is_drawn else ddim(step, strength=0.0)
+        if stochastic and (is_last or step.next_level.sigma == 0):
+            kernel = replace(kernel, std=self.last_std)
         prediction = prediction_of(family, call, step)
         predicted = (prediction, step) if self.tail_order > 1 else None
         if before is not None and before.predicted is not None:
@@ -97,12 +104,13 @@ class Sampling:
             mean = torch.where(keep, mean, stock_result(call))
         advance(call.scheduler)
         moments = Moments(mean=mean, velocity=network_output(call), std=kernel.std, step=step.length)
-        return Decision(moments=moments, level=step.level.sigma, keep=keep, predicted=predicted)
+        excess = kernel.excess_frac(step) if is_drawn else 0.0
+        return Decision(moments=moments, level=step.level.sigma, keep=keep, predicted=predicted, excess_frac=excess)
 
     def skip(self, call: StepCall) -> None:
         """Advances the scheduler past a step whose outcome is known."""
         if self.sampler == NATIVE:
-            self._native(call, stochastic=False)  # such a scheduler moves on by its own step alone
+            self._native(call, 0, stochastic=False)  # such a scheduler moves on by its own step alone
             return
         schedule_index(call.scheduler, call.timestep)
         advance(call.scheduler)
@@ -142,16 +150,20 @@ class Sampling:
                 "scheduler by DDIM, Euler or FlowMatchEuler before wrapping"
             )
 
-    def _native(self, call: StepCall, stochastic: bool) -> Decision:
+    def _native(self, call: StepCall, index: int, *, stochastic: bool) -> Decision:
+        """The scheduler's own step; the last may draw nothing, and is then drawn with ``last_std``."""
         output = network_output(call)
         mean, std = native_mean_and_std(call.scheduler, call.stock, call.model_output.float(), call.sample.float())
         if not stochastic:
             return Decision(Moments(mean=mean, velocity=output, std=0.0, step=1.0), level=0.0)
         if not isinstance(std, Tensor) and std == 0.0:
-            raise ConfigError(
-                f"sampler 'native' takes the noise that the scheduler draws, and {type(call.scheduler).__name__} draws "
-                "none here; choose sampler 'ddim' or 'cps', or make the scheduler stochastic (eta in policy.call)"
-            )
+            if index + 1 < num_steps(call.scheduler) and bool(torch.as_tensor(call.timestep).any()):
+                raise ConfigError(
+                    f"sampler 'native' takes the noise that the scheduler draws, and {type(call.scheduler).__name__} "
+                    "draws none here; choose sampler 'ddim' or 'cps', or make the scheduler stochastic (eta in "
+                    "policy.call)"
+                )
+            std = self.last_std
         return Decision(Moments(mean=mean, velocity=output, std=std, step=1.0), level=0.0)
 
 

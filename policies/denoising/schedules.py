@@ -1,7 +1,8 @@
 """What a diffusers scheduler says about a step: its noise levels, and the meaning of the network's output.
 
 Every sampler of ours works on x = alpha * x0 + sigma * eps. This module reads (alpha, sigma) and (x0_hat, eps_hat) off
-the stock schedulers, family by family. With strength 0 the step built from them is the stock first-order step;
+the stock schedulers, family by family; where the step is not of first order but a function of the network's output
+alone (flow maps), off the step itself. With strength 0 the step built from them is the stock first-order step;
 ``stock.first_step_gap`` measures that on the user's own scheduler, so a family read wrongly is refused, not trained on.
 """
 
@@ -25,8 +26,11 @@ from mmgrpo.maths.transitions import (
     x0_to_prediction,
 )
 
-CLIPPING = ("DDIM", "DDPM", "LCM")  # the classes whose step heeds clip_sample; others carry the key and leave it
-CONSISTENCY = ("LCM", "TCD", "SCM", "FlowMatchLCM")
+CLIPPING = ("DDIM", "DDPM", "LCM", "UnCLIP")  # whose step heeds clip_sample; others carry the key and leave it
+POSTERIOR = ("DDPM", "UnCLIP")  # whose mean is of the state and the clipped clean sample
+CONSISTENCY = ("LCM", "TCD", "SCM", "FlowMatchLCM", "CMStochastic")
+LEAPING = (*CONSISTENCY, "UnCLIP")  # from timestep to timestep of their own list
+FLOW_MAPS = ("FlowMap", "Piflow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +40,13 @@ class Family:
     Attributes:
         name: for messages.
         step: (scheduler, index, timestep) -> the noise levels at and after the step.
-        predict: (scheduler, model output, sample, level) -> clean sample and noise, float32.
+        predict: (scheduler, model output, sample, level) -> clean sample and noise, float32; None: they are read off
+            the stock step itself.
     """
 
     name: str
     step: Callable[[Any, int, Any], Step]
-    predict: Callable[[Any, Tensor, Tensor, Level], Prediction]
+    predict: Callable[[Any, Tensor, Tensor, Level], Prediction] | None
 
 
 def family_of(scheduler: Any) -> Family:
@@ -53,6 +58,8 @@ def family_of(scheduler: Any) -> Family:
     config = scheduler.config
     if name.startswith("EDM"):
         return EDM
+    if name.startswith(FLOW_MAPS):
+        return FLOW_MAP
     if name.startswith("FlowMatch"):
         return _flow_match(scheduler)
     if callable(getattr(scheduler, "_sigma_to_alpha_sigma_t", None)):
@@ -61,10 +68,12 @@ def family_of(scheduler: Any) -> Family:
         return FLOW if config.prediction_type == "flow_prediction" else FLOW_LEVELS
     if name.startswith("Euler"):
         return VARIANCE_EXPLODING
-    if getattr(scheduler, "alphas_cumprod", None) is not None:
+    if name.startswith("IPNDM"):
+        return TRIGONOMETRIC
+    if getattr(scheduler, "alphas_cumprod", None) is not None and "prediction_type" in config:
         return DISCRETE
     raise PolicyError(
-        f"scheduler {name} is of no family known here (flow, DDIM-like, Euler-like, DPM/UniPC-like, EDM); "
+        f"scheduler {name} is of no family known here (flow, flow map, DDIM-like, Euler-like, DPM/UniPC-like, EDM); "
         "use sampler 'native' if it draws its own noise, or replace it by a first-order scheduler"
     )
 
@@ -72,12 +81,19 @@ def family_of(scheduler: Any) -> Family:
 def fitting_sampler(scheduler: Any) -> str:
     """The sampler for a scheduler where none is named: by what its noise levels are.
 
-    Consistency samplers, and those told to, draw noise of their own, which the model was distilled for: "native". Flow
-    levels take "flow_sde"; all others, also flow models on levels above 1 (Cosmos 2), "ddim".
+    Consistency samplers, and those told to, draw noise of their own, which the model was distilled for: "native"; so
+    do, as far as is known, schedulers of no known family. Flow levels take "flow_sde", and flow maps, whose network
+    says a mean velocity and no score, "cps"; all others, also flow models on levels above 1 (Cosmos 2), "ddim".
     """
     if type(scheduler).__name__.startswith(CONSISTENCY) or scheduler.config.get("stochastic_sampling"):
         return "native"
-    return "flow_sde" if family_of(scheduler) in (FLOW, INVERTED_FLOW, FLOW_LEVELS) else "ddim"
+    try:
+        family = family_of(scheduler)
+    except PolicyError:
+        return "native"
+    if family is FLOW_MAP:
+        return "cps"
+    return "flow_sde" if family in (FLOW, INVERTED_FLOW, FLOW_LEVELS) else "ddim"
 
 
 def schedule_index(scheduler: Any, timestep: Any) -> int:
@@ -90,6 +106,13 @@ def schedule_index(scheduler: Any, timestep: Any) -> int:
     if len(matches) == 0:
         raise PolicyError(f"timestep {timestep} is not in the schedule of {type(scheduler).__name__}")
     return int(matches[0])
+
+
+def num_steps(scheduler: Any) -> int:
+    """Steps of the schedule; some list where the last one ends as a further timestep (SCM, Wuerstchen)."""
+    listed = len(scheduler.timesteps)
+    lists_end = float(scheduler.timesteps[-1]) == 0.0 and getattr(scheduler, "num_inference_steps", None) != listed
+    return listed - 1 if lists_end and listed > 1 else listed
 
 
 def advance(scheduler: Any) -> None:
@@ -123,6 +146,10 @@ def _inverted_flow_level(scheduler: Any, index: int) -> Level:
     return Level(alpha=clean, sigma=1.0 - clean)
 
 
+def _trigonometric_level(scheduler: Any, index: int) -> Level:
+    return Level(alpha=float(scheduler.alphas[index]), sigma=float(scheduler.betas[index]))
+
+
 def _exploding_level(scheduler: Any, index: int) -> Level:
     return Level(alpha=1.0, sigma=_sigma(scheduler, index))
 
@@ -134,7 +161,7 @@ def _solver_level(scheduler: Any, index: int) -> Level:
 
 def _discrete_step(scheduler: Any, index: int, timestep: Any) -> Step:
     now = int(timestep)
-    if type(scheduler).__name__.startswith(CONSISTENCY):  # they leap from timestep to timestep of their own list
+    if type(scheduler).__name__.startswith(LEAPING):
         following = int(scheduler.timesteps[index + 1]) if index + 1 < len(scheduler.timesteps) else -1
     elif callable(getattr(scheduler, "previous_timestep", None)):
         following = int(scheduler.previous_timestep(now))
@@ -162,6 +189,11 @@ def _exploding_velocity(scheduler: Any, output: Tensor, sample: Tensor, level: L
     return epsilon_to_prediction(sample, output, level)  # dx/dsigma is the noise itself where alpha is 1
 
 
+def _trigonometric(scheduler: Any, output: Tensor, sample: Tensor, level: Level) -> Prediction:
+    noise = v_to_prediction(sample, output, level).noise
+    return Prediction((sample - level.sigma * noise) / max(level.alpha, 1e-8), noise)  # of pure noise, as stock: zero
+
+
 def _preconditioned(scheduler: Any, output: Tensor, sample: Tensor, level: Level) -> Prediction:
     return x0_to_prediction(sample, scheduler.precondition_outputs(sample, output, level.sigma), level)
 
@@ -173,9 +205,9 @@ def _discrete(scheduler: Any, output: Tensor, sample: Tensor, level: Level) -> P
     if not name.startswith(CLIPPING):
         return prediction
     x0 = _bounded(scheduler, prediction.x0)
-    if x0 is prediction.x0 or not name.startswith("DDPM"):
+    if x0 is prediction.x0 or not name.startswith(POSTERIOR):
         return Prediction(x0=x0, noise=prediction.noise)
-    return x0_to_prediction(sample, x0, level)  # its posterior is one of the state and the clipped x0
+    return x0_to_prediction(sample, x0, level)
 
 
 def _solver(scheduler: Any, output: Tensor, sample: Tensor, level: Level) -> Prediction:
@@ -221,8 +253,10 @@ def _flow_match(scheduler: Any) -> Family:
 
 
 FLOW = Family("flow", _step_from(_flow_level), _velocity)
+FLOW_MAP = Family("flow map", _step_from(_flow_level), None)
 INVERTED_FLOW = Family("inverted flow", _step_from(_inverted_flow_level), _inverted_velocity)
 EXPLODING_FLOW = Family("variance-exploding flow", _step_from(_exploding_level), _exploding_velocity)
+TRIGONOMETRIC = Family("trigonometric", _step_from(_trigonometric_level), _trigonometric)
 EDM = Family("EDM", _step_from(_exploding_level), _preconditioned)
 VARIANCE_EXPLODING = Family("variance exploding", _step_from(_exploding_level), _exploding)
 VARIANCE_PRESERVING = Family("variance preserving", _step_from(_solver_level), _solver)

@@ -66,6 +66,7 @@ class Session:
 
     Attributes:
         iteration: the one at hand, counted from 0; -1 before the first denoiser call.
+        grad: whether the run carries a graph.
         num_forwards: denoiser rows computed.
         num_steps: steps taken.
         calls_of: by component, how many steps had been taken at each of its calls.
@@ -96,6 +97,7 @@ class Session:
         self.run_ghosts = run_ghosts
         self.rewrite = rewrite
         self.iteration = -1
+        self.grad = False
         self.num_forwards = 0
         self.num_steps = 0
         self.calls_of: dict[str, set[int]] = {}

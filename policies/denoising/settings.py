@@ -93,8 +93,8 @@ class DenoisingSettings(BaseModel):
     decides: ClassVar[str] = "denoising"  # which methods are for it
     is_scheduled: ClassVar[bool] = True  # every sample takes the same, known number of decisions
     resumable: ClassVar[tuple[str, ...]] = (
-        "sampler", "strength", "density", "reduction", "call", "evaluation_call", "frame_rate", "reading",
-        "rollout_batch", "update_batch", "tail", "segments", "gradient_checkpointing", "attention", "compile",
+        "sampler", "strength", "last_std", "density", "reduction", "call", "evaluation_call", "frame_rate",
+        "reading", "rollout_batch", "update_batch", "tail", "segments", "gradient_checkpointing", "attention", "compile",
         "memo_bytes",
     )  # fmt: skip
     """What a resumed run may have otherwise."""
@@ -119,6 +119,12 @@ class DenoisingSettings(BaseModel):
     )
     strength: float = Field(
         default=0.7, ge=0, description="how much of a step is random: see the samplers; native does not use it"
+    )
+    last_std: float = Field(
+        default=0.0,
+        ge=0,
+        description="std of the last step, around the clean sample, in latent units; 0: it draws nothing. Above 0 the "
+        "last step is a decision too, and a single step can be trained",
     )
     density: Literal["gaussian", "squared_error"] = Field(
         default="gaussian", description="log-density of a step's elements"

@@ -92,6 +92,7 @@ class Stage:
         """
         devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
         verbosity, self._verbosity = self._verbosity, _quiet
+        session.grad = grad
         with verbosity(), self._installed(session), torch.set_grad_enabled(grad), torch.random.fork_rng(devices):
             _seed(seed)
             try:
@@ -156,6 +157,12 @@ class Stage:
         assert session is not None
         session.enter_denoiser(name)
         module = self._substitutes.get(name, module)
+        if session.on_step is not None and not session.grad and torch.is_grad_enabled():
+            raise PolicyError(
+                f"{type(self.pipeline).__name__} differentiates through its denoiser within its loop, so that its "
+                "states hang on the weights by gradients: such guidance is not trained through; switch it off, or use "
+                "a pipeline without it"
+            )
         if session.rewrite is not None:
             args, kwargs = session.rewrite(session.iteration, module, args, kwargs)
 

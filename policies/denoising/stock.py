@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from mmgrpo.maths.transitions import Kernel, Prediction, Step, ddim, kernel_mean, x0_to_prediction
+from mmgrpo.maths.transitions import (
+    Kernel,
+    Prediction,
+    Step,
+    ddim,
+    kernel_mean,
+    secant_to_prediction,
+    x0_to_prediction,
+)
 from mmgrpo.policies.denoising.schedules import Family, schedule_index
 from mmgrpo.policies.denoising.session import StepCall
 
@@ -47,7 +55,10 @@ def network_output(call: StepCall) -> Tensor:
 
 
 def prediction_of(family: Family, call: StepCall, step: Step) -> Prediction:
-    """The clean sample and the noise, by the family or as the pipeline has them already."""
+    """The clean sample and the noise, by the family, by the stock step, or as the pipeline has them already."""
+    if family.predict is None:
+        sample = call.sample.float()
+        return secant_to_prediction(sample, _on_copy(call, call.model_output.float(), sample, 0.0), step)
     if call.clean is not None:
         return x0_to_prediction(call.sample.float(), call.clean.float(), step.level)
     return family.predict(call.scheduler, network_output(call), call.sample.float(), step.level)
@@ -63,7 +74,8 @@ def stepped_elements(call: StepCall) -> Tensor | None:
 
 def stock_result(call: StepCall) -> Tensor:
     """The stock step's own next state without its noise, float32; the scheduler is left before the step."""
-    return _on_copy(call.scheduler, call.stock, call.model_output.float(), call.sample.float(), 0.0)
+    with torch.no_grad():
+        return _on_copy(call, call.model_output.float(), call.sample.float(), 0.0)
 
 
 def native_mean_and_std(
@@ -96,7 +108,8 @@ def first_step_gap(family: Family, call: StepCall) -> float:
     step is given float32, so that a pipeline in half precision is read as well as any.
     """
     raw, sample = call.model_output.detach().float(), call.sample.detach().float()
-    mean, shifted = (_on_copy(call.scheduler, call.stock, raw, sample, noise) for noise in (0.0, 1.0))
+    with torch.no_grad():
+        mean, shifted = (_on_copy(call, raw, sample, noise) for noise in (0.0, 1.0))
     step = family.step(call.scheduler, schedule_index(call.scheduler, call.timestep), call.timestep)
     with torch.no_grad():
         prediction = prediction_of(family, call, step)
@@ -116,11 +129,11 @@ def _kernels(step: Step, std: float) -> list[Kernel]:
     return [Kernel(step.next_level.alpha, left, std), ddim(step, strength=1.0)]
 
 
-def _on_copy(scheduler: Any, stock_step: Callable[..., Any], output: Tensor, sample: Tensor, noise: float) -> Tensor:
-    twin = copy.copy(scheduler)
-    twin.__dict__.update(_state_of(scheduler))
-    with _FixedNoise(noise), torch.no_grad():
-        return _next_sample(stock_step(twin, model_output=output, sample=sample)).float()
+def _on_copy(call: StepCall, output: Tensor, sample: Tensor, noise: float) -> Tensor:
+    twin = copy.copy(call.scheduler)
+    twin.__dict__.update(_state_of(call.scheduler))
+    with _FixedNoise(noise):
+        return _next_sample(call.stock(twin, model_output=output, sample=sample)).float()
 
 
 def _state_of(scheduler: Any) -> dict[str, Any]:

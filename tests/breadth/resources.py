@@ -9,15 +9,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from diffusers.pipelines.deprecated.paint_by_example.image_encoder import PaintByExampleImageEncoder
 from torch import nn
 from transformers import (
     ByT5Tokenizer,
     ClapFeatureExtractor,
     CLIPImageProcessor,
     CLIPProcessor,
+    CLIPVisionConfig,
     DPTImageProcessor,
     PreTrainedTokenizerFast,
     RobertaTokenizer,
+    Siglip2ImageProcessor,
     SiglipImageProcessor,
 )
 
@@ -81,6 +84,19 @@ def _clip_processor() -> CLIPProcessor:
     return CLIPProcessor(CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=side), tokenizers.clip_tokenizer())
 
 
+def _example_encoder() -> PaintByExampleImageEncoder:
+    config = CLIPVisionConfig(
+        hidden_size=32,
+        image_size=32,
+        intermediate_size=37,
+        num_attention_heads=4,
+        num_hidden_layers=5,
+        patch_size=4,
+        projection_dim=32,
+    )
+    return PaintByExampleImageEncoder(config)
+
+
 def _roberta() -> RobertaTokenizer:
     return RobertaTokenizer(tokenizer_object=_general().backend_tokenizer, model_max_length=77)
 
@@ -93,6 +109,7 @@ RESOURCES: dict[str, Callable[[], Any]] = {
     "clip_images": lambda: _clip_processor().image_processor,  # pyright: ignore[reportAttributeAccessIssue]
     "clip_processor": _clip_processor,
     "dpt_images": lambda: DPTImageProcessor(size={"height": 32, "width": 32}),
+    "example_encoder": _example_encoder,
     "gemma": tokenizers.gemma_tokenizer,
     "general": _general,
     "glm_image": _general,
@@ -108,6 +125,7 @@ RESOURCES: dict[str, Callable[[], Any]] = {
     "qwen2_5_vl": processors.qwen2_5_vl,
     "qwen3_vl": processors.qwen3_vl,
     "roberta": _roberta,
+    "siglip2_images": lambda: Siglip2ImageProcessor(patch_size=8, max_num_patches=16),
     "siglip_images": lambda: SiglipImageProcessor(size={"height": 32, "width": 32}),
     "t5": tokenizers.t5_tokenizer,
     "bert": tokenizers.t5_tokenizer,

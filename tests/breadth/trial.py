@@ -76,16 +76,17 @@ def try_class(name: str) -> Outcome:
         return Outcome("not built", reason=unbuilt_reason(name))
     if "unbuilt" in assembly.recipes()[name]:
         return Outcome("not built", reason=assembly.recipes()[name]["unbuilt"])
-    attempt = Attempt()
+    attempt, refusals = Attempt(), list[str]()
     while True:
         try:
             gap, alone = _gap(name, attempt)
         except MmgrpoError as error:
+            refusals.append(str(error))
             following = _following(attempt, str(error))
             if following is None:
                 stock = _stock_error(name) if FAILED_CALL in str(error) else ""
-                refused = Outcome("refused", attempt.options, str(error))
-                return Outcome("stock fails", reason=stock) if stock else refused
+                refused = Outcome("refused", reason=refusals[0])
+                return Outcome("stock fails", reason=_why_stock_fails(name, stock)) if stock else refused
             attempt = following
             continue
         except _UnbuiltError as error:
@@ -101,6 +102,12 @@ def try_class(name: str) -> Outcome:
         if not gap <= EXACT:
             return Outcome("inexact", attempt.options, f"a row alone or in its batch differs by {gap:.1e}", gap)
         return Outcome("exact", (*attempt.options, *(("each row alone, of itself",) if alone else ())), gap=gap)
+
+
+def _why_stock_fails(name: str, error: str) -> str:
+    """The error, behind what is known to be wrong upstream."""
+    known = assembly.recipes()[name].get("upstream")
+    return f"upstream, diffusers {diffusers.__version__}: {known}; {error}" if known else error
 
 
 def unbuilt_reason(name: str) -> str:
@@ -159,7 +166,6 @@ def _first_order(attempt: Attempt, message: str) -> Attempt:
 OPTIONS = (
     Option(r"LoRA targets .* match no module", _all_linear),
     Option(r"Replace it before wrapping|differs by .* from the one its configuration", _first_order),
-    Option(r"is of no family known", _setting(sampler="native")),
 )
 
 

@@ -24,6 +24,7 @@ from mmgrpo.maths.transitions import (
     flow_sde,
     kernel_mean,
     log_sde,
+    secant_to_prediction,
     v_to_prediction,
     velocity_to_prediction,
     wan_sde,
@@ -221,6 +222,36 @@ def test_noise_coefficients_are_preserved_at_any_length(sampler, strength: float
     assert kernel.signal == levels[1].alpha
     assert kernel.std > 0
     assert kernel.noise**2 + kernel.std**2 == pytest.approx(levels[1].sigma ** 2, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "levels", [(flow(1.0), flow(0.7)), (vp(0.3), vp(0.4)), (ve(14), ve(9)), (flow(0.2), flow(0.0))]
+)
+def test_a_deterministic_step_tells_what_it_was_made_of(levels: tuple[Level, Level]) -> None:
+    step = Step(level=levels[0], next_level=levels[1], second_sigma=levels[1].sigma)
+    said = Prediction(torch.tensor([0.5, -2.0], dtype=torch.float64), torch.tensor([1.5, 0.25], dtype=torch.float64))
+    x = levels[0].alpha * said.x0 + levels[0].sigma * said.noise
+    found = secant_to_prediction(x, kernel_mean(ddim(step, strength=0.0), said), step)
+    close(found.x0, said.x0, 1e-12)
+    close(found.noise, said.noise, 1e-12)
+
+
+def test_a_flow_map_is_read_by_its_mean_velocity() -> None:
+    found = secant_to_prediction(torch.tensor([1.0]), torch.tensor([1.0 - 0.2 * 3.0]), flow_step(0.8, 0.6))
+    close(found.x0, torch.tensor([1.0 - 0.8 * 3.0]), 1e-6)  # x - sigma u of u = 3, taken over h = 0.2
+    close(found.noise, torch.tensor([1.0 + 0.2 * 3.0]), 1e-6)
+    with pytest.raises(ConfigError, match="ratio rises"):
+        secant_to_prediction(torch.ones(1), torch.ones(1), flow_step(0.8, 0.8))
+
+
+def test_long_steps_of_flow_sde_leave_too_much_noise() -> None:
+    # two even steps from pure noise: s^2 = 0.49 / 0.5 with sigma held at 0.5, std^2 = 0.98 * 0.5, noise = 0.5 - 0.245
+    step = flow_step(1.0, 0.5, 0.5)
+    assert flow_sde(step, strength=0.7).excess_frac(step) == pytest.approx(math.hypot(0.255, 0.7) / 0.5 - 1)
+    for sampler, strength in ((cps, 0.8), (cps, 1.0), (ddim, 1.0), (flow_sde, 0.0)):
+        assert sampler(step, strength=strength).excess_frac(step) == pytest.approx(0.0, abs=1e-12)
+    end = flow_step(0.5, 0.0, 0.5)
+    assert flow_sde(end, strength=0.7).excess_frac(end) == 0.0
 
 
 def test_cps_of_full_strength_replaces_all_noise() -> None:

@@ -243,11 +243,16 @@ def test_samples_without_noise_keep_the_scheduler_that_draws_no_decisions() -> N
     assert np.abs(np.asarray(stock, float) - np.asarray(other, float)).max() > 1
 
 
-def test_a_scheduler_that_none_stands_in_for_is_refused() -> None:
-    pipeline = pipeline_of("sd15")
+def test_a_multistep_scheduler_of_levels_of_its_own_is_drawn_with_first_order_steps() -> None:
+    pipeline, prompts = pipeline_of("sd15"), prompts_of("sd15")
     pipeline.scheduler = diffusers.IPNDMScheduler()
-    with pytest.raises(PolicyError, match=r"IPNDMScheduler mixes in .* no other scheduler has its noise levels"):
-        policy_of("sd15", pipeline)
+    policy = policy_of("sd15", pipeline)
+    rollout = policy.rollout(prompts, group_size=1, seed=SEED)
+    assert rollout.mask_BT[0].tolist() == [True, True, True, False]
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+    # beta = sin(pi / 2 k / 4)^2 of k = 4, 3, and alpha^2 = 1 - beta^2: from pure noise to 0.8536, at eta = 0.7
+    assert rollout.noise is not None
+    torch.testing.assert_close(rollout.noise.std_BT[0, 0].item(), 0.7 * 0.8535534, atol=1e-5, rtol=0)
 
 
 def test_the_sampler_is_chosen_by_the_scheduler_where_none_is_named() -> None:

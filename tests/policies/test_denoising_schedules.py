@@ -40,6 +40,14 @@ READ: list[tuple[str, dict[str, Any]]] = [
     ("TCD", BETAS),
     ("LCM", BETAS),
     ("FlowMatchEulerDiscrete", {"stochastic_sampling": True}),
+    ("FlowMapEulerDiscrete", {"shift": 3.0}),
+    ("Piflow", {"num_policy_substeps": 8}),
+    ("IPNDM", {}),
+    *(
+        ("UnCLIP", {**kind, "clip_sample_range": 5.0, "variance_type": variance})
+        for kind in (KINDS[0], KINDS[2])
+        for variance in ("fixed_small_log", "learned_range")
+    ),
 ]
 
 
@@ -51,9 +59,12 @@ def _first_call(name: str, config: dict[str, Any]) -> StepCall:
     generator = torch.Generator().manual_seed(0)
     sample = torch.randn(2, 4, 8, 8, generator=generator) * float(getattr(scheduler, "init_noise_sigma", 1.0))
     channels = 8 if config.get("variance_type") == "learned_range" else 4
-    output = torch.randn(2, channels, 8, 8, generator=generator)
+    width = 8 * (scheduler.n_grid if name == "Piflow" else 1)
+    output = torch.randn(2, channels, 8, width, generator=generator)
     timestep = scheduler.timesteps[0]
     given: dict[str, Any] = {"timestep": timestep}
+    if "prev_timestep" in inspect.signature(kind.step).parameters:
+        given |= {"prev_timestep": scheduler.timesteps[1]}
     if "timestep_back" in inspect.signature(kind.step).parameters:
         given |= {"timestep_back": timestep, "old_pred_original_sample": None}
     return StepCall(
@@ -99,6 +110,10 @@ def _levelled(call: StepCall) -> StepCall:
         ("LCM", BETAS, "native"),
         ("TCD", BETAS, "native"),
         ("SCM", {}, "native"),
+        ("FlowMatchLCM", {}, "native"),
+        ("DDPMWuerstchen", {}, "native"),
+        ("FlowMapEulerDiscrete", {}, "cps"),
+        ("Piflow", {}, "cps"),
     ],
 )
 def test_the_sampler_fits_the_scheduler(name: str, config: dict[str, Any], sampler: str) -> None:

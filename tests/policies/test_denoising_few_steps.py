@@ -1,0 +1,135 @@
+"""Students of few steps: each kind drawn as it was distilled, what one step leaves to train, what the doctor says."""
+
+# diffusers exports lazily.
+# pyright: reportPrivateImportUsage=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.denoising.sampling import Sampling
+from mmgrpo.policies.denoising.session import StepCall
+from mmgrpo.types import Plan
+from tests.breadth import assembly
+from tests.breadth.trial import prompts_and_call
+from tests.policies.contract import gradients, values
+from tests.policies.tiny_policies import policy_of, prompts_of
+
+SEED = 5
+BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
+
+
+def _student(name: str, **settings: Any) -> tuple[DenoisingPolicy, list[Any]]:
+    pipeline = assembly.build(name)
+    prompts, call = prompts_and_call(name, pipeline)
+    call |= settings.pop("call", {})
+    return DenoisingPolicy(pipeline, {"call": call, "lora": {"rank": 2, "alpha": 2.0}, **settings}), prompts
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "sampler", "std"),
+    [
+        # sCM: two steps at the angles 1.57080 and 1.3, and noise of sin(1.3) times sigma_data = 0.5 between them
+        ("SanaSprintPipeline", 2, "native", [0.5 * math.sin(1.3), 0.0]),
+        # a flow map: shift 5 makes the levels 10/11 and 5/7, and strength 0.7 draws sin(0.7 pi / 2) of them
+        ("AnyFlowPipeline", 3, "cps", [10 / 11 * math.sin(0.35 * math.pi), 5 / 7 * math.sin(0.35 * math.pi), 0.0]),
+    ],
+)
+def test_a_student_is_drawn_as_it_was_distilled(name: str, steps: int, sampler: str, std: list[float]) -> None:
+    policy, prompts = _student(name)
+    rollout = policy.rollout(prompts, group_size=1, seed=SEED)
+    assert policy.num_decisions == steps - 1
+    assert f"sampler {sampler}, which fits" in "; ".join(policy.choices)
+    assert rollout.noise is not None
+    torch.testing.assert_close(rollout.noise.std_BT[0], torch.tensor(std), atol=1e-5, rtol=0)
+    assert rollout.mask_BT[0].tolist() == [number > 0 for number in std]
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+    assert any(gradient.any() for gradient in gradients(policy, rollout))
+
+
+def _first_call(kind: str, config: Mapping[str, Any], *, steps: int) -> StepCall:
+    """The first step of a schedule, on random states."""
+    stock: Any = getattr(diffusers, f"{kind}Scheduler")
+    scheduler = stock(**config)
+    scheduler.set_timesteps(steps)
+    generator = torch.Generator().manual_seed(0)
+    sample, output = torch.randn(2, 2, 4, 8, 8, generator=generator)
+    timestep = scheduler.timesteps[0]
+    return StepCall(
+        iteration=0,
+        stream=0,
+        ordinal=0,
+        scheduler=scheduler,
+        model_output=output,
+        timestep=timestep,
+        sample=sample,
+        stock=lambda twin=scheduler, **changes: stock.step(twin, **{"timestep": timestep, **changes}),
+    )
+
+
+@pytest.mark.parametrize(("kind", "config"), [("FlowMatchLCM", {"shift": 3.0}), ("LCM", BETAS)])
+@pytest.mark.parametrize("steps", [2, 4])
+def test_noising_again_is_cps_of_full_strength(kind: str, config: dict[str, Any], steps: int) -> None:
+    native, ours = (
+        Sampling(sampler=name, strength=1.0, density="gaussian", reduction="mean")
+        .decide(_first_call(kind, config, steps=steps), stochastic=True)
+        .moments
+        for name in ("native", "cps")
+    )
+    torch.testing.assert_close(ours.mean, native.mean, atol=3e-4, rtol=0)
+    assert ours.std == pytest.approx(native.std, abs=1e-5)
+
+
+@pytest.mark.parametrize(("name", "settings"), [("sd3", {}), ("sd15-lcm", {"sampler": None}), ("flux", {})])
+def test_a_single_step_is_trained_with_noise_of_its_own(name: str, settings: dict[str, Any]) -> None:
+    policy = policy_of(name, call={"num_inference_steps": 1}, last_std=0.1, **settings)
+    rollout = policy.rollout(prompts_of(name), group_size=2, seed=SEED)
+    assert (policy.num_decisions, rollout.mask_BT.tolist()) == (1, [[True]] * len(rollout.samples))
+    assert rollout.noise is not None
+    torch.testing.assert_close(rollout.noise.std_BT, torch.full_like(rollout.noise.std_BT, 0.1))
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+    assert any(gradient.any() for gradient in gradients(policy, rollout))
+    greedy = policy.rollout(prompts_of(name), group_size=1, seed=SEED, plan=Plan(stochastic=()))
+    assert not greedy.mask_BT.any()
+
+
+def test_the_last_step_is_a_decision_beside_the_others() -> None:
+    plain, drawn = policy_of("sd3"), policy_of("sd3", last_std=0.05)
+    rollouts = [policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED) for policy in (plain, drawn)]
+    assert [policy.num_decisions for policy in (plain, drawn)] == [3, 4]
+    assert [rollout.mask_BT[0].tolist() for rollout in rollouts] == [[True] * 3 + [False], [True] * 4]
+    assert torch.equal(rollouts[0].old_logprob_BT[:, :3], rollouts[1].old_logprob_BT[:, :3])
+    assert torch.equal(values(drawn, rollouts[1]), rollouts[1].old_logprob_BT)
+    last = drawn.rollout(prompts_of("sd3"), group_size=2, seed=SEED, plan=Plan(stochastic=(3,), share_noise=True))
+    assert last.mask_BT[0].tolist() == [False] * 3 + [True]
+    assert len(set(last.state_BT[:2, 3].tolist())) == 1
+    assert torch.equal(values(drawn, last), last.old_logprob_BT)
+
+
+def test_a_single_step_without_noise_leaves_nothing_to_train() -> None:
+    policy = policy_of("sd3", call={"num_inference_steps": 1})
+    with pytest.raises(ConfigError, match=r"set num_inference_steps to 2 or more, or policy\.last_std above 0"):
+        policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
+    with pytest.raises(ConfigError, match=r"policy\.call\.num_inference_steps: a single step ends on the clean sample"):
+        assert policy.num_decisions
+
+
+def test_the_doctor_says_that_few_steps_leave_too_much_noise() -> None:
+    found = {}
+    for sampler in ("flow_sde", "cps"):
+        policy = policy_of("flux", call={"num_inference_steps": 2}, sampler=sampler)
+        assert not policy.choices
+        policy.rollout(prompts_of("flux"), group_size=1, seed=SEED)
+        found[sampler] = policy.choices
+    (said,) = found["flow_sde"]
+    assert "flow_sde takes steps so long that they leave up to" in said
+    assert said.endswith("sampler cps leaves none")
+    assert not found["cps"]
