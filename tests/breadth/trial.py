@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import Any
 
 import diffusers
@@ -113,7 +114,8 @@ def _why_stock_fails(name: str, error: str) -> str:
 def unbuilt_reason(name: str) -> str:
     """Why there is no recipe for a class."""
     if assembly.pipeline_classes().get(name) is None:
-        return f"needs {', '.join(getattr(diffusers, name)._backends)}, of which one is not installed"
+        missing = [package for package in getattr(diffusers, name)._backends if find_spec(package) is None]
+        return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
     return "no recipe yet"
 
 
