@@ -94,8 +94,8 @@ class DenoisingSettings(BaseModel):
     is_scheduled: ClassVar[bool] = True  # every sample takes the same, known number of decisions
     resumable: ClassVar[tuple[str, ...]] = (
         "sampler", "strength", "last_std", "density", "reduction", "call", "evaluation_call", "frame_rate",
-        "reading", "rollout_batch", "update_batch", "tail", "segments", "gradient_checkpointing", "attention", "compile",
-        "memo_bytes",
+        "reading", "rollout_batch", "update_batch", "tail", "segments", "gradient_checkpointing", "attention",
+        "compile", "memo_bytes",
     )  # fmt: skip
     """What a resumed run may have otherwise."""
     of_a_rollout: ClassVar[tuple[str, ...]] = ("call", "sampler", "strength")
