@@ -63,6 +63,8 @@ class Plan:
         environment: makes what each sample is an exchange with, an ``Environment``; None: they are written in one turn.
         max_turns: the most turns of an exchange that a sample writes.
         keep_latents: whether samples keep the state that their picture is decoded from, to be read at other levels.
+        to_be_read: whether what is drawn is read again and trained on as that reads it, so that no decision of the
+            drawing is: policies whose samples without noise are all alike then draw at random.
         on_samples: takes samples as soon as they are drawn, in any order, each once, as the very objects that the
             rollout will hold: rewards on threads judge them while the rest is drawn. A policy may leave it alone.
     """
@@ -79,6 +81,7 @@ class Plan:
     environment: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
     max_turns: int = 8
     keep_latents: bool = False
+    to_be_read: bool = False
     on_samples: Callable[[Sequence[Sample]], None] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:

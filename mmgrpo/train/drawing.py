@@ -299,7 +299,7 @@ def _drawn(
         on_samples=lambda samples: plan.hand_over(bare(samples)),
     )
     if reads:
-        own = replace(own, stochastic=(), keep_latents=True)
+        own = replace(own, stochastic=(), keep_latents=True, to_be_read=True)
     with _weights(policy, request.weights):
         rollout = policy.rollout([entry.prompt for entry in entries], group_size=max(sizes), seed=seed, plan=own)
     rollout = replace(rollout, samples=bare(rollout.samples))
@@ -313,9 +313,11 @@ def _drawn(
 
 
 def _read_again(policy: Policy, rollout: Rollout, plan: Plan, seed: int) -> Rollout:
-    """The samples of a rollout as the rows that reading makes of them: a denoiser's, noised again."""
-    if any(sample.tokens is not None for sample in rollout.samples):
-        raise ConfigError("rollout.decisions: read is for denoisers; what is written is trained on as it was drawn")
+    """The samples of a rollout as the rows that reading makes of them: noised again, or hidden again."""
+    if isinstance(policy, Writing):
+        raise ConfigError(
+            "rollout.decisions: read is for denoisers and masked policies; what is written is trained on as it was drawn"
+        )
     given = [Given(sample=sample, origin=Origin.DRAWN) for sample in rollout.samples]
     read = reader(policy).read(given, seed=seed, plan=replace(plan, stochastic=None))
     return replace(read, samples=rollout.samples, num_forwards=rollout.num_forwards + read.num_forwards)

@@ -10,6 +10,7 @@ import pytest
 EVERYDAY = {
     "denoising": ("sd15", "sd3", "flux", "wan"),
     "language": ("llama", "qwen2", "qwen2.5-vl", "qwen3-vl"),
+    "masked": ("eurobert", "amused"),
     "reading": ("sdxl", "qwen-image", "cogvideox"),  # the four of every day have tests of their own beside it
 }
 

@@ -1,0 +1,141 @@
+"""Fills in hidden answers: tokens drawn at all hidden places, some of them shown, the others hidden again.
+
+Axes: N rows of one batch, L places of an answer, m hidden places of a block, n places shown, V tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from mmgrpo.policies.masked.predictor import Condition, Predictor
+from mmgrpo.policies.masked.reveals import Reveal
+from mmgrpo.policies.masked.scoring import entropies, logits_of, tempered
+from mmgrpo.policies.masked.trace import Drawing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampler:
+    """How answers are filled in.
+
+    Attributes:
+        reveals: the steps.
+        order: which of the tokens drawn are shown: confidence, random, left_to_right.
+        drawing: the distribution of tokens.
+        stochastic: the steps that draw; None: all. The others take the likeliest tokens, and choose without noise.
+    """
+
+    reveals: Sequence[Reveal]
+    order: str
+    drawing: Drawing
+    stochastic: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Answers of a batch.
+
+    Attributes:
+        token_NL: the tokens.
+        order_NL: the places in the order that they were shown in.
+        logprob_NL: of each place of that order; float32.
+        entropy_NL: of the distribution there.
+    """
+
+    token_NL: Tensor
+    order_NL: Tensor
+    logprob_NL: Tensor
+    entropy_NL: Tensor
+
+    def row(self, place: int) -> Filled:
+        """One of the answers."""
+        rows = slice(place, place + 1)
+        return Filled(self.token_NL[rows], self.order_NL[rows], self.logprob_NL[rows], self.entropy_NL[rows])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Filled]) -> Filled:
+        """All answers of several."""
+        each = zip(*((one.token_NL, one.order_NL, one.logprob_NL, one.entropy_NL) for one in parts), strict=True)
+        return cls(*(torch.cat(tensors) for tensors in each))
+
+
+@torch.no_grad()
+def fill(
+    predictor: Predictor,
+    modules: Mapping[str, nn.Module],
+    conditions: Sequence[Condition],
+    seeds: Sequence[int],
+    sampler: Sampler,
+) -> Filled:
+    """Answers of N rows, all hidden at first.
+
+    A row's numbers are those of its own generator, as many at each step whatever is left to be shown.
+
+    Args:
+        predictor: the model.
+        modules: those to ask.
+        conditions: the rows' prompts, of one kind.
+        seeds: of the rows' random numbers.
+        sampler: the steps.
+
+    Returns:
+        The answers, on the CPU.
+    """
+    N, L = len(conditions), predictor.length
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    token_NL = torch.zeros(N, L, dtype=torch.long)
+    hidden_NL = torch.ones(N, L, dtype=torch.bool)
+    orders, logprobs, entropy = [], [], []
+    for step, reveal in enumerate(sampler.reveals):
+        draws = sampler.stochastic is None or step in sampler.stochastic
+        uniform_N2L = torch.stack([torch.rand(2, L, generator=generator) for generator in generators])
+        logits_NLV = logits_of(predictor, modules, conditions, token_NL, hidden_NL, sampler.drawing.guidance_scale)
+        place_Nm = hidden_NL[:, reveal.start : reveal.stop].nonzero()[:, 1].reshape(N, -1) + reveal.start
+        at_Nm = place_Nm.to(logits_NLV.device)
+        own_NmV = logits_NLV.gather(1, at_Nm[..., None].expand(-1, -1, logits_NLV.shape[-1]))
+        logits_NmV = tempered(own_NmV, sampler.drawing, predictor.never)
+        drawn_Nm = logits_NmV.argmax(-1)
+        if draws:
+            drawn_Nm = drawn(logits_NmV, uniform_N2L[:, 0].gather(1, place_Nm).to(logits_NmV.device))
+        untempered = Drawing(temperature=1.0, guidance_scale=sampler.drawing.guidance_scale)
+        rank_Nm = _rank(
+            sampler.order,
+            tempered(own_NmV, untempered, predictor.never).log_softmax(-1).gather(-1, drawn_Nm[..., None])[..., 0].cpu(),
+            place_Nm,
+            uniform_N2L[:, 1].gather(1, place_Nm),
+            noise=reveal.noise if draws else 0.0,
+        )
+        shown_Nn = rank_Nm.topk(reveal.count, dim=1).indices.sort(1).values
+        order_Nn, chosen_Nn = place_Nm.gather(1, shown_Nn), drawn_Nm.cpu().gather(1, shown_Nn)
+        token_NL = token_NL.scatter(1, order_Nn, chosen_Nn)
+        hidden_NL = hidden_NL.scatter(1, order_Nn, value=False)
+        logprob_Nm = logits_NmV.log_softmax(-1).gather(-1, drawn_Nm[..., None])[..., 0]
+        orders.append(order_Nn)
+        logprobs.append(logprob_Nm.cpu().gather(1, shown_Nn))
+        entropy.append(entropies(logits_NmV).cpu().gather(1, shown_Nn))
+    return Filled(token_NL, torch.cat(orders, 1), torch.cat(logprobs, 1), torch.cat(entropy, 1))
+
+
+def drawn(logits: Tensor, uniform: Tensor) -> Tensor:
+    """Tokens by inverting the distribution function at one uniform number each.
+
+    Shapes: (..., V), (...) -> (...).
+    """
+    cumulative = logits.softmax(-1).double().cumsum(-1)
+    target = uniform[..., None].double() * cumulative[..., -1:]
+    return torch.searchsorted(cumulative, target, right=True)[..., 0].clamp(max=logits.shape[-1] - 1)
+
+
+def _rank(order: str, logprob_Nm: Tensor, place_Nm: Tensor, uniform_Nm: Tensor, *, noise: float) -> Tensor:
+    """What is shown has most of it: the log-confidence and its noise, a random number, or how far left it stands."""
+    if order == "left_to_right":
+        return -place_Nm
+    if order == "random":
+        return uniform_Nm
+    if noise == 0:
+        return logprob_Nm
+    gumbel_Nm = -(-uniform_Nm.clamp(min=1e-20).log()).clamp(min=1e-20).log()
+    return logprob_Nm + noise * gumbel_Nm

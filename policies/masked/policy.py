@@ -1,0 +1,393 @@
+"""Any model that fills in hidden tokens as a policy: masked language models, and AmusedPipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmgrpo.errors import ConfigError, DataError, PolicyError
+from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.policies.masked.drawing import Filled, Sampler, fill
+from mmgrpo.policies.masked.loading import load, predictor_of
+from mmgrpo.policies.masked.predictor import Condition
+from mmgrpo.policies.masked.reading import read_trace
+from mmgrpo.policies.masked.reveals import reveals_of
+from mmgrpo.policies.masked.scoring import Scored, batches, scored
+from mmgrpo.policies.masked.settings import MaskedSettings
+from mmgrpo.policies.masked.supervised import supervised_loss
+from mmgrpo.policies.masked.trace import Drawing, Look, Trace, reveal_looks
+from mmgrpo.policies.weights import Weights
+from mmgrpo.policy import Keeping, Policy, Reading, Scheduled, Seeing, Supervised
+from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
+from mmgrpo.values import ENTROPY, REFERENCE, Value
+
+
+class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
+    """A model of hidden tokens, whose reveals are decisions.
+
+    A sample begins hidden. At each reveal tokens are drawn at all hidden places and some of them are shown; what is
+    scored is how likely those were in that state, which is seen again in the update. No part of it is per-model.
+
+    Attributes:
+        predictor: the model as it is asked.
+        settings: how it fills in and what is trained.
+    """
+
+    settings_type = MaskedSettings
+
+    def __init__(self, *parts: Any, settings: MaskedSettings | Mapping[str, Any] | None = None) -> None:
+        """Wraps live parts; dropout is off from now on, and everything but what is trained is frozen.
+
+        Args:
+            *parts: an ``AmusedPipeline``; or a masked language model, its tokenizer and, for pictures, a ``VQModel``.
+            settings: ``MaskedSettings`` or a mapping of its fields.
+        """
+        if settings is None or isinstance(settings, Mapping):
+            settings = MaskedSettings(**(settings or {}))
+        self.settings = settings
+        self.predictor = predictor_of(parts, settings)
+        for module in self.predictor.frozen:
+            module.requires_grad_(False).eval()
+        dtype = next(next(iter(self.predictor.modules.values())).parameters()).dtype
+        if dtype == torch.float16:
+            raise ConfigError("float16 gradients underflow without a loss scaler; load it in bfloat16 or float32")
+        self._weights = Weights(self.predictor.modules, settings.lora, self.predictor.targets, self.predictor.files)
+        if settings.adapter is not None:
+            self._weights.begin_from(Path(settings.adapter))
+        self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
+        self._modules: Mapping[str, nn.Module] = self.predictor.modules
+        self._reveals = reveals_of(
+            self.predictor.length,
+            num_steps=settings.num_steps or self.predictor.num_steps,
+            block_length=settings.block_length,
+            schedule=settings.schedule or self.predictor.schedule,
+            noise=self.predictor.order_noise if settings.order_noise is None else settings.order_noise,
+        )
+
+    @classmethod
+    def from_config(
+        cls, settings: MaskedSettings | Mapping[str, Any], *, device: str | torch.device = "cpu"
+    ) -> MaskedPolicy:
+        """Loads what the settings name from a path or hub id (or calls ``python:module:function``) and wraps it."""
+        if isinstance(settings, Mapping):
+            settings = MaskedSettings(**settings)
+        parts = load(settings)
+        return cls(*(part.to(device) if hasattr(part, "to") else part for part in parts), settings=settings)
+
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        """The adapters, or all weights of what is trained; float32."""
+        return self._weights.trainable
+
+    @property
+    def num_decisions(self) -> int:
+        """The reveals of a sample. Raises ConfigError where single tokens are decisions."""
+        if self.settings.decision == "token":
+            raise ConfigError("windows are laid over reveals: set policy.decision: reveal")
+        return len(self._reveals)
+
+    def save(self, directory: Path) -> None:
+        """LoRA as peft or diffusers have it, full weights as ``save_pretrained`` folders, a tokenizer beside."""
+        self._weights.save(directory)
+        self.predictor.save_beside(directory if self.settings.lora else directory / next(iter(self.predictor.modules)))
+
+    def load(self, directory: Path) -> None:
+        """Restores what ``save`` wrote."""
+        self._weights.load(directory)
+
+    def keep(self, name: str, *, decay: float = 0.0) -> None:
+        """Kept adapters are further frozen adapters, kept full weights further frozen copies of the model."""
+        self._weights.keep(name, decay=decay)
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[None]:
+        """The reference that was never kept is the adapters off, or full weights as they were when first asked for."""
+        before = self._modules
+        try:
+            with self._weights.using(name) as copies:
+                self._modules = {**before, **copies}
+                yield
+        finally:
+            self._modules = before
+
+    def reference(self) -> AbstractContextManager[None]:
+        """``using("reference")``."""
+        return self.using(REFERENCE)
+
+    def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
+        """Cross-entropy of a random number of hidden tokens; a mean over examples."""
+        with self._computing():
+            mean = supervised_loss(self.predictor, self._modules, examples, seeds)
+        return SupervisedLoss(mean=mean, num_terms=len(examples))
+
+    def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
+        """Fills in ``group_size`` samples per prompt; a decision is a token that is shown, in the order of the showing.
+
+        With ``decision: reveal`` it is all that a reveal shows, and ``plan.stochastic`` says which of them draw. A plan
+        without any fills in the likeliest tokens, once per prompt, or draws at ``evaluation_temperature``.
+        """
+        plan = plan or Plan()
+        _require_drawable(plan)
+        settings = self.settings.overridden(plan.settings)
+        ids = plan.prompt_ids or tuple(range(len(prompts)))
+        rows = [(p, m) for p, members in enumerate(plan.members_of(len(prompts), group_size)) for m in members]
+        drawing, sampler = self._sampler(settings, plan)
+        carried = [[row] for row in range(len(rows))]  # the rows that carry what is filled in once
+        if sampler.stochastic == ():
+            carried = [[row for row, (q, _) in enumerate(rows) if q == p] for p in range(len(prompts))]
+        first = [rows[carriers[0]] for carriers in carried]
+        conditions = [self.predictor.condition(prompt) for prompt in prompts]
+        filled: dict[int, Filled] = {}
+        samples: dict[int, Sample] = {}
+        for batch in _alike([conditions[p].kind for p, _ in first], self.settings.rollout_batch):
+            own = [conditions[first[n][0]] for n in batch]
+            seeds = [derive_seed(seed, ids[first[n][0]], first[n][1]) for n in batch]
+            with self._computing():
+                found = fill(self.predictor, self._modules, own, seeds, sampler)
+            carriers = [(place, row) for place, n in enumerate(batch) for row in carried[n]]
+            bare = [self._bare(prompts, ids, rows[row], found, place, plan) for place, row in carriers]
+            new = self.predictor.samples(bare, found.token_NL[[place for place, _ in carriers]])
+            for (place, row), sample in zip(carriers, new, strict=True):
+                filled[row], samples[row] = found.row(place), sample
+            plan.hand_over(new)
+        whole = Filled.joined([filled[row] for row in range(len(rows))])
+        condition_B = torch.tensor([p for p, _ in rows])
+        trace = Trace(
+            conditions=conditions,
+            token_BL=whole.token_NL,
+            looks=reveal_looks(condition_B, whole.order_NL, [reveal.count for reveal in sampler.reveals]),
+            pooled=settings.reduction if settings.decision == "reveal" else None,
+            drawing=drawing,
+        )
+        rollout = _assembled(trace, [samples[row] for row in range(len(rows))])
+        return replace(
+            rollout,
+            old_logprob_BT=_pooled(whole.logprob_NL, trace),
+            mask_BT=rollout.mask_BT & _drawn_columns(trace, plan),
+            values={ENTROPY: _pooled(whole.entropy_NL, replace(trace, pooled=trace.pooled and "mean"))},
+            num_forwards=len(first) * len(sampler.reveals),
+        )
+
+    def read(self, given: Sequence[Given], *, seed: int, plan: Plan | None = None) -> Rollout:
+        """Answers hidden again as ``policy.reading`` says, by their tokens, or else by their text or picture.
+
+        A decision is a token under a masking, or what a masking adds to a bound. Log-probabilities that are given are
+        those of the same maskings.
+        """
+        plan = plan or Plan()
+        if any(one.num_forced for one in given):
+            raise DataError("an answer that is hidden again has no beginning that could be forced: num_forced is 0")
+        settings = self.settings.overridden(plan.settings)
+        samples = [one.sample for one in given]
+        trace = read_trace(
+            self.predictor,
+            samples,
+            torch.stack([self._tokens(sample) for sample in samples]),
+            settings.reading,
+            Drawing(temperature=settings.temperature, guidance_scale=settings.guidance_scale),
+            seed=seed,
+        )
+        rollout = _assembled(trace, samples)
+        rollout = replace(rollout, origin_B=torch.tensor([int(one.origin) for one in given]))
+        rollout = self._at_the_weights_of_now(rollout)
+        for row, one in enumerate(given):
+            if one.old_logprob_T is not None:
+                if one.old_logprob_T.shape != rollout.shape[1:]:
+                    raise DataError(f"old_logprob_T must be {rollout.shape[1]} numbers, one of each decision")
+                rollout.old_logprob_BT[row] = one.old_logprob_T
+        plan.hand_over(rollout.samples)
+        return rollout
+
+    def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+        """The same maskings of the same answers behind other prompts, of which nothing is hidden."""
+        trace = rollout.trace
+        if not isinstance(trace, Trace):
+            raise ConfigError("a masked policy looks at what was hidden: the view is of a policy of another kind")
+        if len(trace.conditions) > len(rollout.samples):
+            raise ConfigError("a prompt that is hidden in part has no view behind other prompts: set prompt_share to 0")
+        made = {id(prompt): self.predictor.condition(prompt) for prompt in prompts}
+        place = {key: number for number, key in enumerate(made)}
+        condition_B = torch.tensor([place[id(prompt)] for prompt in prompts])
+        looks = [replace(look, condition_B=condition_B) for look in trace.looks]
+        return replace(rollout, trace=replace(trace, conditions=list(made.values()), looks=looks))
+
+    def evaluate(
+        self,
+        rollout: Rollout,
+        rows: Sequence[int] | Tensor | None = None,
+        *,
+        values: Collection[Value] = (),
+    ) -> Iterator[Evaluation]:
+        """Streams one slice per reveal or masking and batch of rows.
+
+        Of values there are the entropy, and of the reference and of kept weights the log-probability and the
+        divergences k1, k2 and k3.
+        """
+        views = _views_of(values, self._weights.kept)
+        trace: Trace = rollout.trace
+        chosen = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
+        for look, columns in zip(trace.looks, trace.columns, strict=True):
+            kept_B = rollout.mask_BT[:, list(columns)].any(1)
+            kept = [row for row in chosen if bool(kept_B[row])]
+            for batch in batches(trace, look, kept, self.settings.update_batch):
+                others = {view: self._of_view(view, trace, look, batch) for view in views}
+                now = self._scored(trace, look, batch)
+                yield Evaluation(
+                    columns=columns,
+                    logprob_BT=now.logprob,
+                    values={value: _value(value, now, others) for value in values},
+                    rows=torch.tensor(batch),
+                    num_forwards=len(batch) * (1 + len(views)),
+                )
+
+    def _sampler(self, settings: MaskedSettings, plan: Plan) -> tuple[Drawing, Sampler]:
+        """How a plan is drawn, and what its tokens are scored by."""
+        drawing = Drawing(temperature=settings.temperature, guidance_scale=settings.guidance_scale)
+        reveals = reveals_of(
+            self.predictor.length,
+            num_steps=len(self._reveals),
+            block_length=settings.block_length,
+            schedule=settings.schedule or self.predictor.schedule,
+            noise=self.predictor.order_noise if settings.order_noise is None else settings.order_noise,
+        )
+        if plan.stochastic and settings.decision == "token":
+            raise ConfigError("windows are laid over reveals: set policy.decision: reveal")
+        if not plan.deterministic or plan.to_be_read:
+            stochastic = None if plan.to_be_read else plan.stochastic
+            return drawing, Sampler(reveals=reveals, order=settings.order, drawing=drawing, stochastic=stochastic)
+        warm = settings.evaluation_temperature
+        shown = replace(drawing, temperature=warm or drawing.temperature)
+        return shown, Sampler(
+            reveals=reveals, order=settings.order, drawing=shown, stochastic=None if warm else ()
+        )
+
+    def _bare(
+        self,
+        prompts: Sequence[Prompt],
+        ids: Sequence[int],
+        row: tuple[int, int],
+        found: Filled,
+        place: int,
+        plan: Plan,
+    ) -> Sample:
+        """A sample without its answer."""
+        asked = {"entropy": float(found.entropy_NL[place].mean())}
+        if unknown := sorted(set(plan.sample_values) - set(asked)):
+            raise ConfigError(f"samples of hidden tokens have no value {', '.join(unknown)}; they have entropy")
+        return Sample(
+            prompts[row[0]],
+            group=ids[row[0]],
+            member=row[1],
+            logprob=None if plan.deterministic else float(found.logprob_NL[place].mean()),
+            values={name: asked[name] for name in plan.sample_values},
+        )
+
+    def _tokens(self, sample: Sample) -> Tensor:
+        if sample.tokens is None:
+            return self.predictor.target(Example(sample.prompt, text=sample.text, image=sample.image))
+        if len(sample.tokens) != self.predictor.length:
+            raise DataError(f"an answer has {self.predictor.length} tokens, got a sample with {len(sample.tokens)}")
+        return torch.tensor(list(sample.tokens))
+
+    @torch.no_grad()
+    def _at_the_weights_of_now(self, rollout: Rollout) -> Rollout:
+        """The rollout with its log-probabilities and entropies."""
+        logprob_BT, entropy_BT, num_forwards = torch.zeros(rollout.shape), torch.zeros(rollout.shape), 0
+        for part in self.evaluate(rollout, values=(ENTROPY,)):
+            assert part.rows is not None
+            index = part.rows[:, None], torch.tensor(part.columns)[None]
+            logprob_BT[index], entropy_BT[index] = part.logprob_BT.cpu(), part.values[ENTROPY].cpu()
+            num_forwards += part.num_forwards
+        return replace(rollout, old_logprob_BT=logprob_BT, values={ENTROPY: entropy_BT}, num_forwards=num_forwards)
+
+    def _scored(self, trace: Trace, look: Look, rows: Sequence[int]) -> Scored:
+        with self._computing():
+            return scored(self.predictor, self._modules, trace, look, rows)
+
+    @torch.no_grad()
+    def _of_view(self, view: str, trace: Trace, look: Look, rows: Sequence[int]) -> Tensor:
+        with self.using(view):
+            return self._scored(trace, look, rows).logprob
+
+    def _computing(self) -> AbstractContextManager[Any]:
+        if self._autocast is None:
+            return nullcontext()
+        device = next(iter(self._modules.values())).device
+        return torch.autocast(device.type, dtype=self._autocast)
+
+
+def _require_drawable(plan: Plan) -> None:
+    """Raises PolicyError for what hidden answers cannot be drawn with."""
+    if plan.environment is not None or plan.continues is not None:
+        raise PolicyError("an answer is filled in as a whole, in one turn: leave out rollout.environment and branches")
+    if plan.splits or plan.share_noise:
+        raise PolicyError("every answer begins hidden as a whole: leave out rollout.tree and rollout.share_noise")
+
+
+def _alike(kinds: Sequence[Any], size: int) -> Iterator[list[int]]:
+    """Places of one kind, at most so many together."""
+    of_kind: dict[Any, list[int]] = {}
+    for place, kind in enumerate(kinds):
+        of_kind.setdefault(kind, []).append(place)
+    for places in of_kind.values():
+        yield from (places[start : start + size] for start in range(0, len(places), size))
+
+
+def _assembled(trace: Trace, samples: Sequence[Sample]) -> Rollout:
+    """A rollout whose log-probabilities are not known yet."""
+    mask_BT = trace.mask_BT()
+    return Rollout(
+        samples=samples,
+        prompt_index_B=torch.tensor([sample.group for sample in samples]),
+        old_logprob_BT=torch.zeros(mask_BT.shape),
+        mask_BT=mask_BT,
+        state_BT=trace.state_BT(),
+        segment_BT=trace.segment_BT(),
+        trace=trace,
+    )
+
+
+def _pooled(value_BL: Tensor, trace: Trace) -> Tensor:
+    """Numbers of tokens, in the order of their showing, as numbers of decisions."""
+    if trace.pooled is None:
+        return value_BL
+    parts = value_BL.split([look.place_Bn.shape[1] for look in trace.looks], dim=1)
+    pool = torch.sum if trace.pooled == "sum" else torch.mean
+    return torch.cat([pool(part, dim=1, keepdim=True) for part in parts], dim=1)
+
+
+def _drawn_columns(trace: Trace, plan: Plan) -> Tensor:
+    """(T,) bool, the decisions that the plan draws at random."""
+    if plan.to_be_read:
+        return torch.tensor(False)
+    if plan.stochastic is None:
+        return torch.tensor(True)
+    return torch.isin(torch.arange(len(trace.looks)), torch.tensor(plan.stochastic, dtype=torch.long)) if (
+        plan.stochastic
+    ) else torch.tensor(False)
+
+
+def _views_of(values: Collection[Value], kept: Collection[str]) -> list[str]:
+    """The other views that are asked. Raises ConfigError for a value that hidden tokens do not have."""
+    named = ("logprob", *LOGPROB_DIVERGENCES)
+    for value in values:
+        if value != ENTROPY and not (value.view in kept and value.name in named):
+            raise ConfigError(
+                f"hidden tokens have no value {value}: leave out what asks for it; known are {ENTROPY}, and "
+                f"{', '.join(named)} of {', '.join(sorted(kept))}"
+            )
+    return sorted({value.view for value in values if value.view is not None})
+
+
+def _value(value: Value, now: Scored, others: Mapping[str, Tensor]) -> Tensor:
+    if value.view is None:
+        return now.entropy
+    other = others[value.view]
+    return other if value.name == "logprob" else LOGPROB_DIVERGENCES[value.name](now.logprob, other)

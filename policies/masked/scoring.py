@@ -1,0 +1,106 @@
+"""How likely the tokens of masked rows are under the maskings that they are asked for.
+
+Axes: N rows of one batch, n places of a look, V tokens, L places of an answer, M asked-for tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from mmgrpo.policies.masked.predictor import Condition, Predictor
+from mmgrpo.policies.masked.trace import Drawing, Look, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What a look says of some rows.
+
+    Attributes:
+        logprob: float32, of each token, or of all of a row.
+        entropy: of the distributions, likewise; a mean where they are together.
+    """
+
+    logprob: Tensor
+    entropy: Tensor
+
+
+def tempered(logits: Tensor, drawing: Drawing, never: Tensor) -> Tensor:
+    """Float32 logits over the temperature, what is never drawn at minus infinity.
+
+    Shapes: (..., V) -> (..., V).
+    """
+    scaled = logits.float() / drawing.temperature
+    return scaled.index_fill(-1, never.to(scaled.device), -torch.inf) if len(never) else scaled
+
+
+def logits_of(
+    predictor: Predictor,
+    modules: Mapping[str, nn.Module],
+    conditions: Sequence[Condition],
+    token_NL: Tensor,
+    hidden_NL: Tensor,
+    guidance_scale: float,
+) -> Tensor:
+    """(N, L, V), rows that see the same asked once."""
+    place: dict[tuple[int, bytes], int] = {}
+    seen_NL = token_NL.masked_fill(hidden_NL, -1)
+    owner = [
+        place.setdefault((id(condition), seen_L.numpy().tobytes()), len(place))
+        for condition, seen_L in zip(conditions, seen_NL, strict=True)
+    ]
+    first = [owner.index(number) for number in range(len(place))]
+    logits_SLV = predictor.logits(
+        modules,
+        [conditions[row] for row in first],
+        token_NL[first],
+        hidden_NL[first],
+        guidance_scale=guidance_scale,
+    )
+    return logits_SLV if len(first) == len(owner) else logits_SLV[owner]
+
+
+def scored(
+    predictor: Predictor, modules: Mapping[str, nn.Module], trace: Trace, look: Look, rows: Sequence[int]
+) -> Scored:
+    """What one look says of rows of one kind, (N, n) or, pooled, (N, 1)."""
+    conditions = [trace.conditions[number] for number in look.condition_B[list(rows)].tolist()]
+    logits_NLV = logits_of(
+        predictor, modules, conditions, trace.token_BL[rows], look.hidden_BL[rows], trace.drawing.guidance_scale
+    )
+    device = logits_NLV.device
+    place_Nn, asked_Nn = look.place_Bn[rows].to(device), look.asked_Bn[rows].to(device)
+    row_M, at_M = asked_Nn.nonzero(as_tuple=True)
+    logits_MV = tempered(logits_NLV[row_M, place_Nn[row_M, at_M]], trace.drawing, predictor.never)
+    token_Nn = trace.token_BL[rows].to(device).gather(1, place_Nn)
+    logprob_M = -cross_entropy(logits_MV, token_Nn[asked_Nn], reduction="none")
+    nothing_Nn = torch.zeros(asked_Nn.shape, device=device)
+    logprob_Nn = look.weight * nothing_Nn.masked_scatter(asked_Nn, logprob_M)
+    entropy_Nn = nothing_Nn.masked_scatter(asked_Nn, entropies(logits_MV))
+    if trace.pooled is None:
+        return Scored(logprob_Nn, entropy_Nn)
+    num_N1 = asked_Nn.sum(1, keepdim=True).clamp(min=1)
+    logprob_N1 = logprob_Nn.sum(1, keepdim=True)
+    return Scored(logprob_N1 / num_N1 if trace.pooled == "mean" else logprob_N1, entropy_Nn.sum(1, keepdim=True) / num_N1)
+
+
+def entropies(logits_MV: Tensor) -> Tensor:
+    """Entropy of each distribution in nats; what has no probability has no part in it.
+
+    Shapes: (M, V) -> (M,).
+    """
+    finite_MV = logits_MV.masked_fill(logits_MV == -torch.inf, 0.0)
+    return logits_MV.logsumexp(-1) - (logits_MV.softmax(-1) * finite_MV).sum(-1)
+
+
+def batches(trace: Trace, look: Look, rows: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Rows of one kind in a look, at most so many together."""
+    alike: dict[object, list[int]] = {}
+    for row in rows:
+        alike.setdefault(trace.conditions[int(look.condition_B[row])].kind, []).append(row)
+    for of_kind in alike.values():
+        yield from (of_kind[start : start + size] for start in range(0, len(of_kind), size))
