@@ -52,9 +52,9 @@ def digits_pipeline(seed: int = 0) -> StableDiffusion3Pipeline:
             "transformer": transformer,
             "scheduler": FlowMatchEulerDiscreteScheduler(shift=1.0),
             "vae": pixel_autoencoder(),
-            "text_encoder": _text_encoder(tokenizer),
+            "text_encoder": text_encoder(tokenizer),
             "tokenizer": tokenizer,
-            "text_encoder_2": _text_encoder(tokenizer),
+            "text_encoder_2": text_encoder(tokenizer),
             "tokenizer_2": tokenizer,
             "text_encoder_3": None,
             "tokenizer_3": None,
@@ -125,7 +125,8 @@ def _set_pointwise(convolution: nn.Conv2d, scale: float, offset: float) -> None:
             convolution.bias.fill_(offset)
 
 
-def _text_encoder(tokenizer: PreTrainedTokenizerFast) -> CLIPTextModelWithProjection:
+def text_encoder(tokenizer: PreTrainedTokenizerFast) -> CLIPTextModelWithProjection:
+    """An encoder that is never trained, and tells the words apart all the same."""
     vocabulary = tokenizer.get_vocab()
     encoder = CLIPTextModelWithProjection(
         CLIPTextConfig(

@@ -316,7 +316,8 @@ def _read_again(policy: Policy, rollout: Rollout, plan: Plan, seed: int) -> Roll
     """The samples of a rollout as the rows that reading makes of them: noised again, or hidden again."""
     if isinstance(policy, Writing):
         raise ConfigError(
-            "rollout.decisions: read is for denoisers and masked policies; what is written is trained on as it was drawn"
+            "rollout.decisions: read is for denoisers and masked policies; what is written is trained on as it was "
+            "drawn"
         )
     given = [Given(sample=sample, origin=Origin.DRAWN) for sample in rollout.samples]
     read = reader(policy).read(given, seed=seed, plan=replace(plan, stochastic=None))

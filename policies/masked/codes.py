@@ -12,6 +12,9 @@ from diffusers.image_processor import VaeImageProcessor
 from PIL.Image import Image
 from torch import Tensor
 
+STEPS = 12  # of AmusedPipeline, whose noise begins at 2 and ends at 0
+NOISE = (2.0, 0.0)
+
 
 class Codebook:
     """A ``VQModel`` that encodes and decodes pictures of one size in codes."""
@@ -36,7 +39,8 @@ class Codebook:
         shape = (len(token_NL), self.height, self.width, self.model.config.latent_channels)
         codes = token_NL.reshape(shape[:3]).to(self.model.device)
         pixels = self.model.decode(codes, force_not_quantize=True, shape=shape).sample.clip(0, 1)
-        return self.processor.postprocess(pixels, output_type="pil")
+        images: Any = self.processor.postprocess(pixels, output_type="pil")
+        return images
 
     def of(self, image: Image) -> Tensor:
         """(L,) the nearest codes, found once for each picture."""

@@ -6,7 +6,7 @@ Axes: N rows of one batch, L places of an answer, m hidden places of a block, n 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -84,10 +84,11 @@ def fill(
     Returns:
         The answers, on the CPU.
     """
-    N, L = len(conditions), predictor.length
+    N, L = len(conditions), predictor.facts.length
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     token_NL = torch.zeros(N, L, dtype=torch.long)
     hidden_NL = torch.ones(N, L, dtype=torch.bool)
+    untempered = replace(sampler.drawing, temperature=1.0)
     orders, logprobs, entropy = [], [], []
     for step, reveal in enumerate(sampler.reveals):
         draws = sampler.stochastic is None or step in sampler.stochastic
@@ -96,14 +97,14 @@ def fill(
         place_Nm = hidden_NL[:, reveal.start : reveal.stop].nonzero()[:, 1].reshape(N, -1) + reveal.start
         at_Nm = place_Nm.to(logits_NLV.device)
         own_NmV = logits_NLV.gather(1, at_Nm[..., None].expand(-1, -1, logits_NLV.shape[-1]))
-        logits_NmV = tempered(own_NmV, sampler.drawing, predictor.never)
+        logits_NmV = tempered(own_NmV, sampler.drawing, predictor.facts.never)
         drawn_Nm = logits_NmV.argmax(-1)
         if draws:
             drawn_Nm = drawn(logits_NmV, uniform_N2L[:, 0].gather(1, place_Nm).to(logits_NmV.device))
-        untempered = Drawing(temperature=1.0, guidance_scale=sampler.drawing.guidance_scale)
+        sure_Nm = _of(tempered(own_NmV, untempered, predictor.facts.never), drawn_Nm).cpu()
         rank_Nm = _rank(
             sampler.order,
-            tempered(own_NmV, untempered, predictor.never).log_softmax(-1).gather(-1, drawn_Nm[..., None])[..., 0].cpu(),
+            sure_Nm,
             place_Nm,
             uniform_N2L[:, 1].gather(1, place_Nm),
             noise=reveal.noise if draws else 0.0,
@@ -112,7 +113,7 @@ def fill(
         order_Nn, chosen_Nn = place_Nm.gather(1, shown_Nn), drawn_Nm.cpu().gather(1, shown_Nn)
         token_NL = token_NL.scatter(1, order_Nn, chosen_Nn)
         hidden_NL = hidden_NL.scatter(1, order_Nn, value=False)
-        logprob_Nm = logits_NmV.log_softmax(-1).gather(-1, drawn_Nm[..., None])[..., 0]
+        logprob_Nm = _of(logits_NmV, drawn_Nm)
         orders.append(order_Nn)
         logprobs.append(logprob_Nm.cpu().gather(1, shown_Nn))
         entropy.append(entropies(logits_NmV).cpu().gather(1, shown_Nn))
@@ -127,6 +128,11 @@ def drawn(logits: Tensor, uniform: Tensor) -> Tensor:
     cumulative = logits.softmax(-1).double().cumsum(-1)
     target = uniform[..., None].double() * cumulative[..., -1:]
     return torch.searchsorted(cumulative, target, right=True)[..., 0].clamp(max=logits.shape[-1] - 1)
+
+
+def _of(logits: Tensor, token: Tensor) -> Tensor:
+    """Log-probabilities of tokens, (..., V) and (...) -> (...)."""
+    return logits.log_softmax(-1).gather(-1, token[..., None])[..., 0]
 
 
 def _rank(order: str, logprob_Nm: Tensor, place_Nm: Tensor, uniform_Nm: Tensor, *, noise: float) -> Tensor:

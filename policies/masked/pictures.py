@@ -7,30 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.policies.masked.codes import Codebook
-from mmgrpo.policies.masked.predictor import Condition
+from mmgrpo.policies.masked.codes import NOISE, STEPS, Codebook
+from mmgrpo.policies.masked.predictor import Condition, Facts
 from mmgrpo.policies.masked.settings import MaskedSettings
 from mmgrpo.policies.weights import DiffusersFiles
 from mmgrpo.types import Example, Prompt, Sample
 
 CALL = ("height", "width", "micro_conditioning_aesthetic_score", "micro_conditioning_crop_coord")
-STEPS = 12  # of AmusedPipeline, whose noise begins at 2 and ends at 0
-NOISE = (2.0, 0.0)
+MEMO = 1024
+"""Captions that stay encoded."""
 
 
 class PicturePredictor:
     """The pipeline's transformer, called as the pipeline calls it."""
-
-    files = DiffusersFiles()
-    num_steps = STEPS
-    order_noise = NOISE
 
     def __init__(self, pipeline: Any, settings: MaskedSettings) -> None:
         """Takes the pipeline as it is; only its transformer is trained.
@@ -46,25 +42,26 @@ class PicturePredictor:
             raise ConfigError(f"policy.call takes {', '.join(CALL)}; got {', '.join(unknown)}")
         self.pipeline, self.call = pipeline, settings.call
         transformer, scale = pipeline.transformer, pipeline.vae_scale_factor
-        self.modules = {"transformer": transformer}
-        self.frozen = [pipeline.text_encoder, pipeline.vqvae]
         self._size = tuple(
             self.call.get(name) or transformer.config.sample_size * scale for name in ("height", "width")
         )
         self._shape = tuple(side // scale for side in self._size)
         self.codebook = Codebook(pipeline.vqvae, *self._shape)
-        self.length = self._shape[0] * self._shape[1]
-        self.schedule = pipeline.scheduler.config.masking_schedule
         self.mask_id = pipeline.scheduler.config.mask_token_id
-        self.never = torch.tensor(sorted(settings.suppress), dtype=torch.long)
+        self.facts = Facts(
+            modules={"transformer": transformer},
+            targets=[path for path, layer in transformer.named_modules() if type(layer) is nn.Linear],
+            files=DiffusersFiles(),
+            frozen=[pipeline.text_encoder, pipeline.vqvae],
+            beside=None,
+            length=self._shape[0] * self._shape[1],
+            never=torch.tensor(sorted(settings.suppress), dtype=torch.long),
+            num_steps=STEPS,
+            schedule=pipeline.scheduler.config.masking_schedule,
+            order_noise=NOISE,
+        )
+        self._encoded = lru_cache(MEMO)(self._encode)
 
-    @property
-    def targets(self) -> list[str]:
-        """Every linear layer."""
-        module = self.modules["transformer"]
-        return [path for path, layer in module.named_modules() if type(layer) is nn.Linear]
-
-    @torch.no_grad()
     def condition(self, prompt: Prompt) -> Condition:
         """The caption and the negative one, encoded."""
         if prompt.images or prompt.videos or prompt.prefix:
@@ -74,12 +71,8 @@ class PicturePredictor:
         inputs = {"pooled": pooled, "states": states, "without_pooled": without_pooled, "without": without}
         return Condition(prompt=prompt, inputs=inputs, kind=states.shape[1:])
 
-    def num_prompt_tokens(self, condition: Condition) -> int:
-        """None: captions are read by an encoder of their own."""
-        return 0
-
-    def hidden(self, condition: Condition, uniform: Tensor, share: float) -> Condition:
-        """Never."""
+    def hidden(self, condition: Condition, share: float, generator: torch.Generator) -> Condition:
+        """Never: captions are read by an encoder of their own."""
         raise ConfigError("policy.reading.prompt_share: a caption is not hidden in part; leave it out")
 
     def logits(
@@ -129,14 +122,12 @@ class PicturePredictor:
             raise DataError("what draws pictures is taught from, and reads, samples with an image")
         return self.codebook.of(example.image)
 
-    def save_beside(self, directory: Path) -> None:
-        """Nothing."""
-
     @property
     def _device(self) -> torch.device:
-        return self.modules["transformer"].device
+        return self.pipeline.transformer.device
 
-    def _encoded(self, text: str) -> tuple[Tensor, Tensor]:
+    @torch.no_grad()
+    def _encode(self, text: str) -> tuple[Tensor, Tensor]:
         tokenizer = self.pipeline.tokenizer
         ids = tokenizer(
             [text], return_tensors="pt", padding="max_length", truncation=True, max_length=tokenizer.model_max_length

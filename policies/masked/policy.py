@@ -16,7 +16,6 @@ from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policies.masked.drawing import Filled, Sampler, fill
 from mmgrpo.policies.masked.loading import load, predictor_of
-from mmgrpo.policies.masked.predictor import Condition
 from mmgrpo.policies.masked.reading import read_trace
 from mmgrpo.policies.masked.reveals import reveals_of
 from mmgrpo.policies.masked.scoring import Scored, batches, scored
@@ -53,22 +52,23 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
             settings = MaskedSettings(**(settings or {}))
         self.settings = settings
         self.predictor = predictor_of(parts, settings)
-        for module in self.predictor.frozen:
+        for module in self.predictor.facts.frozen:
             module.requires_grad_(False).eval()
-        dtype = next(next(iter(self.predictor.modules.values())).parameters()).dtype
+        dtype = next(next(iter(self.predictor.facts.modules.values())).parameters()).dtype
         if dtype == torch.float16:
             raise ConfigError("float16 gradients underflow without a loss scaler; load it in bfloat16 or float32")
-        self._weights = Weights(self.predictor.modules, settings.lora, self.predictor.targets, self.predictor.files)
+        facts = self.predictor.facts
+        self._weights = Weights(facts.modules, settings.lora, facts.targets, facts.files)
         if settings.adapter is not None:
             self._weights.begin_from(Path(settings.adapter))
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
-        self._modules: Mapping[str, nn.Module] = self.predictor.modules
+        self._modules: Mapping[str, nn.Module] = self.predictor.facts.modules
         self._reveals = reveals_of(
-            self.predictor.length,
-            num_steps=settings.num_steps or self.predictor.num_steps,
+            self.predictor.facts.length,
+            num_steps=settings.num_steps or self.predictor.facts.num_steps,
             block_length=settings.block_length,
-            schedule=settings.schedule or self.predictor.schedule,
-            noise=self.predictor.order_noise if settings.order_noise is None else settings.order_noise,
+            schedule=settings.schedule or self.predictor.facts.schedule,
+            noise=self.predictor.facts.order_noise if settings.order_noise is None else settings.order_noise,
         )
 
     @classmethod
@@ -96,7 +96,9 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
     def save(self, directory: Path) -> None:
         """LoRA as peft or diffusers have it, full weights as ``save_pretrained`` folders, a tokenizer beside."""
         self._weights.save(directory)
-        self.predictor.save_beside(directory if self.settings.lora else directory / next(iter(self.predictor.modules)))
+        if self.predictor.facts.beside is not None:
+            (name,) = self.predictor.facts.modules
+            self.predictor.facts.beside.save_pretrained(directory if self.settings.lora else directory / name)
 
     def load(self, directory: Path) -> None:
         """Restores what ``save`` wrote."""
@@ -251,11 +253,11 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
         """How a plan is drawn, and what its tokens are scored by."""
         drawing = Drawing(temperature=settings.temperature, guidance_scale=settings.guidance_scale)
         reveals = reveals_of(
-            self.predictor.length,
+            self.predictor.facts.length,
             num_steps=len(self._reveals),
             block_length=settings.block_length,
-            schedule=settings.schedule or self.predictor.schedule,
-            noise=self.predictor.order_noise if settings.order_noise is None else settings.order_noise,
+            schedule=settings.schedule or self.predictor.facts.schedule,
+            noise=self.predictor.facts.order_noise if settings.order_noise is None else settings.order_noise,
         )
         if plan.stochastic and settings.decision == "token":
             raise ConfigError("windows are laid over reveals: set policy.decision: reveal")
@@ -264,9 +266,7 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
             return drawing, Sampler(reveals=reveals, order=settings.order, drawing=drawing, stochastic=stochastic)
         warm = settings.evaluation_temperature
         shown = replace(drawing, temperature=warm or drawing.temperature)
-        return shown, Sampler(
-            reveals=reveals, order=settings.order, drawing=shown, stochastic=None if warm else ()
-        )
+        return shown, Sampler(reveals=reveals, order=settings.order, drawing=shown, stochastic=None if warm else ())
 
     def _bare(
         self,
@@ -292,8 +292,10 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
     def _tokens(self, sample: Sample) -> Tensor:
         if sample.tokens is None:
             return self.predictor.target(Example(sample.prompt, text=sample.text, image=sample.image))
-        if len(sample.tokens) != self.predictor.length:
-            raise DataError(f"an answer has {self.predictor.length} tokens, got a sample with {len(sample.tokens)}")
+        if len(sample.tokens) != self.predictor.facts.length:
+            raise DataError(
+                f"an answer has {self.predictor.facts.length} tokens, got a sample with {len(sample.tokens)}"
+            )
         return torch.tensor(list(sample.tokens))
 
     @torch.no_grad()
@@ -319,7 +321,7 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
     def _computing(self) -> AbstractContextManager[Any]:
         if self._autocast is None:
             return nullcontext()
-        device = next(iter(self._modules.values())).device
+        device = next(iter(self.trainable)).device
         return torch.autocast(device.type, dtype=self._autocast)
 
 
@@ -369,9 +371,11 @@ def _drawn_columns(trace: Trace, plan: Plan) -> Tensor:
         return torch.tensor(False)
     if plan.stochastic is None:
         return torch.tensor(True)
-    return torch.isin(torch.arange(len(trace.looks)), torch.tensor(plan.stochastic, dtype=torch.long)) if (
-        plan.stochastic
-    ) else torch.tensor(False)
+    return (
+        torch.isin(torch.arange(len(trace.looks)), torch.tensor(plan.stochastic, dtype=torch.long))
+        if (plan.stochastic)
+        else torch.tensor(False)
+    )
 
 
 def _views_of(values: Collection[Value], kept: Collection[str]) -> list[str]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from mmgrpo.policies.weights import AdapterFiles
@@ -31,44 +31,50 @@ class Condition:
     kind: Hashable
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Facts:
+    """What a model is, as far as the policy has to know.
+
+    Attributes:
+        modules: what can be trained, by component name.
+        targets: the linear layers that carry adapters where the settings do not say.
+        files: how adapters are kept on disk.
+        frozen: the components that are not trained.
+        beside: what a checkpoint holds beside the weights, by ``save_pretrained``; None: nothing.
+        length: L.
+        never: ids below V that are not drawn.
+        num_steps: reveals of a sample where the settings do not say.
+        schedule: how many places each shows, likewise.
+        order_noise: the noise of the choice, likewise.
+    """
+
+    modules: Mapping[str, nn.Module]
+    targets: Sequence[str]
+    files: AdapterFiles
+    frozen: Sequence[nn.Module]
+    beside: Any
+    length: int
+    never: Tensor
+    num_steps: int
+    schedule: str
+    order_noise: tuple[float, float]
+
+
 class Predictor(Protocol):
     """A model of one library.
 
     Attributes:
-        modules: what can be trained, by component name.
-        frozen: the components that are not.
-        targets: the linear layers that carry adapters where the settings do not say.
-        files: how adapters are kept on disk.
-        length: L.
-        num_steps: reveals of a sample where the settings do not say.
-        schedule: the schedule, likewise.
-        order_noise: the noise, likewise.
-        never: ids below V that are not drawn.
+        facts: what it is.
     """
 
-    modules: Mapping[str, nn.Module]
-    frozen: Sequence[nn.Module]
-    targets: Sequence[str]
-    files: AdapterFiles
-    length: int
-    num_steps: int
-    schedule: str
-    order_noise: tuple[float, float]
-    never: Tensor
+    facts: Facts
 
     def condition(self, prompt: Prompt) -> Condition:
         """The prompt's tensors. Raises DataError for what the model cannot be shown."""
         ...
 
-    def hidden(self, condition: Condition, uniform: Tensor, share: float) -> Condition:
-        """The condition with the tokens hidden whose number in [0, 1) is below the share.
-
-        Raises: ConfigError for a prompt that cannot be hidden in part.
-        """
-        ...
-
-    def num_prompt_tokens(self, condition: Condition) -> int:
-        """How many numbers ``hidden`` takes."""
+    def hidden(self, condition: Condition, share: float, generator: torch.Generator) -> Condition:
+        """The condition with a share of its tokens hidden. Raises ConfigError for one that is never hidden in part."""
         ...
 
     def logits(
@@ -80,7 +86,7 @@ class Predictor(Protocol):
         *,
         guidance_scale: float,
     ) -> Tensor:
-        """(N, L, V) in the model's dtype, with grad where grad is enabled; guidance is in them.
+        """What the model says of every place, in its own dtype, with grad where grad is enabled.
 
         Args:
             modules: those to ask, by component name.
@@ -88,6 +94,9 @@ class Predictor(Protocol):
             token_NL: the answers, on the CPU; what is hidden of them does not matter.
             hidden_NL: bool, the places to predict.
             guidance_scale: 1 asks the model once.
+
+        Returns:
+            (N, L, V), guidance included.
         """
         ...
 
@@ -101,8 +110,4 @@ class Predictor(Protocol):
 
     def target(self, example: Example) -> Tensor:
         """(L,) the answer that an example teaches. Raises DataError for one of another kind."""
-        ...
-
-    def save_beside(self, directory: Path) -> None:
-        """Writes what a checkpoint holds beside the weights."""
         ...

@@ -1,6 +1,6 @@
 """Finished answers under maskings of their own.
 
-Axes: B rows, L places of an answer, P tokens of a prompt, K maskings.
+Axes: B rows, L places of an answer.
 """
 
 from __future__ import annotations
@@ -56,8 +56,10 @@ def read_trace(
     Returns:
         A look for each masking.
     """
-    conditions: list[Condition] = [predictor.condition(sample.prompt) for sample in samples]
-    plain = list(conditions)
+    made = {id(sample.prompt): predictor.condition(sample.prompt) for sample in samples}
+    conditions: list[Condition] = list(made.values())
+    number_of = {key: number for number, key in enumerate(made)}
+    plain_B = torch.tensor([number_of[id(sample.prompt)] for sample in samples])
     kept_BL = predictor.until_end(token_BL)
     place_BL = torch.arange(token_BL.shape[1]).expand_as(token_BL)
     looks = []
@@ -66,12 +68,11 @@ def read_trace(
         generators = [torch.Generator().manual_seed(key) for key in keyed]
         uniform_BL = torch.stack([torch.rand(token_BL.shape[1], generator=generator) for generator in generators])
         hidden_BL = uniform_BL < masking.probability_L
-        condition_B = torch.arange(len(samples))
+        condition_B = plain_B
         if settings.prompt_share > 0:
-            condition_B = condition_B + len(conditions)
-            for condition, generator in zip(plain, generators, strict=True):
-                uniform_P = torch.rand(predictor.num_prompt_tokens(condition), generator=generator)
-                conditions.append(predictor.hidden(condition, uniform_P, settings.prompt_share))
+            condition_B = torch.arange(len(samples)) + len(conditions)
+            for condition, generator in zip([conditions[number] for number in plain_B], generators, strict=True):
+                conditions.append(predictor.hidden(condition, settings.prompt_share, generator))
         asked_Bn = hidden_BL & kept_BL
         looks.append(
             Look(

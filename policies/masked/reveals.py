@@ -94,13 +94,11 @@ def reveals_of(
     steps, rest = divmod(num_steps, length // block)
     if rest or not 1 <= steps <= block:
         raise ConfigError(
-            f"policy.num_steps is {num_steps}: {length // block} blocks of {block} places take as many steps each, from "
-            f"1 to {block}"
+            f"policy.num_steps is {num_steps}: {length // block} blocks of {block} places take as many steps each, "
+            f"from 1 to {block}"
         )
     noises = torch.linspace(*noise, num_steps).tolist()
-    counts = [
-        (start, count) for start in range(0, length, block) for count in COUNTS[schedule](block, steps)
-    ]
+    counts = [(start, count) for start in range(0, length, block) for count in COUNTS[schedule](block, steps)]
     return [Reveal(start, start + block, count, each) for (start, count), each in zip(counts, noises, strict=True)]
 
 
@@ -143,7 +141,7 @@ def share_maskings(length: int, num: int, *, low: float, high: float, later: boo
 
 
 def bound_maskings(length: int, num: int) -> list[Masking]:
-    """Levels t_k of a Gauss-Legendre quadrature of [0, 1], every place hidden with probability t_k, of weight w_k / t_k.
+    """Levels t_k of a Gauss-Legendre quadrature of [0, 1]: places hidden with probability t_k, of weight w_k / t_k.
 
     sum_k w_k / t_k E[sum over the hidden of log p] is the bound E_t E[1 / t sum log p] <= log p(answer | prompt),
     exact for what is a polynomial of t of degree 2 K - 1.

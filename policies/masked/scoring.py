@@ -75,7 +75,7 @@ def scored(
     device = logits_NLV.device
     place_Nn, asked_Nn = look.place_Bn[rows].to(device), look.asked_Bn[rows].to(device)
     row_M, at_M = asked_Nn.nonzero(as_tuple=True)
-    logits_MV = tempered(logits_NLV[row_M, place_Nn[row_M, at_M]], trace.drawing, predictor.never)
+    logits_MV = tempered(logits_NLV[row_M, place_Nn[row_M, at_M]], trace.drawing, predictor.facts.never)
     token_Nn = trace.token_BL[rows].to(device).gather(1, place_Nn)
     logprob_M = -cross_entropy(logits_MV, token_Nn[asked_Nn], reduction="none")
     nothing_Nn = torch.zeros(asked_Nn.shape, device=device)
@@ -85,7 +85,9 @@ def scored(
         return Scored(logprob_Nn, entropy_Nn)
     num_N1 = asked_Nn.sum(1, keepdim=True).clamp(min=1)
     logprob_N1 = logprob_Nn.sum(1, keepdim=True)
-    return Scored(logprob_N1 / num_N1 if trace.pooled == "mean" else logprob_N1, entropy_Nn.sum(1, keepdim=True) / num_N1)
+    return Scored(
+        logprob_N1 / num_N1 if trace.pooled == "mean" else logprob_N1, entropy_Nn.sum(1, keepdim=True) / num_N1
+    )
 
 
 def entropies(logits_MV: Tensor) -> Tensor:

@@ -22,8 +22,8 @@ class MaskingSettings(BaseModel):
 
     estimate: Literal["whole", "shares", "bound"] = Field(
         default="whole",
-        description="whole: the answer is hidden whole, a decision is a token of it, as in d1; shares: a share of it is "
-        "hidden, a decision is a hidden token, as in UniGRPO and MaskGRPO; bound: hidden at the levels of a Gauss "
+        description="whole: the answer is hidden whole, a decision is a token of it, as in d1; shares: a share of it "
+        "is hidden, a decision is a hidden token, as in UniGRPO and MaskGRPO; bound: hidden at the levels of a Gauss "
         "quadrature, a decision is what a level adds to the bound on the sample's log-likelihood, as in GDPO",
     )
     num_levels: int = Field(default=1, ge=1, description="maskings of a sample, each a segment of it")
@@ -74,7 +74,8 @@ class MaskedSettings(BaseModel):
     )
     revision: str | None = Field(default=None, description="of the hub repository")
     trust_remote_code: bool = Field(
-        default=False, description="run the code that the model's folder brings along, as LLaDA, Dream and MMaDA ask for"
+        default=False,
+        description="run the code that the model's folder brings along, as LLaDA, Dream and MMaDA ask for",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32",
@@ -88,11 +89,9 @@ class MaskedSettings(BaseModel):
     system: str | None = Field(default=None, description="system turn for prompts that have none")
     mask_token: int | None = Field(
         default=None,
-        description="token id that stands for what is hidden, 126336 of LLaDA; null: the tokenizer's or the model's own",
+        description="token id that stands for what is hidden, 126336 of LLaDA; null: the tokenizer's or model's own",
     )
-    shifted: bool = Field(
-        default=False, description="the logits of a place stand one place before it, as Dream's do"
-    )
+    shifted: bool = Field(default=False, description="the logits of a place stand one place before it, as Dream's do")
     length: int = Field(default=64, ge=1, description="tokens of an answer, of whatever comes behind its end too")
     codes: CodesSettings | None = Field(
         default=None, description="the answer is a picture: which tokens of a language model are its codes"
@@ -115,7 +114,7 @@ class MaskedSettings(BaseModel):
     )
     order: Literal["confidence", "random", "left_to_right"] = Field(
         default="confidence",
-        description="which of the tokens drawn are shown: the likeliest, any, or the first; the others are hidden again",
+        description="which of the tokens drawn are shown: the likeliest, any, or the first; the others stay hidden",
     )
     order_noise: tuple[float, float] | None = Field(
         default=None,
@@ -129,7 +128,7 @@ class MaskedSettings(BaseModel):
     guidance_scale: float = Field(
         default=1.0,
         ge=0,
-        description="s of u + s (c - u), c with the prompt and u without it, of drawing and of scoring; 1: no guidance; "
+        description="s of u + s (c - u), c with the prompt and u without it, in drawing and in scoring; 1: none; "
         "LLaDA's cfg_scale is s - 1",
     )
     decision: Literal["token", "reveal"] = Field(

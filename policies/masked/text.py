@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.policies.masked.codes import Codebook
-from mmgrpo.policies.masked.predictor import Condition
+from mmgrpo.policies.masked.codes import NOISE, STEPS, Codebook
+from mmgrpo.policies.masked.predictor import Condition, Facts
 from mmgrpo.policies.masked.settings import MaskedSettings
 from mmgrpo.policies.weights import PeftFiles
 from mmgrpo.types import Example, Prompt, Sample
@@ -27,9 +26,6 @@ class TextPredictor:
     Rows run with others of the same length, so nothing is padded. The prompt without which guidance asks is the
     negative one where there is one, else the prompt with every token hidden, as LLaDA has it.
     """
-
-    schedule = "even"
-    files = PeftFiles()
 
     def __init__(self, model: Any, tokenizer: Any, settings: MaskedSettings, decoder: nn.Module | None = None) -> None:
         """Reads off the model what it does not say.
@@ -44,30 +40,31 @@ class TextPredictor:
             ConfigError: no mask token is known, or what comes later does not reach the logits of what comes before.
         """
         self.model, self.tokenizer, self.settings = model, tokenizer, settings
-        self.modules = {"model": model}
-        self.mask_id = _mask_id(model, tokenizer, settings)
         self.codes = codes = settings.codes
         if codes is not None and decoder is None:
             raise ConfigError("pictures are made of codes by a VQModel: name one in policy.codes.decoder")
         self.codebook = None if codes is None else Codebook(decoder, codes.height, codes.width)
-        self.frozen = [decoder] if decoder is not None else []
-        self.length = settings.length if codes is None else codes.height * codes.width
-        self.num_steps = self.length if codes is None else 12
-        self.order_noise = (0.0, 0.0) if codes is None else (2.0, 0.0)
+        self.mask_id = _mask_id(model, tokenizer, settings)
         never = {self.mask_id, *settings.suppress} - {tokenizer.eos_token_id} if codes is None else set()
-        self.never = torch.tensor(sorted(never), dtype=torch.long)
+        length = settings.length if codes is None else codes.height * codes.width
+        self.facts = Facts(
+            modules={"model": model},
+            targets=_linears(model),
+            files=PeftFiles(),
+            frozen=[] if decoder is None else [decoder],
+            beside=tokenizer,
+            length=length,
+            never=torch.tensor(sorted(never), dtype=torch.long),
+            num_steps=length if codes is None else STEPS,
+            schedule="even" if codes is None else "cosine",
+            order_noise=(0.0, 0.0) if codes is None else NOISE,
+        )
         self._tail = self._ids("" if codes is None else codes.after)
         chat = getattr(tokenizer, "chat_template", None) is not None
         if settings.chat and not chat:
             raise ConfigError("policy.chat is true, but the tokenizer has no chat template: set policy.chat: false")
         self._uses_template = chat if settings.chat is None else settings.chat
         self._require_both_ways()
-
-    @property
-    def targets(self) -> list[str]:
-        """Every linear layer but the one that makes the logits."""
-        head = self.model.get_output_embeddings()
-        return [path for path, module in self.model.named_modules() if type(module) is nn.Linear and module is not head]
 
     def condition(self, prompt: Prompt) -> Condition:
         """The rendered prompt; its length is its kind."""
@@ -82,14 +79,11 @@ class TextPredictor:
             inputs["negative_ids"] = self._ids(self._rendered(replace(prompt, text=prompt.negative, messages=None)))
         return Condition(prompt=prompt, inputs=inputs, kind=tuple(each.shape[1] for each in inputs.values()))
 
-    def num_prompt_tokens(self, condition: Condition) -> int:
-        """All of them."""
-        return condition.inputs["input_ids"].shape[1]
-
-    def hidden(self, condition: Condition, uniform: Tensor, share: float) -> Condition:
-        """Each token hidden by its own number."""
-        ids_1P = condition.inputs["input_ids"].masked_fill(uniform[None] < share, self.mask_id)
-        return replace(condition, inputs={**condition.inputs, "input_ids": ids_1P})
+    def hidden(self, condition: Condition, share: float, generator: torch.Generator) -> Condition:
+        """Each token by a number of its own."""
+        ids_1P = condition.inputs["input_ids"]
+        hidden_1P = torch.rand(ids_1P.shape, generator=generator) < share
+        return replace(condition, inputs={**condition.inputs, "input_ids": ids_1P.masked_fill(hidden_1P, self.mask_id)})
 
     def logits(
         self,
@@ -158,16 +152,12 @@ class TextPredictor:
         if example.text is None:
             raise DataError("what fills in texts is taught from, and reads, samples with a text")
         token_T, end = self._ids(example.text)[0], self.tokenizer.eos_token_id
-        if len(token_T) > self.length or (end is None and len(token_T) < self.length):
+        if len(token_T) > self.facts.length or (end is None and len(token_T) < self.facts.length):
             raise DataError(
-                f"the answer {example.text!r:.60} has {len(token_T)} tokens for policy.length={self.length}: raise the "
-                "length, or give the tokenizer an end token"
+                f"the answer {example.text!r:.60} has {len(token_T)} tokens and policy.length is {self.facts.length}: "
+                "raise the length, or give the tokenizer an end token"
             )
-        return torch.cat([token_T, torch.full((self.length - len(token_T),), -1 if end is None else end)])
-
-    def save_beside(self, directory: Path) -> None:
-        """The tokenizer."""
-        self.tokenizer.save_pretrained(directory)
+        return torch.cat([token_T, torch.full((self.facts.length - len(token_T),), -1 if end is None else end)])
 
     def _ids(self, text: str) -> Tensor:
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -192,9 +182,15 @@ class TextPredictor:
         first, second = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, 0].float()
         if torch.equal(first, second):
             raise ConfigError(
-                f"{type(self.model).__name__} reads from left to right: what is hidden is predicted from both sides, so "
-                "give a masked language model, or train this one with policy: {name: language}"
+                f"{type(self.model).__name__} reads from left to right, and what is hidden is predicted from both "
+                "sides: give a masked language model, or train this one with policy: {name: language}"
             )
+
+
+def _linears(model: Any) -> list[str]:
+    """Every linear layer but the one that makes the logits."""
+    head = model.get_output_embeddings()
+    return [path for path, module in model.named_modules() if type(module) is nn.Linear and module is not head]
 
 
 def _mask_id(model: Any, tokenizer: Any, settings: MaskedSettings) -> int:

@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from . import chat_tokenizers
+from . import chat_templates, chat_tokenizers
 from .text_encoders import clip_projected_encoder
 from .tokenizers import clip_tokenizer
 
@@ -62,7 +62,7 @@ def make(name: str, seed: int = 0) -> tuple[Any, ...]:
 def tokenizer() -> PreTrainedTokenizerBase:
     """ChatML with a token for what is hidden."""
     return chat_tokenizers.build(
-        [*chat_tokenizers.CHATML, MASK], chat_tokenizers.chat_templates.QWEN, **chat_tokenizers.CHATML_ENDS, mask_token=MASK
+        [*chat_tokenizers.CHATML, MASK], chat_templates.QWEN, mask_token=MASK, **chat_tokenizers.CHATML_ENDS
     )
 
 
@@ -143,7 +143,8 @@ def vq_model() -> VQModel:
 
 
 def _ids(words: PreTrainedTokenizerBase) -> dict[str, Any]:
-    return {"mask_token_id": words.mask_token_id, "bos_token_id": None, "eos_token_id": words.eos_token_id, "pad_token_id": words.pad_token_id}
+    named = {name: getattr(words, name) for name in ("mask_token_id", "eos_token_id", "pad_token_id")}
+    return {"bos_token_id": None, **named}
 
 
 def _text(model: PreTrainedModel) -> PreTrainedModel:
