@@ -11,11 +11,15 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
     AutoProcessor,
     AutoTokenizer,
     PreTrainedModel,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+)
 from transformers.pytorch_utils import Conv1D
 
 from mmgrpo.errors import ConfigError
@@ -57,10 +61,14 @@ def pretrained(source: str, settings: Source, *, what: str) -> tuple[PreTrainedM
     where = {"pretrained_model_name_or_path": source, "revision": settings.revision or "main"}
     try:
         config = AutoConfig.from_pretrained(**where)
-        shows = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        writer = getattr(config, "thinker_config", config)  # of a model that speaks, too, the part that writes
+        shows = type(writer) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        hears = not shows and type(writer) in MODEL_FOR_MULTIMODAL_LM_MAPPING
         model_class = AutoModelForImageTextToText if shows else AutoModelForCausalLM
-        processor_class = AutoProcessor if shows else AutoTokenizer
-        chosen = {} if settings.attention is None else {"attn_implementation": settings.attention}
+        model_class = AutoModelForMultimodalLM if hears else model_class
+        processor_class = AutoProcessor if shows or hears else AutoTokenizer
+        chosen: dict[str, Any] = {} if writer is config else {"config": writer}
+        chosen |= {} if settings.attention is None else {"attn_implementation": settings.attention}
         model = model_class.from_pretrained(**where, dtype=DTYPES[settings.dtype], **chosen)
         return model, processor_class.from_pretrained(**where, **settings.processor)
     except (OSError, ValueError, ImportError) as error:

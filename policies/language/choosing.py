@@ -19,7 +19,7 @@ from mmgrpo.policies.language.ways import Cached
 
 logger = logging.getLogger(__name__)
 
-Kind = tuple[tuple[str, ...], int, int]
+Kind = tuple[tuple[str, ...], int, int, int]
 
 
 class Choice:
@@ -141,7 +141,9 @@ def _may_share(settings: LanguageSettings, transformer: Transformer | None) -> b
 
 def _kind(prompt: Encoded) -> Kind:
     names = tuple(sorted({*prompt.per_token, *prompt.media}))
-    return names, min(len(prompt.prompt.images), 2), min(len(prompt.prompt.videos), 2)
+    shown = (prompt.prompt.images, prompt.prompt.videos, prompt.prompt.audios)
+    images, videos, sounds = (min(len(media), 2) for media in shown)
+    return names, images, videos, sounds
 
 
 def _take(known: list[Encoded], prompt: Encoded) -> None:
@@ -152,6 +154,6 @@ def _take(known: list[Encoded], prompt: Encoded) -> None:
 
 def _described(kind: Kind) -> str:
     counts = ("no", "one", "several")
-    named = [(kind[1], "picture"), (kind[2], "video")]
+    named = [(kind[1], "picture"), (kind[2], "video"), (kind[3], "sound")]
     shown = [f"{counts[count]} {word}{'s' * (count > 1)}" for count, word in named if count]
     return " and ".join(shown) or "text alone"

@@ -17,9 +17,11 @@ from torch import Tensor
 from mmgrpo.data.media import local_file, opened
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policies.language.settings import LanguageSettings
+from mmgrpo.policies.language.sounds import is_of_sounds, sound_arguments
 from mmgrpo.types import Prompt
 
 MASK = "attention_mask"
+PLURALS = {"image": "pictures", "audio": "sounds"}
 ANSWER = "<<the answer>>"  # stands for one where only what follows it is wanted
 
 
@@ -162,7 +164,7 @@ class Encoder:
         ids = tensors.pop("input_ids")
         for unread in (MASK, "labels"):  # the mask holds everywhere; labels are of a loss that is not ours
             tensors.pop(unread, None)
-        per_token = {name: tensor for name, tensor in tensors.items() if tensor.shape == ids.shape}
+        per_token = {n: tensor for n, tensor in tensors.items() if tensor.shape == ids.shape and not is_of_sounds(n)}
         media = {name: tensor for name, tensor in tensors.items() if name not in per_token}
         encoded = Encoded(prompt, ids[0], per_token, media)
         self.require_room(encoded, self.settings.max_new_tokens)
@@ -180,10 +182,11 @@ class Encoder:
     def _tensors(self, prompt: Prompt) -> dict[str, Tensor]:
         images = [opened(image) for image in prompt.images]
         videos = [self._video(video) for video in prompt.videos]
-        if (images or videos) and not self._takes_media:
+        if (images or videos or len(prompt.audios)) and not self._takes_media:
+            what = "shows pictures" if images or videos else "plays sounds"
             raise DataError(
-                f"the prompt {prompt.text!r:.60} shows pictures, and {type(self.processor).__name__} reads text alone; "
-                "use a vision-language checkpoint, or remove the images"
+                f"the prompt {prompt.text!r:.60} {what}, and {type(self.processor).__name__} reads text alone; "
+                "use a vision-language checkpoint, or one that hears, or remove the images and sounds"
             )
         text = self._rendered(prompt)
         arguments: dict[str, Any] = {"return_tensors": "pt", "add_special_tokens": not self._uses_template}
@@ -192,15 +195,17 @@ class Encoder:
         if videos:
             arguments["videos"] = [[frames for frames, _ in videos]]
             arguments |= {"video_metadata": [[facts for _, facts in videos]], "do_sample_frames": False}
+        if len(prompt.audios):
+            arguments |= sound_arguments(self.processor, prompt.audios)
         try:
             found = self._processed(text, arguments)
         except (ValueError, IndexError, StopIteration, TypeError) as error:
-            places = "its messages must hold as many image and video parts"
+            places = "its messages must hold as many image, video and audio parts"
             if not self._uses_template:
-                places = "without a chat template the marks of pictures must stand in the text itself"
+                places = "without a chat template the marks of pictures and sounds must stand in the text itself"
             raise DataError(
                 f"{type(self.processor).__name__} cannot process the prompt {prompt.text!r:.60} with {len(images)} "
-                f"images and {len(videos)} videos: {error}; {places}"
+                f"images and {len(videos)} videos and {len(prompt.audios)} sounds: {error}; {places}"
             ) from error
         tensors = {name: torch.as_tensor(value) for name, value in found.items() if value is not None}
         if "input_ids" not in tensors:
@@ -208,8 +213,9 @@ class Encoder:
                 f"{type(self.processor).__name__} makes no tokens of the prompt {prompt.text!r:.60}: it reads pictures "
                 "alone, and such models are not trained here; use one that reads a text"
             )
-        if images and not self._uses_template:
-            self._require_place(prompt, tensors["input_ids"])
+        for medium, shown in (("image", images), ("audio", prompt.audios)):
+            if len(shown) and not self._uses_template:
+                self._require_place(prompt, tensors["input_ids"], medium)
         return tensors
 
     def _processed(self, text: str, arguments: dict[str, Any]) -> Mapping[str, Any]:
@@ -224,13 +230,13 @@ class Encoder:
             except (ValueError, IndexError, TypeError):
                 raise error from None
 
-    def _require_place(self, prompt: Prompt, ids: Tensor) -> None:
-        """Without a chat template a processor puts pictures in by itself, or where the text has its mark."""
-        mark = getattr(self.processor, "image_token_id", None)
+    def _require_place(self, prompt: Prompt, ids: Tensor, medium: str) -> None:
+        """Without a chat template a processor puts media in by itself, or where the text has their mark."""
+        mark, shows = getattr(self.processor, f"{medium}_token_id", None), PLURALS[medium]
         if isinstance(mark, int) and not bool((ids == mark).any()):
             raise DataError(
-                f"the prompt {prompt.text!r:.60} shows pictures and does not say where; without a chat template the "
-                f"marks of pictures must stand in the text itself: write {self.tokenizer.decode([mark])!r} there"
+                f"the prompt {prompt.text!r:.60} shows {shows} and does not say where; without a chat template the "
+                f"marks of {shows} must stand in the text itself: write {self.tokenizer.decode([mark])!r} there"
             )
 
     def _rendered(self, prompt: Prompt) -> str:
@@ -277,8 +283,9 @@ class Encoder:
 
 
 def _parts(prompt: Prompt) -> list[dict[str, Any]]:
-    """One user turn: all pictures, all videos, the text."""
+    """One user turn: all pictures, all videos, all sounds, the text."""
     media = [{"type": "image"}] * len(prompt.images) + [{"type": "video"}] * len(prompt.videos)
+    media += [{"type": "audio"}] * len(prompt.audios)
     return [*media, {"type": "text", "text": prompt.text}]
 
 

@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from mmgrpo.policies.language.encoding import MASK, Encoded
+from mmgrpo.policies.language.sounds import is_of_sounds
 from mmgrpo.policies.language.trace import Trace
 from mmgrpo.policies.language.ways import Way
 from mmgrpo.policies.tape import Tape
@@ -142,7 +143,7 @@ class Plain(Way):
         ids_1P = prompt.ids_P[None]
         inputs: dict[str, Any] = {"input_ids": ids_1P, MASK: torch.ones_like(ids_1P)}
         for name, tensor in (*prompt.per_token.items(), *prompt.media.items()):
-            grows = tensor.shape[:2] == ids_1P.shape
+            grows = tensor.shape[:2] == ids_1P.shape and not is_of_sounds(name)
             inputs[name] = self._longer(tensor, longer) if grows else tensor
         found = {}
         for name, tensor in inputs.items():

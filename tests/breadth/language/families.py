@@ -1,7 +1,7 @@
 """Every family that is tried, at its smallest: stock configurations, models and processors, weights from a seed.
 
-``writing.yaml`` and ``translating.yaml`` say what of a configuration must be other than small, ``seeing.yaml`` also of
-what the processor is made. A value ``{token: X}`` is the id of a special token, ``TOKENIZER`` the tokenizer, and
+``writing.yaml`` and ``translating.yaml`` say what of a configuration must be other than small, ``seeing.yaml`` and
+``hearing.yaml`` also of what the processor is made. A value ``{token: X}`` is the id of a special token, ``TOKENIZER`` the tokenizer, and
 ``{of: X, ...}`` the class X with those arguments.
 """
 
@@ -23,18 +23,21 @@ from transformers.models.auto import modeling_auto
 
 from mmgrpo.types import Prompt
 from tests.breadth.language.configs import merged, shrunk, small
+from tests.heard import tone
 from tests.policies.tiny_language import TEXTS, picture
 from tests.tiny import chat_tokenizers, language_models
 
 HERE = Path(__file__).parent
 MOST_PARAMETERS = 6e6
 WRITING, SEEING, TRANSLATING = "causal language models", "image-text-to-text models", "encoder-decoders"
+HEARING = "models that hear"
+SOUND_RATE = 8000  # of what they are played; resampled to their own
 LOGIT_STD = 2.5
 
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }} {% if message.content is string %}{{ message.content }}{% else %}"
     "{% for part in message.content %}{% if part.type == 'image' %}MARK{% elif part.type == 'video' %}<video>"
-    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}\n"
+    "{% elif part.type == 'audio' %}SOUND{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}\n"
     "{% if message.role == 'assistant' %}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}assistant {% endif %}"
 )
@@ -48,10 +51,10 @@ class Family:
 
     Attributes:
         name: as transformers has it.
-        kind: one of the three above.
+        kind: one of the four above.
         architecture: the model's class.
         make: builds model and processor.
-        prompts: of every kind the family takes: texts of two lengths, one picture, several.
+        prompts: of every kind the family takes: texts of two lengths, one picture or sound, several.
     """
 
     name: str
@@ -74,6 +77,12 @@ def families() -> dict[str, Family]:
         prompts = _seen(several=given.get("several", True), blind=given.get("blind", True))
         make = _seeing_maker(given)
         found[name] = Family(name=name, kind=SEEING, architecture=given["model"], make=make, prompts=prompts)
+    for name, given in _table("hearing").items():
+        prompts = _heard(
+            several=given.get("several", True), deaf=given.get("deaf", True), mark=given.get("in_text", "")
+        )
+        make = _seeing_maker(given)
+        found[name] = Family(name=name, kind=HEARING, architecture=given["model"], make=make, prompts=prompts)
     for name, tiny in language_models.TINY.items():
         if tiny.images:
             prompts = _seen(several=tiny.several, blind=not tiny.needs_image)
@@ -96,6 +105,15 @@ def _seen(*, several: bool, blind: bool) -> tuple[Prompt, ...]:
     one = (Prompt(TEXTS[1], images=[picture(24, 16, 1)]), Prompt(TEXTS[0], images=[picture()]))
     more = (Prompt(TEXTS[1], images=[picture(24, 16, 1), picture(seed=2)]),) if several else ()
     alone = (Prompt(TEXTS[0]), Prompt(TEXTS[1])) if blind else ()
+    return (*one, *more, *alone)
+
+
+def _heard(*, several: bool, deaf: bool, mark: str) -> tuple[Prompt, ...]:
+    """Prompts with one sound, two where the family takes them, and none; ``mark`` is what its text must hold for each."""
+    short, long = (tone(hertz, rate=SOUND_RATE, duration_s=s) for hertz, s in ((440.0, 0.3), (880.0, 0.4)))
+    one = (Prompt(mark + TEXTS[1], audios=[long]), Prompt(mark + TEXTS[0], audios=[short]))
+    more = (Prompt(2 * mark + TEXTS[1], audios=[long, short]),) if several else ()
+    alone = (Prompt(TEXTS[0]), Prompt(TEXTS[1])) if deaf else ()
     return (*one, *more, *alone)
 
 
@@ -140,7 +158,7 @@ def _seeing_maker(given: Mapping[str, Any]) -> Callable[[], tuple[PreTrainedMode
 def _tokenizer(given: Mapping[str, Any]) -> PreTrainedTokenizerFast:
     names, marks = given.get("names", {}), given.get("ids", {"image_token_id": "<image>"})
     special = dict.fromkeys((*SPECIALS, *given.get("specials", ()), *names.values(), *marks.values()))
-    template = TEMPLATE.replace("MARK", given.get("mark", "<image>"))
+    template = TEMPLATE.replace("MARK", given.get("mark", "<image>")).replace("SOUND", given.get("sound", "<audio>"))
     tokenizer = chat_tokenizers.build(list(special), template, extra_special_tokens=names, **NAMES)
     if not given.get("template", True):
         tokenizer.chat_template = None

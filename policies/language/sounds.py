@@ -1,0 +1,41 @@
+"""Sounds as a processor takes them: one channel, at the rate of its feature extractor, under its name for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from inspect import signature
+from typing import Any
+
+from mmgrpo.data.sounds import at_rate, heard
+from mmgrpo.errors import DataError
+
+ARGUMENTS = ("audio", "audios")
+EXTRACTORS = ("feature_extractor", "audio_processor")
+FEATURES = ("feature", "audio")
+
+
+def is_of_sounds(name: str) -> bool:
+    """Whether a tensor of this name, as processors call theirs, speaks of sounds and not of tokens."""
+    return any(word in name for word in FEATURES)
+
+
+def rate_of(processor: Any) -> int | None:
+    """The sampling rate, in Hz, that a processor's feature extractor works at; None for one that hears nothing."""
+    found = [getattr(getattr(processor, name, None), "sampling_rate", None) for name in EXTRACTORS]
+    return next((rate for rate in found if isinstance(rate, int)), None)
+
+
+def sound_arguments(processor: Any, sounds: Sequence[Any]) -> dict[str, Any]:
+    """The arguments of a processor's call for the sounds of one prompt, in any form that ``heard`` opens.
+
+    Raises: DataError for a sound that cannot be opened, and for a processor that takes none.
+    """
+    rate, known = rate_of(processor), signature(processor.__call__).parameters
+    name = next((name for name in ARGUMENTS if name in known), None)
+    if rate is None or name is None:
+        raise DataError(
+            f"{type(processor).__name__} takes no sounds; use a model that hears (Qwen2-Audio, Qwen2.5-Omni, ...), or "
+            "remove the audios"
+        )
+    values = [at_rate(heard(sound), rate, mono=True).values[0].numpy() for sound in sounds]
+    return {name: values, "audio_kwargs": {"sampling_rate": rate}}
