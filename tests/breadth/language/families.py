@@ -1,8 +1,8 @@
 """Every family that is tried, at its smallest: stock configurations, models and processors, weights from a seed.
 
 ``writing.yaml`` and ``translating.yaml`` say what of a configuration must be other than small, ``seeing.yaml`` and
-``hearing.yaml`` also of what the processor is made. A value ``{token: X}`` is the id of a special token, ``TOKENIZER`` the tokenizer, and
-``{of: X, ...}`` the class X with those arguments.
+``hearing.yaml`` also of what the processor is made. A value ``{token: X}`` is the id of a special token, ``TOKENIZER``
+the tokenizer, and ``{of: X, ...}`` the class X with those arguments.
 """
 
 from __future__ import annotations
@@ -108,11 +108,11 @@ def _seen(*, several: bool, blind: bool) -> tuple[Prompt, ...]:
     return (*one, *more, *alone)
 
 
-def _heard(*, several: bool, deaf: bool, mark: str) -> tuple[Prompt, ...]:
-    """Prompts with one sound, two where the family takes them, and none; ``mark`` is what its text must hold for each."""
+def _heard(*, several: bool, deaf: bool) -> tuple[Prompt, ...]:
+    """Prompts with one sound, two where the family takes them, and none where it does."""
     short, long = (tone(hertz, rate=SOUND_RATE, duration_s=s) for hertz, s in ((440.0, 0.3), (880.0, 0.4)))
-    one = (Prompt(mark + TEXTS[1], audios=[long]), Prompt(mark + TEXTS[0], audios=[short]))
-    more = (Prompt(2 * mark + TEXTS[1], audios=[long, short]),) if several else ()
+    one = (Prompt(TEXTS[1], audios=[long]), Prompt(TEXTS[0], audios=[short]))
+    more = (Prompt(TEXTS[1], audios=[long, short]),) if several else ()
     alone = (Prompt(TEXTS[0]), Prompt(TEXTS[1])) if deaf else ()
     return (*one, *more, *alone)
 
