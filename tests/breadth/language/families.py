@@ -78,9 +78,7 @@ def families() -> dict[str, Family]:
         make = _seeing_maker(given)
         found[name] = Family(name=name, kind=SEEING, architecture=given["model"], make=make, prompts=prompts)
     for name, given in _table("hearing").items():
-        prompts = _heard(
-            several=given.get("several", True), deaf=given.get("deaf", True), mark=given.get("in_text", "")
-        )
+        prompts = _heard(several=given.get("several", True), deaf=given.get("deaf", True))
         make = _seeing_maker(given)
         found[name] = Family(name=name, kind=HEARING, architecture=given["model"], make=make, prompts=prompts)
     for name, tiny in language_models.TINY.items():
