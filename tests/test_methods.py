@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from mmgrpo.cli import app
 from mmgrpo.config import MethodKind
-from mmgrpo.config.loading import CONFIGS, load_config
+from mmgrpo.config.loading import CONFIGS, find_config, load_config
 from mmgrpo.docgen.methods import KINDS, OTHERS, by_kind, method_index, method_section, methods_page
 from mmgrpo.errors import ConfigError, UnknownNameError
 
@@ -121,7 +121,8 @@ def test_methods_of_other_packages_come_last(tmp_path: Path, monkeypatch: pytest
     path = install(tmp_path, monkeypatch, THEIRS)
     *first, theirs = method_index()
     assert first == own
-    assert (theirs.include, theirs.method.name) == (str(path), "theirs")
+    assert (theirs.include, theirs.method.name) == ("methods/theirs", "theirs")
+    assert find_config(theirs.include) == path
     assert theirs.composition == "advantage group; cispo (low None, high 4) by segment; decision_mean"
     assert theirs.heading == OTHERS  # it says none
     assert list(by_kind([theirs, *first]))[-1] == OTHERS

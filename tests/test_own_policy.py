@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import runpy
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
-from mmgrpo.config.loading import load_config
+from mmgrpo.cli import app
+from mmgrpo.config.loading import find_config, load_config
 from mmgrpo.config.registry import decides, is_scheduled, names, resolve, settings_type
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.doctor.examination import examine
@@ -21,6 +26,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.testing import LAWS, Subject
 from mmgrpo.train.build import build_policy, build_rewards
 from mmgrpo.train.trainer import Trainer
+from mmgrpo.types import Prompt, Sample
 from tests.own_package import PROJECT, put_on_path
 
 SMALL = [
@@ -85,6 +91,71 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
         assert picture.size == (128, 128)
     assert (kept / "0000.npy").exists()
     assert "data:image/png" in (whole.folder.path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("variant", ["push_dppo", "push_chunks"])
+def test_methods_of_its_own_and_of_others_train_it(variant: str, tmp_path: Path) -> None:
+    progress = "[{name: push_progress, chunks: 2, denoising_steps: 3}]"
+    settings = [f"output={tmp_path}", "evaluation=null", f"rewards={progress}"]
+    config = configured(*settings, path=PROJECT / f"{variant}.yaml")
+    near = replace(load_prompts_of(config.prompts)[0], columns={"start": [0.0, 0.0, 0.0, 0.2]})
+    run = Trainer(build_policy(config, "cpu"), build_rewards(config.rewards), [near], config)
+    run.train()
+    rows = [json.loads(line) for line in (run.folder.path / "metrics.jsonl").read_text().splitlines()]
+    assert all(row["optimizer/grad_norm"] > 0 for row in rows)
+
+
+def test_its_method_is_included_by_name_and_listed() -> None:
+    config = configured(path=PROJECT / "push_dppo.yaml")
+    assert config.method is not None
+    assert config.method.name == "dppo"
+    assert [named.numbers["each"] for named in config.objective.modulations] == ["segment", "segment"]
+    assert find_config("methods/dppo") == PROJECT / "diffusion_policy" / "dppo.yaml"
+
+
+def test_a_sample_is_drawn_of_a_start_that_is_typed_in(tmp_path: Path) -> None:
+    common = ["sample", str(PROJECT / "push.yaml"), "from here", "--out", str(tmp_path), "--count", "2"]
+    called = CliRunner().invoke(app, [*common, "--column", "start=[0.1, 0.5, 0.0, -0.2]", "policy.chunks=2"])
+    assert called.exit_code == 0, called.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "0000.npy", "0000.png", "0001.npy", "0001.png", "samples.jsonl", "sheet.png"
+    ]  # fmt: skip
+    path_NS = torch.from_numpy(np.load(tmp_path / "0000.npy"))
+    assert path_NS.shape == (9, 4)
+    assert path_NS[0].tolist() == pytest.approx([0.1, 0.5, 0.0, -0.2])
+    without = CliRunner().invoke(app, [*common, "policy.chunks=2"])
+    assert "the column start holds x and y of the pusher and of the block, got None" in without.stderr
+    wrong = CliRunner().invoke(app, [*common, "--column", "start"])
+    assert "--column is written key=value (label=3), got 'start'" in wrong.stderr
+
+
+def test_the_simulator() -> None:
+    simulator = importlib.import_module("diffusion_policy.simulator")
+    state_BS = torch.tensor([[0.0, 0.0, 0.25, 0.0], [0.95, 0.0, -0.5, 0.0], [0.0, 0.0, 0.0, 0.25]])
+    action_BA = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, -1.0]])
+    # 0.1 to the right leaves 0.15 between centres that touch at 0.2; the edge is at 1; away from the block
+    expected_BS = torch.tensor([[0.1, 0.0, 0.3, 0.0], [1.0, 0.0, -0.5, 0.0], [0.0, -0.1, 0.0, 0.25]])
+    torch.testing.assert_close(simulator.step(state_BS, action_BA), expected_BS)
+    rewards = importlib.import_module("diffusion_policy.rewards")
+    x, y = simulator.GOAL
+    path_NS = torch.tensor([[0, 0, x, y - 0.5], [0, 0, x, y - 0.3], [0, 0, x, y - 0.3], [0, 0, x, y - 0.09]])
+    sample = Sample(Prompt("x"), 0, 0, array=torch.cat([path_NS, path_NS[-1:].repeat(3, 1)]))
+    (pushed,), (progress,) = rewards.Pushed()([sample]), rewards.Progress(chunks=3, denoising_steps=4)([sample])
+    assert (pushed.value, pushed.explanation) == (1.0, {"reason": "0.09 from the goal"})
+    assert progress.value == pytest.approx(0.41)
+    assert [(scope.start, scope.end) for scope in progress.scopes] == [(0, 4), (4, 8), (8, 12)]
+    assert [scope.value for scope in progress.scopes] == pytest.approx([0.2, 0.21, 0.0])
+
+
+def test_experts_reach_what_they_aim_at() -> None:
+    tasks, simulator = (importlib.import_module(f"diffusion_policy.{name}") for name in ("tasks", "simulator"))
+    ends_BS = torch.stack([example.array[-1, :4] for example in tasks.demonstrations(200)])
+    at_goal, at_decoy = (
+        (ends_BS[:, 2:] - torch.tensor(place)).norm(dim=1) < simulator.TOLERANCE
+        for place in (simulator.GOAL, simulator.DECOY)
+    )
+    assert float((at_goal | at_decoy).float().mean()) > 0.9
+    assert 0.3 < float(at_goal.float().mean()) < 0.5  # a share of 0.4 by default
 
 
 def test_the_doctor_finds_it_sound() -> None:

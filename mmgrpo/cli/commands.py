@@ -110,12 +110,16 @@ def sample(
     count: Annotated[int, typer.Option(min=1, help="how many")] = 4,
     seed: Annotated[int, typer.Option(help="seed of the draw")] = 0,
     image: Annotated[list[Path] | None, typer.Option(help="what the model is shown; may be given again")] = None,
+    column: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE of the data row, as YAML; may be given again")
+    ] = None,
     noise: Annotated[
         bool, typer.Option("--noise", help="draw as training does; texts without it are the likeliest, all the same")
     ] = False,
 ) -> None:
     """Draws samples for one prompt from the base model or a checkpoint; texts are printed too."""
     with _plain_errors():
+        from mmgrpo.config.loading import parsed_pairs
         from mmgrpo.run.drawing import captions_of, draw, write
         from mmgrpo.train.build import build_rewards, exchange_plan
         from mmgrpo.types import Prompt
@@ -123,7 +127,8 @@ def sample(
         settings = single_settings_of(config, overrides)
         judges = (settings.evaluation and settings.evaluation.rewards) or settings.rewards
         policy = policy_of(settings, weights_for(config, checkpoint))
-        asked = Prompt(prompt, images=tuple(map(str, image or ())))
+        columns = parsed_pairs(column or [], "--column", "label=3")
+        asked = Prompt(prompt, images=tuple(map(str, image or ())), columns=columns)
         plan = exchange_plan(settings)
         drawn = draw(policy, asked, build_rewards(judges), count=count, seed=seed, noise=noise, plan=plan)
         folder = write(drawn, out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -16,6 +17,7 @@ from mmgrpo.config.registry import suggestion
 from mmgrpo.config.tasks import OF_RUN
 from mmgrpo.config.validating import set_value, typed
 from mmgrpo.errors import ConfigError
+from mmgrpo.system.targets import import_attribute
 from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parsed_yaml
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -76,10 +78,10 @@ def dump_config(config: RunConfig) -> str:
 
 
 def find_config(name: str | Path, beside: Path | None = None) -> Path:
-    """The file of a path or shipped name, with or without ``.yaml``.
+    """The file of a path, a shipped name, with or without ``.yaml``, or a name of another package's: ``methods/NAME``.
 
     Args:
-        name: the path or shipped name.
+        name: the path or name.
         beside: a folder to look in first, that of the file which includes this one.
 
     Returns:
@@ -93,7 +95,22 @@ def find_config(name: str | Path, beside: Path | None = None) -> Path:
         for candidate in (root / name, root / f"{name}.yaml"):
             if _is_file(candidate):
                 return candidate
-    raise ConfigError(f"no configuration {str(name)!r}{suggestion(str(name), shipped())}")
+    of_others = packaged()
+    if str(name) in of_others:
+        return _path_at(of_others[str(name)])
+    raise ConfigError(f"no configuration {str(name)!r}{suggestion(str(name), [*shipped(), *of_others])}")
+
+
+def packaged() -> dict[str, str]:
+    """What files include of other packages, each with the ``module:attribute`` that is the path of its file."""
+    return {f"methods/{point.name}": point.value for point in entry_points(group="mmgrpo.methods")}
+
+
+def _path_at(target: str) -> Path:
+    path = import_attribute(target)
+    if not isinstance(path, (str, Path)):
+        raise ConfigError(f"the method {target!r} must be the path of a YAML file, got {type(path).__name__}")
+    return Path(path)
 
 
 def _is_file(path: Path) -> bool:
@@ -234,13 +251,18 @@ def _mergeable(old: Any, value: Any) -> TypeGuard[dict[str, Any]]:
 def _parsed(overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(overrides, Mapping):
         return dict(overrides)
-    parsed = {}
-    for override in overrides:
-        key, equals, value = override.partition("=")
+    return parsed_pairs(overrides, "the override", "update.lr=1e-4")
+
+
+def parsed_pairs(pairs: Sequence[str], what: str, example: str) -> dict[str, Any]:
+    """What was typed as ``key=value``, values as YAML. Raises ConfigError, naming ``what``, for one that is not."""
+    parsed: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
         if not equals or not key:
-            raise ConfigError(f"an override is written key=value (update.lr=1e-4), got {override!r}")
+            raise ConfigError(f"{what} is written key=value ({example}), got {pair!r}")
         try:
             parsed[key] = parsed_yaml(value)
         except YamlError as error:
-            raise ConfigError(f"the value of the override {override[:80]!r} is not valid YAML: {error}") from error
+            raise ConfigError(f"the value of {what} {pair[:80]!r} is not valid YAML: {error}") from error
     return parsed

@@ -1,7 +1,7 @@
 """The index of published methods, read from their YAML files: ``python -m mmgrpo.docgen.methods > docs/methods.md``.
 
-A package of others adds its own by an entry point of the group ``mmgrpo.methods`` whose ``module:attribute`` is the
-path of a YAML file.
+A package of others adds its own by an entry point NAME of the group ``mmgrpo.methods`` whose ``module:attribute`` is
+the path of a YAML file: configurations include it as ``methods/NAME``.
 """
 
 from __future__ import annotations
@@ -9,18 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
 from mmgrpo.config import POLICIES, MethodConfig, MethodKind
-from mmgrpo.config.loading import find_config, read_layers, shipped, validated
+from mmgrpo.config.loading import find_config, packaged, read_layers, shipped, validated
 from mmgrpo.config.registry import suggestion
 from mmgrpo.config.sections import at, has
 from mmgrpo.docgen.composition import composition, formulas
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.explain.method import shown_value
-from mmgrpo.system.targets import import_attribute
 
 PREAMBLE = """# Methods
 
@@ -43,7 +40,8 @@ them in force where the method lies: over the model, under what the file itself 
 
 ## Writing one
 
-A file of your own is included by its path, and one of a package's by an entry point of the group `mmgrpo.methods`.
+A file of your own is included by its path, and one of a package's as `methods/NAME`, the name of its entry point in
+the group `mmgrpo.methods`.
 
 ```yaml
 method:
@@ -153,7 +151,7 @@ def method_index() -> list[MethodRow]:
     Raises:
         ConfigError: a file cannot be read, or has no ``method:`` section.
     """
-    return [*_own(), *(_row(_path(point.value)) for point in entry_points(group="mmgrpo.methods"))]
+    return [*_own(), *map(_row, packaged())]
 
 
 def by_kind(rows: Iterable[MethodRow]) -> dict[str, list[MethodRow]]:
@@ -204,13 +202,6 @@ def method_section(name: str) -> str:
 
 def _own() -> list[MethodRow]:
     return [_row(name) for name in shipped("methods")]
-
-
-def _path(target: str) -> str:
-    path = import_attribute(target)
-    if not isinstance(path, (str, Path)):
-        raise ConfigError(f"the method {target!r} must be the path of a YAML file, got {type(path).__name__}")
-    return str(path)
 
 
 def _row(include: str) -> MethodRow:

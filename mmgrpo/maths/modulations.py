@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
@@ -120,10 +120,13 @@ def _by_old_probability(
     return Modulated(low_BT=1 - floor_BT, high_BT=ceiling_BT - 1)
 
 
-def growing_bounds(*, first: float, last: float, rate: float = 3.0) -> Modulation:
-    """Bounds that grow exponentially from a sample's first decision to its last.
+def growing_bounds(
+    *, first: float, last: float, rate: float = 3.0, each: Literal["sample", "segment"] = "sample"
+) -> Modulation:
+    """Bounds that grow exponentially from the first decision of each sample, or of each segment of it, to the last.
 
-    low = high = first + (last - first) (exp(rate t) - 1) / (exp(rate) - 1), t = column / (T - 1).
+    low = high = first + (last - first) (exp(rate t) - 1) / (exp(rate) - 1), t = k / (K - 1), k the decision's place
+    among the K of its sample or segment.
 
     Units: first and last as the surrogate takes them; rate is dimensionless, not 0.   Raises: ConfigError for rate 0.
     Source: DPPO (Diffusion Policy Policy Optimization), arXiv:2409.00588, and its code (irom-princeton/dppo,
@@ -131,33 +134,37 @@ def growing_bounds(*, first: float, last: float, rate: float = 3.0) -> Modulatio
     """
     if rate == 0:
         raise ConfigError("growing bounds need a rate other than 0")
-    return Modulation(of=partial(_growing, first=first, last=last, rate=rate), bounds=True)
+    places = _places(each)
+    return Modulation(of=partial(_growing, first=first, last=last, rate=rate, places=places), bounds=True)
 
 
-def _growing(decisions: Decisions, job_values: JobValues, *, first: float, last: float, rate: float) -> Modulated:
+def _growing(
+    decisions: Decisions, job_values: JobValues, *, first: float, last: float, rate: float, places: Places
+) -> Modulated:
     del job_values
-    place_T = _columns(decisions) / max(decisions.mask_BT.shape[1] - 1, 1)
-    bound_T = first + (last - first) * (rate * place_T).expm1() / math.expm1(rate)
-    bound_BT = bound_T.expand(decisions.mask_BT.shape)
+    before_BT, behind_BT = places(decisions)
+    share_BT = before_BT / (before_BT + behind_BT).clamp(min=1)
+    bound_BT = first + (last - first) * (rate * share_BT).expm1() / math.expm1(rate)
     return Modulated(low_BT=bound_BT, high_BT=bound_BT)
 
 
-def discounted_steps(*, gamma: float) -> Modulation:
-    """Earlier decisions count less.
+def discounted_steps(*, gamma: float, each: Literal["sample", "segment"] = "sample") -> Modulation:
+    """Earlier decisions of each sample, or of each segment of it, count less.
 
-    loss = gamma^(T - 1 - column) of what it was.
+    loss = gamma^(K - 1 - k) of what it was, k the decision's place among the K of its sample or segment.
 
     Units: gamma is dimensionless (0.99).
     Source: DPPO, arXiv:2409.00588, and its code: the denoising discount of the advantage.
     """
-    return Modulation(of=partial(_discounted, gamma=gamma))
+    places = _places(each)
+    return Modulation(of=partial(_discounted, gamma=gamma, places=places))
 
 
-def _discounted(decisions: Decisions, job_values: JobValues, *, gamma: float) -> Modulated:
+def _discounted(decisions: Decisions, job_values: JobValues, *, gamma: float, places: Places) -> Modulated:
     del job_values
-    to_come_T = decisions.mask_BT.shape[1] - 1 - _columns(decisions)
-    factor_T = torch.full_like(to_come_T, gamma).pow(to_come_T).to(decisions.logprob_BT.detach())
-    return Modulated(loss_BT=factor_T.expand(decisions.mask_BT.shape))
+    _, behind_BT = places(decisions)
+    factor_BT = torch.full_like(behind_BT, gamma).pow(behind_BT)
+    return Modulated(loss_BT=factor_BT.to(decisions.logprob_BT.detach()))
 
 
 def within_divergence(*, limit: float) -> Modulation:
@@ -297,5 +304,28 @@ def row_quantile(value_BT: Tensor, mask_BT: Tensor, fraction: float) -> Tensor:
     return between_B1.where(mask_BT.any(1, keepdim=True), torch.inf).to(value_BT)
 
 
-def _columns(decisions: Decisions) -> Tensor:
-    return torch.arange(decisions.mask_BT.shape[1], dtype=torch.float64, device=decisions.mask_BT.device)
+def _in_sample(decisions: Decisions) -> tuple[Tensor, Tensor]:
+    """How many decisions of its sample are before each, and behind it. Shapes: -> float64 (B, T) each."""
+    T = decisions.mask_BT.shape[1]
+    before_T = torch.arange(T, dtype=torch.float64, device=decisions.mask_BT.device)
+    return before_T.expand(decisions.mask_BT.shape), (T - 1 - before_T).expand(decisions.mask_BT.shape)
+
+
+def _in_segment(decisions: Decisions) -> tuple[Tensor, Tensor]:
+    """How many decisions of its segment, which stand side by side, are before each, and behind it."""
+    column_BT, to_come_BT = _in_sample(decisions)
+    ends_BT = decisions.segment_BT[:, 1:] != decisions.segment_BT[:, :-1]
+    edge_B1 = torch.ones_like(ends_BT[:, :1])
+    first_BT = column_BT.where(torch.cat([edge_B1, ends_BT], dim=1), 0).cummax(1).values
+    last_BT = to_come_BT.where(torch.cat([ends_BT, edge_B1], dim=1), 0).flip(1).cummax(1).values.flip(1)
+    return column_BT - first_BT, to_come_BT - last_BT
+
+
+Places = Callable[[Decisions], "tuple[Tensor, Tensor]"]
+PLACES: Mapping[str, Places] = MappingProxyType({"sample": _in_sample, "segment": _in_segment})
+
+
+def _places(each: str) -> Places:
+    if each not in PLACES:
+        raise ConfigError(f"places are counted in each of {' or '.join(PLACES)}, got {each!r}")
+    return PLACES[each]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from diffusion_policy.simulator import TOLERANCE, distance_to_goal
+from mmgrpo.errors import DataError
 from mmgrpo.types import Sample, Scope, Score
 
 
@@ -40,7 +41,10 @@ class Progress:
         return [None if sample.array is None else self._score(sample.array) for sample in samples]
 
     def _score(self, path_NS: torch.Tensor) -> Score:
-        left = distance_to_goal(path_NS[:: (len(path_NS) - 1) // self.chunks])
+        length, rest = divmod(len(path_NS) - 1, self.chunks)
+        if rest:
+            raise DataError(f"{len(path_NS) - 1} steps are no {self.chunks} chunks: set chunks to the policy's")
+        left = distance_to_goal(path_NS[::length])
         gained = (left[:-1] - left[1:]).tolist()
         K = self.denoising_steps
         return Score(sum(gained), scopes=[Scope(n * K, (n + 1) * K, gain) for n, gain in enumerate(gained)])

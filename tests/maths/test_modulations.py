@@ -173,6 +173,25 @@ def test_earlier_steps_count_less():
     torch.testing.assert_close(loss_BT[0, [0, 5, 9]], torch.tensor([0.913517, 0.960596, 1.0]))
 
 
+def test_places_are_counted_in_each_segment():
+    """Chunks of 3, 1 and 2 decisions, and one of 6: each has the numbers of a sample of its length."""
+    segment_BT = torch.tensor([[0, 0, 0, 1, 2, 2], [4, 4, 4, 4, 4, 4]])
+    decisions = replace(decisions_of(shape=(2, 6)), segment_BT=segment_BT)
+    low_BT = growing_bounds(first=0.001, last=0.01, each="segment").of(decisions, {}).low_BT
+    loss_BT = discounted_steps(gamma=0.5, each="segment").of(decisions, {}).loss_BT
+    assert low_BT is not None
+    assert loss_BT is not None
+    expected_T = torch.tensor([0.001, 0.002642, 0.01, 0.001, 0.001, 0.01], dtype=torch.float64)
+    torch.testing.assert_close(low_BT[0], expected_T, atol=1e-6, rtol=0)
+    assert loss_BT[0].tolist() == [0.25, 0.5, 1, 1, 0.5, 1]
+    alone = growing_bounds(first=0.001, last=0.01).of(decisions_of(shape=(1, 6)), {}).low_BT
+    assert alone is not None
+    assert torch.equal(low_BT[1], alone[0])
+    assert loss_BT[1].tolist() == [2.0**-k for k in (5, 4, 3, 2, 1, 0)]
+    with pytest.raises(ConfigError, match="each of sample or segment, got 'chunk'"):
+        growing_bounds(first=0.1, last=0.2, each="chunk")  # pyright: ignore[reportArgumentType]
+
+
 def test_later_modulations_stand_on_earlier_ones():
     one_BT, two_BT = torch.full((1, 1), 2.0), torch.full((1, 1), 3.0)
     both = Modulated(low_BT=two_BT, loss_BT=two_BT).after(Modulated(low_BT=one_BT, high_BT=one_BT, loss_BT=one_BT))
