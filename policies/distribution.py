@@ -1,17 +1,20 @@
 """Numbers of the distribution that a token is drawn from.
 
-Axes: m tokens of a chunk, V vocabulary.
+Axes: m tokens of a chunk, V vocabulary, N rows, T decisions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.policies.sampling import entropies, logprob_means
+from mmgrpo.values import Value
 
 
 def nucleus_entropies(logits_mV: Tensor, mass: float) -> Tensor:
@@ -59,3 +62,42 @@ OF_LOGITS: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
     }
 )
 """Values of the distribution that a token is drawn from: of its logits, the token, and the value's own numbers."""
+
+
+def views_of(values: Collection[Value], kept: Collection[str], *, own: Collection[str]) -> list[str]:
+    """The other views that are asked.
+
+    Args:
+        values: what is asked.
+        kept: names of the weights that there are.
+        own: names of the values of now.
+
+    Returns:
+        Names of weights.
+
+    Raises:
+        ConfigError: a value that tokens do not have, or not of that view.
+    """
+    named = ("logprob", *LOGPROB_DIVERGENCES)
+    for value in values:
+        known = value.name in own if value.view is None else value.view in kept and value.name in named
+        if not known:
+            raise ConfigError(
+                f"tokens have no value {value}: leave out what asks for it; known are {', '.join(own)}, and "
+                f"{', '.join(named)} of {', '.join(sorted(kept))}"
+            )
+    return sorted({value.view for value in values if value.view is not None})
+
+
+def seen_by(values: Collection[Value], logprob_NT: Tensor, other: Mapping[str, Tensor]) -> dict[Value, Tensor]:
+    """The values that are of other views, from the log-probabilities of each: those themselves, or the divergence.
+
+    Shapes: all (N, T).
+    """
+    found = {}
+    for value in values:
+        if value.view is not None:
+            other_NT = other[value.view]
+            known = value.name == "logprob"
+            found[value] = other_NT if known else LOGPROB_DIVERGENCES[value.name](logprob_NT, other_NT)
+    return found

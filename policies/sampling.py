@@ -43,6 +43,7 @@ class Sampling:
         min_p: keeps tokens of at least this share of the likeliest one's probability.
         suppressed: (K,) token ids that have no probability.
         cooling: how much colder later tokens are drawn than they are scored; None: as they are scored.
+        guidance: how far to go from what is unconditionally likely to what is likely behind the prompt; 1: that itself.
     """
 
     temperature: float
@@ -51,6 +52,7 @@ class Sampling:
     min_p: float | None
     suppressed: Tensor
     cooling: Cooling | None = None
+    guidance: float = 1.0
 
     @classmethod
     def of(cls, settings: Draws, suppressed: Tensor) -> Sampling:
@@ -68,6 +70,22 @@ class Sampling:
     def truncates(self) -> bool:
         """Whether the support depends on the logits."""
         return self.top_k is not None or self.top_p is not None or self.min_p is not None
+
+    @property
+    def guides(self) -> bool:
+        """Whether logits are of two: behind the prompt, and unconditional."""
+        return self.guidance != 1
+
+    def guided(self, logits_MbV: Tensor) -> Tensor:
+        """u + s (c - u), of logits c behind the prompt and unconditional ones u; c alone where s is 1.
+
+        Shapes: (M, 2, V), or (M, 1, V) -> (M, V).
+        Source: classifier-free guidance, arXiv:2207.12598; of tokens, arXiv:2306.05284, sec. 2.
+        """
+        if not self.guides:
+            return logits_MbV[:, 0]
+        conditional_MV, unconditional_MV = logits_MbV.unbind(1)
+        return unconditional_MV + self.guidance * (conditional_MV - unconditional_MV)
 
     def tempered(self, logits_MV: Tensor) -> Tensor:
         """Logits over the temperature, the suppressed tokens at minus infinity."""

@@ -45,6 +45,7 @@ class Tape:
         device: torch.device,
         uniform_NT: Tensor | None = None,
         given_NT: Tensor | None = None,
+        random_T: Tensor | None = None,
         numbers: tuple[str, ...] = (),
         embedding_VD: Tensor | None = None,
     ) -> None:
@@ -56,6 +57,7 @@ class Tape:
             device: where the logits are.
             uniform_NT: the random number of each decision, in [0, 1); None takes the likeliest token.
             given_NT: tokens that are written whatever the logits say; None draws them.
+            random_T: bool, False at decisions that take the likeliest token all the same; None: all are drawn.
             numbers: what to keep of each token, by the names in ``NUMBERS``.
             embedding_VD: the vector of each token, if there are numbers.
         """
@@ -65,6 +67,7 @@ class Tape:
         self._sampling = sampling
         self._uniform_NT = None if uniform_NT is None else uniform_NT.to(device)
         self._given_NT = None if given_NT is None else given_NT.to(device)
+        self._random_T = random_T
         self._token_NT = torch.zeros(rows, length, dtype=torch.long, device=device)
         self._logprob_NT = torch.zeros(rows, length, device=device)
         self._embedding_VD = torch.empty(0) if embedding_VD is None else embedding_VD.detach()
@@ -85,7 +88,7 @@ class Tape:
                 self._supports[row].append(support)
         if self._given_NT is not None:
             token_n = self._given_NT[row_n, t]
-        elif self._uniform_NT is not None:
+        elif self._uniform_NT is not None and (self._random_T is None or bool(self._random_T[t])):
             token_n = drawn(self._sampling.cooled(logits_nV, t), self._uniform_NT[row_n, t])
         else:
             token_n = logits_nV.argmax(-1)

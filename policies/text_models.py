@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
 )
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
@@ -108,3 +110,23 @@ def _is_linear(module: nn.Module) -> bool:
     except (RuntimeError, TypeError, ValueError):
         return False
     return isinstance(found, torch.Tensor) and found.shape[-1] == module.out_features
+
+
+def enable_checkpointing(model: PreTrainedModel) -> None:
+    """Lets the layers of a model keep only their inputs for the backward, within ``checkpointing``."""
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)  # renamed
+    enable({"use_reentrant": False})
+
+
+@contextmanager
+def checkpointing(model: PreTrainedModel, wanted: bool) -> Iterator[None]:
+    """Within it the layers keep only their inputs for the backward, if so wanted; dropout stays off."""
+    active = wanted and torch.is_grad_enabled()
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)] if active else []
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False

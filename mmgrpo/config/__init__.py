@@ -177,7 +177,7 @@ class AdvantageConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Held-out prompts with fixed seeds, drawn without noise and judged by rewards that are not trained on."""
+    """Held-out prompts with fixed seeds, judged by rewards that are not trained on."""
 
     prompts: PromptsConfig = Field(description="as the section prompts, of one source; shuffle has no effect")
     rewards: tuple[RewardConfig, ...] = Field(default=(), description="empty: the training rewards")
@@ -185,6 +185,11 @@ class EvaluationConfig(Section):
         default=10, ge=1, description="steps between evaluations; the first and the last are always evaluated"
     )
     samples_per_prompt: int = Field(default=1, ge=1)
+    sampled: bool = Field(
+        default=False,
+        description="draw at random as in training, which leaves several samples of a prompt different where a policy "
+        "decides on tokens; false: without noise, the likeliest tokens",
+    )
     seed: int = Field(default=1234, description="the same noise in every evaluation, apart from the run's seed")
     pictures: int = Field(default=100, ge=0, description="samples kept in samples/ per evaluation")
 

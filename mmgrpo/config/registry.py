@@ -15,12 +15,14 @@ POLICIES: Mapping[str, str] = {
     "denoising": "mmgrpo.policies.denoising:DenoisingPolicy",
     "language": "mmgrpo.policies.language:LanguagePolicy",
     "masked": "mmgrpo.policies.masked:MaskedPolicy",
+    "image_tokens": "mmgrpo.policies.image_tokens:ImageTokensPolicy",
 }
 
 SETTINGS: Mapping[str, str] = {
     "denoising": "mmgrpo.policies.denoising.settings:DenoisingSettings",
     "language": "mmgrpo.policies.language.settings:LanguageSettings",
     "masked": "mmgrpo.policies.masked.settings:MaskedSettings",
+    "image_tokens": "mmgrpo.policies.image_tokens.settings:ImageTokensSettings",
 }
 """Settings of our policies, which are read without the libraries that the policies need. A package of others may name
 its own in the group ``mmgrpo.settings``; else they are asked of the policy, as its ``settings_type``."""

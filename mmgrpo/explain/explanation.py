@@ -349,7 +349,8 @@ def _evaluation_line(config: RunConfig, settings: Mapping[str, Any] | None) -> s
     forwards = "" if num_steps is None else f" of {_many(num_steps, 'forward')} each"
     return (
         f"before the first step, every {_many(evaluation.every, 'step')} and after the last: "
-        f"{_many(evaluation.samples_per_prompt, 'sample')} a prompt{forwards}, without noise, "
+        f"{_many(evaluation.samples_per_prompt, 'sample')} a prompt{forwards}, "
+        f"{'at random' if evaluation.sampled else 'without noise'}, "
         f"judged by {judges or 'the training rewards'}"
     )
 

@@ -69,7 +69,7 @@ def evaluate(
     """Draws ``samples_per_prompt`` for every prompt and asks the judges once about all of them together.
 
     Args:
-        policy: what draws; its noise is off.
+        policy: what draws; its noise is off unless the configuration has it on.
         prompts: the held-out prompts of the whole job; each process draws its own share of them.
         judges: the rewards to ask; none of their failures stops an evaluation if it is made so.
         config: how many samples, and their seed.
@@ -85,7 +85,7 @@ def evaluate(
     if mine:
         plan = replace(
             plan or Plan(),
-            stochastic=(),
+            stochastic=None if config.sampled else (),
             sample_values=judges.needs_values,
             prompt_ids=tuple(index for index, _ in mine),
             on_samples=on_samples,

@@ -12,11 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
-from mmgrpo.policies.distribution import OF_LOGITS
+from mmgrpo.policies.distribution import OF_LOGITS, seen_by, views_of
 from mmgrpo.policies.language.agreement import TOLERANCES, Trial, require_plain
 from mmgrpo.policies.language.choosing import Choice, candidates_of
 from mmgrpo.policies.language.critic import Hidden, LanguageCritic
@@ -33,10 +31,16 @@ from mmgrpo.policies.language.scoring import logprobs
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.language.text_ends import text_ends
 from mmgrpo.policies.language.trace import Trace
-from mmgrpo.policies.language.values import OF_STATES, views_of
+from mmgrpo.policies.language.values import OF_STATES, OWN
 from mmgrpo.policies.language.ways import Cached, Way
+from mmgrpo.policies.rescoring import placed, rescored
 from mmgrpo.policies.sampling import Sampling
-from mmgrpo.policies.text_models import language_linears, language_parameters
+from mmgrpo.policies.text_models import (
+    checkpointing,
+    enable_checkpointing,
+    language_linears,
+    language_parameters,
+)
 from mmgrpo.policies.weights import PeftFiles, Weights
 from mmgrpo.policy import Criticising, Joining, Keeping, Policy, Reading, Seeing, Supervised, Writing
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
@@ -93,8 +97,7 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
             for parameter in model.parameters():
                 parameter.requires_grad_(parameter in kept)
         if settings.gradient_checkpointing:
-            enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)  # renamed
-            enable({"use_reentrant": False})
+            enable_checkpointing(model)
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
         self._tolerance = TOLERANCES[dtype]
         self._choice, self._teaching = self._choices()
@@ -183,7 +186,7 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
         if not self.settings.rescore or plan.deterministic:
             return rollout
         again = tuple(value for value in rollout.values if value.name in OF_LOGITS)
-        return replace(self._rescored(rollout, values=again), num_forwards=2 * rollout.num_forwards)
+        return replace(rescored(self, rollout, values=again), num_forwards=2 * rollout.num_forwards)
 
     def read(self, given: Sequence[Given], *, seed: int, plan: Plan | None = None) -> Rollout:
         """Rows of given answers, by their tokens or else by their text and, where it is finished, the end token.
@@ -197,7 +200,7 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
         unknown = [row for row, one in enumerate(given) if one.old_logprob_T is None]
         if unknown:
             known = tuple(value for value in plan.values if value == ENTROPY and len(unknown) == len(given))
-            rollout = replace(self._rescored(rollout, unknown, values=known), num_forwards=len(unknown))
+            rollout = replace(rescored(self, rollout, unknown, values=known), num_forwards=len(unknown))
         plan.hand_over(rollout.samples)
         return rollout
 
@@ -226,7 +229,7 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
         Of values there are those of ``values.OF_LOGITS`` and ``values.OF_STATES``, and of another view its
         log-probability and divergences k1, k2 and k3.
         """
-        views, trace = views_of(values, self._weights.kept), rollout.trace
+        views, trace = views_of(values, self._weights.kept, own=OWN), rollout.trace
         own = [value for value in values if value.view is None and value != PEERS]
         peers_BT = self._peers(rollout) if PEERS in values else None
         for batch, mask_NT in self._batches(rollout, rows):
@@ -234,11 +237,7 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
             logprob_NT, found = self._scored(trace, batch, mask_NT, own)
             if peers_BT is not None:
                 found[PEERS] = peers_BT[batch, : mask_NT.shape[1]].where(mask_NT, 0.0).to(logprob_NT.device)
-            for value in values:
-                if value.view is not None:
-                    other_NT = other[value.view]
-                    known = value.name == "logprob"
-                    found[value] = other_NT if known else LOGPROB_DIVERGENCES[value.name](logprob_NT, other_NT)
+            found |= seen_by(values, logprob_NT, other)
             yield Evaluation(
                 columns=range(mask_NT.shape[1]),
                 logprob_BT=logprob_NT,
@@ -302,18 +301,6 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
         num_tokens = sum(len(completion.token_T) for completion in trace.completions)
         return SupervisedLoss(mean=-torch.stack(sums).sum() / num_tokens, num_terms=num_tokens)
 
-    @torch.no_grad()
-    def _rescored(self, rollout: Rollout, rows: Sequence[int] | None = None, *, values: Collection[Value]) -> Rollout:
-        """The rollout with the log-probabilities, and these values, that an update's forward finds of some rows."""
-        old_BT, found = rollout.old_logprob_BT.clone(), {value: torch.zeros(rollout.shape) for value in values}
-        for part in self.evaluate(rollout, rows, values=values):
-            assert part.rows is not None
-            index = part.rows[:, None], torch.tensor(part.columns)[None]
-            old_BT[index] = part.logprob_BT.cpu()
-            for value, matrix_BT in found.items():
-                matrix_BT[index] = part.values[value].cpu()
-        return replace(rollout, old_logprob_BT=old_BT, values={**rollout.values, **found})
-
     def _way_for(self, prompts: Sequence[Encoded]) -> Way:
         return self._now(self._choice.see(prompts))
 
@@ -337,9 +324,7 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
                 mask_NT=mask_NT,
                 values=values,
             )
-        index = mask_NT.to(logprob_M.device)
-        nothing_NT = torch.zeros(mask_NT.shape, device=logprob_M.device)
-        logprob_NT, *found = (nothing_NT.masked_scatter(index, each_M) for each_M in (logprob_M, *found))
+        logprob_NT, *found = (placed(mask_NT, each_M) for each_M in (logprob_M, *found))
         return logprob_NT, dict(zip(values, found, strict=True))
 
     def _now(self, way: Way) -> Way:
@@ -349,18 +334,8 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
             self._frozen[id(copied)] = (way, way.through(copied))
         return way if copied is None else self._frozen[id(copied)][1]
 
-    @contextmanager
-    def _checkpointing(self) -> Iterator[None]:
-        """Within it the layers keep only their inputs for the backward, if so asked; dropout stays off."""
-        active = self.settings.gradient_checkpointing and torch.is_grad_enabled()
-        layers = [m for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer)] if active else []
-        for layer in layers:
-            layer.training = True
-        try:
-            yield
-        finally:
-            for layer in layers:
-                layer.training = False
+    def _checkpointing(self) -> AbstractContextManager[None]:
+        return checkpointing(self.model, self.settings.gradient_checkpointing)
 
     def _choices(self) -> tuple[Choice, Choice]:
         """Between the ways that rollouts and updates may go, and those of the warm-up."""

@@ -5,14 +5,13 @@ Axes: m tokens of a chunk, V vocabulary, D model width, N rows, T tokens of a ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.maths.internals import (
     effective_rank,
     gradient_curvature,
@@ -73,14 +72,5 @@ def of_rows(value: Value, state_NTD: Tensor, kept_NT: Tensor) -> Tensor:
     return torch.cat([OF_ROWS[value.name](row, *value.numbers).expand(len(row)) for row in rows])
 
 
-def views_of(values: Collection[Value], kept: Collection[str]) -> list[str]:
-    """The other views that are asked. Raises ConfigError for a value that tokens do not have, or not of that view."""
-    named, own = ("logprob", *LOGPROB_DIVERGENCES), (PEERS.name, *OF_ENDS, *sorted(OF_STATES), *OF_LOGITS)
-    for value in values:
-        known = value.name in own if value.view is None else value.view in kept and value.name in named
-        if not known:
-            raise ConfigError(
-                f"tokens have no value {value}: leave out what asks for it; known are {', '.join(own)}, and "
-                f"{', '.join(named)} of {', '.join(sorted(kept))}"
-            )
-    return sorted({value.view for value in values if value.view is not None})
+OWN = (PEERS.name, *OF_ENDS, *sorted(OF_STATES), *OF_LOGITS)
+"""Names of what tokens have beside their log-probability."""

@@ -1,0 +1,15 @@
+"""Models that draw a picture token by token as policies: unified ones of transformers, and causal models over codes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mmgrpo.policies.image_tokens.settings import ImageTokensSettings
+from mmgrpo.system.lazy import exports
+
+if TYPE_CHECKING:
+    from mmgrpo.policies.image_tokens.policy import ImageTokensPolicy
+
+__all__ = ["ImageTokensPolicy", "ImageTokensSettings"]
+
+__getattr__ = exports(__name__, {"ImageTokensPolicy": "mmgrpo.policies.image_tokens.policy"})

@@ -1,0 +1,52 @@
+"""Models that draw out of tokens, their processors and autoencoders, from paths, hub ids and Python builders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.policies.image_tokens.settings import ImageTokensSettings
+from mmgrpo.policies.loading import DTYPES, built, named
+from mmgrpo.policies.text_models import pretrained
+from mmgrpo.system.hub import why_not
+from mmgrpo.system.targets import is_own
+
+
+def load(settings: ImageTokensSettings) -> tuple[PreTrainedModel, Any, Any]:
+    """The model, its processor (or tokenizer), and the autoencoder beside it, None if there is none.
+
+    Raises: ConfigError if nothing is named or what is named cannot be loaded.
+    """
+    source = named(settings.model)
+    autoencoder = None
+    if is_own(source):
+        found = built(source)
+        if not isinstance(found, tuple) or len(found) not in (2, 3):
+            given = type(found).__name__
+            raise ConfigError(
+                f"policy.model {source!r} must return a model, its processor, and an autoencoder if the model holds "
+                f"none, got {given}"
+            )
+        model, processor = found[0].to(DTYPES[settings.dtype]), found[1]
+        autoencoder = found[2] if len(found) == 3 else None
+    else:
+        model, processor = pretrained(source, settings, what="a model that draws out of tokens")
+    if settings.autoencoder is not None:
+        autoencoder = _autoencoder(settings.autoencoder)
+    return model, processor, autoencoder
+
+
+def _autoencoder(source: str) -> Any:
+    if is_own(source):
+        return built(source)
+    from diffusers import VQModel
+
+    path, _, subfolder = source.partition(":")
+    try:
+        return VQModel.from_pretrained(path, subfolder=subfolder or None)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(
+            f"policy.autoencoder {source!r} cannot be loaded as a diffusers VQModel: {why_not(path, error)}"
+        ) from error

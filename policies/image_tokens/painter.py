@@ -1,0 +1,174 @@
+"""A model of transformers as it draws: prompts into prefixes, codes into states, those into logits of codes.
+
+Axes: N rows, b sides of guidance, T codes of a row, L tokens, P tokens of a prompt, D model width, K codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import DynamicCache, PreTrainedModel
+
+from mmgrpo.policies.image_tokens.codes import Range, codes_of
+from mmgrpo.policies.image_tokens.grids import Grid
+from mmgrpo.policies.image_tokens.prompts import Encoded
+from mmgrpo.policies.prefix import Prefix, extended, growing
+from mmgrpo.policies.sampling import Sampling
+from mmgrpo.policies.tape import Tape
+
+
+class Painter:
+    """Runs a model's decoder over prompts and codes; rows of the unconditional side follow those that are shown.
+
+    Attributes:
+        model: the wrapped model.
+        grid: of the codes.
+        codes: how the model reads and writes them.
+    """
+
+    def __init__(self, model: PreTrainedModel, grid: Grid, codes: Range, *, autocast: torch.dtype | None) -> None:
+        """Finds the parts of the model that draw.
+
+        Args:
+            model: the model.
+            grid: of the codes.
+            codes: where its vocabulary has them, unless it says so itself.
+            autocast: dtype of the arithmetic, if the weights are kept in another.
+        """
+        self.model = model
+        self.grid = grid
+        self.codes = codes_of(model, codes)
+        self._range = codes
+        self._autocast = autocast
+        self._decoder: Any = model.get_decoder()
+        self._table: Any = model.get_input_embeddings()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.model.device
+
+    def through(self, model: PreTrainedModel) -> Painter:
+        """The same with another model of the same kind."""
+        return Painter(model, self.grid, self._range, autocast=self._autocast)
+
+    def logits(self, states_MbD: Tensor, sampling: Sampling) -> Tensor:
+        """Guided logits, float32.
+
+        Shapes: (M, b, D) -> (M, K).
+        """
+        with self._arithmetic():
+            logits_MbK = self.codes.logits(states_MbD).float()
+        return sampling.guided(logits_MbK)
+
+    @torch.no_grad()
+    def write(self, prompts: Sequence[Encoded], sampling: Sampling, tape: Tape) -> None:
+        """Draws all codes of N rows, one behind each prompt."""
+        N = len(prompts)
+        prefix = growing(self._prefix(prompts, 1 + sampling.guides))
+        row_N = torch.arange(N, device=self.device)
+        for t in range(self.grid.num_codes):
+            states_NbD = prefix.hidden_ND.unflatten(0, (-1, N)).transpose(0, 1)
+            code_N = tape.write(t, row_N, self.logits(states_NbD, sampling))
+            if t + 1 < self.grid.num_codes:
+                prefix, _ = self._extended(prefix, self._laid(code_N[:, None], last=t))
+
+    def states(self, prompts: Sequence[Encoded], code_NT: Tensor, *, num_sides: int, shared: bool) -> Tensor:
+        """The states that codes are drawn in.
+
+        Args:
+            prompts: N prompts.
+            code_NT: the codes of each, up to the last one that is asked for.
+            num_sides: 1, or 2 with the unconditional side.
+            shared: whether a prompt is run once for all rows that have it.
+
+        Returns:
+            (N, T, b, D), with grad where grad is enabled.
+        """
+        N, T = code_NT.shape
+        inner_NLD = self._laid(code_NT[:, : T - 1].to(self.device), last=T - 2)
+        if shared:
+            prefix = self._prefix(prompts, num_sides)
+            hidden_MLD = prefix.hidden_ND[:, None]
+            if T > 1:
+                _, later = self._extended(prefix, inner_NLD)
+                hidden_MLD = torch.cat([hidden_MLD, later], dim=1)
+        else:
+            hidden_MLD = self._whole(prompts, inner_NLD, num_sides)
+        place_T = self.grid.place_T[:T].to(self.device)
+        return hidden_MLD[:, place_T].unflatten(0, (num_sides, N)).movedim(0, 2)
+
+    def _laid(self, code_NT: Tensor, *, last: int) -> Tensor:
+        """What the decoder reads of codes that end with the ``last`` of the grid: all before it, or that one alone."""
+        with self._arithmetic():
+            code_NTD = self.codes.embed(code_NT)
+            end = self.grid.line_end
+            line_D = None if end is None else self._table(torch.tensor(end, device=self.device))
+        if code_NT.shape[1] == last + 1:
+            return self.grid.laid(code_NTD, line_D)
+        if line_D is None or not self.grid.ends_line(last):
+            return code_NTD
+        return torch.cat([code_NTD, line_D.to(code_NTD).expand(len(code_NTD), 1, -1)], dim=1)
+
+    def _prefix(self, prompts: Sequence[Encoded], num_sides: int) -> Prefix:
+        """The prefixes of rows, side by side; what is the same for several is run once."""
+        rows = [ids_P for side in range(num_sides) for ids_P in (one.sides(num_sides)[side] for one in prompts)]
+        keys = [tuple(ids_P.tolist()) for ids_P in rows]
+        place = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        first = dict(zip(reversed(keys), reversed(rows), strict=True))
+        prefix = self._prefilled([first[key] for key in place])
+        index = torch.tensor([place[key] for key in keys], device=self.device)
+        return prefix.rows(index)
+
+    def _prefilled(self, rows: Sequence[Tensor]) -> Prefix:
+        ids_ML, mask_ML = _aligned(rows, self.device)
+        whole = bool(mask_ML.all())
+        cache = DynamicCache(config=self.model.config)
+        output = self._run(self._table(ids_ML), mask_ML, past_key_values=cache, use_cache=True)
+        return Prefix(
+            cache=output.past_key_values,
+            mask_NL=None if whole else mask_ML,
+            next_position=mask_ML.sum(1),
+            hidden_ND=output.last_hidden_state[:, -1],
+            length=ids_ML.shape[1],
+        )
+
+    def _extended(self, prefix: Prefix, inner_NLD: Tensor) -> tuple[Prefix, Tensor]:
+        num_sides = len(prefix.hidden_ND) // len(inner_NLD)
+        inputs = torch.cat([inner_NLD] * num_sides)
+
+        def run(**place: Any) -> Tensor:
+            with self._arithmetic():
+                return self._decoder(inputs_embeds=inputs, **place, use_cache=True).last_hidden_state
+
+        return extended(prefix, inner_NLD.shape[1], run)
+
+    def _whole(self, prompts: Sequence[Encoded], inner_NLD: Tensor, num_sides: int) -> Tensor:
+        """Each row in one go, without a cache: the states from the last token of the prompt on."""
+        rows = [one.sides(num_sides)[side] for side in range(num_sides) for one in prompts]
+        ids_MP, mask_MP = _aligned(rows, self.device)
+        prompt_MPD = self._table(ids_MP)
+        inputs = torch.cat([prompt_MPD, torch.cat([inner_NLD] * num_sides).to(prompt_MPD)], dim=1)
+        mask_ML = pad(mask_MP, (0, inner_NLD.shape[1]), value=True)
+        return self._run(inputs, mask_ML, use_cache=False).last_hidden_state[:, ids_MP.shape[1] - 1 :]
+
+    def _run(self, inputs: Tensor, mask_ML: Tensor, **more: Any) -> Any:
+        if not bool(mask_ML.all()):
+            more |= {"attention_mask": mask_ML, "position_ids": (mask_ML.cumsum(1) - 1).clamp(min=0)}
+        with self._arithmetic():
+            return self._decoder(inputs_embeds=inputs, **more)
+
+    def _arithmetic(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=self._autocast, enabled=self._autocast is not None)
+
+
+def _aligned(rows: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens aligned at their right end, and where there are any: (M, L) each."""
+    longest = max(map(len, rows))
+    ids_ML = torch.stack([pad(ids_P, (longest - len(ids_P), 0)) for ids_P in rows])
+    lengths_M = torch.tensor([len(ids_P) for ids_P in rows])
+    return ids_ML.to(device), (torch.arange(longest) >= longest - lengths_M[:, None]).to(device)

@@ -1,0 +1,168 @@
+"""Codes into pictures and pictures into codes, by the model's own autoencoder or one beside it.
+
+Axes: N pictures, C channels, H W height and width in pixels, h w in codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from inspect import signature
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.policies.image_tokens.grids import Grid
+
+MODES = {1: "L", 3: "RGB"}
+REMEMBERED = 65536
+"""Pictures whose codes are kept."""
+
+
+class Pictures:
+    """Codes of a grid as pictures, and back; without grad.
+
+    Attributes:
+        grid: of the codes.
+    """
+
+    def __init__(self, autoencoder: Any, grid: Grid, processor: Any, *, encoder: Any = None) -> None:
+        """Looks at what a grid of codes decodes to.
+
+        Args:
+            autoencoder: of transformers or diffusers, or any object with ``decode``, codes (N, h, w) -> pixels
+                (N, C, H, W), and, to be taught or to read pictures, ``encode`` the other way round.
+            grid: of the codes.
+            processor: what says how pixels are scaled: its image processor's mean, std and factor, else -1 to 1.
+            encoder: what makes codes of pictures in place of the autoencoder, which may then decode alone.
+
+        Raises:
+            ConfigError: it decodes nothing, or no picture.
+        """
+        self.grid = grid
+        self._autoencoder, self._encoder = autoencoder, autoencoder if encoder is None else encoder
+        for part in (self._autoencoder, self._encoder):
+            if isinstance(part, nn.Module):
+                part.eval()
+        scaling = getattr(processor, "image_processor", None)
+        self._mean, self._std, self._factor = (
+            torch.as_tensor(getattr(scaling, name, None) or other).reshape(-1, 1, 1)
+            for name, other in (("image_mean", 0.5), ("image_std", 0.5), ("rescale_factor", 1 / 255))
+        )
+        if not callable(getattr(autoencoder, "decode", None)):
+            raise ConfigError(
+                f"{type(autoencoder).__name__} makes no pictures of codes: it has no decode; name one that does in "
+                "policy.autoencoder, for example a diffusers VQModel"
+            )
+        shape = self._pixels(torch.zeros(1, grid.height, grid.width, dtype=torch.long)).shape
+        if len(shape) != 4 or shape[1] not in MODES:
+            raise ConfigError(
+                f"{type(autoencoder).__name__} decodes codes to {tuple(shape)}, which are no pictures of one or three "
+                "channels: (N, C, H, W)"
+            )
+        self._mode, self._size = MODES[shape[1]], (shape[3], shape[2])
+        self._known: dict[int, tuple[Image.Image, Tensor]] = {}  # the picture is kept, so that its id stays its own
+
+    @torch.no_grad()
+    def drawn(self, code_NT: Tensor) -> list[Image.Image]:
+        """The pictures that codes are of."""
+        code_Nhw = code_NT.reshape(-1, self.grid.height, self.grid.width)
+        pixels_NCHW = self._pixels(code_Nhw).float().cpu()
+        levels_NCHW = ((pixels_NCHW * self._std + self._mean) / self._factor).round().clamp(0, 255).to(torch.uint8)
+        arrays = levels_NCHW.movedim(1, -1).numpy()
+        return [Image.fromarray(array[..., 0] if self._mode == "L" else array) for array in arrays]
+
+    def codes(self, images: Sequence[Image.Image]) -> list[Tensor]:
+        """The codes of pictures, (T,) each on the CPU; one of another size is resized.
+
+        Raises: ConfigError for an autoencoder that does not encode, DataError for codes of another grid.
+        """
+        new = [image for image in {id(one): one for one in images}.values() if id(image) not in self._known]
+        for start in range(0, len(new), 64):
+            some = new[start : start + 64]
+            self._known |= {id(image): (image, code_T) for image, code_T in zip(some, self._encoded(some), strict=True)}
+        found = [self._known[id(image)][1] for image in images]
+        while len(self._known) > REMEMBERED:
+            del self._known[next(iter(self._known))]
+        return found
+
+    @torch.no_grad()
+    def _encoded(self, images: Sequence[Image.Image]) -> Tensor:
+        encode: Any = getattr(self._encoder, "encode", None)
+        if not callable(encode):
+            raise ConfigError(f"{type(self._encoder).__name__} has no encode: it cannot read pictures")
+        sized = [image.convert(self._mode) for image in images]
+        sized = [one if one.size == self._size else one.resize(self._size, Image.Resampling.BICUBIC) for one in sized]
+        levels = torch.stack([torch.from_numpy(np.array(one)).reshape(*self._size[::-1], -1) for one in sized])
+        pixels_NCHW = _placed(self._encoder, (levels.movedim(-1, 1) * self._factor - self._mean) / self._std)
+        more = {}
+        if "image_sizes" in signature(encode).parameters:
+            more["image_sizes"] = torch.tensor([self._size[::-1]] * len(images))
+        code = _codes_in(encode(pixels_NCHW, **more), self._encoder)
+        if code.numel() != len(images) * self.grid.num_codes:
+            raise DataError(
+                f"{type(self._encoder).__name__} makes {code.numel() // len(images)} codes of a picture, the grid "
+                f"has {self.grid.height} x {self.grid.width}: set policy.grid"
+            )
+        return code.reshape(len(images), -1).long().cpu()
+
+    @torch.no_grad()
+    def _pixels(self, code_Nhw: Tensor) -> Tensor:
+        autoencoder, code_Nhw = self._autoencoder, _placed(self._autoencoder, code_Nhw)
+        quantize: Any = getattr(autoencoder, "quantize", None)
+        if "force_not_quantize" in signature(autoencoder.decode).parameters:  # diffusers
+            shape = (*code_Nhw.shape, quantize.vq_embed_dim)
+            looked_up = autoencoder.config.lookup_from_codebook  # by decode itself
+            given = code_Nhw.flatten() if looked_up else quantize.get_codebook_entry(code_Nhw.flatten(), shape)
+            found = autoencoder.decode(given, force_not_quantize=True, shape=shape).sample
+        elif hasattr(quantize, "quant_state_dims"):  # a grid of its own
+            found = autoencoder.decode(code_Nhw.flatten(1))
+        else:
+            found = autoencoder.decode(code_Nhw)
+        return found
+
+
+def _placed(autoencoder: Any, tensor: Tensor) -> Tensor:
+    """Where an autoencoder is, and in its dtype where that is of floats."""
+    if not isinstance(autoencoder, nn.Module):
+        return tensor
+    own = next(chain(autoencoder.parameters(), autoencoder.buffers()), None)
+    if own is None:
+        return tensor
+    return tensor.to(own) if tensor.is_floating_point() else tensor.to(own.device)
+
+
+def _codes_in(found: Any, autoencoder: Any) -> Tensor:
+    """The codes in what an autoencoder's ``encode`` returned."""
+    if isinstance(found, Tensor):
+        return found
+    code = getattr(found, "image_tokens", None)
+    if code is None:  # diffusers
+        code = autoencoder.quantize(found.latents)[2][2]
+    return code if isinstance(code, Tensor) else torch.stack(list(code))
+
+
+def grid_of(settings_grid: tuple[int, int] | None, autoencoder: Any, processor: Any, line_end: int | None) -> Grid:
+    """The grid of a model's pictures: what is set, else what its autoencoder or its processor say.
+
+    Raises: ConfigError if nobody says.
+    """
+    own = getattr(getattr(autoencoder, "quantize", None), "quant_state_dims", None) or getattr(
+        autoencoder, "grid", None
+    )
+    calculate = getattr(processor, "calculate_generate_size", None)
+    length = getattr(processor, "image_seq_length", None)
+    if own is not None and settings_grid not in (None, tuple(own)):
+        raise ConfigError(f"policy.grid: {type(autoencoder).__name__} draws {own[0]} x {own[1]} codes; leave it out")
+    found = settings_grid or own
+    if found is None and calculate is not None:
+        found = calculate(processor.ratio, processor.image_area, processor.downsample_ratio)
+    if found is None and isinstance(length, int) and round(length**0.5) ** 2 == length:
+        found = (round(length**0.5),) * 2
+    if found is None:
+        raise ConfigError("policy.grid: neither model nor processor say how many codes a picture has: [height, width]")
+    return Grid(height=int(found[0]), width=int(found[1]), line_end=line_end)

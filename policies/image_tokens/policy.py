@@ -1,0 +1,290 @@
+"""A model that draws pictures token by token as a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from mmgrpo.errors import ConfigError, PolicyError
+from mmgrpo.policies.distribution import OF_LOGITS, seen_by, views_of
+from mmgrpo.policies.image_tokens.codes import Range
+from mmgrpo.policies.image_tokens.loading import load
+from mmgrpo.policies.image_tokens.painter import Painter
+from mmgrpo.policies.image_tokens.pictures import Pictures, grid_of
+from mmgrpo.policies.image_tokens.prompts import Encoder
+from mmgrpo.policies.image_tokens.rollouts import Rollouts
+from mmgrpo.policies.image_tokens.settings import ImageTokensSettings
+from mmgrpo.policies.image_tokens.trace import Scoring, Trace
+from mmgrpo.policies.rescoring import placed, rescored
+from mmgrpo.policies.text_models import checkpointing, enable_checkpointing, language_linears
+from mmgrpo.policies.weights import PeftFiles, Weights
+from mmgrpo.policy import Joining, Keeping, Policy, Reading, Scheduled, Seeing, Supervised
+from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
+from mmgrpo.values import ENTROPY, REFERENCE, Value
+
+TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+"""How far the log-probabilities of drawing may lie from those of a plain forward, on average, in nats."""
+
+
+class ImageTokensPolicy(Policy, Supervised, Scheduled, Reading, Keeping, Joining, Seeing):
+    """A unified model of transformers, or a causal one over codes, whose image tokens are decisions.
+
+    A token is drawn from the guided distribution and scored under it, both sides with grad. What a model puts between
+    the tokens of a picture is given: it is no decision. A prompt goes through the model once per group.
+
+    Attributes:
+        model: the wrapped model.
+        processor: its processor or tokenizer.
+        settings: how it draws and what is trained.
+    """
+
+    settings_type = ImageTokensSettings
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        processor: Any,
+        settings: ImageTokensSettings | Mapping[str, Any] | None = None,
+        *,
+        autoencoder: Any = None,
+    ) -> None:
+        """Wraps a live model; dropout is off from now on, since rollout and update must see the same policy.
+
+        Args:
+            model: Janus, Emu3, Chameleon and their kind, or a causal language model whose vocabulary ends in codes, on
+                its device.
+            processor: its ``AutoProcessor`` or ``AutoTokenizer``.
+            settings: ``ImageTokensSettings`` or a mapping of its fields.
+            autoencoder: what makes pictures of codes and codes of pictures; None: the model's own.
+        """
+        if settings is None or isinstance(settings, Mapping):
+            settings = ImageTokensSettings(**(settings or {}))
+        dtype = next(model.parameters()).dtype
+        if dtype not in TOLERANCES:
+            raise ConfigError(f"{dtype} gradients need a loss scaler; load the model in bfloat16 or float32")
+        self.model = model
+        self.processor = processor
+        self.settings = settings
+        own = getattr(model.base_model, "vqmodel", None)
+        autoencoder = own if autoencoder is None else autoencoder
+        if autoencoder is None:
+            raise ConfigError(
+                f"{type(model).__name__} holds no autoencoder that makes pictures of its codes: set policy.autoencoder"
+            )
+        if isinstance(autoencoder, nn.Module):
+            autoencoder.to(model.device)
+        held = [p for part in (own, autoencoder) if isinstance(part, nn.Module) for p in part.parameters()]
+        if settings.share_prefix and settings.gradient_checkpointing:
+            raise ConfigError(
+                "policy.share_prefix is true, but gradient checkpointing drops the cache that rows would share: leave "
+                "it unset"
+            )
+        mapping = getattr(model.base_model, "vocabulary_mapping", None)
+        grid = grid_of(settings.grid, autoencoder, processor, getattr(mapping, "eol_token_id", None))
+        self._weights = Weights({"model": model}, settings.lora, language_linears(model), PeftFiles())
+        if settings.adapter is not None:
+            self._weights.begin_from(Path(settings.adapter))
+        self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
+        self._painter = Painter(model, grid, _range(model, processor, settings, autoencoder), autocast=self._autocast)
+        drawing = [model.get_decoder(), model.get_input_embeddings(), *self._painter.codes.parts]
+        used = {parameter for part in drawing for parameter in part.parameters()} - set(held)
+        for parameter in chain(model.parameters(), held):
+            parameter.requires_grad_(parameter.requires_grad and parameter in used)
+        if settings.gradient_checkpointing:
+            enable_checkpointing(model)
+        self._rollouts = Rollouts(
+            encoder=Encoder(model, processor, settings, grid),
+            pictures=Pictures(autoencoder, grid, processor, encoder=own),
+            settings=settings,
+            guidance=getattr(model.generation_config, "guidance_scale", None) or 1.0,
+            scoring=self._scoring,
+        )
+        self._copies: Mapping[str, nn.Module] = {}
+        self._frozen: dict[int, Painter] = {}  # by copy: the same through it
+        self._tolerance = TOLERANCES[dtype]
+        self._verified = False
+
+    @classmethod
+    def from_config(
+        cls, settings: ImageTokensSettings | Mapping[str, Any], *, device: str | torch.device = "cpu"
+    ) -> ImageTokensPolicy:
+        """Loads model, processor and autoencoder (or calls ``python:module:function``) and wraps them."""
+        if isinstance(settings, Mapping):
+            settings = ImageTokensSettings(**settings)
+        model, processor, autoencoder = load(settings)
+        model.to(device)  # pyright: ignore[reportArgumentType] (its stub hides the argument)
+        return cls(model, processor, settings, autoencoder=autoencoder)
+
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        """The adapters, or all weights that drawing goes through; float32."""
+        return self._weights.trainable
+
+    @property
+    def num_decisions(self) -> int:
+        """Codes of a picture."""
+        return self._painter.grid.num_codes
+
+    def save(self, directory: Path) -> None:
+        """LoRA as peft's own folder, full weights as ``save_pretrained`` has them, the processor beside."""
+        self._weights.save(directory)
+        self.processor.save_pretrained(directory if self._weights.lora else directory / "model")
+
+    def load(self, directory: Path) -> None:
+        """Restores what ``save`` wrote."""
+        self._weights.load(directory)
+
+    def keep(self, name: str, *, decay: float = 0.0) -> None:
+        """Kept adapters are further frozen adapters, kept full weights a further frozen copy of the model."""
+        self._weights.keep(name, decay=decay)
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[None]:
+        """The reference that was never kept is the adapters off, or full weights as they were when first asked for."""
+        before, weights = self._copies, self._weights.using(name)
+        try:
+            with weights as self._copies:
+                yield
+        finally:
+            self._copies = before
+
+    def reference(self) -> AbstractContextManager[None]:
+        """``using("reference")``."""
+        return self.using(REFERENCE)
+
+    def joined(self, traces: Sequence[Any]) -> Trace:
+        """The rows of all of them."""
+        every = [(trace.prompts, trace.completions) for trace in traces]
+        return Trace(*([one for part in parts for one in part] for parts in zip(*every, strict=True)))
+
+    def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
+        """Draws ``group_size`` pictures per prompt; a decision is one image token.
+
+        Decisions that the plan does not draw at random take the likeliest token. A greedy plan (``stochastic=()``)
+        draws one picture per prompt, which all members carry.
+        """
+        plan = plan or Plan()
+        rollout = self._rollouts.drawn(prompts, group_size=group_size, seed=seed, plan=plan)
+        self._verify(rollout)
+        if not self.settings.rescore or plan.deterministic:
+            return rollout
+        again = rescored(self, rollout, values=tuple(rollout.values))
+        return replace(again, num_forwards=2 * rollout.num_forwards)
+
+    def read(self, given: Sequence[Given], *, seed: int, plan: Plan | None = None) -> Rollout:
+        """Rows of given pictures, by their tokens or else by what the autoencoder makes of the picture.
+
+        Log-probabilities that are not given are those of now, and with them the entropy if the plan asks for it.
+        """
+        del seed  # reading takes no random numbers
+        plan = plan or Plan()
+        rollout = self._rollouts.read(given, plan=plan)
+        unknown = [row for row, one in enumerate(given) if one.old_logprob_T is None]
+        if unknown:
+            known = tuple(value for value in plan.values if value == ENTROPY and len(unknown) == len(given))
+            rollout = replace(rescored(self, rollout, unknown, values=known), num_forwards=len(unknown))
+        plan.hand_over(rollout.samples)
+        return rollout
+
+    def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+        """The same codes behind other prompts, of this policy or of one with the same codes."""
+        return self._rollouts.behind(rollout, prompts)
+
+    def evaluate(
+        self,
+        rollout: Rollout,
+        rows: Sequence[int] | Tensor | None = None,
+        *,
+        values: Collection[Value] = (),
+    ) -> Iterator[Evaluation]:
+        """Streams one slice per batch of rows, all their decisions in it; rows of one prompt stand together.
+
+        Of values there are those of ``OF_LOGITS``, of the guided distribution, and of another view its log-probability
+        and divergences k1, k2 and k3.
+        """
+        views, trace = views_of(values, self._weights.kept, own=OF_LOGITS), rollout.trace
+        own = [value for value in values if value.view is None]
+        chosen = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
+        kept = [row for row in chosen if bool(rollout.mask_BT[row].any())]
+        for batch in trace.batches(kept, max_tokens=self.settings.update_tokens):
+            mask_NT = rollout.mask_BT[batch]
+            mask_NT = mask_NT[:, : int(mask_NT.any(0).nonzero().max()) + 1]
+            other = {view: self._of_view(view, trace, batch, mask_NT) for view in views}
+            logprob_NT, found = self._scored(trace, batch, mask_NT, own)
+            sides = sum(1 + trace.completions[row].sampling.guides for row in batch)
+            yield Evaluation(
+                columns=range(mask_NT.shape[1]),
+                logprob_BT=logprob_NT,
+                values=found | seen_by(values, logprob_NT, other),
+                rows=torch.tensor(batch),
+                num_forwards=sides * (1 + len(views)),
+            )
+
+    def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
+        """Cross-entropy of the codes of the examples' pictures, mean over codes, without guidance.
+
+        A share of the examples, by their seeds, is taught without its prompt.
+        """
+        trace = self._rollouts.lesson(examples, seeds)
+        rows, T = range(len(examples)), self.num_decisions
+        batches = trace.batches(rows, max_tokens=self.settings.update_tokens)
+        sums = [self._scored(trace, some, torch.ones(len(some), T, dtype=torch.bool))[0].sum() for some in batches]
+        return SupervisedLoss(mean=-torch.stack(sums).sum() / (len(rows) * T), num_terms=len(rows) * T)
+
+    @torch.no_grad()
+    def _of_view(self, view: str, trace: Trace, rows: Sequence[int], mask_NT: Tensor) -> Tensor:
+        with self.using(view):
+            return self._scored(trace, rows, mask_NT)[0]
+
+    def _scored(
+        self, trace: Trace, rows: Sequence[int], mask_NT: Tensor, values: Sequence[Value] = ()
+    ) -> tuple[Tensor, dict[Value, Tensor]]:
+        """Log-probabilities and values of the distributions where the mask holds, 0 elsewhere, (N, T)."""
+        with checkpointing(self.model, self.settings.gradient_checkpointing):
+            logprob_M, found = self._scoring().logprobs(trace, rows, mask_NT, values)
+        logprob_NT, *found = (placed(mask_NT, each_M) for each_M in (logprob_M, *found))
+        return logprob_NT, dict(zip(values, found, strict=True))
+
+    def _scoring(self, *, shared: bool | None = None) -> Scoring:
+        """By the model, or by the frozen copy of it that stands in."""
+        copied: Any = self._copies.get("model")
+        if copied is not None and id(copied) not in self._frozen:
+            self._frozen[id(copied)] = self._painter.through(copied)
+        painter = self._painter if copied is None else self._frozen[id(copied)]
+        wanted = self.settings.share_prefix if shared is None else shared
+        shares = not self.settings.gradient_checkpointing if wanted is None else wanted
+        return Scoring(painter=painter, shared=shares, head_bytes=self.settings.head_bytes)
+
+    @torch.no_grad()
+    def _verify(self, rollout: Rollout) -> None:
+        """Refuses, at the first rollout, a model whose decoding is not what it says of the unlikeliest row at once."""
+        if self._verified or not bool(rollout.mask_BT.any()):
+            return
+        row = int(rollout.old_logprob_BT.sum(1).argmin())
+        mask_1T = rollout.mask_BT[[row]]
+        true_M, _ = self._scoring(shared=False).logprobs(rollout.trace, [row], mask_1T)
+        gap = float((true_M.cpu() - rollout.old_logprob_BT[[row]][mask_1T]).abs().mean())
+        if not gap <= self._tolerance:
+            raise PolicyError(
+                f"{type(self.model).__name__} draws with log-probabilities that differ by {gap:.1e} from those of a "
+                "plain forward: its attention is not exact; try policy.attention: eager"
+            )
+        self._verified = True
+
+
+def _range(model: PreTrainedModel, processor: Any, settings: ImageTokensSettings, autoencoder: Any) -> Range:
+    """The codes of a vocabulary that does not say where they are: all behind the tokenizer's own."""
+    tokenizer = getattr(processor, "tokenizer", processor)
+    first = len(tokenizer) if settings.first_code is None else settings.first_code
+    book = getattr(autoencoder, "quantize", autoencoder)
+    sizes = (getattr(book, name, None) for name in ("n_e", "num_embeddings", "num_codes"))
+    rest = model.config.get_text_config(decoder=True).vocab_size - first
+    return Range(first, next((size for size in sizes if isinstance(size, int)), rest))

@@ -1,0 +1,165 @@
+"""From a prompt to the tokens that a picture is drawn behind, and to those that guidance goes away from.
+
+Axes: P tokens of a prompt.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.policies.image_tokens.grids import Grid
+from mmgrpo.policies.image_tokens.settings import ImageTokensSettings
+from mmgrpo.types import Prompt
+
+DRAWING: Mapping[str, Any] = {
+    "generation_mode": "image",
+    "return_for_image_generation": True,
+    "return_for_text_completion": True,
+}
+"""What processors that know of pictures to be drawn are told, each as far as it has a default for it."""
+
+REMEMBERED = 65536
+"""Prompts whose tokens are kept."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """A prompt as the model takes it.
+
+    Attributes:
+        prompt: what was encoded; kept, so that its identity stays its own.
+        shown_P: its token ids, up to the first code.
+        blank_P: those of the unconditional side, up to the first code.
+    """
+
+    prompt: Prompt
+    shown_P: Tensor
+    blank_P: Tensor
+
+    @property
+    def dropped(self) -> Encoded:
+        """The prompt left out: unconditional on both sides."""
+        return Encoded(self.prompt, self.blank_P, self.blank_P)
+
+    def sides(self, num: int) -> list[Tensor]:
+        """The first of both."""
+        return [self.shown_P, self.blank_P][:num]
+
+
+class Encoder:
+    """Puts prompts into the chat template, if there is one, and what begins a picture behind them."""
+
+    def __init__(self, model: PreTrainedModel, processor: Any, settings: ImageTokensSettings, grid: Grid) -> None:
+        """Reads what the processor can do.
+
+        Args:
+            model: whose generation config may name the tokens that its unconditional side keeps.
+            processor: an ``AutoProcessor`` or ``AutoTokenizer`` of transformers.
+            settings: how prompts are rendered.
+            grid: of the codes that follow.
+
+        Raises:
+            ConfigError: a chat template is wanted, and there is none.
+        """
+        self.processor = processor
+        self.tokenizer = getattr(processor, "tokenizer", processor)
+        self.settings = settings
+        self._reads_parts = self.tokenizer is not processor
+        has_template = bool(getattr(processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None))
+        self._uses_template = has_template if settings.chat is None else settings.chat
+        if self._uses_template and not has_template:
+            raise ConfigError(f"policy.chat is true, but {type(processor).__name__} has no chat template: set it false")
+        self._options = {name: value for name, value in DRAWING.items() if hasattr(processor, name)}
+        if "return_for_image_generation" in self._options:
+            area = grid.num_codes * processor.downsample_ratio**2
+            self._options |= {"ratio": f"{grid.width}:{grid.height}", "image_area": area}
+        self._begin = settings.begin or getattr(processor, "image_start_token", None) or ""
+        self._begins_itself = settings.begin is None and "return_for_text_completion" not in self._options
+        self._kept_ids = _kept_ids(model, self.tokenizer) if "generation_mode" in self._options else None
+        self._known: OrderedDict[int, Encoded] = OrderedDict()
+
+    def __call__(self, prompt: Prompt) -> Encoded:
+        """The prompt's tokens, on the CPU.
+
+        The unconditional side is the prompt's negative; without one, where the model was taught so, the prompt with
+        padding in place of its own tokens, elsewhere the empty text.
+
+        Raises: DataError for a prompt with pictures, for one of several turns without a template, and for nothing at
+        all before the first code.
+        """
+        if id(prompt) not in self._known:
+            self._known[id(prompt)] = self._encoded(prompt)
+            if len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        return self._known[id(prompt)]
+
+    def _encoded(self, prompt: Prompt) -> Encoded:
+        if prompt.images or prompt.videos or prompt.prefix is not None:
+            raise DataError(
+                f"the prompt {prompt.text!r:.60} shows pictures or begins the answer: pictures are drawn behind texts"
+            )
+        shown_P = self._ids(prompt)
+        if prompt.negative is None and self._kept_ids is not None:
+            kept_ids, pad_id = self._kept_ids
+            blank_P = shown_P.where(torch.isin(shown_P, kept_ids), pad_id)
+        else:
+            blank_P = self._ids(Prompt(prompt.negative or ""))
+        if min(len(shown_P), len(blank_P)) == 0:
+            raise DataError(
+                f"nothing stands before the first code of {prompt.text!r:.60}: name in policy.begin what begins a "
+                "picture"
+            )
+        return Encoded(prompt, shown_P, blank_P)
+
+    def _ids(self, prompt: Prompt) -> Tensor:
+        text = self._rendered(prompt)
+        if not self._begins_itself:
+            text += self._begin
+        if not self._reads_parts:
+            return torch.tensor(self.tokenizer(text)["input_ids"], dtype=torch.long)
+        options = self._options | {"add_special_tokens": not self._uses_template}
+        return self.processor(text=[text], return_tensors="pt", **options)["input_ids"][0]
+
+    def _rendered(self, prompt: Prompt) -> str:
+        if not self._uses_template:
+            if prompt.messages is not None and len(prompt.messages) > 1:
+                raise DataError(
+                    f"the prompt {prompt.text!r:.60} has {len(prompt.messages)} turns, which only a chat template can "
+                    "put together; give prompts of one turn"
+                )
+            return prompt.text
+        messages = prompt.messages or [{"role": "user", "content": prompt.text}]
+        return self.processor.apply_chat_template(
+            [self._turn(turn) for turn in messages],
+            tokenize=False,
+            add_generation_prompt=True,
+            **self.settings.template,
+        )
+
+    def _turn(self, turn: Mapping[str, Any]) -> dict[str, Any]:
+        content = turn["content"]
+        if self._reads_parts and isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        return {**turn, "content": content}
+
+
+def _kept_ids(model: PreTrainedModel, tokenizer: Any) -> tuple[Tensor, int]:
+    """The tokens that a padded unconditional side keeps, and what stands for the others."""
+    config: Any = model.generation_config
+    begin = (config.generation_kwargs or {}).get("boi_token_id") if hasattr(config, "generation_kwargs") else None
+    begin = tokenizer.boi_token_id if begin is None else begin
+    first, pad = (
+        next((one for one in (getattr(config, name, None), getattr(tokenizer, name, None)) if one is not None), None)
+        for name in ("bos_token_id", "pad_token_id")
+    )
+    if pad is None:
+        raise ConfigError("guidance pads the prompt, and neither generation config nor tokenizer have a pad_token_id")
+    return torch.tensor([one for one in (begin, first) if one is not None]), int(pad)

@@ -1,0 +1,211 @@
+"""Rollouts of pictures: rows that the policy draws, and rows that are read.
+
+Axes: B rows, T codes of each, n rows of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import ConfigError, DataError, PolicyError
+from mmgrpo.maths.prefixes import prefix_states
+from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.policies.completion import Completion
+from mmgrpo.policies.image_tokens.painter import Painter
+from mmgrpo.policies.image_tokens.pictures import Pictures
+from mmgrpo.policies.image_tokens.prompts import Encoded, Encoder
+from mmgrpo.policies.image_tokens.settings import ImageTokensSettings
+from mmgrpo.policies.image_tokens.trace import Scoring, Trace
+from mmgrpo.policies.sampling import Sampling
+from mmgrpo.policies.tape import Tape
+from mmgrpo.types import Example, Given, Plan, Prompt, Rollout, Sample
+from mmgrpo.values import ENTROPY, OLD
+
+NOTHING = torch.empty(0, dtype=torch.long)
+WHOLE = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=NOTHING)
+NUMBERS = ("certainty", "entropy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rollouts:
+    """Makes the rows of rollouts.
+
+    Attributes:
+        encoder: of prompts.
+        pictures: codes into pictures and back.
+        settings: how the policy draws.
+        guidance: where the settings leave it open.
+        scoring: gives how rows are scored now.
+    """
+
+    encoder: Encoder
+    pictures: Pictures
+    settings: ImageTokensSettings
+    guidance: float
+    scoring: Callable[[], Scoring]
+
+    def drawn(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan) -> Rollout:
+        """Rows that the policy draws now; of a greedy plan one per prompt, which all members carry."""
+        self._require(plan)
+        ids = plan.prompt_ids or tuple(range(len(prompts)))
+        rows = [(p, m) for p, of in enumerate(plan.members_of(len(prompts), group_size)) for m in of]
+        carried = [[row] for row in range(len(rows))]  # the rows that carry what is drawn once
+        if plan.deterministic:
+            carried = [[row for row, (q, _) in enumerate(rows) if q == p] for p in range(len(prompts))]
+        first = [rows[carriers[0]] for carriers in carried]
+        encoded = [self.encoder(prompt) for prompt in prompts]
+        seeds = [derive_seed(seed, ids[p], member) for p, member in first]
+        completions: dict[int, Completion] = {}
+        samples: dict[int, Sample] = {}
+        for batch in self._written([encoded[p] for p, _ in first], seeds, plan):
+            images = self.pictures.drawn(torch.stack([completion.token_T for completion in batch.values()]))
+            new = []
+            for (number, completion), image in zip(batch.items(), images, strict=True):
+                for row in carried[number]:
+                    p, member = rows[row]
+                    bare = Sample(prompts[p], group=ids[p], member=member, image=image)
+                    completions[row], samples[row] = completion, _sample(bare, completion, plan.sample_values)
+                    new.append(samples[row])
+            plan.hand_over(new)
+        everything = range(len(rows))
+        trace = Trace([encoded[p] for p, _ in rows], [completions[row] for row in everything])
+        return self._assembled(trace, [samples[row] for row in everything], plan)
+
+    def read(self, given: Sequence[Given], *, plan: Plan) -> Rollout:
+        """Rows of pictures of others; log-probabilities that nobody gave are 0."""
+        self._require(plan)
+        sampling = self._sampling(plan)
+        codes = self._codes_of(given)
+        completions = [
+            Completion.taken(code_T, sampling, logprob_T=one.old_logprob_T)
+            for one, code_T in zip(given, codes, strict=True)
+        ]
+        trace = Trace([self.encoder(one.sample.prompt) for one in given], completions)
+        trace = self.scoring().supported(trace, max_tokens=self.settings.update_tokens)
+        samples = [
+            replace(one.sample, tokens=code_T.tolist(), image=one.sample.image or self.pictures.drawn(code_T[None])[0])
+            for one, code_T in zip(given, codes, strict=True)
+        ]
+        rollout = self._assembled(trace, samples, replace(plan, values=()))
+        return replace(rollout, origin_B=torch.tensor([one.origin for one in given]), num_forwards=0)
+
+    def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+        """``Seeing.behind``: the same codes, under the distribution that they were drawn from."""
+        if not isinstance(rollout.trace, Trace):
+            raise ConfigError("image tokens are looked at as they were drawn: the view is of a policy of another kind")
+        trace = replace(rollout.trace, prompts=[self.encoder(prompt) for prompt in prompts])
+        return replace(rollout, trace=trace)
+
+    def lesson(self, examples: Sequence[Example], seeds: Sequence[int]) -> Trace:
+        """Examples as rows, some of them without their prompt. Raises DataError for those without a picture."""
+        images = [example.image for example in examples if example.image is not None]
+        if len(images) < len(examples):
+            raise DataError("the warm-up of a policy of image tokens needs examples with an image")
+        codes = self.pictures.codes(images)
+        encoded = []
+        for example, seed in zip(examples, seeds, strict=True):
+            one = self.encoder(example.prompt)
+            share = float(torch.rand(1, generator=torch.Generator().manual_seed(seed)))
+            encoded.append(one.dropped if share < self.settings.caption_dropout else one)
+        return Trace(encoded, [Completion.taken(code_T, WHOLE, logprob_T=None) for code_T in codes])
+
+    def _written(self, prompts: Sequence[Encoded], seeds: Sequence[int], plan: Plan) -> Iterator[dict[int, Completion]]:
+        """What is drawn of each row, batch by batch; decision t of a row takes the t-th random number of its seed."""
+        painter: Painter = self.scoring().painter
+        sampling, T = self._sampling(plan), painter.grid.num_codes
+        kept = {*plan.sample_values, *(value.name for value in plan.values if value == ENTROPY)}
+        random_T = None
+        if plan.stochastic is not None:
+            random_T = torch.zeros(T, dtype=torch.bool)
+            random_T[list(plan.stochastic)] = True
+        for start in range(0, len(prompts), self.settings.rollout_batch):
+            rows = range(start, min(start + self.settings.rollout_batch, len(prompts)))
+            uniforms = [torch.rand(T, generator=torch.Generator().manual_seed(seeds[row])) for row in rows]
+            tape = Tape(
+                sampling,
+                limit_N=torch.full((len(rows),), T),
+                device=painter.device,
+                uniform_NT=None if plan.deterministic else torch.stack(uniforms),
+                random_T=random_T,
+                numbers=tuple(sorted(kept)),
+            )
+            painter.write([prompts[row] for row in rows], sampling, tape)
+            found = tape.completions(NOTHING.to(painter.device))
+            yield {row: replace(one, finished=True) for row, one in zip(rows, found, strict=True)}
+
+    def _assembled(self, trace: Trace, samples: Sequence[Sample], plan: Plan) -> Rollout:
+        code_BT, grid = trace.code_BT, self.pictures.grid
+        mask_BT = torch.ones(code_BT.shape, dtype=torch.bool)
+        if plan.stochastic is not None:
+            mask_BT[:] = torch.isin(torch.arange(grid.num_codes), torch.tensor(plan.stochastic, dtype=torch.long))
+        number = {key: n for n, key in enumerate(dict.fromkeys(map(_root, samples, trace.prompts)))}
+        root_B = torch.tensor([number[_root(*one)] for one in zip(samples, trace.prompts, strict=True)])
+        asked = [] if plan.deterministic else [value for value in plan.values if value == ENTROPY]
+        return Rollout(
+            samples=samples,
+            prompt_index_B=torch.tensor([sample.group for sample in samples]),
+            old_logprob_BT=torch.stack([one.logprob_T for one in trace.completions]) * mask_BT,
+            mask_BT=mask_BT,
+            state_BT=prefix_states(code_BT, torch.ones_like(mask_BT), root_B),
+            segment_BT=grid.line_T.expand(code_BT.shape).clone(),
+            trace=trace,
+            values={value: torch.stack([one.numbers[value.name] for one in trace.completions]) for value in asked},
+            num_forwards=sum(1 + one.sampling.guides for one in trace.completions),
+        )
+
+    def _codes_of(self, given: Sequence[Given]) -> list[Tensor]:
+        """The codes of samples: their tokens, else those of their pictures.
+
+        Raises: DataError for a sample without either, and for another number of codes or log-probabilities.
+        """
+        T, found = self.pictures.grid.num_codes, []
+        for one in given:
+            sample, old_T = one.sample, one.old_logprob_T
+            if sample.tokens is None and sample.image is None:
+                raise DataError(f"the answer to {sample.prompt.text!r:.60} is no picture: image tokens cannot read it")
+            if sample.tokens is not None:
+                code_T = torch.as_tensor(list(sample.tokens), dtype=torch.long)
+            else:
+                code_T = self.pictures.codes([sample.image])[0]  # pyright: ignore[reportArgumentType] (checked above)
+            if len(code_T) != T or (old_T is not None and old_T.shape != (T,)):
+                known = "no" if old_T is None else str(len(old_T))
+                raise DataError(
+                    f"the picture for {sample.prompt.text!r:.60} has {len(code_T)} codes and {known} "
+                    f"log-probabilities; the grid has {T}"
+                )
+            found.append(code_T)
+        return found
+
+    def _sampling(self, plan: Plan) -> Sampling:
+        settings = self.settings.overridden(plan.settings)
+        scale = self.guidance if settings.guidance_scale is None else settings.guidance_scale
+        return replace(Sampling.of(settings, NOTHING), guidance=scale)
+
+    def _require(self, plan: Plan) -> None:
+        """Raises what says which part of a plan pictures out of tokens have not."""
+        if plan.splits or any(value.view == OLD for value in plan.values):
+            raise PolicyError("image tokens have no trees of noise and no means: leave out tree and normalise_ratio")
+        if plan.environment is not None or any(plan.continues or ()):
+            raise PolicyError("a picture is drawn at once: leave out rollout.environment and planners that go on")
+        if unknown := [name for name in plan.sample_values if name not in NUMBERS]:
+            raise ConfigError(f"image tokens have no sample value {', '.join(unknown)}: known are {', '.join(NUMBERS)}")
+        beyond = [t for t in plan.stochastic or () if t >= self.pictures.grid.num_codes]
+        if beyond:
+            raise PolicyError(f"a picture has {self.pictures.grid.num_codes} decisions, the plan names {beyond[0]}")
+
+
+def _root(sample: Sample, prompt: Encoded) -> tuple[int, int]:
+    return sample.group, id(prompt)
+
+
+def _sample(sample: Sample, completion: Completion, names: Sequence[str]) -> Sample:
+    return replace(
+        sample,
+        tokens=completion.token_T.tolist(),
+        logprob=completion.mean(completion.logprob_T),
+        values={name: mean for name in names if (mean := completion.mean(completion.numbers[name])) is not None},
+    )

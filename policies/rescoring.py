@@ -1,0 +1,40 @@
+"""Log-probabilities in the matrices of a rollout: placed where they belong, and taken again from an update's forward.
+
+Axes: N rows of a slice, T decisions, M kept decisions of the slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mmgrpo.policy import Policy
+from mmgrpo.types import Rollout
+from mmgrpo.values import Value
+
+
+def placed(mask_NT: Tensor, number_M: Tensor) -> Tensor:
+    """Numbers of the decisions that a mask keeps, row by row, where they belong; 0 elsewhere.
+
+    Shapes: bool (N, T), (M,) -> (N, T).
+    """
+    nothing_NT = torch.zeros(mask_NT.shape, device=number_M.device)
+    return nothing_NT.masked_scatter(mask_NT.to(number_M.device), number_M)
+
+
+@torch.no_grad()
+def rescored(
+    policy: Policy, rollout: Rollout, rows: Sequence[int] | None = None, *, values: Collection[Value]
+) -> Rollout:
+    """The rollout with the log-probabilities, and these values, that an update's forward finds of some rows."""
+    old_BT, found = rollout.old_logprob_BT.clone(), {value: torch.zeros(rollout.shape) for value in values}
+    for part in policy.evaluate(rollout, rows, values=values):
+        assert part.rows is not None
+        index = part.rows[:, None], torch.tensor(part.columns)[None]
+        old_BT[index] = part.logprob_BT.cpu()
+        for value, matrix_BT in found.items():
+            matrix_BT[index] = part.values[value].cpu()
+    return replace(rollout, old_logprob_BT=old_BT, values={**rollout.values, **found})

@@ -1,0 +1,42 @@
+"""Policies on the tiny models that draw out of tokens: prompts of mixed lengths, a fresh model for every test."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from mmgrpo.policies.image_tokens import ImageTokensPolicy
+from mmgrpo.policy import Policy
+from mmgrpo.types import Prompt
+from tests.tiny.image_tokens import BEGIN, GRID, make
+
+TEXTS = ("a red fox", "two blue squares on the table")
+DRAWING: dict[str, Any] = {"guidance_scale": 3.0, "temperature": 3.0}
+OWN: dict[str, dict[str, Any]] = {"llamagen": {"grid": GRID, "begin": BEGIN}}
+
+
+def policy_of(name: str, *, batch: int = 8, **settings: Any) -> ImageTokensPolicy:
+    """A policy of one's own; all those of a name have the same weights."""
+    model, processor, autoencoder = make(name)
+    given = {**DRAWING, **OWN.get(name, {}), "rollout_batch": batch, **settings}
+    if batch == 1:
+        given["update_tokens"] = 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # of fresh adapters
+        return ImageTokensPolicy(
+            copy.deepcopy(model), copy.deepcopy(processor), given, autoencoder=copy.deepcopy(autoencoder)
+        )
+
+
+def prompts_of() -> list[Prompt]:
+    """Two prompts of different lengths."""
+    return [Prompt(text) for text in TEXTS]
+
+
+def parameters_of(policy: Policy) -> list[nn.Parameter]:
+    """Every parameter of the model, trained or not."""
+    assert isinstance(policy, ImageTokensPolicy)
+    return list(policy.model.parameters())
