@@ -1,17 +1,21 @@
-"""The little model of ``quickstart/digits-image``: stock classes, small enough to train on two CPU cores.
+"""The little models of ``quickstart/digits-image`` and ``digits-edit``: stock classes that two CPU cores can train.
 
-A ``StableDiffusion3Pipeline`` whose transformer has 0.4 M weights and works on the 8 x 8 pixels themselves: its
-autoencoder is a stock ``AutoencoderTiny`` without layers, set so that it changes (almost) nothing.
+A ``StableDiffusion3Pipeline`` and a ``FluxKontextPipeline``, which sees a source beside the noise. Their transformers
+work on the 8 x 8 pixels themselves: the autoencoder is a stock ``AutoencoderTiny`` without layers, set so that it
+changes (almost) nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from diffusers import (
     AutoencoderTiny,
     FlowMatchEulerDiscreteScheduler,
+    FluxKontextPipeline,
+    FluxTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
 )
@@ -20,9 +24,17 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from torch import nn
-from transformers import CLIPTextConfig, CLIPTextModelWithProjection, PreTrainedTokenizerFast
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5EncoderModel,
+)
 
 WORDS = ["a", "handwritten", "digit", "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+EDIT_WORDS = ["mirror", "turn", "invert", "move", "make", "the", "digit", "over", "left", "bold"]
 START, END, UNKNOWN = "<|startoftext|>", "<|endoftext|>", "<|unknown|>"
 TEXT_WIDTH = 32
 OFFSET = 4.0  # keeps AutoencoderTiny's activation, a ReLU, on its linear side
@@ -62,9 +74,37 @@ def digits_pipeline(seed: int = 0) -> StableDiffusion3Pipeline:
     return StableDiffusion3Pipeline(**components)
 
 
-def word_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer that knows the words of the captions."""
-    vocabulary = {word: index for index, word in enumerate([START, END, UNKNOWN, *WORDS])}
+def digits_edit_pipeline(seed: int = 0) -> FluxKontextPipeline:
+    """An untrained pipeline that edits 8 x 8 gray digits by instruction; the seed fixes its weights."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        tokenizer = word_tokenizer(EDIT_WORDS)
+        transformer = FluxTransformer2DModel(
+            in_channels=4,
+            num_layers=2,
+            num_single_layers=2,
+            attention_head_dim=32,
+            num_attention_heads=2,
+            joint_attention_dim=TEXT_WIDTH,
+            pooled_projection_dim=TEXT_WIDTH,
+            axes_dims_rope=(8, 12, 12),
+        )
+        zero_modulation(transformer)
+        components: dict[str, Any] = {
+            "transformer": transformer,
+            "scheduler": FlowMatchEulerDiscreteScheduler(shift=1.0),
+            "vae": pixel_autoencoder(3),
+            "text_encoder": CLIPTextModel(_clip_config(tokenizer)),
+            "tokenizer": tokenizer,
+            "text_encoder_2": _t5_encoder(tokenizer),
+            "tokenizer_2": tokenizer,
+        }
+    return FluxKontextPipeline(**components)
+
+
+def word_tokenizer(words: Sequence[str] = WORDS) -> PreTrainedTokenizerFast:
+    """A tokenizer that knows a few words, of the captions if no others."""
+    vocabulary = {word: index for index, word in enumerate([START, END, UNKNOWN, *words])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.post_processor = TemplateProcessing(
@@ -86,19 +126,22 @@ def zero_modulation(transformer: nn.Module) -> None:
     Source: DiT, arXiv:2212.09748, sec. 3.2 (adaLN-Zero); diffusers leaves it to the training script.
     """
     for name, module in transformer.named_modules():
-        if isinstance(module, nn.Linear) and (".norm1" in name or "norm_out" in name or name == "proj_out"):
+        if isinstance(module, nn.Linear) and (
+            ".norm1" in name or name.endswith(".norm.linear") or "norm_out" in name or name == "proj_out"
+        ):
             nn.init.zeros_(module.weight)
             nn.init.zeros_(module.bias)
 
 
-def pixel_autoencoder() -> AutoencoderTiny:
+def pixel_autoencoder(channels: int = 1) -> AutoencoderTiny:
     """A stock autoencoder whose latents are the pixels in [-1, 1]: delta kernels, and offsets that undo each other.
 
-    Its decoder squashes with 3 tanh(x / 3); the encoder stretches by as much at 1, so black and white survive.
+    Of pictures of several channels they are the mean, and every channel comes back alike: grey pictures stay. Its
+    decoder squashes with 3 tanh(x / 3); the encoder stretches by as much at 1, so black and white survive.
     """
     vae = AutoencoderTiny(
-        in_channels=1,
-        out_channels=1,
+        in_channels=channels,
+        out_channels=channels,
         encoder_block_out_channels=(1,),
         decoder_block_out_channels=(1,),
         num_encoder_blocks=(0,),
@@ -120,29 +163,44 @@ def pixel_autoencoder() -> AutoencoderTiny:
 def _set_pointwise(convolution: nn.Conv2d, scale: float, offset: float) -> None:
     with torch.no_grad():
         convolution.weight.zero_()
-        convolution.weight[0, 0, 1, 1] = scale
+        convolution.weight[:, :, 1, 1] = scale / convolution.in_channels
         if convolution.bias is not None:
             convolution.bias.fill_(offset)
 
 
 def text_encoder(tokenizer: PreTrainedTokenizerFast) -> CLIPTextModelWithProjection:
     """An encoder that is never trained, and tells the words apart all the same."""
-    vocabulary = tokenizer.get_vocab()
-    encoder = CLIPTextModelWithProjection(
-        CLIPTextConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=TEXT_WIDTH,
-            intermediate_size=2 * TEXT_WIDTH,
-            projection_dim=TEXT_WIDTH,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            max_position_embeddings=tokenizer.model_max_length,
-            bos_token_id=vocabulary[START],
-            eos_token_id=vocabulary[END],
-            pad_token_id=vocabulary[END],
-        )
-    )
+    encoder = CLIPTextModelWithProjection(_clip_config(tokenizer))
     embeddings = encoder.get_input_embeddings()
     assert isinstance(embeddings, nn.Embedding)
     nn.init.normal_(embeddings.weight)  # never trained: two digits must already read differently
     return encoder
+
+
+def _clip_config(tokenizer: PreTrainedTokenizerFast) -> CLIPTextConfig:
+    vocabulary = tokenizer.get_vocab()
+    return CLIPTextConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=TEXT_WIDTH,
+        intermediate_size=2 * TEXT_WIDTH,
+        projection_dim=TEXT_WIDTH,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=tokenizer.model_max_length,
+        bos_token_id=vocabulary[START],
+        eos_token_id=vocabulary[END],
+        pad_token_id=vocabulary[END],
+    )
+
+
+def _t5_encoder(tokenizer: PreTrainedTokenizerFast) -> T5EncoderModel:
+    return T5EncoderModel(
+        T5Config(
+            vocab_size=len(tokenizer),
+            d_model=TEXT_WIDTH,
+            d_kv=TEXT_WIDTH // 2,
+            d_ff=2 * TEXT_WIDTH,
+            num_layers=1,
+            num_heads=2,
+        )
+    )

@@ -30,6 +30,8 @@ its own in the group ``mmgrpo.settings``; else they are asked of the policy, as 
 REWARDS: Mapping[str, str] = {
     "digit_verifier": "mmgrpo.examples.digits:DigitVerifier",
     "held_out_judge": "mmgrpo.examples.digits:HeldOutJudge",
+    "edit_verifier": "mmgrpo.examples.edits:EditVerifier",
+    "held_out_edit_judge": "mmgrpo.examples.edits:HeldOutEditJudge",
     "digit_recall": "mmgrpo.examples.digits:Recall",
     "digit_precision": "mmgrpo.examples.digits:Precision",
     "digit_spread": "mmgrpo.examples.digits:Spread",
@@ -135,6 +137,7 @@ REWARDS: Mapping[str, str] = {
 EXAMPLES: Mapping[str, str] = {
     "rows": "mmgrpo.train.auxiliary:answered_rows",
     "mislabelled_digits": "mmgrpo.examples.digits:mislabelled_examples",
+    "misinstructed_edits": "mmgrpo.examples.edits:misinstructed_edits",
     "misread_digits": "mmgrpo.examples.digits:misread_digits",
     "careless_sums": "mmgrpo.examples.arithmetic:careless_sums",
 }

@@ -36,11 +36,12 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureRow:
-    """One prompt's pictures, a strip per step, and its mean rewards."""
+    """One prompt's pictures, a strip per step, and its mean rewards; ``shown`` is what each request was shown."""
 
     prompt: str
     strips: tuple[tuple[Cell, ...], ...]
     changes: tuple[Change, ...] = ()
+    shown: tuple[Cell, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,12 @@ class Pictures:
     @property
     def cells(self) -> list[Cell]:
         """Every cell, row by row."""
-        return [cell for row in (*self.rows, *self.strips) for strip in row.strips for cell in strip]
+        return [cell for row in (*self.rows, *self.strips) for strip in (row.shown, *row.strips) for cell in strip]
+
+    @property
+    def have_sources(self) -> bool:
+        """Whether a request in a grid was shown a picture."""
+        return any(row.shown for row in self.rows)
 
     @property
     def num_shown(self) -> int:
@@ -113,7 +119,9 @@ def pictures_of(files: RunFiles, sample_sets: Sequence[SampleSet]) -> Pictures |
     movement = {index: movement_of(ends, index, scales) for index in drawn} if len(ends) > 1 else {}
     strips = _strips(ends[0], movement, list(by_prompt.values())) if len(sample_sets) > 1 else []
     timeline = _timeline(sample_sets) if strips else []
-    num_cells = len(ends) * sum(map(len, shown.values())) + len(strips) * len(timeline)
+    have_sources = any(ends[0].records[index].images for index in drawn)
+    in_grid, in_strip = len(ends) + have_sources, len(timeline) + have_sources
+    num_cells = in_grid * sum(map(len, shown.values())) + len(strips) * in_strip
     builder = CellBuilder(files=files, share=MEDIA_BYTES // num_cells, scales=scales)
     return Pictures(
         steps=tuple(sample_set.step for sample_set in ends),
@@ -122,6 +130,7 @@ def pictures_of(files: RunFiles, sample_sets: Sequence[SampleSet]) -> Pictures |
                 prompt=prompt,
                 strips=tuple(tuple(builder.cell(sample_set, index) for index in grid) for sample_set in ends),
                 changes=tuple(c for c in reward_changes(ends, by_prompt[prompt]) if c.name not in said_once),
+                shown=tuple(builder.source(ends[0], index) for index in grid) if have_sources else (),
             )
             for prompt, grid in shown.items()
         ),
@@ -132,6 +141,7 @@ def pictures_of(files: RunFiles, sample_sets: Sequence[SampleSet]) -> Pictures |
                 prompt=ends[0].records[index].prompt,
                 strips=(tuple(builder.cell(sample_set, index) for sample_set in timeline),),
                 changes=tuple(c for c in reward_changes(ends, [index]) if c.name not in said_once),
+                shown=(builder.source(ends[0], index),) if have_sources else (),
             )
             for index in strips
         ),
@@ -191,6 +201,14 @@ class CellBuilder:
             bars=tuple(self._filled(record.rewards.get(name), *self.scales[name]) for name in list(self.scales)[:3]),
             marks=tuple(marks_of(record.explanations, size, "after")),
         )
+
+    def source(self, sample_set: SampleSet, request: int) -> Cell:
+        """The first picture that a request showed; empty where it showed none."""
+        record = sample_set.records[request]
+        first = next((path for path in record.images if path is not None), None)
+        picture = None if first is None else load_picture(self.files, first, self.share)
+        said = clip(record.prompt, 200) if picture is not None else "no picture"
+        return Cell(request=request, picture=picture, alt=f"shown: {said}", bars=())
 
     def _filled(self, value: float | None, empty: float, full: float) -> float | None:
         if value is None:

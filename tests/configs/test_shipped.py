@@ -10,6 +10,7 @@ from typing import Any, final, get_args
 
 import pytest
 import yaml
+from diffusers import QwenImageEditPipeline
 from torch import nn
 
 from mmgrpo.config import MethodKind, RunConfig
@@ -32,7 +33,16 @@ from tests.tiny.pipelines import PIPELINES
 METHODS = shipped("methods")
 RECIPES = shipped("recipes")
 TASKS = shipped("tasks")
-TINY = {"sd3.5-medium": "sd3", "flux.1-dev": "flux", "qwen-image": "qwen-image", "wan2.1-1.3b": "wan"}
+TINY = {
+    "sd3.5-medium": "sd3",
+    "flux.1-dev": "flux",
+    "flux.1-kontext-dev": "flux-kontext",
+    "flux.2-klein-base-4b": "flux2-klein",
+    "qwen-image": "qwen-image",
+    "qwen-image-edit": "qwen-image",
+    "wan2.1-1.3b": "wan",
+}
+OTHER_CLASSES = {"models/qwen-image-edit": QwenImageEditPipeline}  # than that of the tiny one, with its transformer
 TINY_LANGUAGE = {"qwen2.5-vl-3b": "qwen2.5-vl", "qwen3-vl-4b": "qwen3-vl"}
 DRAWING_MODELS = [f"models/{name}" for name in TINY]
 WRITING_MODELS = [f"models/{name}" for name in TINY_LANGUAGE]
@@ -271,7 +281,7 @@ def test_lora_targets_exist_in_the_class(name: str) -> None:
 def test_call_arguments_exist_in_the_pipeline(name: str) -> None:
     settings = settings_of(load_config(name))
     pipeline = PIPELINES[TINY[name.removeprefix("models/")]].build()
-    known = inspect.signature(type(pipeline).__call__).parameters
+    known = inspect.signature(OTHER_CLASSES.get(name, type(pipeline)).__call__).parameters
     assert set(settings.call) | set(settings.evaluation_call) <= set(known)
 
 

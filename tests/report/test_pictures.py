@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from tests.report.folder import MEMBERS, PROMPTS, STEPS, pixels, sample, write_lines
 from tests.report.page import Page, decoded, render
@@ -125,3 +126,22 @@ def test_of_more_prompts_than_places_evenly_spaced_ones_are_shown(run: Path) -> 
     assert page.texts("p", "caption")[:100] == [f"prompt {group}" for group in range(0, 199, 2)]
     # one picture each, but a fifth of the line wide rather than all of it
     assert [attrs["style"] for attrs in page.attributes("div") if attrs.get("class") == "pairs"] == ["--n:5"]
+
+
+def test_what_requests_showed_stands_beside_their_pictures(run: Path) -> None:
+    shown = run / "samples/shown"
+    shown.mkdir()
+    for request in range(2 * MEMBERS):
+        Image.fromarray(pixels(99, request)).save(shown / f"{request}.png")
+    for step in STEPS:
+        path = run / f"samples/step-{step:06d}/samples.jsonl"
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        write_lines(path, [record | {"images": [f"../shown/{n}.png"]} for n, record in enumerate(records)])
+    page = render(run)
+    found = [np.asarray(decoded(attrs["src"])) for attrs in page.attributes("img")]
+    grids = [(step, group * MEMBERS + m) for group in (0, 1) for step in (99, 0, 20) for m in range(MEMBERS)]
+    gallery = [(step, request) for request in range(6) for step in (99, *STEPS)]
+    for picture, (step, request) in zip(found, grids + gallery, strict=True):
+        np.testing.assert_array_equal(picture, pixels(step, request))
+    assert page.texts("p", "label")[:3] == ["Shown", "Before step 0", "After step 20"]
+    assert page.attributes("img")[0]["alt"] == f"shown: {PROMPTS[0]}"

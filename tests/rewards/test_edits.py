@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmgrpo.errors import DataError
+from mmgrpo.examples.digits import load_split, to_image, to_pixels
+from mmgrpo.examples.edits import (
+    EDITS,
+    EditVerifier,
+    HeldOutEditJudge,
+    edit_prompts,
+    held_out_edit_prompts,
+    misinstructed_edits,
+)
+from mmgrpo.types import Prompt, Sample
+
+ASKED = held_out_edit_prompts()
+
+
+def _source(prompt: Prompt) -> np.ndarray:
+    return to_pixels(prompt.images[0])
+
+
+def _made(make: Callable[[Prompt], np.ndarray]) -> list[Sample]:
+    return [Sample(prompt, group=n, member=0, image=to_image(make(prompt))) for n, prompt in enumerate(ASKED)]
+
+
+def _edited(prompt: Prompt) -> np.ndarray:
+    return EDITS[prompt.columns["edit"]](_source(prompt))
+
+
+def test_each_edit_of_a_known_picture() -> None:
+    source = np.full((8, 8), -1, dtype=np.float32)
+    source[2, 5] = 0.5
+    lit = {
+        "mirror the digit": [(2, 2)],
+        "turn the digit over": [(5, 5)],
+        "move the digit left": [(2, 3)],
+        "make the digit bold": [(1, 5), (2, 4), (2, 5), (2, 6), (3, 5)],
+    }
+    for edit, places in lit.items():
+        assert list(zip(*np.nonzero(EDITS[edit](source) == 0.5), strict=True)) == places, edit
+    assert EDITS["invert the digit"](source)[2, 5] == -0.5
+    assert set(EDITS) == {*lit, "invert the digit"}
+
+
+def test_true_edits_pass_and_others_do_not() -> None:
+    verifier, judge = EditVerifier(), HeldOutEditJudge()
+    right = _made(_edited)
+    assert verifier(right) == [1.0] * 360
+    assert np.mean([value or 0.0 for value in judge(right)]) > 0.97
+    untouched, next_of = _made(_source), dict(zip(EDITS, [*list(EDITS)[1:], next(iter(EDITS))], strict=True))
+    wrong = _made(lambda prompt: EDITS[next_of[prompt.columns["edit"]]](_source(prompt)))
+    for scorer in (verifier, judge):
+        for samples in (untouched, wrong):
+            assert np.mean([value or 0.0 for value in scorer(samples)]) < 0.02
+
+
+def test_an_edit_of_another_digit_is_not_this_one_edited() -> None:
+    others = ASKED[1:] + ASKED[:1]
+    sources = {id(prompt): _source(other) for prompt, other in zip(ASKED, others, strict=True)}
+    swapped = _made(lambda prompt: EDITS[prompt.columns["edit"]](sources[id(prompt)]))
+    assert np.mean([value or 0.0 for value in EditVerifier()(swapped)]) < 0.15
+    assert np.mean([value or 0.0 for value in HeldOutEditJudge()(swapped)]) < 0.2
+
+
+@pytest.mark.parametrize(("off", "expected"), [(0.3, 1.0), (0.5, 0.0)])
+def test_the_tolerance_is_a_root_mean_square(off: float, expected: float) -> None:
+    def shifted(prompt: Prompt) -> np.ndarray:
+        target = _edited(prompt)
+        return np.where(target > 0, target - off, target + off)  # every pixel by as much, to the middle
+
+    values = [value or 0.0 for value in EditVerifier(tolerance=0.4)(_made(shifted))]
+    assert np.mean(values) == pytest.approx(expected, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        Sample(ASKED[0], group=0, member=0),
+        Sample(Prompt("mirror the digit", columns=ASKED[0].columns), group=0, member=0, image=Image.new("L", (8, 8))),
+        Sample(Prompt("mirror", images=ASKED[0].images), group=0, member=0, image=Image.new("L", (8, 8))),
+    ],
+)
+def test_what_lacks_something_is_not_judged(sample: Sample) -> None:
+    assert EditVerifier()([sample]) == [None]
+    assert HeldOutEditJudge()([sample]) == [None]
+
+
+def test_prompts_and_examples() -> None:
+    assert len(edit_prompts()) == 5 * 1437
+    assert [prompt.text for prompt in ASKED[:6]] == [*EDITS, next(iter(EDITS))]
+    seen = {to_pixels(prompt.images[0]).tobytes() for prompt in edit_prompts()}
+    assert not seen & {_source(prompt).tobytes() for prompt in ASKED}
+    examples = misinstructed_edits(0.5)
+    rows = zip(np.repeat(load_split().train, 5, axis=0), list(EDITS) * 1437, examples, strict=True)
+    right = [example.prompt.text == edit for _, edit, example in rows]
+    assert np.mean(right) == pytest.approx(0.6, abs=0.01)
+    assert all(example.prompt.columns["edit"] == example.prompt.text for example in examples)
+    assert all(
+        example.prompt.text == edit for example, edit in zip(misinstructed_edits(0.0), list(EDITS) * 1437, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("refused", "said"),
+    [
+        (lambda: misinstructed_edits(1.5), r"must lie in \[0, 1\], got 1.5"),
+        (lambda: held_out_edit_prompts(73), "per_edit must be from 1 to 72, got 73"),
+        (lambda: EditVerifier(0.0), "must be above 0, got 0.0"),
+    ],
+)
+def test_numbers_out_of_range(refused: Callable[[], object], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        refused()
