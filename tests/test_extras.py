@@ -106,6 +106,7 @@ def test_without_extras_everything_starts_and_each_reward_says_what_it_lacks() -
     said = json.loads(done.stdout.splitlines()[-1])
     assert set(said) == {
         *("digit_verifier", "held_out_judge", "digit_recall", "digit_precision", "digit_spread"),
+        *("edit_verifier", "held_out_edit_judge"),
         *("colour", "sharpness", "grid_artifacts", "image_similarity", "edit_consistency", "edit_direction"),
         *("motion", "temporal_consistency", "frame_mean"),
         *("detection", "edit_distance", "caption_score", "ocr_accuracy", "math_verify"),
