@@ -47,7 +47,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "Video": ("rewards.video",),
     "Groups, and rewards of rewards": ("rewards.groups",),
     "On a server": ("rewards.judges.remote",),
-    "The digits of the quickstarts": ("examples.digits",),
+    "The digits of the quickstarts": ("examples.digits", "examples.edits"),
 }
 """Kinds of rewards, with the modules or packages of ``mmgrpo`` that hold them."""
 
