@@ -38,7 +38,7 @@ KINDS = (
     ("geometry",),
     ("explaining",),
     ("models",),
-    ("text", "grounding", "images", "judges", "groups", "execution"),
+    ("text", "grounding", "images", "sounds", "judges", "groups", "execution"),
     ("video",),
 )
 """The rewards, in the same manner."""

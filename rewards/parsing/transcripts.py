@@ -1,0 +1,58 @@
+"""How far a transcript is from what was said, in words or characters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mmgrpo.rewards.explaining import compared
+from mmgrpo.rewards.parsing.extraction import MAX_ANSWER_CHARS, words
+from mmgrpo.rewards.parsing.references import texts
+from mmgrpo.system.extras import required
+from mmgrpo.types import Score
+
+Unit = Literal["words", "characters"]
+
+
+def transcripts(value: Any) -> list[str] | None:
+    """The accepted transcripts of a reference; None if one of them has no word in it, or is too long."""
+    known = texts(value)
+    return None if known is None or not all(words(text) for text in known) else known
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRate:
+    """Errors over the length of the reference.
+
+    Both texts are in lower case, without punctuation, their words one blank apart (Unicode NFKC); numbers stay as they
+    are written. errors = substitutions + deletions + insertions, the least there can be.
+
+    Attributes:
+        unit: what is counted; the blanks between words are characters.
+        wanted_by: the reward, for the message about a missing package.
+    """
+
+    unit: Unit
+    wanted_by: str
+
+    def __call__(self, said: str, reference: str) -> float:
+        """0 for the same, 1 for nothing said; above 1 where more is said than was asked.
+
+        Raises: MissingPackageError without rapidfuzz.
+        Source: the word error rate of speech recognition, as jiwer computes it.
+        """
+        levenshtein = required("rapidfuzz.distance", self.wanted_by).Levenshtein
+        pair: list[Sequence[str]] = [words(text) for text in (said, reference)]
+        if self.unit == "characters":
+            pair = [" ".join(one) for one in pair]
+        return levenshtein.distance(*pair) / len(pair[1])
+
+    def score(self, said: str, accepted: Sequence[str]) -> Score:
+        """1 less the rate to the nearest of several references, at least 0."""
+        if len(said) > MAX_ANSWER_CHARS:
+            return Score(0.0, compared(said, accepted, "too long"))
+        rates = [self(said, reference) for reference in accepted]
+        least = min(rates)
+        told = f"{least:.2f} errors per {self.unit[:-1]}"
+        return Score(max(0.0, 1 - least), compared(said, accepted[rates.index(least)], told))

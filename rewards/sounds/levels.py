@@ -1,0 +1,139 @@
+"""Rewards of what a meter shows: how loud a sound is, how much of it is silence, whether it is cut off, its length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.maths.sounds import level_db
+from mmgrpo.rewards.explaining import parts
+from mmgrpo.rewards.parsing.extraction import finite
+from mmgrpo.types import Audio, Sample, Score
+
+FRAME_S = 0.02
+FULL = 1 - 2**-12  # of full scale: what a converter of 12 bit calls cut off
+
+
+@final
+class Loudness:
+    """Reward: how near a sound's level is to the one wanted, 1 - |level - target| / tolerance, at least 0.
+
+    The level is the root mean square of all channels in decibels of full scale: a full sine has -3. A sample without
+    sound is not judged.
+
+    Range: 0 to 1.
+    Units: ``target_db`` and ``tolerance_db`` in dB of full scale.
+    Source: the project's own.
+    Traps: it is no loudness as heard (ITU-R BS.1770 weighs frequencies); noise at the right level scores 1.
+    """
+
+    deterministic = True
+
+    def __init__(self, target_db: float = -20.0, tolerance_db: float = 20.0) -> None:
+        if tolerance_db <= 0 or target_db > 0:
+            raise ConfigError(
+                f"Loudness: target_db is at most 0 and tolerance_db above 0, got {target_db} and {tolerance_db}"
+            )
+        self._target = target_db
+        self._tolerance = tolerance_db
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return [None if sample.audio is None else self._score(sample.audio) for sample in samples]
+
+    def _score(self, audio: Audio) -> Score:
+        level = level_db(audio.values)
+        return Score(max(0.0, 1 - abs(level - self._target) / self._tolerance), parts({"level_db": level}))
+
+
+@final
+class Clipping:
+    """Reward: minus the share of a sound's values that are at full scale, where a wave is cut off.
+
+    A sample without sound is not judged.
+
+    Range: -1 to 0.
+    Source: the project's own.
+    Traps: silence is never cut off: pair it with ``loudness`` or ``sounding``.
+    """
+
+    deterministic = True
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        heard = [sample.audio for sample in samples]
+        return [None if audio is None else -float((audio.values.abs() >= FULL).float().mean()) for audio in heard]
+
+
+@final
+class Sounding:
+    """Reward: the share of a sound's time in which something is to be heard, in steps of 20 ms.
+
+    A step counts if the level of any channel lies above ``threshold_db``. A sample without sound is not judged.
+
+    Range: 0 to 1.
+    Units: ``threshold_db`` in dB of full scale, as in ``loudness``.
+    Source: the project's own.
+    Traps: hum and hiss are to be heard, too; pauses of music and speech are not.
+    """
+
+    deterministic = True
+
+    def __init__(self, threshold_db: float = -50.0) -> None:
+        self._threshold = _threshold("Sounding", threshold_db)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
+        heard = [sample.audio for sample in samples]
+        return [None if audio is None else float(_audible_F(audio, self._threshold).float().mean()) for audio in heard]
+
+
+@final
+class SoundLength:
+    """Reward: how near a sound's length is to the one wanted, 1 - |length - wanted| / wanted, at least 0.
+
+    The length runs from the beginning to the last step of 20 ms that is above ``threshold_db``. What is wanted is the
+    number in ``column``, or ``seconds`` where a row has none; without either a sample is not judged.
+
+    Range: 0 to 1.
+    Units: ``seconds`` and the column in seconds; ``threshold_db`` in dB of full scale.
+    Source: the project's own.
+    Traps: a click at the right moment ends a sound: pair it with ``sounding``.
+    """
+
+    deterministic = True
+
+    def __init__(self, column: str = "duration_s", seconds: float | None = None, threshold_db: float = -50.0) -> None:
+        if seconds is not None and seconds <= 0:
+            raise ConfigError(f"SoundLength.seconds must be above 0, got {seconds}")
+        self._column = column
+        self._seconds = seconds
+        self._threshold = _threshold("SoundLength", threshold_db)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return [self._score(sample) for sample in samples]
+
+    def _score(self, sample: Sample) -> Score | None:
+        given = finite(sample.prompt.columns.get(self._column))
+        wanted = self._seconds if given is None else given
+        if sample.audio is None or wanted is None or wanted <= 0:
+            return None
+        audible_F = _audible_F(sample.audio, self._threshold)
+        last = int(audible_F.nonzero().max()) + 1 if bool(audible_F.any()) else 0
+        length = min(last * FRAME_S, sample.audio.duration_s)
+        return Score(max(0.0, 1 - abs(length - wanted) / wanted), parts({"length_s": length, "wanted_s": wanted}))
+
+
+def _audible_F(audio: Audio, threshold_db: float) -> Tensor:
+    """Which steps of time are above a level in any channel; (F,) bool."""
+    size = max(1, round(FRAME_S * audio.sampling_rate))
+    steps = audio.values.split(size, dim=1)
+    power_F = torch.stack([step.double().square().mean(1).max() for step in steps])
+    return power_F > 10 ** (threshold_db / 10)
+
+
+def _threshold(owner: str, threshold_db: float) -> float:
+    if threshold_db >= 0:
+        raise ConfigError(f"{owner}.threshold_db must be below 0, full scale, got {threshold_db}")
+    return threshold_db

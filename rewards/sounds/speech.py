@@ -1,0 +1,63 @@
+"""Reward for speech: the words that a recogniser hears in a sound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from mmgrpo.rewards.models.checkpoints import Dtype, chosen_dtype, positive
+from mmgrpo.rewards.models.recognisers import RecogniserSource
+from mmgrpo.rewards.parsing.extraction import one_of
+from mmgrpo.rewards.parsing.transcripts import ErrorRate, Unit, transcripts
+from mmgrpo.types import Sample, Score
+
+
+@final
+class WordError:
+    """Reward: 1 less the word error rate between what a recogniser hears in the sound and what should be said.
+
+    What should be said is the text in ``column``, or the prompt with ``column: null``. The rate is as in
+    ``word_error_rate``, by ``unit``; a sample without sound, or a row without a text, is not judged.
+
+    Settings: ``model`` is a path or hub id of transformers: a recogniser with a CTC head (Wav2Vec2, HuBERT, Parakeet)
+    or one that writes (Whisper, Moonshine). ``language`` is what such a one is told, "en" say. ``device`` null is the
+    process's GPU or the CPU.
+    Range: 0 to 1.
+    Source: the word error rate of speech recognition, by rapidfuzz; as a reward for speech synthesis Anastassiou et al.
+    2024 (Seed-TTS), arXiv:2406.02430.
+    Traps: Whisper hears the first 30 seconds, and invents words in noise and silence; a voice that no person would like
+    can be recognised perfectly: pair it with ``clap_score`` or a judge of speech. "10" is not "ten".
+    """
+
+    deterministic = True
+
+    def __init__(
+        self,
+        model: str = "openai/whisper-large-v3-turbo",
+        column: str | None = "text",
+        unit: Unit = "words",
+        language: str | None = None,
+        device: str | None = None,
+        dtype: Dtype = "float32",
+        batch_size: int = 8,
+    ) -> None:
+        chosen_dtype("WordError", dtype)
+        self._column = column
+        self._rate = ErrorRate(one_of("WordError.unit", unit, Unit), "reward word_error")
+        self._recogniser = RecogniserSource(
+            model=model,
+            language=language,
+            device=device,
+            dtype=dtype,
+            batch_size=positive("WordError.batch_size", batch_size),
+        )
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        wanted = [None if sample.audio is None else self._wanted(sample) for sample in samples]
+        sounds = [s.audio for s, known in zip(samples, wanted, strict=True) if s.audio is not None and known]
+        said = iter(self._recogniser(sounds) if sounds else [])
+        return [self._rate.score(next(said), known) if known else None for known in wanted]
+
+    def _wanted(self, sample: Sample) -> list[str] | None:
+        found = sample.prompt.text if self._column is None else sample.prompt.columns.get(self._column)
+        return None if found is None else transcripts(found)

@@ -1,0 +1,42 @@
+"""Reward for transcripts: a model that hears writes what was said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, place_of
+from mmgrpo.rewards.parsing.references import graded
+from mmgrpo.rewards.parsing.transcripts import ErrorRate, Unit, transcripts
+from mmgrpo.types import Sample, Score
+
+
+@final
+class WordErrorRate:
+    """Reward: 1 less the word error rate of the answer, a transcript, at least 0.
+
+    The rate is substitutions, deletions and insertions over the words of the reference in ``column``, or over its
+    characters with ``unit: characters``. Both texts are compared in lower case, without punctuation and in Unicode
+    NFKC; of several references the nearest counts.
+
+    Settings: ``extract`` as in ``exact_match``.
+    Range: 0 to 1.
+    Source: the word error rate of speech recognition, computed as jiwer does, by rapidfuzz; as a reward for speech
+    recognition by language models, Shivakumar et al. 2025, arXiv:2509.01939.
+    Traps: numbers and abbreviations are compared as they are written: "10" is not "ten"; normalise the references as
+    the answers are to be. Where more is said than was asked for, the rate passes 1 and the score stays 0. Languages
+    without spaces are single words: use ``characters``.
+    """
+
+    deterministic = True
+
+    def __init__(self, column: str = "text", unit: Unit = "words", extract: Extract = "none") -> None:
+        self._column = column
+        self._rate = ErrorRate(one_of("WordErrorRate.unit", unit, Unit), "reward word_error_rate")
+        self._extract: Extract = place_of("WordErrorRate.extract", extract)
+
+    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
+        return graded("word_error_rate", samples, self._column, transcripts, self._score)
+
+    def _score(self, text: str, accepted: list[str]) -> Score:
+        return self._rate.score(extracted(text, self._extract) or "", accepted)
