@@ -40,6 +40,11 @@ def compared(
     return said if reason is None else said | {"reason": reason}
 
 
+def mistaken(said: str, reference: str, rate: float) -> dict[str, Any]:
+    """A transcript, what was said, and how many errors a unit of that has."""
+    return compared(said, reference, f"error rate {rate:.2f}")
+
+
 def rounded(parts: Mapping[str, float]) -> dict[str, float]:
     """The parts that a score is made of, to four decimals."""
     return {name: round(part, 4) for name, part in parts.items()}

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mmgrpo.rewards.explaining import compared
-from mmgrpo.rewards.parsing.extraction import MAX_ANSWER_CHARS, words
+from mmgrpo.rewards.parsing.extraction import words
 from mmgrpo.rewards.parsing.references import texts
 from mmgrpo.system.extras import required
-from mmgrpo.types import Score
 
 Unit = Literal["words", "characters"]
 
@@ -22,11 +20,25 @@ def transcripts(value: Any) -> list[str] | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Errors:
+    """How many errors a unit of the reference has, and which reference it is."""
+
+    rate: float
+    reference: str
+
+    @property
+    def score(self) -> float:
+        """1 less the rate, at least 0."""
+        return max(0.0, 1 - self.rate)
+
+
+@dataclass(frozen=True, slots=True)
 class ErrorRate:
     """Errors over the length of the reference.
 
     Both texts are in lower case, without punctuation, their words one blank apart (Unicode NFKC); numbers stay as they
-    are written. errors = substitutions + deletions + insertions, the least there can be.
+    are written; a text of more than 10,000 characters says nothing. errors = substitutions + deletions + insertions,
+    the least there can be.
 
     Attributes:
         unit: what is counted; the blanks between words are characters.
@@ -48,11 +60,7 @@ class ErrorRate:
             pair = [" ".join(one) for one in pair]
         return levenshtein.distance(*pair) / len(pair[1])
 
-    def score(self, said: str, accepted: Sequence[str]) -> Score:
-        """1 less the rate to the nearest of several references, at least 0."""
-        if len(said) > MAX_ANSWER_CHARS:
-            return Score(0.0, compared(said, accepted, "too long"))
+    def nearest(self, said: str, accepted: Sequence[str]) -> Errors:
+        """The least rate, over several references."""
         rates = [self(said, reference) for reference in accepted]
-        least = min(rates)
-        told = f"{least:.2f} errors per {self.unit[:-1]}"
-        return Score(max(0.0, 1 - least), compared(said, accepted[rates.index(least)], told))
+        return Errors(min(rates), accepted[rates.index(min(rates))])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+from mmgrpo.rewards.explaining import mistaken
 from mmgrpo.rewards.models.checkpoints import Dtype, chosen_dtype, positive
 from mmgrpo.rewards.models.recognisers import RecogniserSource
 from mmgrpo.rewards.parsing.extraction import one_of
@@ -56,7 +57,11 @@ class WordError:
         wanted = [None if sample.audio is None else self._wanted(sample) for sample in samples]
         sounds = [s.audio for s, known in zip(samples, wanted, strict=True) if s.audio is not None and known]
         said = iter(self._recogniser(sounds) if sounds else [])
-        return [self._rate.score(next(said), known) if known else None for known in wanted]
+        return [self._score(next(said), known) if known else None for known in wanted]
+
+    def _score(self, said: str, accepted: list[str]) -> Score:
+        found = self._rate.nearest(said, accepted)
+        return Score(found.score, mistaken(said, found.reference, found.rate))
 
     def _wanted(self, sample: Sample) -> list[str] | None:
         found = sample.prompt.text if self._column is None else sample.prompt.columns.get(self._column)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
+from mmgrpo.rewards.explaining import mistaken
 from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, place_of
 from mmgrpo.rewards.parsing.references import graded
 from mmgrpo.rewards.parsing.transcripts import ErrorRate, Unit, transcripts
@@ -39,4 +40,6 @@ class WordErrorRate:
         return graded("word_error_rate", samples, self._column, transcripts, self._score)
 
     def _score(self, text: str, accepted: list[str]) -> Score:
-        return self._rate.score(extracted(text, self._extract) or "", accepted)
+        said = extracted(text, self._extract) or ""
+        found = self._rate.nearest(said, accepted)
+        return Score(found.score, mistaken(said, found.reference, found.rate))

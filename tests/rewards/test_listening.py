@@ -66,7 +66,7 @@ class TestErrorRates:
         assert said(found)[0] == {
             "parsed": "the cat sit",
             "reference": "the cat sat down",
-            "reason": "0.50 errors per word",
+            "reason": "error rate 0.50",
         }
         tagged = WordErrorRate(column="answer", unit="characters", extract="tag")
         assert numbers(tagged([wrote("hm <answer>abd</answer>", answer="abc")])) == [pytest.approx(2 / 3)]
@@ -106,7 +106,7 @@ class TestRecognisers:
         ]
         found = reward(samples)
         assert numbers(found) == [1.0, 0.5, None, None]
-        assert said(found)[0] == {"parsed": heard, "reference": heard.lower(), "reason": "0.00 errors per word"}
+        assert said(found)[0] == {"parsed": heard, "reference": heard.lower(), "reason": "error rate 0.00"}
         assert numbers(WordError(ctc, column=None)([made(SHORT, " ".join([first, *rest]))])) == [1.0]
 
     def test_a_recogniser_that_writes(self, tmp_path: Path) -> None:
@@ -133,7 +133,8 @@ class TestClap:
     @torch.no_grad()
     def cosine(self, folder: str, pieces: list[Audio], text: str) -> float:
         """By transformers alone: the mean of the pieces' unit features against the text."""
-        model, processor = ClapModel.from_pretrained(folder).eval(), ClapProcessor.from_pretrained(folder)
+        model: Any = ClapModel.from_pretrained(folder).eval()
+        processor: Any = ClapProcessor.from_pretrained(folder)
         features = []
         for piece in pieces:
             given = processor.feature_extractor(piece.values[0].numpy(), sampling_rate=16000, return_tensors="pt")
