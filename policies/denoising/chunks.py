@@ -96,17 +96,20 @@ def make_groups(prompts: Sequence[Prompt], group_size: int, seed: int, plan: Pla
 def state_batches(
     rollout: Rollout, rows: Sequence[int], column: int, size: int, together: Callable[[Row, Row], bool]
 ) -> Iterator[list[int]]:
-    """Rows in batches of at most ``size`` distinct states at a decision, all of one shape, that may share a run."""
+    """Rows in batches of at most ``size`` distinct states at a decision, of one shape, that may share a run."""
     trace: Trace = rollout.trace
     rows_of: dict[int, list[int]] = {}
+    alike: dict[int, list[list[int]]] = {}
     for row in rows:
         rows_of.setdefault(int(rollout.state_BT[row, column]), []).append(row)
-    batch: list[list[int]] = []
     for members in rows_of.values():
+        alike.setdefault(id(trace.drawings[members[0]]), []).append(members)
+    batch: list[list[int]] = []
+    for members in (members for some in alike.values() for members in some):
         if batch:
             first, other = batch[0][0], members[0]
-            alike = trace.alike(first, other) and together(trace.rows[first], trace.rows[other])
-            if len(batch) == size or not alike:
+            joins = trace.alike(first, other) and together(trace.rows[first], trace.rows[other])
+            if len(batch) == size or not joins:
                 yield [row for some in batch for row in some]
                 batch = []
         batch.append(members)
@@ -118,12 +121,12 @@ def assemble(chunks: Sequence[Chunk], plan: Plan, segments: Sequence[int] | None
     """The rollout that the chunks make together.
 
     Args:
-        chunks: what has run, prompt-major.
+        chunks: what has run, prompt by prompt but for the order of the prompts.
         plan: what it was run by.
         segments: lengths of the segments, in steps, adding up to T; None makes every step its own.
 
     Returns:
-        The rollout, its matrices on the CPU.
+        The rollout, prompt-major, its matrices on the CPU.
 
     Raises:
         ReplayError: runs took different numbers of steps.
@@ -147,19 +150,24 @@ def assemble(chunks: Sequence[Chunk], plan: Plan, segments: Sequence[int] | None
     mask_BT = noise.std_BT > 0
     require_parted(plan, mask_BT[0])
     old_logprob_BT = torch.cat([_logprobs(chunk, mask_BT[0]) for chunk in chunks])
+    order = sorted(range(len(rows)), key=lambda place: rows[place].entry)
+    rows = [rows[place] for place in order]
+    samples = [sample for chunk in chunks for sample in chunk.samples]
+    drawings = [chunk.drawing for chunk in chunks for _ in chunk.rows]
+    transitions = [transition for chunk in chunks for transition in chunk.recorder.transitions()]
     return Rollout(
-        samples=[sample for chunk in chunks for sample in chunk.samples],
+        samples=[samples[place] for place in order],
         prompt_index_B=torch.tensor([row.group for row in rows]),
-        old_logprob_BT=old_logprob_BT,
-        mask_BT=mask_BT,
+        old_logprob_BT=old_logprob_BT[order],
+        mask_BT=mask_BT[order],
         state_BT=states_of(rows, T),
         segment_BT=_segments(T, segments).expand(len(rows), T),
         trace=Trace(
             rows=tuple(rows),
-            drawings=tuple(chunk.drawing for chunk in chunks for _ in chunk.rows),
-            transitions=tuple(t for chunk in chunks for t in chunk.recorder.transitions()),
+            drawings=tuple(drawings[place] for place in order),
+            transitions=tuple(transitions[place] for place in order),
         ),
-        noise=noise,
+        noise=Noise(std_BT=noise.std_BT[order], step_BT=noise.step_BT[order], level_BT=noise.level_BT[order]),
         num_forwards=sum(chunk.num_forwards for chunk in chunks),
     )
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from mmgrpo.errors import MmgrpoError, PolicyError
 from mmgrpo.policies.denoising.batches import Batches, chunked
 from mmgrpo.policies.denoising.branching import Branch, Stem, branches
+from mmgrpo.policies.denoising.buckets import Part
 from mmgrpo.policies.denoising.calls import RewoundError, RowsError
 from mmgrpo.policies.denoising.chunks import Chunk, assemble
 from mmgrpo.policies.denoising.drawing import Drawing
@@ -30,7 +31,6 @@ from mmgrpo.types import Plan, Prompt, Rollout, Sample
 logger = logging.getLogger(__name__)
 
 INITIAL = 1e-2  # of a state's elements: a picture encoded in another batch rounds otherwise
-Groups = Sequence[Sequence[Row]]
 FRAME_RATE_ARGUMENTS = ("frame_rate", "fps", "target_fps")
 
 
@@ -56,31 +56,34 @@ class Drafter:
     frame_rate: float | None
     sampling_rate: int | None
 
-    def stochastic(self, groups: Groups, plan: Plan, drawing: Drawing) -> Rollout:
+    def stochastic(self, parts: Sequence[Part], plan: Plan) -> Rollout:
         """The rows with their decisions on record."""
-        chunks = self._drawn(groups, plan, drawing)
+        chunks = self._drawn(parts, plan)
         rollout = assemble(chunks, plan, self.segments)
         needs_full = any(self.exactness.needs_full(chunk.kind, chunk.stochastic) for chunk in chunks)
         trace = replace(rollout.trace, run_ghosts=needs_full)
         return replace(rollout, trace=trace, num_alone=len(rollout.samples) if self.batches.alone else 0)
 
-    def deterministic(self, rows: Sequence[Row], plan: Plan, drawing: Drawing) -> Rollout:
+    def deterministic(self, parts: Sequence[Part], plan: Plan) -> Rollout:
         """The stock pipeline with its stock sampler; nothing is recorded."""
-        self._settle_batches(rows, drawing)
-        samples: list[Sample] = []
-        judged = {} if plan.keep_latents else self.evaluation_call  # what is kept is read, and trained on
-        call = {**drawing.call, **judged, **drawing.changed_call}
+        self._settle_batches(parts[0])
+        placed: list[tuple[Row, Sample, Drawing]] = []
         num_forwards, T = 0, 1
-        for chunk in chunked(rows, drawing.batch(self.batches.rollout), self.stage.form.together):
-            session = Session(on_step=None)
-            output = self._run(session, chunk, call)
-            latents = None
-            if plan.keep_latents and session.last_state is not None:
-                latents = split_rows(session.last_state, len(chunk))
-            drawn = self._samples(chunk, output, latents, call)
-            plan.hand_over(drawn)
-            samples += drawn
-            num_forwards, T = num_forwards + session.num_forwards, session.iteration + 1
+        for part in parts:
+            judged = {} if plan.keep_latents else self.evaluation_call  # what is kept is read, and trained on
+            call = {**part.drawing.call, **judged, **part.drawing.changed_call}
+            for chunk in chunked(part.rows, part.drawing.batch(self.batches.rollout), self.stage.form.together):
+                session = Session(on_step=None)
+                output = self._run(session, chunk, call)
+                latents = None
+                if plan.keep_latents and session.last_state is not None:
+                    latents = split_rows(session.last_state, len(chunk))
+                drawn = self._samples(chunk, output, latents, call)
+                plan.hand_over(drawn)
+                placed += [(row, sample, part.drawing) for row, sample in zip(chunk, drawn, strict=True)]
+                num_forwards, T = num_forwards + session.num_forwards, max(T, session.iteration + 1)
+        placed.sort(key=lambda one: one[0].entry)
+        rows, samples, drawings = zip(*placed, strict=True)
         B = len(rows)
         return Rollout(
             samples=samples,
@@ -89,30 +92,30 @@ class Drafter:
             mask_BT=torch.zeros(B, T, dtype=torch.bool),
             state_BT=torch.arange(B * T).reshape(B, T),
             segment_BT=torch.arange(T).expand(B, T),
-            trace=Trace(rows=tuple(rows), drawings=(drawing,) * B, transitions=()),
+            trace=Trace(rows=rows, drawings=drawings, transitions=()),
             num_forwards=num_forwards,
         )
 
-    def _drawn(self, groups: Groups, plan: Plan, drawing: Drawing) -> list[Chunk]:
+    def _drawn(self, parts: Sequence[Part], plan: Plan) -> list[Chunk]:
         """All rows, run after run; the first of each kind is examined before its samples are handed over."""
         chunks: list[Chunk] = []
         try:
-            return self._drawn_as_called(groups, plan, drawing, chunks)
+            return self._drawn_as_called(parts, plan, chunks)
         except RewoundError:
             self.stage.asks_twice = True
-            return self._drawn(groups, plan, drawing)
+            return self._drawn(parts, plan)
         except RowsError as error:
             if chunks or self.stage.form.single:
                 raise
-            rows = [row for members in groups for row in members]
+            rows = [row for part in parts for row in part.rows]
             asked = next((row for row in rows if self.stage.form.shows(row)), rows[0])
             if not self._shown_otherwise(asked, str(error)):
                 self._run_singly(f"{type(self.stage.pipeline).__name__} does not take rows as lists: {error}")
-            return self._drawn(groups, plan, drawing)
+            return self._drawn(parts, plan)
 
-    def _drawn_as_called(self, groups: Groups, plan: Plan, drawing: Drawing, chunks: list[Chunk]) -> list[Chunk]:
+    def _drawn_as_called(self, parts: Sequence[Part], plan: Plan, chunks: list[Chunk]) -> list[Chunk]:
         """All rows, put into ``chunks`` one by one."""
-        for stem in self._stems(groups, plan, drawing):
+        for stem, drawing in ((stem, part.drawing) for part in parts for stem in self._stems(part, plan)):
             chunk = self._record(stem, plan, drawing)
             if reason := self._batch_dependence(chunk, plan):
                 said = f"a row of {type(self.stage.pipeline).__name__} depends on its batch: {reason}"
@@ -120,7 +123,7 @@ class Drafter:
                     raise PolicyError(f"{said}; set policy.rollout_batch and policy.update_batch to 1")
                 if not self._shown_otherwise(chunk.rows[0], reason):
                     self.batches.run_alone(said)
-                return self._drawn_as_called(groups, plan, drawing, chunks)
+                return self._drawn_as_called(parts, plan, chunks)
             self.exactness.excess_frac = max(self.exactness.excess_frac, chunk.excess_frac)
             plan.hand_over(chunk.samples)
             chunks.append(chunk)
@@ -187,12 +190,10 @@ class Drafter:
                 return "it begins at another noise or picture alone"
         return ""
 
-    def _stems(self, groups: Groups, plan: Plan, drawing: Drawing) -> Iterator[Stem]:
+    def _stems(self, part: Part, plan: Plan) -> Iterator[Stem]:
         """Runs of rows to record, with what each shares with others already drawn."""
-        for stem in self._run_together(
-            branches([row for members in groups for row in members], INITIAL_NOISE), drawing
-        ):
-            yield from self._grown(stem, plan, drawing)
+        for stem in self._run_together(branches(part.rows, INITIAL_NOISE), part.drawing):
+            yield from self._grown(stem, plan, part.drawing)
 
     def _grown(self, stem: Stem, plan: Plan, drawing: Drawing) -> Iterator[Stem]:
         """What a stem becomes once it has parted at every split: each state before one is run once, here."""
@@ -255,8 +256,9 @@ class Drafter:
         asked = next((call[name] for name in FRAME_RATE_ARGUMENTS if call.get(name) is not None), None)
         return asked if self.frame_rate is None else self.frame_rate
 
-    def _settle_batches(self, rows: Sequence[Row], drawing: Drawing) -> None:
+    def _settle_batches(self, part: Part) -> None:
         """Finds out before the first samples without noise whether rows may share a run; they have no densities."""
+        rows, drawing = part.rows, part.drawing
         if self.batches.rollout == 1 or len(rows) == 1:
             return
         if self.exactness.is_new:
@@ -267,7 +269,7 @@ class Drafter:
     def _examine(self, rows: Sequence[Row], drawing: Drawing) -> None:
         """Draws rows, each a group of its own, for what is found out by it."""
         try:
-            self._drawn([[row] for row in rows], Plan(), drawing)
+            self._drawn([Part([[row] for row in rows], drawing)], Plan())
         except MmgrpoError:  # what cannot be trained may still be sampled
             if self.stage.form.shows(rows[0]) and not self.stage.form.is_proven:
                 self.stage.form = replace(self.stage.form, showing=Showing.ALONE)

@@ -16,6 +16,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.policies.denoising.adapted import adapter_targets
 from mmgrpo.policies.denoising.batches import Batches
 from mmgrpo.policies.denoising.behind import behind
+from mmgrpo.policies.denoising.buckets import Buckets
 from mmgrpo.policies.denoising.chunks import SINGLE_STEP, make_groups
 from mmgrpo.policies.denoising.components import prepared_denoisers
 from mmgrpo.policies.denoising.drafting import Drafter
@@ -101,21 +102,23 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
         self._weights = Weights(denoisers, settings.lora, targets, DiffusersFiles())
         if settings.adapter is not None:
             self._weights.begin_from(Path(settings.adapter))
-        memo = Memo(settings.memo_bytes)
         self._stage = Stage(
             pipeline,
             scheduler,
             self._decisions,
             tuple(denoisers),
-            memo,
+            Memo(settings.memo_bytes),
             columns=settings.columns,
             pictures=settings.pictures,
+            decode=settings.decode,
         )
         if settings.lora is None and dtype != torch.float32:
             self._stage.autocast(dtype)  # the trained weights are float32 masters, the arithmetic stays as loaded
         if settings.compile:
             for module in denoisers.values():
                 compile_denoiser(module)
+        self._buckets = Buckets(settings.buckets)
+        self._buckets.require_taken(self._stage.form)
         self._targets = Targets(self._stage)
         alone = shows_media({**settings.call, **settings.evaluation_call})
         self._batches = Batches(1 if alone else settings.rollout_batch, 1 if alone else settings.update_batch)
@@ -126,6 +129,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
             using=self.using,
             reading=settings.reading,
             call=settings.call,
+            buckets=self._buckets,
         )
         self._scorer = Scorer(stage=self._stage, batches=self._batches, using=self.using)
         self._drafter = Drafter(
@@ -195,7 +199,15 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
         """Flow matching (or denoising score matching, by the scheduler's prediction type) on the examples' targets."""
         settings = self.settings
         self._drafter.settle_showing([example.prompt for example in examples], self._drawing)
-        mean = supervised_loss(self._stage, self._targets, examples, settings.call, settings.supervision, seeds=seeds)
+        mean = supervised_loss(
+            self._stage,
+            self._targets,
+            examples,
+            settings.call,
+            settings.supervision,
+            buckets=self._buckets,
+            seeds=seeds,
+        )
         return SupervisedLoss(mean=mean, num_terms=len(examples))
 
     def save(self, directory: Path) -> None:
@@ -230,8 +242,6 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
         plan = plan or Plan()
         groups = make_groups(prompts, group_size, seed, plan)
         drawing = with_settings(self._drawing, plan.settings, self._stage.form, self._decisions)
-        if plan.deterministic:
-            return self._drafter.deterministic([row for members in groups for row in members], plan, drawing)
         if self.settings.tail is not None and plan.stochastic:
             num_steps = drawing.call.get("num_inference_steps", self._num_steps)
             drawing = with_tail(
@@ -242,7 +252,8 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
                 form=self._stage.form,
                 scheduler=self._decisions,
             )
-        return self._drafter.stochastic(groups, plan, drawing)
+        parts = self._buckets.parts(groups, drawing)
+        return self._drafter.deterministic(parts, plan) if plan.deterministic else self._drafter.stochastic(parts, plan)
 
     def read(self, given: Sequence[Given], *, seed: int, plan: Plan | None = None) -> Rollout:
         """Finished samples noised again at ``policy.reading.num_levels`` keyed levels, a decision each.

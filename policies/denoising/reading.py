@@ -16,6 +16,7 @@ from mmgrpo.maths.matching import MatchingErrors, matching_errors
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policies.denoising.batches import Batches
 from mmgrpo.policies.denoising.branching import branching_of
+from mmgrpo.policies.denoising.buckets import Buckets
 from mmgrpo.policies.denoising.calls import CallForm
 from mmgrpo.policies.denoising.drawing import checked_call
 from mmgrpo.policies.denoising.matching import Clean, Matched, matched, two_steps
@@ -40,13 +41,13 @@ class ReadTrace:
     Attributes:
         cleans: per row, the sample at each of its T levels.
         reading: how levels are drawn and errors weighed.
-        call: arguments of the pipeline's call.
+        calls: per row, arguments of the pipeline's call; of rows that may run together one object.
         old: per row, what the network said when it was read, T states, if the plan asks for what takes it.
     """
 
     cleans: tuple[tuple[Clean, ...], ...]
     reading: ReadingSettings
-    call: Mapping[str, Any]
+    calls: tuple[Mapping[str, Any], ...]
     old: tuple[tuple[Tensor, ...], ...] | None = None
 
 
@@ -75,6 +76,7 @@ class Reader:
         using: the weights of a view, within the context.
         reading: how levels are drawn and errors weighed.
         call: arguments of the pipeline's call.
+        buckets: sizes that it is asked for instead.
     """
 
     stage: Stage
@@ -83,6 +85,7 @@ class Reader:
     using: Callable[[str], AbstractContextManager[None]]
     reading: ReadingSettings
     call: Mapping[str, Any]
+    buckets: Buckets
 
     def read(self, given: Sequence[Given], seed: int, plan: Plan) -> Rollout:
         """``Reading.read``."""
@@ -102,13 +105,17 @@ class Reader:
             )
             for entry, one in enumerate(given)
         ]
+        examples = [
+            Example(s.prompt, image=s.image, video=s.video, audio=s.audio) for s in (one.sample for one in given)
+        ]
+        calls = self.buckets.calls(examples, call)
         trace = ReadTrace(
             cleans=tuple(
                 tuple(Clean(row=row, data=state, seed=_key(row, place), place=place) for place in range(T))
-                for row, state in zip(rows, self._states(given, rows, call), strict=True)
+                for row, state in zip(rows, self._states(given, examples, rows, calls), strict=True)
             ),
             reading=reading,
-            call=call,
+            calls=tuple(calls),
         )
         B = len(given)
         rollout = Rollout(
@@ -190,7 +197,7 @@ class Reader:
         """The kept cells of some rows, in runs: whole rows of one shape side by side, or a part of a row's levels."""
         trace: ReadTrace = rollout.trace
         form = self.stage.form
-        size = 1 if shows_media(trace.call) or form.single else self.batches.update
+        size = 1 if shows_media(trace.calls[0]) or form.single else self.batches.update
         run: list[tuple[int, int]] = []
         for row in chosen:
             cells = [(row, column) for column in range(rollout.shape[1]) if bool(rollout.mask_BT[row, column])]
@@ -215,17 +222,21 @@ class Reader:
 
     def _matched(self, trace: ReadTrace, cells: Sequence[tuple[int, int]]) -> Matched:
         cleans = [trace.cleans[row][place] for row, place in cells]
-        return matched(self.stage, cleans, trace.call, trace.reading, grad=torch.is_grad_enabled())
+        return matched(self.stage, cleans, trace.calls[cells[0][0]], trace.reading, grad=torch.is_grad_enabled())
 
-    def _states(self, given: Sequence[Given], rows: Sequence[Row], call: Mapping[str, Any]) -> list[Tensor]:
+    def _states(
+        self,
+        given: Sequence[Given],
+        examples: Sequence[Example],
+        rows: Sequence[Row],
+        calls: Sequence[Mapping[str, Any]],
+    ) -> list[Tensor]:
         """The final state of each sample: its own, or what its picture or video is encoded to."""
         found: list[Tensor] = []
-        for one, row in zip(given, rows, strict=True):
-            sample = one.sample
-            if sample.latent is not None:
-                found.append(sample.latent.float())
+        for one, example, row, call in zip(given, examples, rows, calls, strict=True):
+            if one.sample.latent is not None:
+                found.append(one.sample.latent.float())
             else:
-                example = Example(sample.prompt, image=sample.image, video=sample.video, audio=sample.audio)
                 found += self.targets([example], [row], call, remember=False)
         return found
 
@@ -256,7 +267,8 @@ def _key(row: Row, place: int) -> int:
 
 
 def _alike(trace: ReadTrace, row: int, other: int) -> bool:
-    return trace.cleans[row][0].data.shape == trace.cleans[other][0].data.shape
+    shapes = [trace.cleans[one][0].data.shape for one in (row, other)]
+    return trace.calls[row] is trace.calls[other] and shapes[0] == shapes[1]
 
 
 def _stored(trace: ReadTrace, cells: Sequence[tuple[int, int]]) -> Tensor:

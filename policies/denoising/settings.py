@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mmgrpo.policies.lora import LoraSettings
 
@@ -82,6 +82,46 @@ class SupervisionSettings(BaseModel):
         return ReadingSettings(num_levels=1, levels=self.levels, shift=self.shift)
 
 
+class BucketSettings(BaseModel):
+    """Sizes to draw in. A group is drawn in one of them, and rows of one share runs of the pipeline.
+
+    Finished samples and examples are read in the bucket that is nearest to their own size.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sizes: tuple[dict[Literal["width", "height", "num_frames"], Annotated[int, Field(gt=0)]], ...] = Field(
+        min_length=1,
+        description="each laid over call and evaluation_call: width, height and, of videos, num_frames",
+    )
+    choose: Literal["random", "nearest"] = Field(
+        default="random",
+        description="random: by step and prompt, each as likely; nearest: to the columns width, height and num_frames "
+        "of the data, in form above all",
+    )
+
+    @model_validator(mode="after")
+    def _alike(self) -> BucketSettings:
+        names = {frozenset(size) for size in self.sizes}
+        if len(names) > 1 or not {"width", "height"} <= next(iter(names)):
+            raise ValueError("each of policy.buckets.sizes needs width and height, and num_frames if any other has it")
+        return self
+
+
+class DecodeSettings(BaseModel):
+    """How a run's pictures and videos are decoded, for memory: an autoencoder is switched for its runs alone."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rows: bool = Field(default=False, description="one after another: the same pixels")
+    frames: bool = Field(default=False, description="a few at a time, where the autoencoder can")
+    tiles: dict[str, int] | None = Field(
+        default=None,
+        description="parts of a frame at a time, whose seams are blended; {} leaves their sizes to the autoencoder, "
+        "others are arguments of its enable_tiling",
+    )
+
+
 class DenoisingSettings(BaseModel):
     """How a diffusers pipeline draws, what of it is trained, and in what batches it runs.
 
@@ -93,9 +133,9 @@ class DenoisingSettings(BaseModel):
     decides: ClassVar[str] = "denoising"  # which methods are for it
     is_scheduled: ClassVar[bool] = True  # every sample takes the same, known number of decisions
     resumable: ClassVar[tuple[str, ...]] = (
-        "sampler", "strength", "last_std", "density", "reduction", "call", "evaluation_call", "frame_rate",
-        "reading", "rollout_batch", "update_batch", "tail", "segments", "gradient_checkpointing", "attention",
-        "compile", "memo_bytes",
+        "sampler", "strength", "last_std", "density", "reduction", "call", "evaluation_call", "buckets", "decode",
+        "frame_rate", "reading", "rollout_batch", "update_batch", "tail", "segments", "gradient_checkpointing",
+        "attention", "compile", "memo_bytes",
     )  # fmt: skip
     """What a resumed run may have otherwise."""
     of_a_rollout: ClassVar[tuple[str, ...]] = ("call", "sampler", "strength")
@@ -142,6 +182,8 @@ class DenoisingSettings(BaseModel):
     columns: tuple[str, ...] = Field(
         default=(), description="data columns that go to the call, as arguments of their names with one entry a row"
     )
+    buckets: BucketSettings | None = Field(default=None, description="null: all is drawn in the size that call says")
+    decode: DecodeSettings = Field(default=DecodeSettings(), description="in slices; by default as the pipeline has it")
     frame_rate: float | None = Field(
         default=None,
         gt=0,

@@ -19,9 +19,11 @@ from mmgrpo.errors import PolicyError
 from mmgrpo.policies.denoising.caches import caches_off
 from mmgrpo.policies.denoising.calls import form_of
 from mmgrpo.policies.denoising.components import exchanged, held_pipelines, without_no_grad
+from mmgrpo.policies.denoising.decoding import decoders_of, require_slices, row_by_row, sliced
 from mmgrpo.policies.denoising.memo import Memo
 from mmgrpo.policies.denoising.proxies import ModuleProxy, Shapes, leading_rows
 from mmgrpo.policies.denoising.session import Session, StepOutput, Stop
+from mmgrpo.policies.denoising.settings import DecodeSettings
 
 
 class Stage:
@@ -44,6 +46,7 @@ class Stage:
         *,
         columns: Sequence[str] = (),
         pictures: Mapping[str, str] | None = None,
+        decode: DecodeSettings | None = None,
     ) -> None:
         """Fits the pipeline.
 
@@ -55,11 +58,15 @@ class Stage:
             memo: remembers what its frozen components compute.
             columns: data columns that go to its call.
             pictures: arguments of its call, with the data columns that hold their pictures.
+            decode: how what it draws is decoded; None: as its owner has it.
         """
         self.pipeline = pipeline
         self.denoisers = denoisers
         self.asks_twice = False
         self._memo = memo
+        self._decode = decode or DecodeSettings()
+        require_slices(pipeline, self._decode)
+        self._decoders = decoders_of(pipeline)
         self._shapes = Shapes()
         self._session: Session | None = None
         self._substitutes: dict[str, Any] = {}
@@ -121,6 +128,7 @@ class Stage:
                     stack.enter_context(without_no_grad(held))
                 if not is_greedy:
                     stack.enter_context(caches_off(denoisers))
+                stack.enter_context(sliced(self._decoders, self._decode))
                 yield
         finally:
             self._session = None
@@ -140,7 +148,8 @@ class Stage:
         return ModuleProxy(
             module,
             lambda m, args, kwargs: self._condition(name, m, args, kwargs),
-            {"encode": lambda m, args, kwargs: self._memo(m, m.encode, args, kwargs)},
+            {"encode": lambda m, args, kwargs: self._memo(m, m.encode, args, kwargs)}
+            | ({"decode": row_by_row} if self._decode.rows else {}),
         )
 
     def _pixels(self, processor: VaeImageProcessor, args: Any, kwargs: Any) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mmgrpo.errors import DataError
 from mmgrpo.policies.denoising.batches import chunked
+from mmgrpo.policies.denoising.buckets import SIZES, Buckets
 from mmgrpo.policies.denoising.correction import supervised_error
 from mmgrpo.policies.denoising.layout import Layout, read_layout
 from mmgrpo.policies.denoising.matching import Clean, two_steps
@@ -20,14 +21,17 @@ from mmgrpo.policies.denoising.settings import SupervisionSettings
 from mmgrpo.policies.denoising.stage import Stage
 from mmgrpo.types import Example
 
+Sized = tuple[Any, ...]
+"""Width, height and frames that a call asks for; None for what it leaves to the pipeline."""
+
 
 class Targets:
     """Encodes target images and videos to states of the pipeline with its own autoencoder, each target once."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._layout: Layout | None = None
-        self._known: dict[int, tuple[Any, Tensor]] = {}  # the target is kept, so that its id stays its own
+        self._layouts: dict[Sized, Layout] = {}
+        self._known: dict[tuple[int, Sized], tuple[Any, Tensor]] = {}  # the target is kept: its id stays its own
 
     def __call__(
         self, examples: Sequence[Example], rows: Sequence[Row], call: Mapping[str, Any], *, remember: bool = True
@@ -49,21 +53,22 @@ class Targets:
         """
         if any(example.image is None and example.video is None for example in examples):
             raise DataError("what a denoising policy is taught from, or reads, must come with an image or a video")
-        if self._layout is None:
-            self._layout = read_layout(self._stage, self._stage.form.arguments(rows[:1], call))
-        layout = self._layout
-        return [self._state(example, layout, call, remember) for example in examples]
+        size = tuple(call.get(name) for name in SIZES)
+        if size not in self._layouts:
+            self._layouts[size] = read_layout(self._stage, self._stage.form.arguments(rows[:1], call))
+        return [self._state(example, size, call, remember) for example in examples]
 
-    def _state(self, example: Example, layout: Layout, call: Mapping[str, Any], remember: bool) -> Tensor:
-        target = example.video if example.video is not None else example.image
+    def _state(self, example: Example, size: Sized, call: Mapping[str, Any], remember: bool) -> Tensor:
+        layout, target = self._layouts[size], example.video if example.video is not None else example.image
         assert target is not None
-        if id(target) in self._known:
-            return self._known[id(target)][1]
+        key = (id(target), size)
+        if key in self._known:
+            return self._known[key][1]
         mode = "L" if layout.decoder.config.get("in_channels") == 1 else "RGB"
         frames = [frame.convert(mode) for frame in ([target] if isinstance(target, Image) else target)]
         state = layout.state(self._encoded(frames, layout, call))
         if remember:
-            self._known[id(target)] = (target, state)
+            self._known[key] = (target, state)
         return state
 
     @torch.no_grad()
@@ -106,12 +111,14 @@ def supervised_loss(
     call: Mapping[str, Any],
     supervision: SupervisionSettings,
     *,
+    buckets: Buckets,
     seeds: Sequence[int],
 ) -> Tensor:
     """Mean squared error of the network's prediction on noised data, scalar with grad.
 
     It is minus the mean log-probability of the examples read at a single level, of weight 1, unless the supervision has
-    a correction. Noise levels are sigma in (0, 1) for flow, integer timesteps for epsilon, v and x0 prediction.
+    a correction. Noise levels are sigma in (0, 1) for flow, integer timesteps for epsilon, v and x0 prediction. Rows of
+    a bucket run together.
 
     Raises: PolicyError if the pipeline's scheduler, latents or denoiser do not fit; the message says which.
     Source: flow matching, arXiv:2210.02747; DDPM, arXiv:2006.11239.
@@ -119,14 +126,16 @@ def supervised_loss(
     rows = [
         Row(prompt=example.prompt, seed=seed, group=0, member=0) for example, seed in zip(examples, seeds, strict=True)
     ]
-    data = targets(examples, rows, two_steps(call))
-    cleans = [Clean(row=row, data=one, seed=row.seed) for row, one in zip(rows, data, strict=True)]
-    size = 1 if stage.form.single or shows_media(call) else len(rows)
-    runs = [len(run) for run in chunked(rows, size, stage.form.together)]
-    starts = [sum(runs[:number]) for number in range(len(runs))]
-    errors = [
-        supervised_error(stage, cleans[start : start + run], call, supervision)
-        for start, run in zip(starts, runs, strict=True)
-    ]
+    asked = buckets.calls(examples, call)
+    errors, runs = [], []
+    for own in {id(one): one for one in asked}.values():
+        chosen = [n for n, one in enumerate(asked) if one is own]
+        data = targets([examples[n] for n in chosen], [rows[n] for n in chosen], two_steps(own))
+        cleans = [Clean(row=rows[n], data=one, seed=rows[n].seed) for n, one in zip(chosen, data, strict=True)]
+        size = 1 if stage.form.single or shows_media(own) else len(cleans)
+        left = iter(cleans)
+        for run in chunked([rows[n] for n in chosen], size, stage.form.together):
+            errors.append(supervised_error(stage, [next(left) for _ in run], own, supervision))
+            runs.append(len(run))
     found = torch.stack(errors)
     return (found * torch.tensor(runs, device=found.device) * (len(runs) / len(rows))).mean()

@@ -1,0 +1,200 @@
+"""Sizes to draw in: a group in one of them, its rows as they would be in a run of that size alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.denoising.buckets import Buckets
+from mmgrpo.policies.denoising.drawing import Drawing
+from mmgrpo.policies.denoising.rows import Row
+from mmgrpo.policies.denoising.sampling import Sampling
+from mmgrpo.policies.denoising.settings import BucketSettings
+from mmgrpo.types import Example, Given, Origin, Plan, Prompt
+from tests.policies import contract
+from tests.policies.contract import Subject, values
+from tests.policies.tiny_policies import parameters_of, policy_of
+
+SIZES: dict[str, list[dict[str, int]]] = {
+    "flux": [{"width": 16, "height": 16}, {"width": 32, "height": 16}],  # whose schedule moves with the size
+    "ltx": [{"width": 32, "height": 32, "num_frames": 5}, {"width": 64, "height": 32, "num_frames": 1}],
+}
+NAMES = ["flux", pytest.param("ltx", marks=pytest.mark.nightly)]
+
+
+def prompts(name: str) -> list[Prompt]:
+    """Rows whose columns say a size that is no bucket's, by turns nearest to each."""
+    return [
+        Prompt(text, columns={**{key: value + 1 for key, value in size.items()}})
+        for text, size in zip(
+            ("a fox", "two blue squares on a table", "rain"), [*SIZES[name], SIZES[name][0]], strict=True
+        )
+    ]
+
+
+def policy(name: str, *, batch: int = 8, choose: str = "nearest", **others: Any) -> DenoisingPolicy:
+    without = ("width", "height", "num_frames")
+    return policy_of(name, batch=batch, without=without, buckets={"sizes": SIZES[name], "choose": choose}, **others)
+
+
+@pytest.fixture(params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def test_the_laws_hold(name: str) -> None:
+    subject = Subject(
+        make=lambda batch: policy(name, batch=batch),
+        parameters=parameters_of,
+        prompts=prompts(name)[:2],
+        min_trained_frac=0.9,
+    )
+    contract.check_on_policy_gap(subject)
+    contract.check_on_policy_gap(subject, Plan(stochastic=(1, 2), share_noise=True))
+    contract.check_every_decision_once(subject)
+    contract.check_rows_and_batches(subject)
+    contract.check_prompt_ids(subject)
+    contract.check_hand_over(subject)
+
+
+@pytest.mark.parametrize("plan", [Plan(), Plan(stochastic=())], ids=["drawn", "without noise"])
+def test_rows_are_those_of_a_run_of_their_size(name: str, plan: Plan) -> None:
+    asked = prompts(name)
+    mixed = policy(name).rollout(asked, group_size=2, seed=3, plan=plan)
+    assert mixed.prompt_index_B.tolist() == [0, 0, 1, 1, 2, 2]
+    assert [sample.member for sample in mixed.samples] == [0, 1] * 3
+    for bucket, rows in ((0, [0, 1, 4, 5]), (1, [2, 3])):
+        size = SIZES[name][bucket]
+        alone = policy_of(name, call=size)
+        own = Plan(stochastic=plan.stochastic, prompt_ids=tuple(sorted({row // 2 for row in rows})))
+        only = alone.rollout([asked[group] for group in own.prompt_ids or ()], group_size=2, seed=3, plan=own)
+        for row, expected in zip(rows, only.samples, strict=True):
+            sample = mixed.samples[row]
+            frames = sample.video or [sample.image]
+            assert {frame.size for frame in frames if frame is not None} == {(size["width"], size["height"])}
+            assert len(frames) == size.get("num_frames", 1)
+            assert contract.sample_difference([sample], [expected]) == 0
+        assert torch.equal(mixed.old_logprob_BT[rows], only.old_logprob_BT)
+        if only.noise is not None and mixed.noise is not None:
+            assert torch.equal(mixed.noise.std_BT[rows], only.noise.std_BT)
+    if name == "flux" and mixed.noise is not None:
+        first, other = mixed.noise.std_BT[0], mixed.noise.std_BT[2]
+        assert not torch.allclose(first[:-1], other[:-1], rtol=1e-3)
+
+
+@pytest.mark.nightly
+def test_the_order_of_prompts_changes_no_sample() -> None:
+    asked = prompts("flux")
+    plan = Plan(prompt_ids=(7, 8, 9))
+    forth = policy("flux", choose="random").rollout(asked, group_size=2, seed=3, plan=plan)
+    back = policy("flux", choose="random").rollout(asked[::-1], group_size=2, seed=3, plan=Plan(prompt_ids=(9, 8, 7)))
+    again = [4, 5, 2, 3, 0, 1]
+    assert torch.equal(forth.old_logprob_BT, back.old_logprob_BT[again])
+    assert contract.sample_difference(forth.samples, [back.samples[row] for row in again]) == 0
+
+
+def row(group: int, *, seed: int = 0, member: int = 0, **columns: Any) -> Row:
+    return Row(prompt=Prompt("x", columns=columns), seed=seed, group=group, member=member, entry=group)
+
+
+def chosen(sizes: Sequence[dict[str, int]], rows: Sequence[Row], choose: str) -> list[dict[str, Any]]:
+    """The bucket of each row."""
+    sampling = Sampling(sampler="flow_sde", strength=0.7, density="gaussian", reduction="mean")
+    buckets = Buckets(BucketSettings.model_validate({"sizes": sizes, "choose": choose}))
+    parts = buckets.parts([[one] for one in rows], Drawing(sampling=sampling, call={"width": 1, "steps": 4}))
+    found = {id(one): dict(part.drawing.call) for part in parts for one in part.rows}
+    return [{**found[id(one)]} for one in rows]
+
+
+def test_random_buckets_are_as_likely_and_keyed_by_step_and_group() -> None:
+    sizes = [{"width": 8 * n, "height": 8} for n in (1, 2, 3, 4)]
+    steps = [[row(group, seed=seed) for group in range(400)] for seed in (1, 2)]
+    drawn = [one["width"] for rows in steps for one in chosen(sizes, rows, "random")]
+    counts = [drawn.count(size["width"]) for size in sizes]
+    assert sum(counts) == 800
+    assert all(abs(count - 200) < 4 * math.sqrt(800 * 0.25 * 0.75) for count in counts)  # within 4 standard errors
+    assert drawn[:400] != drawn[400:]
+    assert [one["width"] for one in chosen(sizes, steps[0][5::-1], "random")] == drawn[5::-1]
+    members = [row(3, seed=1, member=member) for member in range(4)]
+    assert {one["width"] for one in chosen(sizes, members, "random")} == {drawn[3]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "width"),
+    [
+        ({"width": 832, "height": 480}, 832),
+        ({"width": 854, "height": 480}, 832),
+        ({"width": 1920, "height": 1080}, 1280),
+        ({"width": 4096, "height": 4096}, 512),  # form before area
+        ({"width": 300, "height": 500.0}, 480),
+    ],
+)
+def test_the_nearest_size_is_nearest_in_form_above_all(columns: dict[str, Any], width: int) -> None:
+    sizes = [{"width": w, "height": h} for w, h in ((832, 480), (480, 832), (1280, 720), (512, 512), (768, 384))]
+    (found,) = chosen(sizes, [row(0, **columns)], "nearest")
+    assert (found["width"], found["steps"]) == (width, 4)
+
+
+def test_lengths_tell_sizes_of_one_form_apart() -> None:
+    sizes = [{"width": 8, "height": 8, "num_frames": frames} for frames in (5, 17, 81)]
+    rows = [row(n, width=8, height=8, num_frames=frames) for n, frames in enumerate((1, 16, 60, 999))]
+    assert [one["num_frames"] for one in chosen(sizes, rows, "nearest")] == [5, 17, 81, 81]
+
+
+@pytest.mark.parametrize("columns", [{}, {"width": 8}, {"width": 8, "height": "8"}, {"width": 8, "height": 0}])
+def test_rows_without_a_size_are_named(columns: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"choose: nearest reads .* the row 'x' has .*or choose: random"):
+        chosen([{"width": 8, "height": 8}], [row(0, **columns)], "nearest")
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [],
+        [{"width": 8}],
+        [{"width": 8, "height": 0}],
+        [{"width": 8, "height": 8}, {"width": 8, "height": 8, "num_frames": 5}],
+        [{"width": 8, "height": 8, "depth": 8}],
+    ],
+)
+def test_sizes_are_whole(sizes: list[dict[str, int]]) -> None:
+    with pytest.raises(ValidationError):
+        BucketSettings.model_validate({"sizes": sizes})
+
+
+def test_a_call_without_such_an_argument_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"policy.buckets.sizes: .* takes no num_frames"):
+        policy_of("flux", buckets={"sizes": [{"width": 16, "height": 16, "num_frames": 5}]})
+
+
+@pytest.mark.nightly
+def test_finished_samples_are_read_in_their_own_size() -> None:
+    mixed = policy("flux")
+    drawn = mixed.rollout(prompts("flux"), group_size=1, seed=3, plan=Plan(stochastic=())).samples
+    given = [Given(sample=sample, origin=Origin.DRAWN) for sample in drawn]
+    read = mixed.read(given, seed=5)
+    assert contract.largest_difference(values(mixed, read), read.old_logprob_BT, read.mask_BT) < 1e-5
+    for number, size in enumerate([*SIZES["flux"], SIZES["flux"][0]]):
+        alone = policy_of("flux", call=size).read([given[number]], seed=5)
+        assert torch.allclose(alone.old_logprob_BT[0], read.old_logprob_BT[number], atol=1e-5)
+
+
+@pytest.mark.nightly
+def test_examples_are_taught_in_their_own_size() -> None:
+    mixed = policy("flux")
+    drawn = mixed.rollout(prompts("flux"), group_size=1, seed=3, plan=Plan(stochastic=())).samples
+    examples = [Example(sample.prompt, image=sample.image) for sample in drawn]
+    losses = [
+        float(policy_of("flux", call=size).supervised_loss([example], seeds=[seed]).mean.detach())
+        for example, size, seed in zip(examples, [*SIZES["flux"], SIZES["flux"][0]], (1, 2, 3), strict=True)
+    ]
+    found = mixed.supervised_loss(examples, seeds=[1, 2, 3])
+    assert float(found.mean.detach()) == pytest.approx(sum(losses) / 3, rel=1e-5)
+    assert found.num_terms == 3
