@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -11,7 +12,13 @@ import pytest
 from mmgrpo.config.loading import CONFIGS
 
 PROJECT = CONFIGS.resolve().parent / "own_policy"
+PAGE = PROJECT.parent / "docs" / "own-policy.md"
 PACKAGE = "diffusion_policy"
+
+
+def shown(language: str) -> list[str]:
+    """The blocks of the page in a language."""
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def put_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

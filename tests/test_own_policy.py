@@ -27,7 +27,7 @@ from mmgrpo.testing import LAWS, Subject
 from mmgrpo.train.build import build_policy, build_rewards
 from mmgrpo.train.trainer import Trainer
 from mmgrpo.types import Prompt, Sample
-from tests.own_package import PROJECT, put_on_path
+from tests.own_package import PROJECT, put_on_path, shown
 
 SMALL = [
     "policy.chunks=2", "policy.denoising_steps=3", "policy.width=16", "warmup.steps=2", "warmup.batch_size=4",
@@ -163,3 +163,12 @@ def test_the_doctor_finds_it_sound() -> None:
     policy = build_policy(config, "cpu")
     findings = examine(config, policy, build_rewards(config.rewards), load_prompts_of(config.prompts))
     assert [finding for finding in findings if not finding.ok and "reward" not in finding.check] == []
+
+
+@pytest.mark.parametrize("block", [one for kind in ("python", "toml", "yaml") for one in shown(kind)])
+def test_what_the_page_shows_is_in_the_files(block: str) -> None:
+    first, _, rest = block.partition("\n")
+    text = (PROJECT / first.removeprefix("# ")).read_text()
+    for part in rest.split("...\n"):
+        assert part.strip("\n")
+        assert part in text

@@ -121,18 +121,15 @@ class ChunkPolicy(Policy, Supervised, Scheduled, Keeping, Showing):
         self, rollout: Rollout, rows: Sequence[int] | Tensor | None = None, *, values: Collection[Value] = ()
     ) -> Iterator[Evaluation]:
         """A slice for each denoising step, of all chunks, and as many episodes as ``update_batch`` says."""
-        self._require_known(values)
+        _require_known(values)
         rows = torch.arange(len(rollout.samples)) if rows is None else torch.as_tensor(rows)
+        K = self.settings.denoising_steps
         for some in rows.split(self.settings.update_batch):
-            for k in range(self.settings.denoising_steps):
-                columns = range(k, self.num_decisions, self.settings.denoising_steps)
-                mask_BN = rollout.mask_BT[some][:, columns]
-                kept, columns = (
-                    some[mask_BN.any(1)],
-                    [t for t, any_ in zip(columns, mask_BN.any(0), strict=True) if any_],
-                )
-                if len(kept) > 0:
-                    yield self._slice(rollout.trace, kept, columns, values)
+            for k in range(K):
+                mask_BN = rollout.mask_BT[some][:, k::K]
+                kept, chunks = some[mask_BN.any(1)], mask_BN.any(0).nonzero()[:, 0].tolist()
+                if chunks:
+                    yield self._slice(rollout.trace, kept, [n * K + k for n in chunks], values)
 
     def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
         """Mean squared error of clean chunks, given chunks of the demonstrations noised at levels of the schedule."""
@@ -210,15 +207,16 @@ class ChunkPolicy(Policy, Supervised, Scheduled, Keeping, Showing):
         N, K, H = self.settings.chunks, self.settings.denoising_steps, self.settings.chunk_length
         noise_BNKHA = torch.stack([_noise_of(derive_seed(seed, g, m), (N, K + 1, H, ACTION)) for _, g, m in rows])
         noise_BNKHA = noise_BNKHA.to(self.device)
-        std_T = torch.tensor([kernel.std for kernel in self._kernels]).repeat(N) * stochastic_T
         state = torch.stack([state_of(prompt) for prompt, _, _ in rows]).to(self.device)
         path, seen, latents, means = [state], [], [], []
         for n in range(N):
             seen.append(state)
             latents.append([noise_BNKHA[:, n, 0]])
             for k in range(K):
-                means.append(self._moments(latents[n][-1], state, k).mean)
-                latents[n].append(means[-1] + float(std_T[n * K + k]) * noise_BNKHA[:, n, k + 1])
+                now = self._moments(latents[n][-1], state, k)
+                means.append(now.mean)
+                noise_BHA = noise_BNKHA[:, n, k + 1] * bool(stochastic_T[n * K + k])
+                latents[n].append(now.mean + now.std * noise_BHA)
             for action_BA in latents[n][-1].unbind(1):
                 state = simulator.step(state, action_BA)
                 path.append(state)
@@ -239,16 +237,14 @@ class ChunkPolicy(Policy, Supervised, Scheduled, Keeping, Showing):
         def logprob(moments: Moments) -> Tensor:
             return self._logprob(some, moments.mean.reshape(shape), columns)
 
-        now, found, others = self._moments(latent_BHA, state_BS, k), {}, {}
+        now, found = self._moments(latent_BHA, state_BS, k), {}
+        others = {OLD: replace(now, mean=some.mean_BTHA[:, columns].flatten(0, 1))}
         for value in values:
-            if value.view == OLD:
-                others[OLD] = Moments(
-                    mean=some.mean_BTHA[:, columns].flatten(0, 1), velocity=now.velocity, std=now.std, step=now.step
-                )
-            elif value.view not in others:
-                with torch.no_grad(), self.using(value.view or REFERENCE):
-                    others[value.view] = self._moments(latent_BHA, state_BS, k)
-            other = others[value.view]
+            view = value.view or REFERENCE
+            if view not in others:
+                with torch.no_grad(), self.using(view):
+                    others[view] = self._moments(latent_BHA, state_BS, k)
+            other = others[view]
             if value.name in LOGPROB_DIVERGENCES:
                 found[value] = LOGPROB_DIVERGENCES[value.name](logprob(now), logprob(other))
             else:
@@ -262,8 +258,8 @@ class ChunkPolicy(Policy, Supervised, Scheduled, Keeping, Showing):
         step, kernel = self._steps[k], self._kernels[k]
         clean = self._using(latent_BHA, state_BS, _angle(step.level))
         prediction = x0_to_prediction(latent_BHA, clean, step.level)
-        mean = kernel_mean(kernel, prediction)
-        return Moments(mean=mean, velocity=prediction.noise - prediction.x0, std=kernel.std, step=step.length)
+        velocity = prediction.noise - prediction.x0
+        return Moments(mean=kernel_mean(kernel, prediction), velocity=velocity, std=kernel.std, step=step.length)
 
     def _logprob(self, episodes: Episodes, mean_BTHA: Tensor, columns: Sequence[int]) -> Tensor:
         """Of what was drawn, given means of some decisions of one denoising step. Shapes: (B, T, H, A) -> (B, T)."""
@@ -285,12 +281,11 @@ class ChunkPolicy(Policy, Supervised, Scheduled, Keeping, Showing):
         )
         return Noise(std_BT=std.expand(B, T), step_BT=length, level_BT=level)
 
-    def _require_known(self, values: Collection[Value]) -> None:
-        for value in values:
-            named = value.name in (*GAUSSIAN_DIVERGENCES, *LOGPROB_DIVERGENCES)
-            if not named or (value.view == OLD and value.name != "gaussian"):
-                known = ", ".join((*GAUSSIAN_DIVERGENCES, *LOGPROB_DIVERGENCES))
-                raise ConfigError(f"chunks have no {value}; divergences that there are: {known}")
+
+def _require_known(values: Collection[Value]) -> None:
+    known = {*GAUSSIAN_DIVERGENCES, *LOGPROB_DIVERGENCES}
+    if wrong := [str(value) for value in values if value.name not in known or value == Value("velocity_mse", OLD)]:
+        raise ConfigError(f"chunks have no {', '.join(wrong)}; known are {', '.join(sorted(known))}")
 
 
 def _noise_of(seed: int, shape: tuple[int, ...]) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from diffusion_policy.simulator import DECOY, GOAL, REACH, starts, step
 from mmgrpo import Example, Prompt
+from mmgrpo.errors import DataError
 
 NUM_STEPS = 48
 UNDECIDED = 0.05
@@ -90,8 +91,6 @@ def prompt_of(state: Tensor) -> Prompt:
 
 def state_of(prompt: Prompt) -> Tensor:
     """The first state of an episode. Shapes: -> (4,). Raises DataError for a prompt without one."""
-    from mmgrpo.errors import DataError
-
     start = prompt.columns.get("start")
     if not isinstance(start, list | tuple) or len(start) != 4 or not all(math.isfinite(one) for one in start):
         raise DataError(f"the column start holds x and y of the pusher and of the block, got {start!r:.80}")

@@ -1,0 +1,70 @@
+"""The package of docs/own-policy.md, installed for real and used from a folder of its own, as the page says."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from mmgrpo.config.loading import CONFIGS
+from tests.own_package import PROJECT, shown
+
+OFFLINE = ("--offline", "--no-build-isolation", "--no-deps")
+"""What an installation needs is here already."""
+
+
+class Place:
+    """An environment with the package, and a folder to work in, neither of them in the repository."""
+
+    def __init__(self, folder: Path) -> None:
+        self.python, self.work = folder / "venv" / "bin" / "python", folder / "work"
+        self.work.mkdir()
+        shutil.copytree(PROJECT, self.work / "own_policy", ignore=shutil.ignore_patterns("__pycache__"))
+        self.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")])
+        (site,) = (folder / "venv").glob("lib/python*/site-packages")
+        beside = [sysconfig.get_path("purelib"), str(CONFIGS.resolve().parent)]  # what mmgrpo needs, and mmgrpo
+        (site / "beside.pth").write_text("\n".join(beside) + "\n")
+        self.site = site
+
+    def run(self, command: list[str]) -> str:
+        """What a command says; it has to succeed."""
+        surroundings = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        surroundings |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        done = subprocess.run(command, cwd=self.work, env=surroundings, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def typed(self, line: str) -> str:
+        """What a line of the page says, in the environment."""
+        command = shlex.split(line)
+        if command[:3] == ["uv", "pip", "install"]:
+            command[3:3] = [*OFFLINE, "--python", str(self.python)]
+        elif command[0] == "mmgrpo":
+            command[:1] = [str(self.python), "-m", "mmgrpo"]
+        else:
+            command[:1] = [str(self.python), "-m", command[0]]
+        return self.run(command)
+
+
+@pytest.mark.nightly
+def test_it_is_installed_and_trained_as_the_page_says(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    said = {line: place.typed(line) for line in "".join(shown("bash")).splitlines()}
+    assert "action_chunks" in said["mmgrpo policies"]
+    assert f"{place.site}" in place.run([str(place.python), "-c", "import diffusion_policy as p; print(p.__file__)"])
+    run = place.work / "runs" / "push"
+    rows = [json.loads(line) for line in (run / "evaluation.jsonl").read_text().splitlines()]
+    first, *_, last = (row["eval/held_out_success/mean"] for row in rows)
+    assert first < 0.65
+    assert last > 0.93
+    judged = json.loads(said["mmgrpo evaluate runs/push --json"].splitlines()[-1])
+    assert judged["eval/held_out_success/mean"] == pytest.approx(last)
+    assert "data:image/png" in (run / "report.html").read_text()
+    assert (place.work / "samples" / "sheet.png").is_file()
