@@ -63,7 +63,7 @@ def steps(settings: ChunkSettings) -> list[Step]:
 def kernels(settings: ChunkSettings) -> list[Kernel]:
     """The Gaussian of each step: the sampler's, with a std of at least ``min_std``, the last step's among them.
 
-    Units: actions.   Source: DPPO, arXiv:2409.00588, sec. 4.3, and its code (min_sampling_denoising_std).
+    Units: actions.   Source: DPPO, arXiv:2409.00588, and its code (irom-princeton/dppo, min_sampling_denoising_std).
     """
     drawn = [SAMPLERS[settings.sampler](step, strength=settings.strength) for step in steps(settings)]
     return [replace(kernel, std=max(kernel.std, settings.min_std)) for kernel in drawn]
