@@ -60,11 +60,9 @@ def train(name: str, overrides: Sequence[str] = ()) -> Policy:
         known = partial(mmgrpo.remembered, memory, verdict.root_N, prompts.key)
         told = {"truncated": config.objective.truncated, "step": step, "remembered": known, "views": views}
         batch = mmgrpo.estimate(policy, experience, verdict, config.advantage, job=job, **told)
-        epochs, minibatches = config.update.epochs, config.update.minibatches
-        beside = auxiliaries.beside(config.auxiliary, batch, step * epochs * minibatches)
-        for update in mmgrpo.learn(
-            policy, batch, objective, optimizer, epochs=epochs, minibatches=minibatches, job=job, beside=beside
-        ):
+        passes = {name: getattr(config.update, name) for name in ("epochs", "minibatches", "in_turn")}
+        beside = auxiliaries.beside(config.auxiliary, batch, step * passes["epochs"] * passes["minibatches"])
+        for update in mmgrpo.learn(policy, batch, objective, optimizer, **passes, job=job, beside=beside):
             reward = float(batch.credit.total_B.mean())
             print(f"step {step + 1}.{update.number}: reward {reward:.3f}, gradient {update.applied.grad_norm:.3g}")
         told = {"step": step, "replay": planner.replay, "requests": experience.requests}

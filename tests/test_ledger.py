@@ -39,8 +39,9 @@ PAPERS = {paper.row.id: paper for paper in paper_index(METHODS)}
 ROWS = ledger()
 
 BESIDE = {
-    "awm", "cispo", "clip-cov", "competence-curriculum", "crd", "dapo", "diffusion-nft", "flow-dppo", "flow-grpo-fast",
-    "kl-cov", "luffy", "luspo", "mix-grpo", "mix-grpo-flash", "online-dpo", "prorl", "rloo", "token-mean-grpo", "vespo",
+    "awm", "cispo", "clip-cov", "competence-curriculum", "crd", "dapo", "diffu-grpo", "diffusion-nft", "flow-dppo",
+    "flow-grpo-fast", "kl-cov", "luffy", "luspo", "mix-grpo", "mix-grpo-flash", "online-dpo", "prorl", "rloo",
+    "token-mean-grpo", "vespo",
 }  # fmt: skip
 """Methods whose papers are not among those of the ledger."""
 

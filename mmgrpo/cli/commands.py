@@ -343,7 +343,9 @@ def methods(
         bool, typer.Option("--papers", help="the papers that were looked at, and how far each is in")
     ] = False,
     paper: Annotated[str | None, typer.Option(help="one of them, by its id or arXiv number")] = None,
-    applies_to: Annotated[Literal["tokens", "denoising"] | None, typer.Option(help="those that are for it")] = None,
+    applies_to: Annotated[
+        Literal["tokens", "denoising", "masked"] | None, typer.Option(help="those that are for it")
+    ] = None,
     kind: Annotated[str | None, typer.Option(help="those of a kind; with --papers of a group")] = None,
 ) -> None:
     """Lists the published methods that come as YAML by kind, or the papers, or shows the values and sources of one."""

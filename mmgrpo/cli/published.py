@@ -44,7 +44,7 @@ def method_lines(applies_to: str | None, kind: str | None) -> Iterator[Table | s
     """The methods under the headings of what they change.
 
     Args:
-        applies_to: tokens or denoising; None: all.
+        applies_to: tokens, denoising or masked; None: all.
         kind: of what they change; None: all.
 
     Yields:
@@ -69,7 +69,7 @@ def paper_lines(applies_to: str | None, group: str | None) -> Iterator[Table | s
     """How many papers are how far in, then each under the group of what it adds first of all.
 
     Args:
-        applies_to: tokens or denoising; None: all.
+        applies_to: tokens, denoising or masked; None: all.
         group: of the papers; None: all.
 
     Yields:

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from mmgrpo.config.auxiliary import AuxiliaryConfig
 from mmgrpo.config.critic import CriticConfig
-from mmgrpo.config.methods import POLICIES, MethodConfig, MethodKind, RecipeConfig
+from mmgrpo.config.methods import POLICIES, MethodConfig, MethodKind, RecipeConfig, takes
 from mmgrpo.config.numbers import bound
 from mmgrpo.config.objective import ForeignConfig, ObjectiveConfig, TermConfig
 from mmgrpo.config.prompts import PromptsConfig, ReadingConfig, SourceConfig
@@ -358,7 +358,7 @@ class RunConfig(Section):
 def _require_same_decisions(method: MethodConfig, policy: Named | None) -> None:
     """Raises ValueError for a method of other decisions than the policy says it takes."""
     kind = decides(policy.name) if policy and method.applies_to != "both" else None
-    if policy and kind not in (None, method.applies_to):
+    if policy and kind is not None and not takes(kind, method.applies_to):
         raise ValueError(
             f"{method.name} is {POLICIES[method.applies_to]}, and the policy {policy.name} is {POLICIES[kind]}; "
             "include another policy, or leave it out"

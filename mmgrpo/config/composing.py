@@ -118,8 +118,9 @@ def _with_its_own_scale(below: Values, above: Values) -> Values:
 
 
 def _require_one_policy(methods: Sequence[Values]) -> None:
-    of = {kind: [one["name"] for one in methods if one.get("applies_to") == kind] for kind in ("tokens", "denoising")}
-    if all(of.values()):
+    kinds = ("tokens", "denoising", "masked")
+    of = {kind: names for kind in kinds if (names := [one["name"] for one in methods if one.get("applies_to") == kind])}
+    if "denoising" in of and len(of) > 1:
         said = " and ".join(f"{', '.join(names)} for {kind}" for kind, names in of.items())
         raise ConfigError(f"no policy is of both kinds: {said}; include methods of one kind")
 

@@ -24,7 +24,19 @@ MethodKind = Literal[
     "environments",
 ]
 
-POLICIES = {"tokens": "for tokens", "denoising": "for denoising policies", "both": "for tokens and denoising policies"}
+AppliesTo = Literal["tokens", "denoising", "masked", "both"]
+
+POLICIES = {
+    "tokens": "for tokens",
+    "denoising": "for denoising policies",
+    "masked": "for masked policies",
+    "both": "for tokens and denoising policies",
+}
+
+
+def takes(kind: str, applies_to: str) -> bool:
+    """Whether a policy that decides on this takes a method: a masked one decides on tokens too."""
+    return applies_to in ("both", kind) or (kind, applies_to) == ("masked", "tokens")
 
 
 class MethodConfig(Section):
@@ -34,7 +46,7 @@ class MethodConfig(Section):
     title: str
     paper: str | None = Field(default=None, description="its number on arXiv; null: it is not published")
     kind: MethodKind | None = Field(default=None, description="what it changes: see docs/methods.md; null: not said")
-    applies_to: Literal["tokens", "denoising", "both"] = "both"
+    applies_to: AppliesTo = "both"
     published_on: str | None = Field(
         default=None, description="model of the run that the values under published are of"
     )

@@ -209,7 +209,7 @@ def is_scheduled(policy: str) -> bool:
 
 
 def decides(policy: str) -> str | None:
-    """What a policy decides on, ``tokens`` or ``denoising``, as its settings say; None where they do not."""
+    """What a policy decides on, as its settings say: tokens, denoising, masked; None where they do not."""
     return getattr(settings_type(policy), "decides", None)
 
 

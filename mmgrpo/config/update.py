@@ -31,6 +31,11 @@ class UpdateConfig(Section):
 
     epochs: int = Field(default=1, ge=1, description="passes over a rollout")
     minibatches: int = Field(default=1, ge=1, description="updates per pass; at most prompts_per_step")
+    in_turn: bool = Field(
+        default=False,
+        description="pass n trains the segments of number n alone (n + epochs too, and so on), counted from 0, and not "
+        "all of a row: of what is hidden again, a masking for each pass",
+    )
     lr: float = Field(default=1e-4, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(default=0.0, ge=0)

@@ -49,7 +49,7 @@ method:
   title: My method
   paper: "2601.00001"                 # on arXiv; leave it out if it is not published
   kind: surrogates                    # a heading below
-  applies_to: both                    # tokens, denoising or both
+  applies_to: both                    # tokens, denoising, masked or both
   published_on: Qwen2.5-7B, all weights
   sources:                            # of every key, here and under published, where its value was read
     objective.surrogate: eq. 3

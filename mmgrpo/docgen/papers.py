@@ -71,7 +71,7 @@ GROUPS: Mapping[str, tuple[str, str | None]] = {
     "critic": ("A learned value of states", "critic"),
     "policy_handle": ("Rewards that ask the policy itself", None),
     "internals": ("Hidden states, attention maps, curvature", None),
-    "policy_masked": ("Policies of masked tokens", None),
+    "policy_masked": ("Policies of masked tokens", "policy.reading"),
     "policy_image_tokens": ("Policies of image tokens", None),
     "policy_audio": ("Policies that hear", None),
     "policy_robotics": ("Policies in robots' environments", None),

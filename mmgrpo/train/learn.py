@@ -50,6 +50,7 @@ def learn(
     *,
     epochs: int,
     minibatches: int,
+    in_turn: bool = False,
     job: Job,
     before_apply: Callable[[], None] = lambda: None,
     beside: Callable[[int, Sequence[int]], Gradient] | None = None,
@@ -63,6 +64,7 @@ def learn(
         optimizer: over its trainable parameters.
         epochs: passes.
         minibatches: updates per pass.
+        in_turn: whether a pass trains one segment of each row, the one of its own number, and not all.
         job: the processes; each takes part in every update, with whatever rows it has.
         before_apply: called before the weights move.
         beside: adds further gradient, given the update's number and this process's rows (``Auxiliaries.beside``).
@@ -77,8 +79,9 @@ def learn(
         epoch, part = divmod(number, minibatches)
         rows = ((place_B + epoch) % minibatches == part).nonzero().flatten().tolist()
         group_B = rollout.prompt_index_B[rows]
-        totals = job.total(count(rollout.mask_BT[rows], batch.zero_B[rows], group_B))
-        taught = policy, rollout, batch.advantage_BT, objective
+        taken = rollout.keep(rollout.segment_BT % epochs == epoch) if in_turn else rollout
+        totals = job.total(count(taken.mask_BT[rows], batch.zero_B[rows], group_B))
+        taught = policy, taken, batch.advantage_BT, objective
         accumulate = partial(accumulate_gradient, *taught, totals=totals, reward_B=batch.reward_B, views=batch.views)
         optimizer.clear()
         gradient = accumulate(rows=rows, gather=job.gather)

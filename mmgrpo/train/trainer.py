@@ -246,6 +246,7 @@ class Trainer:
             self.optimizer,
             epochs=config.epochs,
             minibatches=config.minibatches,
+            in_turn=config.in_turn,
             job=self.job,
             before_apply=self._begin_moving,
             beside=self.critic.beside(batch, beside, step=self.step - 1) if self.critic else beside,

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from mmgrpo.policies.masked.predictor import Condition, Predictor
 from mmgrpo.policies.masked.reveals import Reveal
-from mmgrpo.policies.masked.scoring import entropies, logits_of, tempered
+from mmgrpo.policies.masked.scoring import logits_of, tempered
 from mmgrpo.policies.masked.trace import Drawing
+from mmgrpo.policies.sampling import certainties, drawn, entropies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,23 +44,28 @@ class Filled:
         order_NL: the places in the order that they were shown in.
         logprob_NL: of each place of that order; float32.
         entropy_NL: of the distribution there.
+        certainty_NL: KL(uniform || policy) there.
     """
 
     token_NL: Tensor
     order_NL: Tensor
     logprob_NL: Tensor
     entropy_NL: Tensor
+    certainty_NL: Tensor
 
     def row(self, place: int) -> Filled:
         """One of the answers."""
-        rows = slice(place, place + 1)
-        return Filled(self.token_NL[rows], self.order_NL[rows], self.logprob_NL[rows], self.entropy_NL[rows])
+        return Filled(*(tensor[place : place + 1] for tensor in self.tensors))
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them, in their order."""
+        return self.token_NL, self.order_NL, self.logprob_NL, self.entropy_NL, self.certainty_NL
 
     @classmethod
     def joined(cls, parts: Sequence[Filled]) -> Filled:
         """All answers of several."""
-        each = zip(*((one.token_NL, one.order_NL, one.logprob_NL, one.entropy_NL) for one in parts), strict=True)
-        return cls(*(torch.cat(tensors) for tensors in each))
+        return cls(*map(torch.cat, zip(*(one.tensors for one in parts), strict=True)))
 
 
 @torch.no_grad()
@@ -89,7 +95,7 @@ def fill(
     token_NL = torch.zeros(N, L, dtype=torch.long)
     hidden_NL = torch.ones(N, L, dtype=torch.bool)
     untempered = replace(sampler.drawing, temperature=1.0)
-    orders, logprobs, entropy = [], [], []
+    shown = []
     for step, reveal in enumerate(sampler.reveals):
         draws = sampler.stochastic is None or step in sampler.stochastic
         uniform_N2L = torch.stack([torch.rand(2, L, generator=generator) for generator in generators])
@@ -100,7 +106,8 @@ def fill(
         logits_NmV = tempered(own_NmV, sampler.drawing, predictor.facts.never)
         drawn_Nm = logits_NmV.argmax(-1)
         if draws:
-            drawn_Nm = drawn(logits_NmV, uniform_N2L[:, 0].gather(1, place_Nm).to(logits_NmV.device))
+            uniform_Nm = uniform_N2L[:, 0].gather(1, place_Nm).to(logits_NmV.device)
+            drawn_Nm = drawn(logits_NmV.flatten(0, 1), uniform_Nm.flatten()).view_as(uniform_Nm)
         sure_Nm = _of(tempered(own_NmV, untempered, predictor.facts.never), drawn_Nm).cpu()
         rank_Nm = _rank(
             sampler.order,
@@ -113,21 +120,9 @@ def fill(
         order_Nn, chosen_Nn = place_Nm.gather(1, shown_Nn), drawn_Nm.cpu().gather(1, shown_Nn)
         token_NL = token_NL.scatter(1, order_Nn, chosen_Nn)
         hidden_NL = hidden_NL.scatter(1, order_Nn, value=False)
-        logprob_Nm = _of(logits_NmV, drawn_Nm)
-        orders.append(order_Nn)
-        logprobs.append(logprob_Nm.cpu().gather(1, shown_Nn))
-        entropy.append(entropies(logits_NmV).cpu().gather(1, shown_Nn))
-    return Filled(token_NL, torch.cat(orders, 1), torch.cat(logprobs, 1), torch.cat(entropy, 1))
-
-
-def drawn(logits: Tensor, uniform: Tensor) -> Tensor:
-    """Tokens by inverting the distribution function at one uniform number each.
-
-    Shapes: (..., V), (...) -> (...).
-    """
-    cumulative = logits.softmax(-1).double().cumsum(-1)
-    target = uniform[..., None].double() * cumulative[..., -1:]
-    return torch.searchsorted(cumulative, target, right=True)[..., 0].clamp(max=logits.shape[-1] - 1)
+        numbers = _of(logits_NmV, drawn_Nm), entropies(logits_NmV), certainties(logits_NmV)
+        shown.append((order_Nn, *(each_Nm.cpu().gather(1, shown_Nn) for each_Nm in numbers)))
+    return Filled(token_NL, *(torch.cat(each, dim=1) for each in zip(*shown, strict=True)))
 
 
 def _of(logits: Tensor, token: Tensor) -> Tensor:

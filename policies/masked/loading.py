@@ -30,6 +30,8 @@ def load(settings: MaskedSettings) -> Any:
     if source.startswith("python:"):
         found = built(source)
         parts = found if isinstance(found, tuple) else (found,)
+        if settings.dtype == "float32":
+            return parts
         return tuple(part.to(dtype) if isinstance(part, (nn.Module, DiffusionPipeline)) else part for part in parts)
     where = {"pretrained_model_name_or_path": source, "revision": settings.revision or "main"}
     try:

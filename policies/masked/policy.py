@@ -14,14 +14,16 @@ from torch import Tensor, nn
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.policies.distribution import OF_LOGITS
 from mmgrpo.policies.masked.drawing import Filled, Sampler, fill
 from mmgrpo.policies.masked.loading import load, predictor_of
 from mmgrpo.policies.masked.reading import read_trace
-from mmgrpo.policies.masked.reveals import reveals_of
+from mmgrpo.policies.masked.reveals import Reveal, reveals_of
 from mmgrpo.policies.masked.scoring import Scored, batches, scored
 from mmgrpo.policies.masked.settings import MaskedSettings
 from mmgrpo.policies.masked.supervised import supervised_loss
 from mmgrpo.policies.masked.trace import Drawing, Look, Trace, reveal_looks
+from mmgrpo.policies.overriding import overridden
 from mmgrpo.policies.weights import Weights
 from mmgrpo.policy import Keeping, Policy, Reading, Scheduled, Seeing, Supervised
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
@@ -63,13 +65,7 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
             self._weights.begin_from(Path(settings.adapter))
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
         self._modules: Mapping[str, nn.Module] = self.predictor.facts.modules
-        self._reveals = reveals_of(
-            self.predictor.facts.length,
-            num_steps=settings.num_steps or self.predictor.facts.num_steps,
-            block_length=settings.block_length,
-            schedule=settings.schedule or self.predictor.facts.schedule,
-            noise=self.predictor.facts.order_noise if settings.order_noise is None else settings.order_noise,
-        )
+        self._reveals = self._reveals_of(settings)
 
     @classmethod
     def from_config(
@@ -137,7 +133,7 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
         """
         plan = plan or Plan()
         _require_drawable(plan)
-        settings = self.settings.overridden(plan.settings)
+        settings = overridden(self.settings, plan.settings, self.settings.of_a_rollout)
         ids = plan.prompt_ids or tuple(range(len(prompts)))
         rows = [(p, m) for p, members in enumerate(plan.members_of(len(prompts), group_size)) for m in members]
         drawing, sampler = self._sampler(settings, plan)
@@ -186,7 +182,7 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
         plan = plan or Plan()
         if any(one.num_forced for one in given):
             raise DataError("an answer that is hidden again has no beginning that could be forced: num_forced is 0")
-        settings = self.settings.overridden(plan.settings)
+        settings = overridden(self.settings, plan.settings, self.settings.of_a_rollout)
         samples = [one.sample for one in given]
         trace = read_trace(
             self.predictor,
@@ -229,18 +225,19 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
     ) -> Iterator[Evaluation]:
         """Streams one slice per reveal or masking and batch of rows.
 
-        Of values there are the entropy, and of the reference and of kept weights the log-probability and the
-        divergences k1, k2 and k3.
+        Of values there are those of ``distribution.OF_LOGITS``, means over what is one decision, and of the reference
+        and of kept weights the log-probability and the divergences k1, k2 and k3.
         """
         views = _views_of(values, self._weights.kept)
         trace: Trace = rollout.trace
+        own = [value for value in values if value.view is None]
         chosen = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
         for look, columns in zip(trace.looks, trace.columns, strict=True):
             kept_B = rollout.mask_BT[:, list(columns)].any(1)
             kept = [row for row in chosen if bool(kept_B[row])]
             for batch in batches(trace, look, kept, self.settings.update_batch):
                 others = {view: self._of_view(view, trace, look, batch) for view in views}
-                now = self._scored(trace, look, batch)
+                now = self._scored(trace, look, batch, own)
                 yield Evaluation(
                     columns=columns,
                     logprob_BT=now.logprob,
@@ -249,16 +246,20 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
                     num_forwards=len(batch) * (1 + len(views)),
                 )
 
+    def _reveals_of(self, settings: MaskedSettings) -> list[Reveal]:
+        facts = self.predictor.facts
+        return reveals_of(
+            facts.length,
+            num_steps=settings.num_steps or facts.num_steps,
+            block_length=settings.block_length,
+            schedule=settings.schedule or facts.schedule,
+            noise=facts.order_noise if settings.order_noise is None else settings.order_noise,
+        )
+
     def _sampler(self, settings: MaskedSettings, plan: Plan) -> tuple[Drawing, Sampler]:
         """How a plan is drawn, and what its tokens are scored by."""
         drawing = Drawing(temperature=settings.temperature, guidance_scale=settings.guidance_scale)
-        reveals = reveals_of(
-            self.predictor.facts.length,
-            num_steps=len(self._reveals),
-            block_length=settings.block_length,
-            schedule=settings.schedule or self.predictor.facts.schedule,
-            noise=self.predictor.facts.order_noise if settings.order_noise is None else settings.order_noise,
-        )
+        reveals = self._reveals_of(settings)
         if plan.stochastic and settings.decision == "token":
             raise ConfigError("windows are laid over reveals: set policy.decision: reveal")
         if not plan.deterministic or plan.to_be_read:
@@ -278,15 +279,15 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
         plan: Plan,
     ) -> Sample:
         """A sample without its answer."""
-        asked = {"entropy": float(found.entropy_NL[place].mean())}
-        if unknown := sorted(set(plan.sample_values) - set(asked)):
-            raise ConfigError(f"samples of hidden tokens have no value {', '.join(unknown)}; they have entropy")
+        known = {"entropy": found.entropy_NL, "certainty": found.certainty_NL}
+        if unknown := sorted(set(plan.sample_values) - set(known)):
+            raise ConfigError(f"samples of hidden tokens have no {', '.join(unknown)}; they have {', '.join(known)}")
         return Sample(
             prompts[row[0]],
             group=ids[row[0]],
             member=row[1],
             logprob=None if plan.deterministic else float(found.logprob_NL[place].mean()),
-            values={name: asked[name] for name in plan.sample_values},
+            values={name: float(known[name][place].mean()) for name in plan.sample_values},
         )
 
     def _tokens(self, sample: Sample) -> Tensor:
@@ -309,9 +310,9 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
             num_forwards += part.num_forwards
         return replace(rollout, old_logprob_BT=logprob_BT, values={ENTROPY: entropy_BT}, num_forwards=num_forwards)
 
-    def _scored(self, trace: Trace, look: Look, rows: Sequence[int]) -> Scored:
+    def _scored(self, trace: Trace, look: Look, rows: Sequence[int], values: Sequence[Value] = ()) -> Scored:
         with self._computing():
-            return scored(self.predictor, self._modules, trace, look, rows)
+            return scored(self.predictor, self._modules, trace, look, rows, values)
 
     @torch.no_grad()
     def _of_view(self, view: str, trace: Trace, look: Look, rows: Sequence[int]) -> Tensor:
@@ -367,31 +368,25 @@ def _pooled(value_BL: Tensor, trace: Trace) -> Tensor:
 
 def _drawn_columns(trace: Trace, plan: Plan) -> Tensor:
     """(T,) bool, the decisions that the plan draws at random."""
-    if plan.to_be_read:
-        return torch.tensor(False)
-    if plan.stochastic is None:
-        return torch.tensor(True)
-    return (
-        torch.isin(torch.arange(len(trace.looks)), torch.tensor(plan.stochastic, dtype=torch.long))
-        if (plan.stochastic)
-        else torch.tensor(False)
-    )
+    if plan.stochastic is None or plan.deterministic:
+        return torch.tensor(not plan.deterministic)
+    return torch.isin(torch.arange(len(trace.looks)), torch.tensor(plan.stochastic, dtype=torch.long))
 
 
 def _views_of(values: Collection[Value], kept: Collection[str]) -> list[str]:
     """The other views that are asked. Raises ConfigError for a value that hidden tokens do not have."""
     named = ("logprob", *LOGPROB_DIVERGENCES)
     for value in values:
-        if value != ENTROPY and not (value.view in kept and value.name in named):
+        if not (value.name in OF_LOGITS if value.view is None else value.view in kept and value.name in named):
             raise ConfigError(
-                f"hidden tokens have no value {value}: leave out what asks for it; known are {ENTROPY}, and "
-                f"{', '.join(named)} of {', '.join(sorted(kept))}"
+                f"hidden tokens have no value {value}: leave out what asks for it; known are {', '.join(OF_LOGITS)}, "
+                f"and {', '.join(named)} of {', '.join(sorted(kept))}"
             )
     return sorted({value.view for value in values if value.view is not None})
 
 
 def _value(value: Value, now: Scored, others: Mapping[str, Tensor]) -> Tensor:
     if value.view is None:
-        return now.entropy
+        return now.values[value]
     other = others[value.view]
     return other if value.name == "logprob" else LOGPROB_DIVERGENCES[value.name](now.logprob, other)

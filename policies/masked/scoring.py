@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from mmgrpo.policies.distribution import OF_LOGITS
 from mmgrpo.policies.masked.predictor import Condition, Predictor
 from mmgrpo.policies.masked.trace import Drawing, Look, Trace
+from mmgrpo.values import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +24,11 @@ class Scored:
 
     Attributes:
         logprob: float32, of each token, or of all of a row.
-        entropy: of the distributions, likewise; a mean where they are together.
+        values: of the distributions, likewise; a mean where they are together.
     """
 
     logprob: Tensor
-    entropy: Tensor
+    values: Mapping[Value, Tensor]
 
 
 def tempered(logits: Tensor, drawing: Drawing, never: Tensor) -> Tensor:
@@ -65,7 +67,12 @@ def logits_of(
 
 
 def scored(
-    predictor: Predictor, modules: Mapping[str, nn.Module], trace: Trace, look: Look, rows: Sequence[int]
+    predictor: Predictor,
+    modules: Mapping[str, nn.Module],
+    trace: Trace,
+    look: Look,
+    rows: Sequence[int],
+    values: Sequence[Value] = (),
 ) -> Scored:
     """What one look says of rows of one kind, (N, n) or, pooled, (N, 1)."""
     conditions = [trace.conditions[number] for number in look.condition_B[list(rows)].tolist()]
@@ -76,27 +83,16 @@ def scored(
     place_Nn, asked_Nn = look.place_Bn[rows].to(device), look.asked_Bn[rows].to(device)
     row_M, at_M = asked_Nn.nonzero(as_tuple=True)
     logits_MV = tempered(logits_NLV[row_M, place_Nn[row_M, at_M]], trace.drawing, predictor.facts.never)
-    token_Nn = trace.token_BL[rows].to(device).gather(1, place_Nn)
-    logprob_M = -cross_entropy(logits_MV, token_Nn[asked_Nn], reduction="none")
+    token_M = trace.token_BL[rows].to(device).gather(1, place_Nn)[asked_Nn]
+    logprob_M = -look.weight * cross_entropy(logits_MV, token_M, reduction="none")
+    found = [OF_LOGITS[value.name](logits_MV, token_M, *value.numbers) for value in values]
     nothing_Nn = torch.zeros(asked_Nn.shape, device=device)
-    logprob_Nn = look.weight * nothing_Nn.masked_scatter(asked_Nn, logprob_M)
-    entropy_Nn = nothing_Nn.masked_scatter(asked_Nn, entropies(logits_MV))
-    if trace.pooled is None:
-        return Scored(logprob_Nn, entropy_Nn)
-    num_N1 = asked_Nn.sum(1, keepdim=True).clamp(min=1)
-    logprob_N1 = logprob_Nn.sum(1, keepdim=True)
-    return Scored(
-        logprob_N1 / num_N1 if trace.pooled == "mean" else logprob_N1, entropy_Nn.sum(1, keepdim=True) / num_N1
-    )
-
-
-def entropies(logits_MV: Tensor) -> Tensor:
-    """Entropy of each distribution in nats; what has no probability has no part in it.
-
-    Shapes: (M, V) -> (M,).
-    """
-    finite_MV = logits_MV.masked_fill(logits_MV == -torch.inf, 0.0)
-    return logits_MV.logsumexp(-1) - (logits_MV.softmax(-1) * finite_MV).sum(-1)
+    logprob_Nn, *found_Nn = (nothing_Nn.masked_scatter(asked_Nn, each_M) for each_M in (logprob_M, *found))
+    if trace.pooled is not None:
+        num_N1 = asked_Nn.sum(1, keepdim=True).clamp(min=1)
+        logprob_Nn = logprob_Nn.sum(1, keepdim=True) / (num_N1 if trace.pooled == "mean" else 1)
+        found_Nn = [each_Nn.sum(1, keepdim=True) / num_N1 for each_Nn in found_Nn]
+    return Scored(logprob_Nn, dict(zip(values, found_Nn, strict=True)))
 
 
 def batches(trace: Trace, look: Look, rows: Sequence[int], size: int) -> Iterator[list[int]]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from mmgrpo.errors import ConfigError
 from mmgrpo.policies.lora import LoraSettings
 
 
@@ -64,6 +62,8 @@ class MaskedSettings(BaseModel):
         "update_batch",
     )  # fmt: skip
     """What a resumed run may have otherwise."""
+    decides: ClassVar[str] = "masked"  # which methods are for it, beside those for tokens
+    is_scheduled: ClassVar[bool] = True  # a sample takes as many reveals as any other
     of_a_rollout: ClassVar[tuple[str, ...]] = ("temperature", "guidance_scale", "order_noise")
     """What a plan may set otherwise for one rollout."""
 
@@ -154,19 +154,6 @@ class MaskedSettings(BaseModel):
         if self.block_length is not None and places % self.block_length:
             raise ValueError(f"an answer of {places} places has no whole number of blocks of {self.block_length}")
         return self
-
-    def overridden(self, changed: Mapping[str, Any]) -> MaskedSettings:
-        """These settings with some of drawing changed. Raises ConfigError for others, and for values out of range."""
-        if unknown := [name for name in changed if name not in self.of_a_rollout]:
-            raise ConfigError(
-                f"a rollout of masked tokens has no setting {', '.join(map(repr, unknown))} of its own; it takes "
-                f"{', '.join(self.of_a_rollout)}"
-            )
-        try:
-            return MaskedSettings.model_validate({**self.model_dump(), **changed})
-        except ValidationError as error:
-            problem = error.errors(include_url=False)[0]
-            raise ConfigError(f"settings of a rollout: {problem['loc'][-1]}: {problem['msg']}") from error
 
     def described(self) -> list[tuple[str, str]]:
         """What ``mmgrpo explain`` says of these settings: labels and texts."""

@@ -55,7 +55,7 @@ def written(name: str) -> dict[str, Any]:
 
 
 DRAWING = [name for name in METHODS if "sampler" in written(name).get("policy", {})]
-WRITING = [name for name in METHODS if written(name)["method"].get("applies_to") != "denoising"]
+WRITING = [name for name in METHODS if written(name)["method"].get("applies_to") in ("tokens", "both")]
 
 
 def settings_in(name: str) -> list[tuple[str, Any]]:
@@ -190,7 +190,7 @@ def test_every_key_of_a_method_has_a_source(name: str) -> None:
     assert method["name"] == name.removeprefix("methods/")
     assert method["kind"] in get_args(MethodKind)
     reads = values.get("rollout", {}).get("decisions") == "read"
-    assert (method["applies_to"] == "denoising") == (reads or "sampler" in values.get("policy", {}))
+    assert (method["applies_to"] in ("denoising", "masked")) == (reads or "sampler" in values.get("policy", {}))
 
 
 OPEN = ("steps", "policy.call", "policy.model", "rollout.prompts_per_step", "rollout.group_size", "update")
@@ -202,6 +202,8 @@ UPDATES = {
     "methods/g2rpo-a": ["rollout.group_size"],  # of which two are guided
     "methods/expo": ["rollout.group_size"],  # of which one explains
     "methods/meml-grpo": ["rollout.group_size"],  # in three parts
+    "methods/diffu-grpo": ["update.in_turn"],  # a pass for each masking
+    "methods/maskgrpo": ["update.in_turn"],
 }
 """Methods that are about the updates or the group themselves."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from mmgrpo.types import Example, Given, Plan, Prompt, Sample
 from mmgrpo.values import ENTROPY, of_view
 from tests.policies.contract import move, values
 from tests.policies.tiny_masked import TEXTS, parts_of, policy_of, prompts_of
-from tests.tiny.masked_models import CODES, MASK, SIDE, tokenizer
+from tests.tiny.masked_models import CODES, MASK, SIDE, save_with_code, tokenizer
 
 SEED = 3
 
@@ -269,6 +270,35 @@ def test_what_is_hidden_of_an_example_is_learnt() -> None:
     expected = -logits.log_softmax(-1)[hidden, code_L[hidden]].mean()
     assert found.mean.item() == pytest.approx(expected.item(), rel=1e-5)
     assert found.num_terms == 1
+
+
+def test_folders_and_builders_are_loaded(tmp_path: Path) -> None:
+    """Of transformers, of diffusers, and with code of their own, to the same tokens as the live model."""
+    plan, settings = Plan(stochastic=()), {"length": 6, "num_steps": 2}
+    model, words = parts_of("eurobert")
+    expected = MaskedPolicy(model, words, settings=settings).rollout(prompts_of(), group_size=1, seed=SEED, plan=plan)
+    folders = {"plain": {}, "own": {"trust_remote_code": True}}
+    model.save_pretrained(tmp_path / "plain")
+    words.save_pretrained(tmp_path / "plain")
+    save_with_code(tmp_path / "own")
+    for name, more in folders.items():
+        loaded = MaskedPolicy.from_config({"model": str(tmp_path / name), **settings, **more})
+        found = loaded.rollout(prompts_of(), group_size=1, seed=SEED, plan=plan)
+        assert [one.tokens for one in found.samples] == [one.tokens for one in expected.samples]
+    (pipeline,) = parts_of("amused")
+    pipeline.save_pretrained(tmp_path / "amused")
+    drawn = MaskedPolicy.from_config({"model": str(tmp_path / "amused"), "num_steps": 5})
+    ours = policy_of("amused").rollout(prompts_of(), group_size=1, seed=SEED).samples
+    theirs = drawn.rollout(prompts_of(), group_size=1, seed=SEED).samples
+    assert [one.tokens for one in ours] == [one.tokens for one in theirs]
+    built = MaskedPolicy.from_config(
+        {"model": "python:tests.tiny.masked_models:eurobert", "dtype": "bfloat16", "length": 4}
+    )
+    assert built.predictor.facts.modules["model"].dtype == torch.float32  # trained in full, over bfloat16 arithmetic
+    rollout = built.rollout(prompts_of(), group_size=2, seed=SEED)
+    assert torch.allclose(values(built, rollout), rollout.old_logprob_BT, atol=0.05)
+    with pytest.raises(ConfigError, match="cannot be loaded as a masked model"):
+        MaskedPolicy.from_config({"model": str(tmp_path / "nothing")})
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import AmusedPipeline, AmusedScheduler, UVit2DModel, VQModel
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
     BertConfig,
@@ -174,3 +177,40 @@ TINY = {
     ),
     "amused": Tiny(build=amused, settings={"num_steps": 5}),
 }
+
+
+CODE = """
+from transformers import EuroBertConfig, EuroBertForMaskedLM, PreTrainedModel
+
+
+class OwnConfig(EuroBertConfig):
+    model_type = "own_masked"
+
+
+class OwnModel(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.inner = EuroBertForMaskedLM(config)
+        self.post_init()
+
+    def get_output_embeddings(self):
+        return self.inner.lm_head
+
+    def forward(self, input_ids, attention_mask=None):
+        return self.inner(input_ids=input_ids, attention_mask=attention_mask)
+"""
+
+
+def save_with_code(folder: Path) -> None:
+    """A checkpoint with the code of its class beside it, as LLaDA's lies on the hub: only AutoModel is told of it."""
+    model, words = make("eurobert")
+    model.save_pretrained(folder)
+    words.save_pretrained(folder)
+    (folder / "own.py").write_text(CODE)
+    config = json.loads((folder / "config.json").read_text())
+    named = {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "own_masked", "auto_map": named}))
+    tensors = load_file(folder / "model.safetensors")
+    save_file({f"inner.{name}": each for name, each in tensors.items()}, folder / "model.safetensors", {"format": "pt"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log
+from math import exp, log
 
 from mmgrpo.maths.matching_terms import negative_error, positive_error
 from mmgrpo.values import Value, from_reference, of_view, seen_in
@@ -48,6 +48,29 @@ LOSSES: dict[str, tuple[Step, float]] = {
             },
         ),
         5 * ((0.5 + A_TWO / 10) * 0.2 + (0.5 - A_TWO / 10) * 0.6 + 0.4) / 2 + 5e-5,
+    ),
+    # rewards less their mean 0.5, -0.5; ratios e^0.3, held at 1.5 not at all, and 1: -0.5 (e^0.3 + 1 - 1 - 1) / 4; kl
+    "diffu-grpo": (
+        Step(
+            reward=ONE_OF_TWO,
+            log_ratio=((0.3, 0.0), (0.0, 0.0)),
+            values={from_reference("k3"): [[0.5, 0.5]] * 2},
+        ),
+        -0.5 * (exp(0.3) - 1) / 4 + 0.04 * 0.5,
+    ),
+    # ratio e^0.3, held at 1.2: -A (1.2 + 1 - 1 - 1) / 4, A = 0.5 / 0.7071168; kl 0.01 * 0.5
+    "maskgrpo": (
+        Step(
+            reward=ONE_OF_TWO,
+            log_ratio=((0.3, 0.0), (0.0, 0.0)),
+            values={from_reference("k3"): [[0.5, 0.5]] * 2},
+        ),
+        -0.5 / (0.5**0.5 + 1e-5) * 0.2 / 4 + 0.01 * 0.5,
+    ),
+    # the levels of a sample add up: ratios e^(0.05 + 0.06) and e^-0.3, held at 0.8: -0.5 (e^0.11 - 0.8) / 2
+    "gdpo--improving-reasoning": (
+        Step(reward=ONE_OF_TWO, log_ratio=((0.05, 0.06), (-0.1, -0.2))),
+        -0.5 * (exp(0.11) - 0.8) / 2,
     ),
     # ratios 2.5, held at 2, and 1: (-2 A + A) / 2; kl 1e-3 * 0.5
     "awm": (
