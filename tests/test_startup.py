@@ -48,7 +48,7 @@ def test_what_computes_nothing_imports_no_library_that_does(command: tuple[str, 
 def test_settings_read_without_a_policy_are_those_of_the_policy(policy: str) -> None:
     adapter = resolve("policies", policy)
     assert settings_type(policy) is adapter.settings_type
-    assert is_scheduled(policy) == (policy in ("denoising", "masked")) == hasattr(adapter, "num_decisions")
+    assert is_scheduled(policy) == (policy != "language") == hasattr(adapter, "num_decisions")
     assert sorted(SETTINGS) == sorted(POLICIES)
 
 
