@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from diffusers import (
 )
 from torch import nn
 
-from mmgrpo.errors import ConfigError
+from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.policies.denoising.caches import cache_names
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.loading import DTYPES, built, named
@@ -88,6 +89,7 @@ class Replacement:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
+STEPPED = ("model_output", "timestep", "sample")
 FIRST_ORDER: Mapping[str, Replacement] = {
     "PNDM": Replacement(DDIMScheduler, {"clip_sample": False}),
     "SASolver": Replacement(DPMSolverMultistepScheduler),
@@ -100,8 +102,16 @@ FIRST_ORDER: Mapping[str, Replacement] = {
 
 
 def decision_scheduler(scheduler: Any) -> Any:
-    """The scheduler itself, or the first-order one of the same noise levels where its steps are no decisions."""
-    name = type(scheduler).__name__
+    """The scheduler itself, or the first-order one of the same noise levels where its steps are no decisions.
+
+    Raises PolicyError for a scheduler that steps otherwise than by ``step(model_output, timestep, sample)``.
+    """
+    name, step = type(scheduler).__name__, getattr(scheduler, "step", None)
+    if step is None or not set(STEPPED) <= set(inspect.signature(step).parameters):
+        raise PolicyError(
+            f"{name} has no step({', '.join(STEPPED)}), by which decisions are drawn: give the pipeline a scheduler "
+            "that has one before wrapping it"
+        )
     replacement = next((found for prefix, found in FIRST_ORDER.items() if name.startswith(prefix)), None)
     if replacement is None:
         return scheduler

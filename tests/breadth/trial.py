@@ -37,7 +37,7 @@ class Outcome:
     """What came of one class.
 
     Attributes:
-        verdict: exact, inexact, refused, crashed, stock fails (called without us, on these parts), or not built.
+        verdict: one of ``denoising.VERDICTS``.
         options: settings beside the default ones that it took, as a person would write them.
         reason: of a verdict other than exact.
         gap: largest change of a log-probability at replay, in the batch of the rollout and alone.
@@ -90,6 +90,10 @@ def try_class(name: str) -> Outcome:
                 return Outcome("stock fails", reason=_why_stock_fails(name, stock)) if stock else refused
             attempt = following
             continue
+        except NotImplementedError as error:
+            if "on CPU" not in str(error):
+                raise
+            return Outcome("needs a GPU", attempt.options, f"{error}")
         except _UnbuiltError as error:
             return Outcome("not built", reason=f"its tiny parts do not fit yet: {error}")
         except Exception as error:

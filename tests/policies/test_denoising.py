@@ -255,6 +255,14 @@ def test_a_multistep_scheduler_of_levels_of_its_own_is_drawn_with_first_order_st
     torch.testing.assert_close(rollout.noise.std_BT[0, 0].item(), 0.7 * 0.8535534, atol=1e-5, rtol=0)
 
 
+def test_a_scheduler_without_a_step_is_refused() -> None:
+    pipeline = pipeline_of("sd15")
+    for name in ("KarrasVeScheduler", "ScoreSdeVeScheduler"):
+        pipeline.scheduler = getattr(diffusers, name)()
+        with pytest.raises(PolicyError, match=rf"{name} has no step\(model_output, timestep, sample\)"):
+            policy_of("sd15", pipeline)
+
+
 def test_the_sampler_is_chosen_by_the_scheduler_where_none_is_named() -> None:
     for name, sampler in (("sd3", "flow_sde"), ("sd15", "ddim"), ("sd15-lcm", "native"), ("wan", "flow_sde")):
         chosen, named = policy_of(name, sampler=None), policy_of(name, sampler=sampler)

@@ -33,6 +33,8 @@ WRITING, SEEING, TRANSLATING = "causal language models", "image-text-to-text mod
 HEARING = "models that hear"
 SOUND_RATE = 8000  # of what they are played; resampled to their own
 LOGIT_STD = 2.5
+MAPPINGS = ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ")
+NO_RECIPE = "no recipe yet"
 
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }} {% if message.content is string %}{{ message.content }}{% else %}"
@@ -93,6 +95,19 @@ def families() -> dict[str, Family]:
         key = f"{name} (encoder-decoder)" if name in found else name
         found[key] = Family(name=key, kind=TRANSLATING, architecture=translating[name], make=make, prompts=texts)
     return found
+
+
+def untried() -> dict[str, tuple[str, ...]]:
+    """The classes of the installed library that generate by tokens and are not tried, by the reason."""
+    tried = {family.architecture for family in families().values()}
+    reasons = {name: reason for reason, names in _table("untried").items() for name in names}
+    found: dict[str, set[str]] = {}
+    for mapping in MAPPINGS:
+        for names in getattr(modeling_auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES").values():
+            for name in {names} if isinstance(names, str) else set(names):
+                if name not in tried:
+                    found.setdefault(reasons.get(name, NO_RECIPE), set()).add(name)
+    return {reason: tuple(sorted(found[reason])) for reason in sorted(found)}
 
 
 def _table(name: str) -> dict[str, Any]:

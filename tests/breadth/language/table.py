@@ -13,7 +13,7 @@ from pathlib import Path
 
 import transformers
 
-from tests.breadth.language.families import HEARING, SEEING, TRANSLATING, WRITING, Family, families
+from tests.breadth.language.families import HEARING, MAPPINGS, SEEING, TRANSLATING, WRITING, Family, families, untried
 from tests.breadth.language.outcome import GRADIENT, PLAIN, REFUSED, SHARED, SINGLE, VALUE, WRONG, Outcome, outcome
 
 PAGE = Path(__file__).parents[3] / "docs" / "breadth-language.md"
@@ -70,7 +70,18 @@ def page(outcomes: Mapping[str, Outcome]) -> str:
                 found = outcomes[family.name]
                 said = shortened(found.said)
                 parts.append(f"| {family.name} | {family.architecture} | {found.verdict} | {said} |\n")
-    return "".join(parts)
+    return "".join([*parts, *_untried()])
+
+
+def _untried() -> list[str]:
+    """The other classes of the library, each with why."""
+    classes = [(name, reason) for reason, names in untried().items() for name in names]
+    counts = ", ".join(f"{len(names)}: {reason}" for reason, names in untried().items())
+    lines = [
+        f"\n## Not tried\n\n{len(classes)} more classes, named by transformers for {', '.join(MAPPINGS)} ({counts}).",
+        "\n\n| class | why |\n| --- | --- |\n",
+    ]
+    return lines + [f"| {name} | {reason} |\n" for name, reason in sorted(classes)]
 
 
 def _counts(outcomes: Mapping[str, Outcome]) -> str:

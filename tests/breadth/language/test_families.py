@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.breadth.language.families import families
+from tests.breadth.language.families import families, untried
 from tests.breadth.language.outcome import PLAIN, REFUSED, SHARED, SINGLE, WRONG
 from tests.breadth.language.table import PAGE, page, tried, written
 
@@ -38,6 +38,16 @@ def test_every_family_is_as_the_table_says(name: str) -> None:
 def test_the_table_is_that_of_the_families() -> None:
     assert set(written()) == set(families())
     assert PAGE.read_text(encoding="utf-8") == page(written())
+
+
+def test_every_class_of_the_library_is_tried_or_said_why_not() -> None:
+    listed = [name for names in untried().values() for name in names]
+    tried = {family.architecture for family in families().values()}
+    assert len(listed) == len(set(listed))
+    assert not tried & set(listed)
+    assert "Emu3ForConditionalGeneration" in {*tried, *listed}
+    for family in families().values():
+        assert f"| {family.name} | {family.architecture} |" in PAGE.read_text(encoding="utf-8")
 
 
 def test_no_family_is_trained_wrongly() -> None:
