@@ -93,21 +93,7 @@ def arithmetic_lm(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerF
     """An untrained language model that reads and writes sums digit by digit; the seed fixes its weights."""
     tokenizer = _tokenizer([END], [*DIGITS, "+", "="], split=".", eos_token=END, pad_token=END)
     tokenizer.backend_tokenizer.decoder = Fuse()  # digits stand together
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=32,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return LlamaForCausalLM(config), tokenizer
+    return _llama(tokenizer, max_positions=32, seed=seed), tokenizer
 
 
 def calculator_lm(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
@@ -115,6 +101,19 @@ def calculator_lm(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerF
     split = "|".join([*(re.escape(piece) for piece in CALL_PIECES), "."])
     tokenizer = _tokenizer([END], [*DIGITS, "*", "=", *CALL_PIECES], split=split, eos_token=END, pad_token=END)
     tokenizer.backend_tokenizer.decoder = Fuse()
+    return _llama(tokenizer, max_positions=64, seed=seed), tokenizer
+
+
+def rewriter_lm(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """An untrained language model that reads requests for digits and writes captions, word by word."""
+    from mmgrpo.examples.digits import DIGIT_NAMES
+
+    words = ["a", "handwritten", "the", "digit", "after", "before", *DIGIT_NAMES]
+    tokenizer = _tokenizer([END], words, split="[a-z]+", eos_token=END, pad_token=END)
+    return _llama(tokenizer, max_positions=32, seed=seed), tokenizer
+
+
+def _llama(tokenizer: PreTrainedTokenizerFast, *, max_positions: int, seed: int) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -122,14 +121,14 @@ def calculator_lm(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerF
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=4,
-        max_position_embeddings=64,
+        max_position_embeddings=max_positions,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return LlamaForCausalLM(config), tokenizer
+        return LlamaForCausalLM(config)
 
 
 def _digits_processor() -> Qwen2_5_VLProcessor:

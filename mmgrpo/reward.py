@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from mmgrpo.types import Sample, Score
@@ -26,3 +27,24 @@ class Reward(Protocol):
     """
 
     def __call__(self, samples: Sequence[Sample], /) -> Sequence[float | Score | None]: ...
+
+
+class Told(ABC):
+    """A reward that goes by what came of the samples in another task of a mixed run.
+
+    Attributes:
+        task: the other one, which is after this reward's.
+        reward: the reward there whose values it is told; None: what all of them come to.
+    """
+
+    task: str
+    reward: str | None
+
+    @abstractmethod
+    def hear(self, outcomes: Mapping[tuple[int, int], float]) -> None:
+        """Before it is asked about the samples of a step.
+
+        Args:
+            outcomes: the mean over what was drawn after a sample, by its group and member; none where no reward applied
+                to that.
+        """

@@ -12,8 +12,9 @@ import yaml
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.composing import composed
-from mmgrpo.config.parts import runs_of, tasks_of
+from mmgrpo.config.parts import OF_OTHER, runs_of, tasks_of
 from mmgrpo.config.registry import suggestion
+from mmgrpo.config.sections import at
 from mmgrpo.config.tasks import OF_RUN
 from mmgrpo.config.validating import set_value, typed
 from mmgrpo.errors import ConfigError
@@ -225,11 +226,17 @@ def _includes(values: dict[str, Any], path: Path) -> list[str]:
 
 
 def _task(values: Any, path: Path, below: Callable[[Sequence[str]], dict[str, Any]]) -> Any:
-    """A task of a mixed run with its includes laid under it, of which what the run says for all tasks is left out."""
+    """A task of a mixed run over its includes, of which what the run, or the task before it, says is left out."""
     if not isinstance(values, dict):
         return values
     included = below(_includes(values, path))
-    return _over({key: value for key, value in included.items() if key not in OF_RUN}, values)
+    for key in (*OF_RUN, *(OF_OTHER if at(values, "task.after", None) else ())):
+        section, _, inner = key.partition(".")
+        if not inner:
+            included.pop(section, None)
+        elif isinstance(included.get(section), dict):
+            included[section] = {name: value for name, value in included[section].items() if name != inner}
+    return _over(included, values)
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

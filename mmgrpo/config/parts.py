@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmgrpo.config import RunConfig
+from mmgrpo.config.sections import at
 from mmgrpo.config.tasks import OF_RUN, SHARED, TASK_NAME, TaskConfig
 from mmgrpo.config.validating import set_value, typed
 from mmgrpo.errors import ConfigError
@@ -49,6 +50,8 @@ def runs_of(config: RunConfig) -> list[RunConfig]:
 def tasks_of(config: RunConfig) -> dict[str, RunConfig]:
     """The tasks of a mixed run, each as the configuration of a run with what all of them share; none of another run.
 
+    A task that is after another has its prompts, and as many groups as follow from them.
+
     Args:
         config: whose ``tasks:`` they are.
 
@@ -56,7 +59,8 @@ def tasks_of(config: RunConfig) -> dict[str, RunConfig]:
         Configurations by the name of their task, in the order of the tasks.
 
     Raises:
-        ConfigError: a task sets what the run says for all, or is no configuration; the message names the task.
+        ConfigError: a task sets what the run says for all, names a task that is not before it, or is no configuration;
+            the message names the task.
     """
     if config.tasks:
         _require_bare(config)
@@ -64,7 +68,7 @@ def tasks_of(config: RunConfig) -> dict[str, RunConfig]:
     shared = config.model_dump(mode="json", include=set(SHARED))
     for name, values in config.tasks.items():
         try:
-            found[name] = _task(name, values, shared)
+            found[name] = _task(name, values, shared, found)
         except ConfigError as error:
             raise ConfigError(f"tasks.{name}: {error}") from None
     return found
@@ -108,10 +112,38 @@ def _require_bare(config: RunConfig) -> None:
         raise ConfigError(f"tasks are named by letters, digits, - and _, as folders are; got {', '.join(wrong)}")
 
 
-def _task(name: str, values: Mapping[str, Any], shared: Mapping[str, Any]) -> RunConfig:
+def _task(
+    name: str, values: Mapping[str, Any], shared: Mapping[str, Any], before: Mapping[str, RunConfig]
+) -> RunConfig:
     if wrong := [key for key in values if key in OF_RUN]:
         raise ConfigError(f"{', '.join(wrong)}: of the run, for all of its tasks; set it there and leave it out here")
     task = typed({"task": values.get("task") or {}}).task or TaskConfig()
     own = {**values, **shared, "name": name, "task": task.model_dump(mode="json")}
     own["steps"] = -(-shared["steps"] // task.every)
+    if task.after is not None:
+        own |= _after(task, own, before)
     return typed(own)
+
+
+OF_OTHER = ("prompts", "rollout.prompts_per_step", "rollout.planner")
+"""Keys that the task says whose samples another one is shown."""
+
+
+def _after(task: TaskConfig, own: Mapping[str, Any], before: Mapping[str, RunConfig]) -> dict[str, Any]:
+    """What follows for a task from the one whose samples it is shown."""
+    if task.after is None or task.after not in before:
+        raise ConfigError(f"task.after: {task.after!r} is no task before it; those are {', '.join(before) or 'none'}")
+    other, rollout = before[task.after], own.get("rollout") or {}
+    if (other.task or TaskConfig()).every != task.every:
+        raise ConfigError(f"task.every: {task.after} takes part in other steps; give both the same")
+    if said := [key for key in OF_OTHER if at(own, key, None) is not None]:
+        raise ConfigError(f"{', '.join(said)}: that follows from {task.after}, which it is after; leave it out")
+    size, written = rollout.get("group_size"), other.rollout.group_size
+    if task.compare == "prompt" and (size is None or size % written):
+        raise ConfigError(
+            f"rollout.group_size: the pictures of all {written} samples of a prompt are one group (task.compare: "
+            f"prompt): give a multiple of {written}, got {size}"
+        )
+    groups = other.rollout.prompts_per_step * (written if task.compare == "sample" else 1)
+    prompts = other.prompts and other.prompts.model_dump(mode="json")
+    return {"prompts": prompts, "rollout": {**rollout, "prompts_per_step": groups}}

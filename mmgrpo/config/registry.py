@@ -109,6 +109,7 @@ REWARDS: Mapping[str, str] = {
     "where_useful": "mmgrpo.rewards.groups.usefulness:WhereUseful",
     "in_context": "mmgrpo.rewards.groups.chains:InContext",
     "of_later": "mmgrpo.rewards.groups.chains:OfLater",
+    "of_task": "mmgrpo.rewards.groups.of_task:OfTask",
     "at_end": "mmgrpo.rewards.groups.chains:AtEnd",
     "tagged": "mmgrpo.rewards.text.tagged:Tagged",
     "remote": "mmgrpo.rewards.judges.remote:Remote",

@@ -66,6 +66,7 @@ def draw(
     reads: bool = False,
     before: Sequence[Drawn] = (),
     rewards: Sequence[Mapping[int, Mapping[int, float]]] = (),
+    others: Sequence[Rollout] = (),
 ) -> Drawn:
     """Draws, or reads, what is asked of this process.
 
@@ -80,6 +81,7 @@ def draw(
         reads: whether what is drawn, without noise, is read again, and what is read is trained on.
         before: what came of the rounds before, whose rows may be continued, and shown in contexts.
         rewards: what the rewards of those rounds come to, by group and member, where any applied.
+        others: what another policy has drawn at this step, whose rows may be shown in contexts.
 
     Returns:
         The rows; rewards see the prompt itself with each, whatever its context was. Where a context has nothing to show
@@ -89,8 +91,10 @@ def draw(
         ConfigError: the policy cannot do what is asked, or a context is not there.
         DataError: an answer is to be read that a row does not have.
     """
-    known = rows_by_identity([rollout for one in before for rollout in one.rollouts])
-    history_of = _histories(policy, known, rewards, seed)
+    own = rows_by_identity([rollout for one in before for rollout in one.rollouts])
+    known = rows_by_identity(others) | own
+    text_ends = policy.text_ends if isinstance(policy, Writing) and not others else None
+    history_of = _histories(known, rewards, seed, text_ends)
     alike: dict[tuple[object, ...], list[int]] = {}
     for n in mine:
         one = requests[n]
@@ -134,10 +138,10 @@ def rows_by_identity(rollouts: Sequence[Rollout]) -> dict[tuple[int, int], tuple
 
 
 def _histories(
-    policy: Policy,
     known: Mapping[tuple[int, int], tuple[Rollout, int]],
     rewards: Sequence[Mapping[int, Mapping[int, float]]],
     seed: int,
+    text_ends: Callable[[Sample], Sequence[int]] | None,
 ) -> Callable[[Request], History]:
     """What a context is told: the rows that a request is drawn after, or those of its group, of the rounds before."""
     members_of: dict[int, list[tuple[int, int]]] = {}
@@ -160,7 +164,7 @@ def _histories(
             samples=samples,
             rewards=[reward_of.get(identity) for identity in told],
             share=request.share,
-            ends=[policy.text_ends(one) for one in samples] if request.after and isinstance(policy, Writing) else (),
+            ends=[text_ends(one) for one in samples] if request.after and text_ends else (),
         )
 
     return history

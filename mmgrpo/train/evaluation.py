@@ -65,6 +65,7 @@ def evaluate(
     *,
     plan: Plan | None = None,
     on_samples: Callable[[Sequence[Sample]], None] | None = None,
+    show: Callable[[Sequence[Prompt]], Sequence[Prompt]] | None = None,
 ) -> Judged | None:
     """Draws ``samples_per_prompt`` for every prompt and asks the judges once about all of them together.
 
@@ -76,6 +77,7 @@ def evaluate(
         job: the processes.
         plan: whose environment the samples are exchanges with; None: there is none.
         on_samples: takes samples as they are drawn.
+        show: what the policy is shown in place of prompts, which the judges see; None: themselves.
 
     Returns:
         The judgement, on the main process; None elsewhere.
@@ -90,13 +92,15 @@ def evaluate(
             prompt_ids=tuple(index for index, _ in mine),
             on_samples=on_samples,
         )
+        asked = [prompt for _, prompt in mine]
         rollout = policy.rollout(
-            [prompt for _, prompt in mine],
+            show(asked) if show else asked,
             group_size=config.samples_per_prompt,
             seed=derive_seed(config.seed),
             plan=plan,
         )
-        samples = list(rollout.samples)
+        bare = dict(mine)
+        samples = [replace(sample, prompt=bare[sample.group]) if show else sample for sample in rollout.samples]
     everyones = [sample for part in job.gather(samples) for sample in part]
     if not job.is_main:
         return None

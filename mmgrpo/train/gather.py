@@ -58,6 +58,23 @@ class Experience:
 
 
 @dataclass(frozen=True, slots=True)
+class Followed:
+    """What another policy has drawn at this step, for one that is shown it.
+
+    Attributes:
+        rollout: its rows on this process.
+        planner: what is drawn after them, in place of what the configuration plans.
+        owner: the process of each group.
+        root_of: the group whose data row a group has, where that is another one.
+    """
+
+    rollout: Rollout
+    planner: Planner
+    owner: Mapping[int, int]
+    root_of: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Valued:
     """What the rewards of each row come to.
 
@@ -83,6 +100,7 @@ def gather(
     contexts: Mapping[str, Context] | None = None,
     reads: bool = False,
     on_samples: OnSamples = lambda samples: None,
+    behind: Followed | None = None,
 ) -> Experience:
     """Draws what the planner asks for until it asks for nothing more.
 
@@ -101,6 +119,7 @@ def gather(
         contexts: what a member is shown in place of the prompt, by name.
         reads: whether samples are drawn without noise and what is trained on is read of them (``rollout.decisions``).
         on_samples: takes samples as they are drawn.
+        behind: what another policy has drawn, after which this one draws; None: nothing.
 
     Returns:
         What came of it.
@@ -109,8 +128,8 @@ def gather(
         ConfigError: the planner asks for what the policy or the configuration does not have, or nothing random was
             drawn.
     """
-    owner: dict[int, int] = {}
-    root_of: dict[int, int] = {}
+    owner: dict[int, int] = dict(behind.owner) if behind else {}
+    root_of: dict[int, int] = dict(behind.root_of) if behind else {}
     loads = [0] * job.size
     rounds: list[Round] = []
     drawn: list[Drawn] = []
@@ -141,6 +160,7 @@ def gather(
             reads=reads,
             before=drawn,
             rewards=[one.rewards() for one in rounds],
+            others=[behind.rollout] if behind else (),
         )
         drawn.append(one)
         part = ScoredSamples(pending, one.samples)

@@ -25,6 +25,7 @@ from mmgrpo.run.resuming import allowed_config, changed, config_given, how_to_re
 from mmgrpo.system.files import replace_text
 from mmgrpo.system.machine import machine
 from mmgrpo.train.build import build_policy, build_rewards
+from mmgrpo.train.following import require_told
 from mmgrpo.train.together import Together, own_step
 from mmgrpo.train.trainer import Trainer
 
@@ -90,8 +91,11 @@ class MixedTrainer:
                 task,
                 accelerator=self.job.accelerator,
                 resume=found.paths.get(name),
-                mixed=True,
+                before=self.tasks.copy(),
             )
+        for name, trainer in self.tasks.items():
+            after = {other: one.now.scorer.names for other, one in self.tasks.items() if _is_after(one, name)}
+            require_told(name, [reward.function for reward in trainer.rewards], after)
         self.status = "running"
         self._whole = MixedFolder(self.tasks, self.config, self.job, folder)
         self._together = Together(self.tasks, self.config, self.job, step=found.step, whole=self._whole)
@@ -156,6 +160,10 @@ def _start(folder: Path) -> Path:
     """The folder of a task, in which the newest checkpoint is of its warm-up: no step was whole for all tasks."""
     set_aside(folder, WARMED_UP)
     return folder
+
+
+def _is_after(trainer: Trainer, name: str) -> bool:
+    return trainer.config.task is not None and trainer.config.task.after == name
 
 
 def _every(task: RunConfig) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -60,6 +60,7 @@ class Judged:
         batch: an advantage for every decision.
         facts: what will be remembered.
         metrics: to be logged with the updates.
+        after_N: of a task that is after another, the samples there that each of the job's rows was drawn after.
     """
 
     experience: Experience
@@ -67,6 +68,7 @@ class Judged:
     batch: Batch
     facts: Facts
     metrics: Mapping[str, float]
+    after_N: Sequence[Sequence[tuple[int, int]]] = ()
 
 
 class Task(Protocol):
@@ -90,12 +92,12 @@ class Task(Protocol):
     def warm_up(self) -> None:
         """What comes before the first step."""
 
-    def gather(self) -> Gathered:
-        """Draws."""
+    def gather(self, before: Mapping[str, Gathered]) -> Gathered:
+        """Draws, knowing what the tasks before it have drawn."""
         ...
 
-    def judge(self, gathered: Gathered) -> Judged:
-        """Waits for the rewards."""
+    def judge(self, gathered: Gathered, after: Mapping[str, Judged]) -> Judged:
+        """Waits for the rewards, which may go by what the tasks after it have earned."""
         ...
 
     def learn(self, judged: Judged) -> None:

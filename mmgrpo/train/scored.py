@@ -86,7 +86,7 @@ def scored_step(
     rows = trained_B.nonzero().flatten().tolist()
     comparing = scorer.comparing()
     everyone = [sample for one in rounds for sample in one.samples]
-    chains = in_chains(everyone, root_of or {})
+    chains = in_chains(everyone, root_of or {}) if len(rounds) > 1 else []
     parted = in_pieces([one.samples for one in rounds], keep_B) if comparing else []
     pieces = [*chains, *(row for row in parted if row not in set(chains))]
     if comparing is None or not pieces:

@@ -40,7 +40,10 @@ class Whole(Protocol):
 
 @final
 class Together:
-    """Takes the steps of one task, or of several in a fixed order: all gather, all are judged, all learn.
+    """Takes the steps of one task, or of several: all gather, all are judged, all learn.
+
+    They gather and learn in their order and are judged in the opposite one: a task may be shown what one before it has
+    drawn, and be rewarded by what one after it has earned.
 
     A step that is given up before the first of them learns leaves all weights at the step before.
 
@@ -118,10 +121,10 @@ class Together:
         tasks = {name: task for name, task in self._tasks.items() if self.step % _every(task) == 0}
         gathered: dict[str, Gathered] = {}
         for name, task in tasks.items():
-            gathered[name] = task.gather()
+            gathered[name] = task.gather(gathered)
         judged: dict[str, Judged] = {}
-        for name, task in tasks.items():
-            judged[name] = task.judge(gathered[name])
+        for name, task in reversed(tasks.items()):
+            judged[name] = task.judge(gathered[name], judged)
         for name, task in tasks.items():
             task.learn(judged[name])
         self.step += 1

@@ -35,7 +35,8 @@ from mmgrpo.train.credit import Batch, Credit, estimate, valued
 from mmgrpo.train.critic import Learnt, build_critic
 from mmgrpo.train.ema import Average
 from mmgrpo.train.evaluation import evaluate, try_out
-from mmgrpo.train.gather import Experience, gather
+from mmgrpo.train.following import Behind, require_told, told
+from mmgrpo.train.gather import Experience, Followed, gather
 from mmgrpo.train.judge import judge
 from mmgrpo.train.learn import Update, learn
 from mmgrpo.train.memory import remember, remembered, step_facts
@@ -72,7 +73,7 @@ class Trainer:
         *,
         accelerator: Accelerator | None = None,
         resume: Path | str | None = None,
-        mixed: bool = False,
+        before: Mapping[str, Trainer] | None = None,
     ) -> None:
         """Checks everything that can be checked before the first sample is drawn.
 
@@ -83,7 +84,7 @@ class Trainer:
             config: a ``RunConfig`` or its values; ``policy``, ``prompts`` and ``rewards`` sections are not needed here.
             accelerator: accelerate's view of the processes; made if not given.
             resume: a run folder or a checkpoint to go on from.
-            mixed: whether this is a task of a mixed run, whose steps somebody else takes.
+            before: of a task of a mixed run, whose steps somebody else takes, the tasks before it.
         """
         self.config = config_given(config, resume)
         self.rewards = rewards_of(rewards)
@@ -91,7 +92,11 @@ class Trainer:
         self.job = Job(accelerator or make_accelerator(self.config))
         resumption = self.job.from_main(lambda: plan_resumption(Path(resume), self.config)) if resume else None
         self.config = resumption.config if resumption else self.config
-        require_single(self.config, mixed=mixed)
+        require_single(self.config, mixed=before is not None)
+        if before is None:
+            require_told("", [reward.function for reward in self.rewards], {})
+        task = self.config.task
+        self.behind = Behind(before[task.after], task) if before and task and task.after else None
         device = self.config.runtime.device or self.job.accelerator.device
         self.policy = policy = policy_of(policy, self.config, device)
         self.now = Moving(self.config, self.rewards)
@@ -162,23 +167,26 @@ class Trainer:
                 self.average.restart()
         self.evaluate()
 
-    def gather(self) -> Gathered:
+    def gather(self, before: Mapping[str, Gathered]) -> Gathered:
         """Draws what the planner asks for at this step, and hands it to the rewards."""
         clock = time.perf_counter()
         self.now.move(self.step, self.session.memory)
         self.optimizer.begin(self.now.config.update, rests=bool(self.critic and self.critic.alone(self.step)))
-        prompts = self.stream.at_step(self.step, self.session.memory)
-        experience = self._gathered(prompts)
+        prompts, behind = self.stream.at_step(self.step, self.session.memory), None
+        if self.behind:
+            prompts, behind = self.behind.followed(before, self.job)
+        experience = self._gathered(prompts, behind)
         experience = self.critic.valued(experience) if self.critic else experience
         return Gathered(prompts, experience, time.perf_counter() - clock)
 
-    def judge(self, gathered: Gathered) -> Judged:
+    def judge(self, gathered: Gathered, after: Mapping[str, Judged]) -> Judged:
         """Waits for the rewards, and says what each sample earned."""
         clock, config = time.perf_counter(), self.now.config
         prompts, experience = gathered.prompts, gathered.experience
         self._seat.progress.doing("reward")
         self._seat.stopping.give_up()
-        verdict = judge(experience, self.now.rewards, step=self.step, job=self.job)
+        with told(self.now.rewards, after):
+            verdict = judge(experience, self.now.rewards, step=self.step, job=self.job)
         batch = estimate(
             self.policy,
             experience,
@@ -196,7 +204,8 @@ class Trainer:
         facts = step_facts(verdict, batch, prompts.key, step=self.step, replay=replay, job=self.job, requests=requests)
         metrics |= {"time/rollout_s": gathered.took_s, "time/reward_s": time.perf_counter() - clock}
         self._seat.stopping.give_up()
-        return Judged(experience, verdict, batch, facts, metrics)
+        shown = self.job.gather([sample.after for sample in experience.samples]) if self.behind else []
+        return Judged(experience, verdict, batch, facts, metrics, [one for part in shown for one in part])
 
     def learn(self, judged: Judged) -> None:
         """Takes the step's updates, and remembers what it saw."""
@@ -209,19 +218,20 @@ class Trainer:
         self.session.memory = self.now.course.controlled(memory, line)
         self.session.whole_step = self.step
 
-    def _gathered(self, prompts: StepPrompts) -> Experience:
+    def _gathered(self, prompts: StepPrompts, behind: Followed | None) -> Experience:
         """What the planner asks for at this step, drawn and handed to the rewards."""
         rollout, step = self.now.config.rollout, self.step
         num_drawn = rollout.prompts_per_step // self.job.size * rollout.group_size
         return gather(
             self.policy,
-            self.now.planner,
+            behind.planner if behind else self.now.planner,
             prompts.prompt,
             self.now.scorer,
             setting=build_setting(self.now.config, step, self.session.memory, prompts.key),
             plan=build_plan(self.now.config, self.policy, step, self.now.settings),
             job=self.job,
-            contexts=self.now.contexts,
+            contexts={**self.now.contexts, **(self.behind.contexts if self.behind else {})},
+            behind=behind,
             reads=rollout.decisions == "read",
             value=partial(valued, rewards=self.now.rewards, config=self.now.config.advantage, step=step),
             on_samples=self._seat.progress.doing("rollout", num_drawn, self._seat.stopping.give_up_alone),
@@ -347,6 +357,7 @@ class Trainer:
                 self.job,
                 plan=exchange_plan(self.config),
                 on_samples=taken,
+                show=self.behind.show if self.behind else None,
             )
         self.session.evaluated.add(self.step)
         if judged is None:
