@@ -17,6 +17,7 @@ from mmgrpo.rewards.groups.chains import AtEnd, InContext, OfLater
 from mmgrpo.rewards.groups.diversity import DiversityAdjusted
 from mmgrpo.rewards.groups.exploring import Explorability
 from mmgrpo.rewards.groups.likelihoods import Curiosity, LikelihoodConsistency, SelfCertainty, Unlikeliness
+from mmgrpo.rewards.groups.of_task import OfTask
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament
 from mmgrpo.rewards.groups.parts import Attempts, OnPart
 from mmgrpo.rewards.groups.rarity import Rarity, UniqueFormulas
@@ -59,6 +60,7 @@ REWARDS_OF_GROUPS: dict[str, Callable[..., Any]] = {
     "in_context": InContext(column_score, [None]),
     "of_later": OfLater(column_score, [None], "better"),
     "at_end": AtEnd(column_score),
+    "of_task": OfTask("other"),
 }
 
 
