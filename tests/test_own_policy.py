@@ -74,6 +74,15 @@ def test_methods_for_others_are_refused() -> None:
         load_config(PROJECT / "push.yaml", laid_over=["methods/aepo"])
 
 
+def test_a_kind_that_no_method_is_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings_type("action_chunks"), "decides", "actions")
+    assert configured().method is None
+    with pytest.raises(
+        ConfigError, match="settings of action_chunks say decides = 'actions'; methods are for tokens, "
+    ):
+        configured(path=PROJECT / "push_dppo.yaml")
+
+
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     whole = trainer(configured(f"output={tmp_path / 'whole'}"))
     whole.train()

@@ -358,6 +358,11 @@ class RunConfig(Section):
 def _require_same_decisions(method: MethodConfig, policy: Named | None) -> None:
     """Raises ValueError for a method of other decisions than the policy says it takes."""
     kind = decides(policy.name) if policy and method.applies_to != "both" else None
+    if policy and kind not in (None, *POLICIES):
+        raise ValueError(
+            f"the settings of {policy.name} say decides = {kind!r}; methods are for {', '.join(POLICIES)}: name one of "
+            "these there, or leave it out"
+        )
     if policy and kind is not None and not takes(kind, method.applies_to):
         raise ValueError(
             f"{method.name} is {POLICIES[method.applies_to]}, and the policy {policy.name} is {POLICIES[kind]}; "
