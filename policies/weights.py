@@ -48,6 +48,7 @@ class Weights:
     Attributes:
         modules: the modules by component name.
         lora: the adapters' settings, if adapters are trained.
+        dtype: of the modules as they were given; those that are trained in full are float32 from now on.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Weights:
             files: how adapters are kept on disk.
         """
         self.modules = dict(modules)
+        self.dtype = next((p.dtype for module in self.modules.values() for p in module.parameters()), torch.float32)
         self.lora = lora if lora is None or lora.targets else lora.model_copy(update={"targets": targets})
         self._files = files
         for name, module in self.modules.items():

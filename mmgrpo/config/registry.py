@@ -16,6 +16,7 @@ POLICIES: Mapping[str, str] = {
     "language": "mmgrpo.policies.language:LanguagePolicy",
     "masked": "mmgrpo.policies.masked:MaskedPolicy",
     "image_tokens": "mmgrpo.policies.image_tokens:ImageTokensPolicy",
+    "unified": "mmgrpo.policies.unified:UnifiedPolicy",
 }
 
 SETTINGS: Mapping[str, str] = {
@@ -23,6 +24,7 @@ SETTINGS: Mapping[str, str] = {
     "language": "mmgrpo.policies.language.settings:LanguageSettings",
     "masked": "mmgrpo.policies.masked.settings:MaskedSettings",
     "image_tokens": "mmgrpo.policies.image_tokens.settings:ImageTokensSettings",
+    "unified": "mmgrpo.policies.unified.settings:UnifiedSettings",
 }
 """Settings of our policies, which are read without the libraries that the policies need. A package of others may name
 its own in the group ``mmgrpo.settings``; else they are asked of the policy, as its ``settings_type``."""

@@ -55,6 +55,7 @@ class ImageTokensPolicy(Policy, Supervised, Scheduled, Reading, Keeping, Joining
         settings: ImageTokensSettings | Mapping[str, Any] | None = None,
         *,
         autoencoder: Any = None,
+        alone: bool = True,
     ) -> None:
         """Wraps a live model; dropout is off from now on, since rollout and update must see the same policy.
 
@@ -64,6 +65,7 @@ class ImageTokensPolicy(Policy, Supervised, Scheduled, Reading, Keeping, Joining
             processor: its ``AutoProcessor`` or ``AutoTokenizer``.
             settings: ``ImageTokensSettings`` or a mapping of its fields.
             autoencoder: what makes pictures of codes and codes of pictures; None: the model's own.
+            alone: whether the model is trained for drawing alone; else all of it but the autoencoder is.
         """
         if settings is None or isinstance(settings, Mapping):
             settings = ImageTokensSettings(**(settings or {}))
@@ -95,7 +97,8 @@ class ImageTokensPolicy(Policy, Supervised, Scheduled, Reading, Keeping, Joining
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
         self._painter = Painter(model, grid, _range(model, processor, settings, autoencoder), autocast=self._autocast)
         drawing = [model.get_decoder(), model.get_input_embeddings(), *self._painter.codes.parts]
-        used = {parameter for part in drawing for parameter in part.parameters()} - set(held)
+        parts = drawing if alone else [model]
+        used = {parameter for part in parts for parameter in part.parameters()} - set(held)
         for parameter in chain(model.parameters(), held):
             parameter.requires_grad_(parameter.requires_grad and parameter in used)
         if settings.gradient_checkpointing:
@@ -122,6 +125,11 @@ class ImageTokensPolicy(Policy, Supervised, Scheduled, Reading, Keeping, Joining
         model, processor, autoencoder = load(settings)
         model.to(device)  # pyright: ignore[reportArgumentType] (its stub hides the argument)
         return cls(model, processor, settings, autoencoder=autoencoder)
+
+    @property
+    def weights(self) -> Weights:
+        """What is trained and kept, for a policy that has the same model."""
+        return self._weights
 
     @property
     def trainable(self) -> list[nn.Parameter]:

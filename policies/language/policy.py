@@ -65,7 +65,12 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
     settings_type = LanguageSettings
 
     def __init__(
-        self, model: PreTrainedModel, processor: Any, settings: LanguageSettings | Mapping[str, Any] | None = None
+        self,
+        model: PreTrainedModel,
+        processor: Any,
+        settings: LanguageSettings | Mapping[str, Any] | None = None,
+        *,
+        weights: Weights | None = None,
     ) -> None:
         """Wraps a live model; dropout is off from now on, since rollout and update must see the same policy.
 
@@ -73,10 +78,12 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
             model: any causal language or image-text-to-text model of transformers, on its device.
             processor: its ``AutoProcessor`` or ``AutoTokenizer``.
             settings: ``LanguageSettings`` or a mapping of its fields.
+            weights: what is trained of the model, where another policy that has it too says so already; None: as the
+                settings say.
         """
         if settings is None or isinstance(settings, Mapping):
             settings = LanguageSettings(**(settings or {}))
-        dtype = next(model.parameters()).dtype
+        dtype = next(model.parameters()).dtype if weights is None else weights.dtype
         if dtype not in TOLERANCES:
             raise ConfigError(f"{dtype} gradients need a loss scaler; load the model in bfloat16 or float32")
         self.model = model
@@ -89,13 +96,7 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
         self._end_ids = torch.tensor(end_ids(model, self._tokenizer), device=model.device)
         never = suppressed_ids(model, processor, self._tokenizer, settings.suppress, end_ids=self._end_ids.tolist())
         self._sampling = Sampling.of(settings, never)
-        self._weights = Weights({"model": model}, settings.lora, language_linears(model), PeftFiles())
-        if settings.adapter is not None:
-            self._weights.begin_from(Path(settings.adapter))
-        if settings.lora is None and settings.freeze_vision:
-            kept = language_parameters(model)
-            for parameter in model.parameters():
-                parameter.requires_grad_(parameter in kept)
+        self._weights = weights or self._own_weights()
         if settings.gradient_checkpointing:
             enable_checkpointing(model)
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
@@ -300,6 +301,18 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
             ]
         num_tokens = sum(len(completion.token_T) for completion in trace.completions)
         return SupervisedLoss(mean=-torch.stack(sums).sum() / num_tokens, num_terms=num_tokens)
+
+    def _own_weights(self) -> Weights:
+        """The adapters or the weights that the settings have trained."""
+        model, settings = self.model, self.settings
+        weights = Weights({"model": model}, settings.lora, language_linears(model), PeftFiles())
+        if settings.adapter is not None:
+            weights.begin_from(Path(settings.adapter))
+        if settings.lora is None and settings.freeze_vision:
+            kept = language_parameters(model)
+            for parameter in model.parameters():
+                parameter.requires_grad_(parameter in kept)
+        return weights
 
     def _way_for(self, prompts: Sequence[Encoded]) -> Way:
         return self._now(self._choice.see(prompts))

@@ -112,7 +112,9 @@ def janus() -> tuple[Any, Any, Any]:
     begin = tokenizer.get_vocab()[BEGIN]
     ids = _ids(tokenizer)
     model.generation_config = GenerationConfig(**ids, guidance_scale=5.0, generation_kwargs={"boi_token_id": begin})
-    images = JanusImageProcessor(size={"height": side, "width": side}, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    images = JanusImageProcessor(
+        size={"height": side, "width": side}, min_size=1, image_mean=[0.5] * 3, image_std=[0.5] * 3
+    )
     return model, JanusProcessor(images, tokenizer, num_image_tokens=SIDE**2), None
 
 

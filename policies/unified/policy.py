@@ -1,0 +1,186 @@
+"""A model that writes and draws as one policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.policies.unified.rows import Part, Parts, whole
+from mmgrpo.policies.unified.settings import DRAWS, WRITES, UnifiedSettings
+from mmgrpo.policy import Keeping, Policy, Reading, Seeing, Supervised
+from mmgrpo.system.targets import import_attribute
+from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
+from mmgrpo.values import REFERENCE, Value
+
+WRITER, DRAWER = "mmgrpo.policies.language:LanguagePolicy", "mmgrpo.policies.image_tokens:ImageTokensPolicy"
+
+LOADER = "mmgrpo.policies.image_tokens.loading:load"
+
+
+class UnifiedPolicy(Policy, Supervised, Reading, Keeping, Seeing):
+    """One model whose rows are texts or pictures, as their prompts ask: two policies over the same weights.
+
+    A rollout has rows of both kinds, padded to the longest. Each kind is what its policy alone would make of it.
+
+    Attributes:
+        write: of the prompts that ask for a text.
+        draw: of those that ask for a picture.
+        settings: what is of both.
+    """
+
+    settings_type = UnifiedSettings
+
+    def __init__(
+        self, model: Any, processor: Any, settings: UnifiedSettings | Mapping[str, Any] | None = None, **parts: Any
+    ) -> None:
+        """Wraps a live model.
+
+        Args:
+            model: of transformers, as Janus, Emu3 and Chameleon are.
+            processor: its ``AutoProcessor``.
+            settings: ``UnifiedSettings`` or a mapping of its fields.
+            **parts: ``autoencoder``, as of ``ImageTokensPolicy``.
+        """
+        if settings is None or isinstance(settings, Mapping):
+            settings = UnifiedSettings(**(settings or {}))
+        self.settings = settings
+        self.draw: Any = import_attribute(DRAWER)(model, processor, settings.of(DRAWS), alone=False, **parts)
+        self.write: Any = import_attribute(WRITER)(model, processor, settings.of(WRITES), weights=self.draw.weights)
+
+    @classmethod
+    def from_config(
+        cls, settings: UnifiedSettings | Mapping[str, Any], *, device: str | torch.device = "cpu"
+    ) -> UnifiedPolicy:
+        """Loads the model (or calls ``python:module:function``) and wraps it."""
+        if isinstance(settings, Mapping):
+            settings = UnifiedSettings(**settings)
+        model, processor, autoencoder = import_attribute(LOADER)(settings.of(DRAWS))
+        model.to(device)
+        return cls(model, processor, settings, autoencoder=autoencoder)
+
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        """The adapters, or all weights but the autoencoder's; float32."""
+        return self.write.trainable
+
+    def save(self, directory: Path) -> None:
+        """As a language policy does."""
+        self.write.save(directory)
+
+    def load(self, directory: Path) -> None:
+        """Restores what ``save`` wrote."""
+        self.write.load(directory)
+
+    def keep(self, name: str, *, decay: float = 0.0) -> None:
+        """The weights are the same for both."""
+        self.write.keep(name, decay=decay)
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[None]:
+        """Both have the kept weights."""
+        with ExitStack() as stack:
+            stack.enter_context(self.write.using(name))
+            stack.enter_context(self.draw.using(name))
+            yield
+
+    def reference(self) -> AbstractContextManager[None]:
+        """``using("reference")``."""
+        return self.using(REFERENCE)
+
+    def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
+        """Writes what prompts ask to be written and draws what they ask to be drawn, in the order of the prompts."""
+        plan = plan or Plan()
+        ids = plan.prompt_ids or tuple(range(len(prompts)))
+        members = plan.members_of(len(prompts), group_size)
+        ends = torch.tensor([len(of) for of in members]).cumsum(0).tolist()
+
+        def drawn(policy: Policy, chosen: Sequence[int]) -> tuple[Rollout, list[int]]:
+            part = replace(
+                plan,
+                prompt_ids=tuple(ids[p] for p in chosen),
+                members=tuple(members[p] for p in chosen),
+                continues=None if plan.continues is None else tuple(plan.continues[p] for p in chosen),
+                settings=self._settings_of(policy, plan.settings),
+            )
+            rollout = policy.rollout([prompts[p] for p in chosen], group_size=group_size, seed=seed, plan=part)
+            return rollout, [row for p in chosen for row in range(ends[p] - len(members[p]), ends[p])]
+
+        return self._parted(prompts, drawn)
+
+    def read(self, given: Sequence[Given], *, seed: int, plan: Plan | None = None) -> Rollout:
+        """Texts are read as texts and pictures as pictures, as the prompts of the samples ask for."""
+        plan = plan or Plan()
+
+        def read(policy: Any, chosen: Sequence[int]) -> tuple[Rollout, Sequence[int]]:
+            part = replace(plan, settings=self._settings_of(policy, plan.settings))
+            return policy.read([given[n] for n in chosen], seed=seed, plan=part), chosen
+
+        return self._parted([one.sample.prompt for one in given], read)
+
+    def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
+        """The same decisions behind other prompts, which ask for the same kind."""
+        parts = []
+        for part in rollout.trace.parts:
+            shown = [prompts[row] for row in part.row_N.tolist()]
+            parts.append(replace(part, rollout=self._policy(part.draws).behind(part.rollout, shown)))
+        return replace(rollout, trace=Parts(parts))
+
+    def evaluate(
+        self,
+        rollout: Rollout,
+        rows: Sequence[int] | Tensor | None = None,
+        *,
+        values: Collection[Value] = (),
+    ) -> Iterator[Evaluation]:
+        """The slices of both, one kind after the other; values are those that both have."""
+        asked = set(range(len(rollout.samples)) if rows is None else map(int, rows))
+        for part in rollout.trace.parts:
+            yield from part.evaluated(self._policy(part.draws), rollout.mask_BT, asked, values)
+
+    def supervised_loss(self, examples: Sequence[Example], *, seeds: Sequence[int]) -> SupervisedLoss:
+        """Cross-entropy of texts and of codes, mean over the tokens of both."""
+        losses = [
+            self._policy(draws).supervised_loss([examples[n] for n in chosen], seeds=[seeds[n] for n in chosen])
+            for draws, chosen in self._kinds([example.prompt for example in examples])
+        ]
+        num_terms = sum(loss.num_terms for loss in losses)
+        mean = torch.stack([loss.mean * (loss.num_terms / num_terms) for loss in losses]).sum()
+        return SupervisedLoss(mean=mean, num_terms=num_terms)
+
+    def _parted(
+        self, prompts: Sequence[Prompt], made: Callable[[Any, Sequence[int]], tuple[Rollout, Sequence[int]]]
+    ) -> Rollout:
+        parts = []
+        for draws, chosen in self._kinds(prompts):
+            rollout, rows = made(self._policy(draws), chosen)
+            parts.append(Part(draws, rollout, torch.tensor(rows)))
+        return whole(parts)
+
+    def _kinds(self, prompts: Sequence[Prompt]) -> Iterator[tuple[bool, list[int]]]:
+        """Whether to draw, with the prompts that ask so, of each kind that there is."""
+        for draws in (False, True):
+            chosen = [n for n, prompt in enumerate(prompts) if self._draws(prompt) == draws]
+            if chosen:
+                yield draws, chosen
+
+    def _policy(self, draws: bool) -> Any:
+        return self.draw if draws else self.write
+
+    def _draws(self, prompt: Prompt) -> bool:
+        asked = prompt.columns.get(self.settings.column)
+        if asked not in (None, True, False, 0, 1):
+            raise ConfigError(f"column {self.settings.column!r} says whether to draw, true or false, got {asked!r:.40}")
+        return bool(asked)
+
+    def _settings_of(self, policy: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of a rollout's settings that a policy has; what neither has goes to both, who refuse it."""
+        known = {name for one in (self.write, self.draw) for name in one.settings.of_a_rollout}
+        own = policy.settings.of_a_rollout
+        return {name: value for name, value in settings.items() if name in own or name not in known}

@@ -1,0 +1,86 @@
+"""Rows that are written and rows that are drawn as one rollout.
+
+Axes: B rows of all parts, T decisions of the longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from mmgrpo.policy import Policy
+from mmgrpo.types import Evaluation, Rollout
+from mmgrpo.values import Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """The rows of one kind.
+
+    Attributes:
+        draws: whether they are pictures.
+        rollout: these rows alone.
+        row_N: where each of them stands in the whole.
+    """
+
+    draws: bool
+    rollout: Rollout
+    row_N: Tensor
+
+    def evaluated(
+        self, policy: Policy, mask_BT: Tensor, rows: Collection[int], values: Collection[Value]
+    ) -> Iterator[Evaluation]:
+        """A policy's slices of the rows that are asked for, in the numbers of the whole, where its mask holds."""
+        local = [n for n, row in enumerate(self.row_N.tolist()) if row in rows]
+        if not local:
+            return
+        mask_NT = mask_BT[self.row_N][:, : self.rollout.shape[1]]
+        for found in policy.evaluate(replace(self.rollout, mask_BT=mask_NT), local, values=values):
+            own_N = torch.tensor(local) if found.rows is None else found.rows.cpu()
+            yield replace(found, rows=self.row_N[own_N])
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The trace of a rollout of several policies.
+
+    Attributes:
+        parts: no row is in two.
+    """
+
+    parts: Sequence[Part]
+
+
+def whole(parts: Sequence[Part]) -> Rollout:
+    """One rollout of all parts, each row where it stands; matrices are padded to the longest.
+
+    Of values those stay that all parts know.
+    """
+    T = max(part.rollout.shape[1] for part in parts)
+    rollouts = [part.rollout for part in parts]
+    order_B = torch.cat([part.row_N for part in parts]).argsort()
+
+    def laid(matrices: Sequence[Tensor]) -> Tensor:
+        return torch.cat([pad(matrix_NT, (0, T - matrix_NT.shape[1])) for matrix_NT in matrices])[order_B]
+
+    samples = [sample for rollout in rollouts for sample in rollout.samples]
+    starts = torch.tensor([0, *(int(rollout.state_BT.max()) + 1 for rollout in rollouts[:-1])]).cumsum(0).tolist()
+    known = set.intersection(*(set(rollout.values) for rollout in rollouts))
+    origins = [rollout.origin_B for rollout in rollouts if rollout.origin_B is not None]
+    return Rollout(
+        samples=[samples[row] for row in order_B.tolist()],
+        prompt_index_B=torch.cat([rollout.prompt_index_B for rollout in rollouts])[order_B],
+        old_logprob_BT=laid([rollout.old_logprob_BT for rollout in rollouts]),
+        mask_BT=laid([rollout.mask_BT for rollout in rollouts]),
+        state_BT=laid([rollout.state_BT + start for rollout, start in zip(rollouts, starts, strict=True)]),
+        segment_BT=laid([rollout.segment_BT for rollout in rollouts]),
+        trace=Parts(parts),
+        values={value: laid([rollout.values[value] for rollout in rollouts]) for value in known},
+        origin_B=torch.cat(origins)[order_B] if len(origins) == len(rollouts) else None,
+        num_forwards=sum(rollout.num_forwards for rollout in rollouts),
+        num_alone=sum(rollout.num_alone for rollout in rollouts),
+    )
