@@ -55,6 +55,16 @@ def test_a_student_is_drawn_as_it_was_distilled(name: str, steps: int, sampler: 
     assert any(gradient.any() for gradient in gradients(policy, rollout))
 
 
+def test_a_flow_student_of_four_steps_keeps_its_levels_and_takes_one_forward_a_step() -> None:
+    policy = policy_of("flux", call={"num_inference_steps": 4}, sampler="cps", strength=0.7)
+    rollout = policy.rollout(prompts_of("flux"), group_size=1, seed=SEED)
+    assert rollout.noise is not None
+    share_BT = rollout.noise.std_BT / (rollout.noise.level_BT - rollout.noise.step_BT)
+    torch.testing.assert_close(share_BT[:, :3], torch.full_like(share_BT[:, :3], math.sin(0.35 * math.pi)))
+    assert rollout.num_forwards == 4 * len(rollout.samples)
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+
+
 def _first_call(kind: str, config: Mapping[str, Any], *, steps: int) -> StepCall:
     """The first step of a schedule, on random states."""
     stock: Any = getattr(diffusers, f"{kind}Scheduler")
