@@ -11,8 +11,9 @@ import pytest
 
 from mmgrpo.config.loading import CONFIGS
 
-PROJECT = CONFIGS.resolve().parent / "own_policy"
-PAGE = PROJECT.parent / "docs" / "own-policy.md"
+ROOT = CONFIGS.resolve().parent
+PROJECT = ROOT / "examples" / "own_policy"
+PAGE = ROOT / "docs" / "own-policy.md"
 PACKAGE = "diffusion_policy"
 
 
