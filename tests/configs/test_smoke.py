@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.binding import window_at
@@ -218,6 +219,8 @@ DRAWING = {
     "flux-mix-grpo": "flux",
     "flux-dance-grpo": "flux",
     "wan-flow-grpo": "wan",
+    "kontext-flow-grpo-counting": "flux-kontext",
+    "kontext-nft-judged": "flux-kontext",
 }
 VIDEO = {"policy.call.height": 32, "policy.call.width": 32, "policy.call.num_frames": 5}
 
@@ -230,6 +233,18 @@ def scorers(tmp_path_factory: pytest.TempPathFactory) -> TinyScorers:
 def test_every_recipe_that_draws_is_here() -> None:
     drawing = {name for name in shipped("recipes") if "/qwen" not in name}
     assert {f"recipes/{name}" for name in DRAWING} == drawing
+
+
+def _write_edits(folder: Path) -> None:
+    """Four edits with what counting and judging read of them."""
+    rows = []
+    for number, word in enumerate(("two", "three", "four", "five")):
+        Image.linear_gradient("L").resize((16, 16)).rotate(90 * number).save(folder / f"{number}.png")
+        asked = {"prompt": f"Change the number of cats to {word}.", "requirement": f"There are {word} cats."}
+        included = {"tag": "counting", "include": [{"class": "cat", "count": number + 2}]}
+        rows.append({**asked, **included, "image": f"{number}.png"})
+    for file in ("edits.jsonl", "held_out_edits.jsonl"):
+        (folder / file).write_text("\n".join(map(json.dumps, rows)))
 
 
 @pytest.mark.parametrize(
@@ -246,6 +261,7 @@ def test_recipe_runs_with_its_own_rewards(
     monkeypatch.chdir(tmp_path)
     for file in ("prompts.txt", "held_out.txt"):
         (tmp_path / file).write_text('a cat "a"\na dog "ab"\na red cube "a"\ntwo lamps "b"\n')
+    _write_edits(tmp_path)
     small = {
         "steps": 1,
         "output": str(tmp_path),

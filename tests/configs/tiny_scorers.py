@@ -11,7 +11,7 @@ from PIL import Image
 
 from mmgrpo.config import RewardConfig, RunConfig
 from tests.rewards.test_image_reward import save_image_reward
-from tests.tiny import judges
+from tests.tiny import judges, language_models
 
 
 def read(image: Image.Image) -> str:
@@ -24,12 +24,13 @@ class TinyScorers:
     """Makes the checkpoints once, in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        names = ("clip", "owl", "open_clip", "hps", "image_reward")
-        clip, owl, plain, tuned, image_reward = (folder / name for name in names)
-        for path in (clip, owl, plain, tuned, image_reward):
+        names = ("clip", "owl", "open_clip", "hps", "image_reward", "vlm")
+        clip, owl, plain, tuned, image_reward, vlm = (folder / name for name in names)
+        for path in (clip, owl, plain, tuned, image_reward, vlm):
             path.mkdir()
         judges.save_clip(clip)
         judges.save_owl(owl)
+        language_models.save("qwen2.5-vl", vlm)
         judges.save_open_clip(plain)
         judges.save_open_clip(tuned, seed=1)
         architecture = folder / "tiny-clip.json"
@@ -44,6 +45,8 @@ class TinyScorers:
                 "tokenizer": str(image_reward),
             },
             "compositional": {"model": str(owl), "clip_model": str(clip), "threshold": 0.0, "counting_threshold": 0.0},
+            "image_similarity": {"model": str(clip)},
+            "vlm_judge": {"model": str(vlm)},
             "ocr_accuracy": {"engine": f"python:{__name__}:read"},
         }
 
