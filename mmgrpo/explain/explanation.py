@@ -125,7 +125,7 @@ def _policy_line(policy: Named, settings: Mapping[str, Any] | None) -> str:
     if settings is None or "lora" not in settings:
         return line
     lora = settings["lora"]
-    trained = "every weight of the denoiser" if lora is None else f"LoRA, rank {lora['rank']}, alpha {lora['alpha']:g}"
+    trained = "every weight" if lora is None else f"LoRA, rank {lora['rank']}, alpha {lora['alpha']:g}"
     return f"{line}; trains {trained}"
 
 

@@ -38,12 +38,12 @@ class PicturePredictor:
         Raises:
             ConfigError: an argument that the pipeline is not called with, or settings that are for texts.
         """
-        if unknown := sorted(set(settings.call) - set(CALL)):
-            raise ConfigError(f"policy.call takes {', '.join(CALL)}; got {', '.join(unknown)}")
-        self.pipeline, self.call = pipeline, settings.call
+        if unknown := sorted(set(settings.pipeline) - set(CALL)):
+            raise ConfigError(f"policy.pipeline takes {', '.join(CALL)}; got {', '.join(unknown)}")
+        self.pipeline, self.given = pipeline, settings.pipeline
         transformer, scale = pipeline.transformer, pipeline.vae_scale_factor
         self._size = tuple(
-            self.call.get(name) or transformer.config.sample_size * scale for name in ("height", "width")
+            self.given.get(name) or transformer.config.sample_size * scale for name in ("height", "width")
         )
         self._shape = tuple(side // scale for side in self._size)
         self.codebook = Codebook(pipeline.vqvae, *self._shape)
@@ -137,7 +137,7 @@ class PicturePredictor:
 
     def _micro(self, states: Tensor) -> Tensor:
         """Width before height, as the pipeline has it."""
-        crop = self.call.get("micro_conditioning_crop_coord", (0, 0))
-        score = self.call.get("micro_conditioning_aesthetic_score", 6)
+        crop = self.given.get("micro_conditioning_crop_coord", (0, 0))
+        score = self.given.get("micro_conditioning_aesthetic_score", 6)
         height, width = self._size
         return torch.tensor([[width, height, *crop, score]], device=states.device, dtype=states.dtype)

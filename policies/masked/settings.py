@@ -96,7 +96,7 @@ class MaskedSettings(BaseModel):
     codes: CodesSettings | None = Field(
         default=None, description="the answer is a picture: which tokens of a language model are its codes"
     )
-    call: dict[str, Any] = Field(
+    pipeline: dict[str, Any] = Field(
         default_factory=dict,
         description="of AmusedPipeline: height, width, micro_conditioning_aesthetic_score, "
         "micro_conditioning_crop_coord",

@@ -149,7 +149,7 @@ def test_frequencies_are_what_the_decisions_say() -> None:
 def test_pictures_without_noise_are_the_stock_pipelines(guidance: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's draw is made the likeliest, since the stock pipeline has no way to ask for it."""
     call = {"micro_conditioning_aesthetic_score": 5, "micro_conditioning_crop_coord": (1, 2)}
-    policy = policy_of("amused", guidance_scale=guidance, call=call, order_noise=(0.0, 0.0))
+    policy = policy_of("amused", guidance_scale=guidance, pipeline=call, order_noise=(0.0, 0.0))
     ours = policy.rollout(prompts_of(), group_size=1, seed=SEED, plan=Plan(stochastic=())).samples
     monkeypatch.setattr(torch, "multinomial", lambda p, num, generator=None: p.argmax(-1, keepdim=True))
     (pipeline,) = parts_of("amused")
