@@ -285,13 +285,13 @@ class Spread:
 
 
 def _agreement(classifier: _Classifier, samples: Sequence[Sample]) -> list[float | None]:
-    rows = [i for i, sample in enumerate(samples) if sample.image is not None and _asked_digit(sample) is not None]
+    rows = [i for i, sample in enumerate(samples) if sample.image is not None and asked_digit(sample) is not None]
     values: list[float | None] = [None] * len(samples)
     if not rows:
         return values
     read_N = classifier.predict(_stack([samples[i] for i in rows]))
     for i, read in zip(rows, read_N, strict=True):
-        values[i] = float(read == _asked_digit(samples[i]))
+        values[i] = float(read == asked_digit(samples[i]))
     return values
 
 
@@ -299,9 +299,9 @@ def _same_for_all(
     samples: Sequence[Sample], measure: Callable[[Pixels, list[int | None]], float | None], *, needs_digit: bool = False
 ) -> list[float | None]:
     """One number of the whole set, given to each of its samples."""
-    counts = [s.image is not None and not (needs_digit and _asked_digit(s) is None) for s in samples]
+    counts = [s.image is not None and not (needs_digit and asked_digit(s) is None) for s in samples]
     chosen = [sample for sample, counted in zip(samples, counts, strict=True) if counted]
-    value = measure(_stack(chosen), [_asked_digit(sample) for sample in chosen]) if chosen else None
+    value = measure(_stack(chosen), [asked_digit(sample) for sample in chosen]) if chosen else None
     return [value if counted else None for counted in counts]
 
 
@@ -321,7 +321,8 @@ def _question(pixels: Pixels, label: np.int64) -> Prompt:
     return Prompt(QUESTION, images=[to_image(pixels)], columns={"answer": str(label)})
 
 
-def _asked_digit(sample: Sample) -> int | None:
+def asked_digit(sample: Sample) -> int | None:
+    """The column ``digit`` of its prompt; None if it has none. Raises DataError for anything but 0 to 9."""
     digit = sample.prompt.columns.get("digit")
     if digit is None:
         return None

@@ -102,8 +102,8 @@ def digits_edit_pipeline(seed: int = 0) -> FluxKontextPipeline:
     return FluxKontextPipeline(**components)
 
 
-def word_tokenizer(words: Sequence[str] = WORDS) -> PreTrainedTokenizerFast:
-    """A tokenizer that knows a few words, of the captions if no others."""
+def word_tokenizer(words: Sequence[str] = WORDS, *, max_length: int = 6) -> PreTrainedTokenizerFast:
+    """A tokenizer that knows a few words, of the captions if no others, and makes at most so many tokens of a text."""
     vocabulary = {word: index for index, word in enumerate([START, END, UNKNOWN, *words])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = Whitespace()
@@ -116,7 +116,7 @@ def word_tokenizer(words: Sequence[str] = WORDS) -> PreTrainedTokenizerFast:
         eos_token=END,
         pad_token=END,
         unk_token=UNKNOWN,
-        model_max_length=6,
+        model_max_length=max_length,
     )
 
 

@@ -34,6 +34,8 @@ REWARDS: Mapping[str, str] = {
     "held_out_judge": "mmgrpo.examples.digits:HeldOutJudge",
     "edit_verifier": "mmgrpo.examples.edits:EditVerifier",
     "held_out_edit_judge": "mmgrpo.examples.edits:HeldOutEditJudge",
+    "moving_digit_verifier": "mmgrpo.examples.moving_digits:MovingDigitVerifier",
+    "moving_digit_judge": "mmgrpo.examples.moving_digits:MovingDigitJudge",
     "digit_recall": "mmgrpo.examples.digits:Recall",
     "digit_precision": "mmgrpo.examples.digits:Precision",
     "digit_spread": "mmgrpo.examples.digits:Spread",
@@ -148,6 +150,7 @@ EXAMPLES: Mapping[str, str] = {
     "rows": "mmgrpo.train.auxiliary:answered_rows",
     "mislabelled_digits": "mmgrpo.examples.digits:mislabelled_examples",
     "misinstructed_edits": "mmgrpo.examples.edits:misinstructed_edits",
+    "mislabelled_moving_digits": "mmgrpo.examples.moving_digits:mislabelled_moving_digits",
     "misread_digits": "mmgrpo.examples.digits:misread_digits",
     "careless_sums": "mmgrpo.examples.arithmetic:careless_sums",
 }
