@@ -48,7 +48,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "Sound": ("rewards.sounds",),
     "Groups, and rewards of rewards": ("rewards.groups",),
     "On a server": ("rewards.judges.remote",),
-    "The digits of the quickstarts": ("examples.digits", "examples.edits"),
+    "The digits of the quickstarts": ("examples.digits", "examples.edits", "examples.moving_digits"),
 }
 """Kinds of rewards, with the modules or packages of ``mmgrpo`` that hold them."""
 

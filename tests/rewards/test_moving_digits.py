@@ -52,12 +52,12 @@ def asked(samples: Sequence[Sample], **columns: object) -> list[Sample]:
 
 @pytest.fixture(scope="module")
 def train() -> list[Sample]:
-    return clips(load_split().train[:150], load_split().train_labels[:150])
+    return clips(load_split().train[:60], load_split().train_labels[:60])
 
 
 @pytest.fixture(scope="module")
 def held_out() -> list[Sample]:
-    return clips(load_split().held_out, load_split().held_out_labels)
+    return clips(load_split().held_out[:100], load_split().held_out_labels[:100])
 
 
 def test_a_digit_moves_from_edge_to_edge() -> None:
