@@ -24,8 +24,12 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2_5_VLProcessor,
+    Qwen2AudioConfig,
+    Qwen2AudioForConditionalGeneration,
+    Qwen2AudioProcessor,
     Qwen2VLImageProcessor,
     Qwen2VLVideoProcessor,
+    WhisperFeatureExtractor,
 )
 
 END, PADDING, UNKNOWN = "<|im_end|>", "<|endoftext|>", "<|unknown|>"
@@ -35,12 +39,14 @@ VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
 DIGITS = tuple("0123456789")
 CALL_PIECES = ('<tool_call>{"name": "multiply", "arguments": {"a": ', ', "b": ', "}}</tool_call>")
 """A call of a function of two numbers: what stands before, between and behind them, a token each."""
+AUDIO, AUDIO_START, AUDIO_END = "<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"
 QUESTION_WORDS = ("user", "assistant", "which", "digit", "is", "shown", "?", "<answer>", "</answer>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
     "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
     "{% elif part.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
+    "{% elif part.type == 'audio' %}<|audio_bos|><|AUDIO|><|audio_eos|>"
     "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -49,6 +55,7 @@ PATCH = 4
 MERGE = 2
 SHOWN_PIXELS = 256  # a digit of 8 x 8 is enlarged to 16 x 16: 4 x 4 patches, 4 tokens
 WIDTH = 96
+HEARD_HZ, HEARD_BANDS, HEARD_HOP = 16_000, 80, 320  # a second of sound: 50 spectra of 80 bands, 12 tokens
 
 
 def digits_vlm(seed: int = 0) -> tuple[Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLProcessor]:
@@ -87,6 +94,50 @@ def digits_vlm(seed: int = 0) -> tuple[Qwen2_5_VLForConditionalGeneration, Qwen2
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return Qwen2_5_VLForConditionalGeneration(config), processor
+
+
+def keypad_lm(seed: int = 0) -> tuple[Qwen2AudioForConditionalGeneration, Qwen2AudioProcessor]:
+    """An untrained model that hears a second and writes digits, and its processor; the seed fixes its weights."""
+    tokenizer = _tokenizer(
+        [PADDING, START, END, AUDIO_START, AUDIO_END, AUDIO],
+        ["user", "assistant", "which", "keys", "?", *DIGITS],
+        split=r"[0-9]|[A-Za-z]+|\?",
+        eos_token=END,
+        pad_token=PADDING,
+        unk_token=UNKNOWN,
+    )
+    extractor = WhisperFeatureExtractor(HEARD_BANDS, HEARD_HZ, hop_length=HEARD_HOP, chunk_length=1)
+    config = Qwen2AudioConfig(
+        text_config={
+            "model_type": "qwen2",
+            "vocab_size": len(tokenizer),
+            "hidden_size": WIDTH,
+            "intermediate_size": 256,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 64,
+            "initializer_range": WIDTH**-0.5,
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+        },
+        audio_config={
+            "model_type": "qwen2_audio_encoder",
+            "num_mel_bins": HEARD_BANDS,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 128,
+            "d_model": 64,
+            "max_source_positions": HEARD_HZ // HEARD_HOP // 2,
+            "initializer_range": 0.1,
+        },
+        audio_token_index=tokenizer.convert_tokens_to_ids(AUDIO),
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen2AudioForConditionalGeneration(config)
+    return model, Qwen2AudioProcessor(extractor, tokenizer, chat_template=CHAT_TEMPLATE)
 
 
 def arithmetic_lm(seed: int = 0) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:

@@ -152,6 +152,7 @@ EXAMPLES: Mapping[str, str] = {
     "misinstructed_edits": "mmgrpo.examples.edits:misinstructed_edits",
     "mislabelled_moving_digits": "mmgrpo.examples.moving_digits:mislabelled_moving_digits",
     "misread_digits": "mmgrpo.examples.digits:misread_digits",
+    "misheard_keys": "mmgrpo.examples.keypad:misheard_keys",
     "careless_sums": "mmgrpo.examples.arithmetic:careless_sums",
 }
 
