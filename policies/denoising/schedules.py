@@ -56,7 +56,7 @@ def family_of(scheduler: Any) -> Family:
     """
     name = type(scheduler).__name__
     config = scheduler.config
-    if name.startswith("EDM"):
+    if callable(getattr(scheduler, "precondition_outputs", None)):
         return EDM
     if name.startswith(FLOW_MAPS):
         return FLOW_MAP

@@ -132,6 +132,8 @@ def _kernels(step: Step, std: float) -> list[Kernel]:
 def _on_copy(call: StepCall, output: Tensor, sample: Tensor, noise: float) -> Tensor:
     twin = copy.copy(call.scheduler)
     twin.__dict__.update(_state_of(call.scheduler))
+    if "noise_sampler" in twin.__dict__:  # a Brownian tree, of the schedulers of stable-audio and k-diffusion
+        twin.noise_sampler = lambda *levels: torch.full_like(sample, noise)
     with _FixedNoise(noise):
         return _next_sample(call.stock(twin, model_output=output, sample=sample)).float()
 
