@@ -119,7 +119,8 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
                 compile_denoiser(module)
         self._buckets = Buckets(settings.buckets)
         self._buckets.require_taken(self._stage.form)
-        self._targets = Targets(self._stage)
+        sampling_rate = settings.sampling_rate or rate_of(pipeline)
+        self._targets = Targets(self._stage, sampling_rate)
         alone = shows_media({**settings.call, **settings.evaluation_call})
         self._batches = Batches(1 if alone else settings.rollout_batch, 1 if alone else settings.update_batch)
         self._reader = Reader(
@@ -144,7 +145,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
             segments=settings.segments,
             evaluation_call=settings.evaluation_call,
             frame_rate=settings.frame_rate,
-            sampling_rate=settings.sampling_rate or rate_of(pipeline),
+            sampling_rate=sampling_rate,
         )
 
     @classmethod

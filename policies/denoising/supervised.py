@@ -1,4 +1,4 @@
-"""Target pictures and videos as states of a pipeline, and the warm-up's loss on them."""
+"""Target pictures, videos and sounds as states of a pipeline, and the warm-up's loss on them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,28 @@ from mmgrpo.policies.denoising.matching import Clean, two_steps
 from mmgrpo.policies.denoising.rows import Row, shows_media
 from mmgrpo.policies.denoising.settings import SupervisionSettings
 from mmgrpo.policies.denoising.stage import Stage
-from mmgrpo.types import Example
+from mmgrpo.policies.denoising.waveforms import waveform_of
+from mmgrpo.types import Audio, Example
+
+LENGTHS = ("audio_end_in_s", "audio_length_in_s", "audio_duration", "audio_duration_s", "duration")
+"""What calls name the length of a sound by."""
 
 Sized = tuple[Any, ...]
 """Width, height and frames that a call asks for; None for what it leaves to the pipeline."""
 
 
 class Targets:
-    """Encodes target images and videos to states of the pipeline with its own autoencoder, each target once."""
+    """Encodes target images, videos and sounds to states of the pipeline with its autoencoder, each target once."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, sampling_rate: int | None = None) -> None:
+        """Encodes nothing yet.
+
+        Args:
+            stage: the pipeline.
+            sampling_rate: of its sound, in Hz, where it is known.
+        """
         self._stage = stage
+        self._rate = sampling_rate
         self._layouts: dict[Sized, Layout] = {}
         self._known: dict[tuple[int, Sized], tuple[Any, Tensor]] = {}  # the target is kept: its id stays its own
 
@@ -48,25 +59,30 @@ class Targets:
             B states (1, ...), float32.
 
         Raises:
-            DataError: an example has neither an image nor a video.
+            DataError: an example has no image, no video and no sound.
             PolicyError: the pipeline's states are not to be told from what it decodes, or are of other shapes.
         """
-        if any(example.image is None and example.video is None for example in examples):
-            raise DataError("what a denoising policy is taught from, or reads, must come with an image or a video")
-        size = tuple(call.get(name) for name in SIZES)
+        if any(_target(example) is None for example in examples):
+            raise DataError(
+                "what a denoising policy is taught from, or reads, must come with an image or a video, or with a sound"
+            )
+        size = tuple(call.get(name) for name in (*SIZES, *LENGTHS))
         if size not in self._layouts:
             self._layouts[size] = read_layout(self._stage, self._stage.form.arguments(rows[:1], call))
         return [self._state(example, size, call, remember) for example in examples]
 
     def _state(self, example: Example, size: Sized, call: Mapping[str, Any], remember: bool) -> Tensor:
-        layout, target = self._layouts[size], example.video if example.video is not None else example.image
+        layout, target = self._layouts[size], _target(example)
         assert target is not None
         key = (id(target), size)
         if key in self._known:
             return self._known[key][1]
-        mode = "L" if layout.decoder.config.get("in_channels") == 1 else "RGB"
-        frames = [frame.convert(mode) for frame in ([target] if isinstance(target, Image) else target)]
-        state = layout.state(self._encoded(frames, layout, call))
+        if isinstance(target, Audio):
+            state = layout.state(_mode(layout, waveform_of(target, layout, self._rate)))
+        else:
+            mode = "L" if layout.decoder.config.get("in_channels") == 1 else "RGB"
+            frames = [frame.convert(mode) for frame in ([target] if isinstance(target, Image) else target)]
+            state = layout.state(self._encoded(frames, layout, call))
         if remember:
             self._known[key] = (target, state)
         return state
@@ -84,12 +100,23 @@ class Targets:
         return latent
 
 
+def _target(example: Example) -> Any:
+    """What is to be drawn: the video, else the image, else the sound; None where there is none."""
+    return next((one for one in (example.video, example.image, example.audio) if one is not None), None)
+
+
 def _latent(layout: Layout, pixels: Tensor) -> Tensor:
     """The mode of the encoder's answer to frames of pixels: (F, C, H, W) -> what ``decode`` would be given."""
-    vae = layout.decoder
     if len(layout.latent_shape) == 5:  # a video, or an image to an autoencoder of videos
         pixels = pixels.transpose(0, 1)[None]
-    encoded = vae.encode(pixels.to(device=vae.device, dtype=vae.dtype))
+    return _mode(layout, pixels)
+
+
+@torch.no_grad()
+def _mode(layout: Layout, values: Tensor) -> Tensor:
+    """The mode of the encoder's answer to a batch."""
+    vae = layout.decoder
+    encoded = vae.encode(values.to(device=vae.device, dtype=vae.dtype))
     if "latent_dist" in encoded:
         return encoded["latent_dist"].mode()
     return encoded["latents" if "latents" in encoded else "latent"]

@@ -46,9 +46,10 @@ TINY = {
     "hunyuanvideo-1.5": "HunyuanVideo15Pipeline",
     "ltx-video": "ltx",
     "cogvideox-2b": "cogvideox",
+    "stable-audio-open": "StableAudioPipeline",
 }
 OTHER_CLASSES = {"models/qwen-image-edit": QwenImageEditPipeline}  # than that of the tiny one, with its transformer
-TINY_LANGUAGE = {"qwen2.5-vl-3b": "qwen2.5-vl", "qwen3-vl-4b": "qwen3-vl"}
+TINY_LANGUAGE = {"qwen2.5-vl-3b": "qwen2.5-vl", "qwen3-vl-4b": "qwen3-vl", "qwen2-audio-7b": "qwen2-audio"}
 DRAWING_MODELS = [f"models/{name}" for name in TINY]
 OTHER_VIDEOS = [f"models/{name}" for name in TINY if name.startswith(("wan2.2", "hunyuan", "ltx", "cog"))]
 WRITING_MODELS = [f"models/{name}" for name in TINY_LANGUAGE]

@@ -1,0 +1,108 @@
+"""Sounds as targets of a denoising policy, and the scheduler of Stable Audio Open."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mmgrpo.errors import DataError, PolicyError
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.denoising.layout import read_layout
+from mmgrpo.policies.denoising.matching import two_steps
+from mmgrpo.policies.denoising.rows import Row
+from mmgrpo.policies.denoising.supervised import Targets
+from mmgrpo.policies.denoising.waveforms import waveform_of
+from mmgrpo.types import Audio, Example, Given, Prompt, Sample
+from tests.breadth import assembly
+from tests.heard import tone
+from tests.policies.contract import move, values
+
+NAME = "StableAudioPipeline"
+PROMPT = Prompt("a fox")
+
+
+def policy_of(name: str = NAME, pipeline: Any = None, **call: Any) -> DenoisingPolicy:
+    given = {"call": assembly.arguments(name) | call, "rollout_batch": 1, "update_batch": 1, "lora": {"rank": 2}}
+    return DenoisingPolicy(assembly.build(name) if pipeline is None else pipeline, given)
+
+
+def targets_of(policy: DenoisingPolicy) -> Targets:
+    return policy._targets  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_target_is_what_the_autoencoder_makes_of_it() -> None:
+    policy = policy_of()
+    vae = policy.pipeline.vae
+    rate = vae.config.sampling_rate
+    sound = Audio(torch.linspace(-1, 1, 400).reshape(2, 200).contiguous(), rate)
+    call, row = two_steps(policy.settings.call), Row(prompt=PROMPT, seed=0, group=0, member=0)
+    (state,) = targets_of(policy)([Example(PROMPT, audio=sound)], [row], call)
+    layout = read_layout(policy._stage, policy._stage.form.arguments([row], call))  # pyright: ignore[reportPrivateUsage]
+    waveform = waveform_of(sound, layout, rate)
+    N = waveform.shape[-1]
+    expected = torch.zeros(2, N)
+    expected[:, : min(200, N)] = sound.values[:, :N]  # silence behind it, or its end cut off
+    assert torch.equal(waveform[0], expected)
+    with torch.no_grad():
+        assert torch.equal(state, vae.encode(waveform).latent_dist.mode())
+
+
+def test_channels_and_rates_are_the_autoencoders() -> None:
+    policy = policy_of()
+    row = Row(prompt=PROMPT, seed=0, group=0, member=0)
+    arguments = policy._stage.form.arguments([row], two_steps(policy.settings.call))  # pyright: ignore[reportPrivateUsage]
+    layout = read_layout(policy._stage, arguments)  # pyright: ignore[reportPrivateUsage]
+    mono = tone(1, rate=8, duration_s=2.0)
+    found = waveform_of(mono, layout, 8)[0]
+    assert len(found) == 2
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0, :16], mono.values[0, : found.shape[1]])
+    assert torch.equal(waveform_of(Audio(mono.values.repeat(3, 1), 8), layout, 8)[0], found)
+    with pytest.raises(PolicyError, match="nothing says its rate"):
+        waveform_of(mono, layout, None)
+
+
+def test_the_loss_on_a_sound_falls_down_its_gradient() -> None:
+    policy = policy_of()
+    examples = [Example(PROMPT, audio=tone(1, rate=4, duration_s=2.0))]
+    before = policy.supervised_loss(examples, seeds=[0]).mean
+    gradient = torch.autograd.grad(before, policy.trainable, allow_unused=True)
+    square = sum(float(part.square().sum()) for part in gradient if part is not None)
+    fall = 1e-3 * float(before.detach())
+    with torch.no_grad():
+        for parameter, part in zip(policy.trainable, gradient, strict=True):
+            parameter -= 0 if part is None else fall / square * part
+    after = policy.supervised_loss(examples, seeds=[0]).mean
+    assert float(before.detach() - after.detach()) == pytest.approx(fall, rel=0.2)
+
+
+def test_a_finished_sound_is_read() -> None:
+    policy = policy_of()
+    sample = Sample(PROMPT, group=0, member=0, audio=tone(1, rate=4, duration_s=2.0))
+    rollout = policy.read([Given(sample=sample)], seed=0)
+    assert float((values(policy, rollout) - rollout.old_logprob_BT).abs().max()) < 1e-6
+    move(policy.trainable)
+    assert float((values(policy, rollout) - rollout.old_logprob_BT).abs().max()) > 1e-4
+
+
+def test_what_cannot_be_encoded_is_refused() -> None:
+    with pytest.raises(DataError, match="with an image or a video, or with a sound"):
+        policy_of().supervised_loss([Example(PROMPT)], seeds=[0])
+    with pytest.raises(PolicyError, match=r"its autoencoder decodes .* and only waveforms"):
+        policy_of("AudioLDMPipeline").supervised_loss([Example(PROMPT, audio=tone())], seeds=[0])
+
+
+def test_the_scheduler_of_stable_audio_open_is_trained() -> None:
+    """It draws from a Brownian tree of its own, whose package (torchsde) does not come with diffusers."""
+    pytest.importorskip("torchsde")
+    from diffusers import CosineDPMSolverMultistepScheduler
+
+    pipeline = assembly.build(NAME)
+    pipeline.scheduler = CosineDPMSolverMultistepScheduler(sigma_min=0.3, sigma_max=500, sigma_schedule="exponential")
+    policy = policy_of(pipeline=pipeline, num_inference_steps=4)
+    rollout = policy.rollout([PROMPT], group_size=2, seed=0)
+    assert policy.choices == ("sampler ddim, which fits CosineDPMSolverMultistepScheduler",)
+    assert rollout.mask_BT.sum(1).tolist() == [3, 3]
+    assert float((values(policy, rollout) - rollout.old_logprob_BT).abs().max()) < 1e-6
