@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from mmgrpo.config.tasks import TASK_NAME
 from mmgrpo.report.numbers import clip, duration
 from mmgrpo.report.reading import Log, is_finite
 from mmgrpo.system.yamls import YamlError, parsed_yaml
@@ -16,12 +18,23 @@ MAX_ROWS = 30
 
 def parse_note(config_text: str | None) -> str | None:
     """The note that the configuration carries, if any."""
+    note = _configured(config_text, "note")
+    return note.strip() if isinstance(note, str) and note.strip() else None
+
+
+def parse_tasks(config_text: str | None) -> list[str]:
+    """Names of the tasks of a mixed run, whose folders lie in its own."""
+    tasks = _configured(config_text, "tasks")
+    names = list(tasks)[:MAX_ROWS] if isinstance(tasks, dict) else []
+    return [name for name in names if isinstance(name, str) and re.fullmatch(TASK_NAME, name)]
+
+
+def _configured(config_text: str | None, key: str) -> object:
     try:
         config = parsed_yaml(config_text or "")
     except YamlError:
         return None
-    note = config.get("note") if isinstance(config, dict) else None
-    return note.strip() if isinstance(note, str) and note.strip() else None
+    return config.get(key) if isinstance(config, dict) else None
 
 
 def facts(about: Mapping[str, Any], metrics: Log) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.errors import DataError
-from mmgrpo.report.about import environment, facts, parse_note
+from mmgrpo.report.about import environment, facts, parse_note, parse_tasks
 from mmgrpo.report.charts import (
     completion_charts,
     evaluation_charts,
@@ -62,6 +62,7 @@ def _page(run: Path) -> dict[str, Any]:
         "name": about.get("name") or run.resolve().name,
         "folder": run.resolve().name,
         "note": parse_note(config_text),
+        "tasks": parse_tasks(config_text),
         "facts": facts(about, metrics),
         "headlines": headlines(evaluation),
         "evaluation": evaluation,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -222,3 +225,53 @@ def test_what_the_page_says_of_a_paper_is_a_configuration() -> None:
     tasks = tasks_of(validated({"tasks": shown}))
     assert tasks["painter"].rollout.prompts_per_step == tasks["rewriter"].rollout.prompts_per_step
     assert tasks["painter"].advantage.scaling.numbers == {"eps": 1e-4, "correction": 0}
+
+
+def exact(output: Path, size: int) -> dict[str, torch.Tensor]:
+    """The weights of both at the end, each row computed alone so that processes differ in the order of sums only."""
+    settings = {"chat": False, "max_new_tokens": 3, "rollout_batch": 1, "update_tokens": 1, "temperature": 1.0}
+    update = {"lr": 1e-3, "eps": 1e-2}  # AdamW blows up roundings of small gradients
+    tasks = {
+        "rewriter": {"rollout": {"prompts_per_step": 2, "group_size": 2}, "update": update},
+        "painter": {**PAINTER, "update": update},
+    }
+    values = {"output": str(output), "steps": 2, "runtime": {"device": "cpu"}, "tasks": tasks}
+    model, tokenizer = rewriter_lm()
+    trainer = MixedTrainer(
+        values,
+        policies={
+            "rewriter": LanguagePolicy(model, tokenizer, settings),
+            "painter": make_policy(rollout_batch=1, update_batch=1),
+        },
+        rewards={"rewriter": [NamedReward("of_task", OfTask("painter"))], "painter": {"asked": asked_for}},
+        prompts={"rewriter": requests(), "painter": requests()},
+    )
+    trainer.train()
+    trainer.job.wait()
+    assert trainer.job.size == size
+    return {name: weights(task) for name, task in trainer.tasks.items()}
+
+
+SCRIPT = """
+import os, sys
+from pathlib import Path
+import torch
+from tests.train.test_following import exact
+found = exact(Path(sys.argv[1]), 2)
+if os.environ["RANK"] == "0":
+    torch.save(found, sys.argv[2])
+"""
+
+
+@pytest.mark.nightly
+def test_two_processes_make_the_updates_of_one(tmp_path: Path) -> None:
+    """Each draws the pictures of its own rewritings, and the credit of all is the same on both."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    command += [str(tmp_path / "script.py"), str(tmp_path / "two"), str(tmp_path / "found.pt")]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(command, env=environment, timeout=800, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    two, one = torch.load(tmp_path / "found.pt"), exact(tmp_path / "one", 1)
+    for name, found in one.items():
+        assert float((found - two[name]).abs().max()) < 1e-6

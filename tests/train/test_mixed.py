@@ -19,6 +19,7 @@ from mmgrpo.config.loading import dump_config, load_config, validated
 from mmgrpo.config.parts import tasks_of
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.examples.digits import digit_prompts
+from mmgrpo.report.about import parse_tasks
 from mmgrpo.run.checkpoint import Place, list_checkpoints
 from mmgrpo.train.mixed import MixedTrainer
 from mmgrpo.types import Prompt, Sample
@@ -139,6 +140,8 @@ def test_the_folder_holds_the_lines_of_all_under_their_names(whole: MixedTrainer
     assert json.loads((folder / "run.json").read_text())["status"] == "finished"
     page = (folder / "report.html").read_text()
     assert "drawing/brightness" in page
+    assert [f'<a href="{name}/report.html">{name}</a>' in page for name in whole.tasks] == [True, True]
+    assert parse_tasks('tasks: {"../a": {}, b: {}, "<i>": {}}') == ["b"]
     assert load_config(folder / "config.yaml").tasks.keys() == whole.tasks.keys()
 
 
