@@ -5,6 +5,7 @@ Its codes are the grey levels of the pixels themselves: the stock ``VQModel`` is
 
 # Layers of a module that was made here are not annotated as what they are.
 # pyright: reportCallIssue=false, reportOptionalMemberAccess=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportOptionalSubscript=false
 
 from __future__ import annotations
 
