@@ -99,13 +99,14 @@ class Kernel:
     noise: float
     std: float
 
-    def excess_frac(self, step: Step) -> float:
-        """How much more noise the next latent holds than its level says, predicted and fresh together; 0 at sigma' = 0.
+    def excess_noise(self, step: Step) -> float:
+        """How much more noise the next latent holds than its level says, predicted and fresh together.
 
-        sqrt(noise^2 + std^2) / sigma' - 1. A network that takes few steps was taught no latent with more.
+        sqrt(noise^2 + std^2) - sigma'. A network that takes few steps was taught no latent with more.
+
+        Units: latent.
         """
-        held = step.next_level.sigma
-        return math.hypot(self.noise, self.std) / held - 1 if held > 0 else 0.0
+        return math.hypot(self.noise, self.std) - step.next_level.sigma
 
 
 class Sampler(Protocol):

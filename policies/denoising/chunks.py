@@ -48,9 +48,9 @@ class Chunk:
         return sorted({step.iteration for step in drawn if is_stochastic(step.decision.moments)})
 
     @property
-    def excess_frac(self) -> float:
+    def excess_noise(self) -> float:
         """Most noise that one of its steps left over what the next level holds."""
-        return max((step.decision.excess_frac for step in self.recorder.drawn), default=0.0)
+        return max((step.decision.excess_noise for step in self.recorder.drawn), default=0.0)
 
 
 def make_groups(prompts: Sequence[Prompt], group_size: int, seed: int, plan: Plan) -> list[list[Row]]:

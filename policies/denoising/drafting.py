@@ -124,7 +124,7 @@ class Drafter:
                 if not self._shown_otherwise(chunk.rows[0], reason):
                     self.batches.run_alone(said)
                 return self._drawn_as_called(parts, plan, chunks)
-            self.exactness.excess_frac = max(self.exactness.excess_frac, chunk.excess_frac)
+            self.exactness.excess_noise = max(self.exactness.excess_noise, chunk.excess_noise)
             plan.hand_over(chunk.samples)
             chunks.append(chunk)
         return chunks

@@ -37,14 +37,14 @@ class Exactness:
         replay: scores stored decisions.
         tolerance: largest change of a log-probability by replay.
         unit: elements of a step -> what its log-probability is where each element's is 1.
-        excess_frac: most noise that a step left over what the next level holds.
+        excess_noise: most noise that a step left over what the next level holds.
     """
 
     name: str
     replay: Replay
     tolerance: float
     unit: Callable[[int], float]
-    excess_frac: float = 0.0
+    excess_noise: float = 0.0
     _needs_full: dict[Any, bool] = field(default_factory=dict)
     _compared: set[Any] = field(default_factory=set)
 

@@ -164,11 +164,11 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
         form = self._stage.form
         if form.is_proven:
             found.append(f"what rows show is brought as {form.showing.value}")
-        excess_frac = self._drafter.exactness.excess_frac
-        if excess_frac > NOTICED_EXCESS:
+        excess_noise = self._drafter.exactness.excess_noise
+        if excess_noise > NOTICED_EXCESS:
             found.append(
-                f"{self._drawing.sampling.sampler} takes steps so long that they leave up to {excess_frac:.0%} more "
-                "noise than the next level holds; sampler cps leaves none"
+                f"{self._drawing.sampling.sampler} takes steps so long that they leave up to {excess_noise:.2f} more "
+                "noise than the next level holds, in latent units; sampler cps leaves none"
             )
         return (*self._choices, *found)
 

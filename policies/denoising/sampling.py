@@ -37,14 +37,14 @@ class Decision:
         level: where in the schedule it stands.
         keep: the elements that it draws; None: all.
         predicted: what the network said, and of which step, where a step after it may ask.
-        excess_frac: of the noise that it leaves, over what the next level holds.
+        excess_noise: of the noise that it leaves, over what the next level holds.
     """
 
     moments: Moments
     level: float
     keep: Tensor | None = None
     predicted: tuple[Prediction, Step] | None = None
-    excess_frac: float = 0.0
+    excess_noise: float = 0.0
 
     def at(self, index: Tensor, num_rows: int) -> Decision:
         """The same for some of ``num_rows`` rows, in any order and number; one may have several entries (frames)."""
@@ -104,8 +104,8 @@ class Sampling:
             mean = torch.where(keep, mean, stock_result(call))
         advance(call.scheduler)
         moments = Moments(mean=mean, velocity=network_output(call), std=kernel.std, step=step.length)
-        excess = kernel.excess_frac(step) if is_drawn else 0.0
-        return Decision(moments=moments, level=step.level.sigma, keep=keep, predicted=predicted, excess_frac=excess)
+        excess = kernel.excess_noise(step) if is_drawn else 0.0
+        return Decision(moments=moments, level=step.level.sigma, keep=keep, predicted=predicted, excess_noise=excess)
 
     def skip(self, call: StepCall) -> None:
         """Advances the scheduler past a step whose outcome is known."""

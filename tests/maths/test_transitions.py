@@ -247,11 +247,11 @@ def test_a_flow_map_is_read_by_its_mean_velocity() -> None:
 def test_long_steps_of_flow_sde_leave_too_much_noise() -> None:
     # two even steps from pure noise: s^2 = 0.49 / 0.5 with sigma held at 0.5, std^2 = 0.98 * 0.5, noise = 0.5 - 0.245
     step = flow_step(1.0, 0.5, 0.5)
-    assert flow_sde(step, strength=0.7).excess_frac(step) == pytest.approx(math.hypot(0.255, 0.7) / 0.5 - 1)
+    assert flow_sde(step, strength=0.7).excess_noise(step) == pytest.approx(math.hypot(0.255, 0.7) - 0.5)
     for sampler, strength in ((cps, 0.8), (cps, 1.0), (ddim, 1.0), (flow_sde, 0.0)):
-        assert sampler(step, strength=strength).excess_frac(step) == pytest.approx(0.0, abs=1e-12)
+        assert sampler(step, strength=strength).excess_noise(step) == pytest.approx(0.0, abs=1e-12)
     end = flow_step(0.5, 0.0, 0.5)
-    assert flow_sde(end, strength=0.7).excess_frac(end) == 0.0
+    assert flow_sde(end, strength=0.7).excess_noise(end) == 0.0
 
 
 def test_cps_of_full_strength_replaces_all_noise() -> None:
