@@ -11,7 +11,7 @@ EVERYDAY = {
     "denoising": ("sd15", "sd3", "flux", "wan"),
     "language": ("llama", "qwen2", "qwen2.5-vl", "qwen3-vl"),
     "masked": ("eurobert", "amused"),
-    "image_tokens": ("janus", "llamagen"),
+    "image_tokens": ("janus",),
     "reading": ("sdxl", "qwen-image", "cogvideox"),  # the four of every day have tests of their own beside it
 }
 

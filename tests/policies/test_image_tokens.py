@@ -203,7 +203,7 @@ def test_settings_of_a_plan_hold_for_its_rows() -> None:
         rollout_of(policy, settings={"grid": (2, 2)})
 
 
-@pytest.mark.parametrize("name", ["janus", "emu3"])
+@pytest.mark.parametrize("name", ["emu3", pytest.param("janus", marks=pytest.mark.nightly)])
 def test_however_a_prompt_is_run_the_gradient_is_the_same(name: str) -> None:
     policy = policy_of(name)
     rollout = rollout_of(policy)

@@ -1,4 +1,4 @@
-"""The models of the language quickstarts read their prompts, write their answers and load as they were saved."""
+"""The models of the quickstarts of tokens read their prompts, write their answers and load as they were saved."""
 
 from __future__ import annotations
 
@@ -94,7 +94,10 @@ def test_saved_models_load_as_they_were(tmp_path: Path) -> None:
             assert torch.equal(model.eval()(**given).logits, loaded.eval()(**given).logits)
 
 
-@pytest.mark.parametrize("name", ["digits-vlm", "arithmetic-text", "calculator-tool"])
+@pytest.mark.parametrize(
+    "name",
+    ["digits-vlm", "arithmetic-text", "calculator-tool", pytest.param("digits-tokens", marks=pytest.mark.nightly)],
+)
 def test_the_quickstart_runs(name: str, tmp_path: Path) -> None:
     small = ["warmup.steps=3", "steps=2", "rollout.prompts_per_step=4", "evaluation.prompts.limit=8"]
     folder = trained(name, [*small, f"output={tmp_path}"])
@@ -103,7 +106,7 @@ def test_the_quickstart_runs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["digits-vlm", "arithmetic-text", "calculator-tool"])
+@pytest.mark.parametrize("name", ["digits-vlm", "arithmetic-text", "calculator-tool", "digits-tokens"])
 def test_the_quickstart_learns(name: str, tmp_path: Path) -> None:
     accuracies = [
         line["eval/held_out_accuracy/mean"]
