@@ -17,6 +17,7 @@ class ImageTokensSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     decides: ClassVar[str] = "tokens"  # which methods are for it
+    is_scheduled: ClassVar[bool] = True  # every picture is of as many codes
     resumable: ClassVar[tuple[str, ...]] = (
         "attention", "template", "guidance_scale", "temperature", "top_k", "top_p", "min_p", "cooling",
         "caption_dropout", "share_prefix", "gradient_checkpointing", "rescore", "rollout_batch", "update_tokens",
