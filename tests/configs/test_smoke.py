@@ -222,6 +222,7 @@ DRAWING = {
     "kontext-flow-grpo-counting": "flux-kontext",
     "kontext-nft-judged": "flux-kontext",
 }
+EDIT = {"policy.call.max_area": 16 * 16}  # Kontext scales what it draws to it
 VIDEO = {"policy.call.height": 32, "policy.call.width": 32, "policy.call.num_frames": 5}
 
 
@@ -268,7 +269,7 @@ def test_recipe_runs_with_its_own_rewards(
         "policy.evaluation_call.num_inference_steps": 2,
         "evaluation.prompts.limit": 4,
         "update.minibatches": 2,
-        **(VIDEO if name.startswith("wan") else {}),
+        **(VIDEO if name.startswith("wan") else EDIT if name.startswith("kontext") else {}),
     }
     config = scorers.in_place_of_the_hubs(load_config(f"recipes/{name}", SHRUNK | small))
     metrics = trained(config, DRAWING[name], build_rewards(config.rewards))
