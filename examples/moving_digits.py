@@ -101,7 +101,7 @@ class MovingDigitVerifier:
         if _moved_to(_centre(clip[-1]) - _centre(clip[0])) != direction:
             return 0.0
         cuts = [_cut(frame, *corner) for frame, corner in zip(clip, _path(direction), strict=True)]
-        return float((self._classifier.predict(np.stack(cuts)) == digit).mean())
+        return float(np.mean(self._classifier.predict(np.stack(cuts)) == digit))
 
 
 @final
@@ -164,7 +164,8 @@ def _moved_to(way: NDArray[np.float64]) -> str | None:
 
 
 def _corners() -> list[tuple[int, int]]:
-    return list(product(range(CANVAS - SIDE + 1), repeat=2))
+    places = range(CANVAS - SIDE + 1)
+    return list(product(places, places))
 
 
 def _cut(frame: Clip, top: int, left: int) -> Clip:

@@ -48,7 +48,12 @@ def first_half_at_first(samples: Sequence[Sample]) -> list[float | None]:
     """Lengths; at the first step nothing of the prompts that a second process holds."""
     step = len(first_half_at_first.steps)  # pyright: ignore[reportFunctionMemberAccess]
     first_half_at_first.steps.append(step)  # pyright: ignore[reportFunctionMemberAccess]
-    return [None if step == 0 and s.group >= 1 else len(s.tokens or ()) + 0.1 * s.member for s in samples]
+    return [None if step == 0 and s.group >= 1 else number for s, number in zip(samples, lengths(samples), strict=True)]
+
+
+def lengths(samples: Sequence[Sample]) -> list[float | None]:
+    """Lengths, and a little more for later members."""
+    return [len(s.tokens or ()) + 0.1 * s.member for s in samples]
 
 
 def read_aloud(samples: int = 8) -> list[Example]:
@@ -224,7 +229,7 @@ def in_chains(output: Path) -> Trainer:
 def warmed_on_texts(output: Path) -> Trainer:
     warmup = {"examples": "python:tests.test_world_sizes:read_aloud", "steps": 3, "batch_size": 8}
     values = base(output, steps=0, warmup={**warmup, "log_every": 1})
-    return finished(Trainer(policy_of("llama", batch=1), {"length": first_half_at_first}, prompts_of("llama"), values))
+    return finished(Trainer(policy_of("llama", batch=1), {"length": lengths}, prompts_of("llama"), values))
 
 
 def warmed_on_images(output: Path) -> Trainer:

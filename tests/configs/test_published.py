@@ -88,6 +88,7 @@ def write(tmp_path: Path) -> Write:
 
     written("model", MODEL)
     written("ours", METHOD)
+    written("masked", {"policy": {"name": "masked", "model": "GSAI-ML/LLaDA-8B-Instruct"}})
     return written
 
 
@@ -186,11 +187,18 @@ EXCHANGED = ("methods/gigpo",)
 ENVIRONMENT = {"name": "tools", "functions": ["python:mmgrpo.examples.calculator:multiply"]}
 
 
+MODEL_OF = {
+    "denoising": "models/sd3.5-medium",
+    "masked": "masked",
+    "tokens": "models/qwen2.5-vl-3b",
+    "both": "models/qwen2.5-vl-3b",
+}
+
+
 @pytest.mark.parametrize("name", shipped("methods"))
 def test_every_published_scale_can_be_put_in_force(name: str, write: Write) -> None:
     values = read_layers(CONFIGS / f"{name}.yaml")
-    published, draws = values.get("published", {}), values["method"]["applies_to"] == "denoising"
-    model = "models/sd3.5-medium" if draws else "models/qwen2.5-vl-3b"
+    published, model = values.get("published", {}), MODEL_OF[values["method"]["applies_to"]]
     asked = {"rollout": {"environment": ENVIRONMENT}} if name in EXCHANGED else {}
     config = load_config(write("run", {"include": [model, name], "published": bool(published), **asked}))
     said = rows(config)

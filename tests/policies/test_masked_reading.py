@@ -61,7 +61,7 @@ def test_a_whole_answer_is_asked_for_at_once_behind_a_prompt_with_holes() -> Non
     sample = Sample(Prompt(TEXTS[1]), 4, 1, text="a red circle")
     rollout = policy.read([Given(sample=sample)], seed=SEED)
     words, model = tokenizer(), policy.predictor.facts.modules["model"]
-    mask = words.convert_tokens_to_ids(MASK)
+    mask = words.get_vocab()[MASK]
     answer = policy.predictor.target(Example(sample.prompt, text=sample.text))
     end = answer.tolist().index(words.eos_token_id)
     assert rollout.mask_BT.tolist() == [[place <= end for place in range(6)] * 2]

@@ -151,6 +151,10 @@ RUNNING = {"eval", "exec", "compile", "__import__", "literal_eval", "parse_expr"
 UNPICKLING = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
 
+ASKED_FOR = "settings.trust_remote_code"
+"""Of models with code of their own: what the user's configuration says, which is no where it says nothing."""
+
+
 def what_runs(tree: ast.AST) -> set[str]:
     """Names under which a module runs text as code, or reads what may hold code."""
     found: set[str] = set()
@@ -165,7 +169,8 @@ def what_runs(tree: ast.AST) -> set[str]:
             found |= {called.removeprefix("builtins.")} & RUNNING
             found |= {called} if called == "torch.load" and given.get("weights_only") != "True" else set()
             found |= {called} if given.get("allow_pickle", "False") != "False" else set()
-            found |= {called} if given.get("trust_remote_code", "False") != "False" else set()
+            trusted = given.get("trust_remote_code", "False")
+            found |= {called} if trusted not in ("False", ASKED_FOR) else set()
     return found
 
 
