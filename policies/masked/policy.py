@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
-from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policies.distribution import OF_LOGITS
+from mmgrpo.policies.distribution import OF_LOGITS, seen_by, views_of
 from mmgrpo.policies.masked.drawing import Filled, Sampler, fill
 from mmgrpo.policies.masked.loading import load, predictor_of
 from mmgrpo.policies.masked.reading import read_trace
 from mmgrpo.policies.masked.reveals import Reveal, reveals_of
-from mmgrpo.policies.masked.scoring import Scored, batches, scored
+from mmgrpo.policies.masked.scoring import Scored, alike, scored
 from mmgrpo.policies.masked.settings import MaskedSettings
 from mmgrpo.policies.masked.supervised import supervised_loss
 from mmgrpo.policies.masked.trace import Drawing, Look, Trace, reveal_looks
 from mmgrpo.policies.overriding import overridden
+from mmgrpo.policies.rescoring import rescored
 from mmgrpo.policies.weights import Weights
 from mmgrpo.policy import Keeping, Policy, Reading, Scheduled, Seeing, Supervised
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
@@ -144,7 +144,7 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
         conditions = [self.predictor.condition(prompt) for prompt in prompts]
         filled: dict[int, Filled] = {}
         samples: dict[int, Sample] = {}
-        for batch in _alike([conditions[p].kind for p, _ in first], self.settings.rollout_batch):
+        for batch in alike([conditions[p].kind for p, _ in first], self.settings.rollout_batch):
             own = [conditions[first[n][0]] for n in batch]
             seeds = [derive_seed(seed, ids[first[n][0]], first[n][1]) for n in batch]
             with self._computing():
@@ -194,7 +194,8 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
         )
         rollout = _assembled(trace, samples)
         rollout = replace(rollout, origin_B=torch.tensor([int(one.origin) for one in given]))
-        rollout = self._at_the_weights_of_now(rollout)
+        num_forwards = sum(int(rollout.mask_BT[:, list(columns)].any(1).sum()) for columns in trace.columns)
+        rollout = replace(rescored(self, rollout, values=(ENTROPY,)), num_forwards=num_forwards)
         for row, one in enumerate(given):
             if one.old_logprob_T is not None:
                 if one.old_logprob_T.shape != rollout.shape[1:]:
@@ -228,20 +229,22 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
         Of values there are those of ``distribution.OF_LOGITS``, means over what is one decision, and of the reference
         and of kept weights the log-probability and the divergences k1, k2 and k3.
         """
-        views = _views_of(values, self._weights.kept)
+        views = views_of(values, self._weights.kept, own=OF_LOGITS)
         trace: Trace = rollout.trace
         own = [value for value in values if value.view is None]
         chosen = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
         for look, columns in zip(trace.looks, trace.columns, strict=True):
             kept_B = rollout.mask_BT[:, list(columns)].any(1)
             kept = [row for row in chosen if bool(kept_B[row])]
-            for batch in batches(trace, look, kept, self.settings.update_batch):
+            kinds = [trace.conditions[int(look.condition_B[row])].kind for row in kept]
+            for places in alike(kinds, self.settings.update_batch):
+                batch = [kept[place] for place in places]
                 others = {view: self._of_view(view, trace, look, batch) for view in views}
                 now = self._scored(trace, look, batch, own)
                 yield Evaluation(
                     columns=columns,
                     logprob_BT=now.logprob,
-                    values={value: _value(value, now, others) for value in values},
+                    values={**now.values, **seen_by(values, now.logprob, others)},
                     rows=torch.tensor(batch),
                     num_forwards=len(batch) * (1 + len(views)),
                 )
@@ -299,17 +302,6 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
             )
         return torch.tensor(list(sample.tokens))
 
-    @torch.no_grad()
-    def _at_the_weights_of_now(self, rollout: Rollout) -> Rollout:
-        """The rollout with its log-probabilities and entropies."""
-        logprob_BT, entropy_BT, num_forwards = torch.zeros(rollout.shape), torch.zeros(rollout.shape), 0
-        for part in self.evaluate(rollout, values=(ENTROPY,)):
-            assert part.rows is not None
-            index = part.rows[:, None], torch.tensor(part.columns)[None]
-            logprob_BT[index], entropy_BT[index] = part.logprob_BT.cpu(), part.values[ENTROPY].cpu()
-            num_forwards += part.num_forwards
-        return replace(rollout, old_logprob_BT=logprob_BT, values={ENTROPY: entropy_BT}, num_forwards=num_forwards)
-
     def _scored(self, trace: Trace, look: Look, rows: Sequence[int], values: Sequence[Value] = ()) -> Scored:
         with self._computing():
             return scored(self.predictor, self._modules, trace, look, rows, values)
@@ -332,15 +324,6 @@ def _require_drawable(plan: Plan) -> None:
         raise PolicyError("an answer is filled in as a whole, in one turn: leave out rollout.environment and branches")
     if plan.splits or plan.share_noise:
         raise PolicyError("every answer begins hidden as a whole: leave out rollout.tree and rollout.share_noise")
-
-
-def _alike(kinds: Sequence[Any], size: int) -> Iterator[list[int]]:
-    """Places of one kind, at most so many together."""
-    of_kind: dict[Any, list[int]] = {}
-    for place, kind in enumerate(kinds):
-        of_kind.setdefault(kind, []).append(place)
-    for places in of_kind.values():
-        yield from (places[start : start + size] for start in range(0, len(places), size))
 
 
 def _assembled(trace: Trace, samples: Sequence[Sample]) -> Rollout:
@@ -371,22 +354,3 @@ def _drawn_columns(trace: Trace, plan: Plan) -> Tensor:
     if plan.stochastic is None or plan.deterministic:
         return torch.tensor(not plan.deterministic)
     return torch.isin(torch.arange(len(trace.looks)), torch.tensor(plan.stochastic, dtype=torch.long))
-
-
-def _views_of(values: Collection[Value], kept: Collection[str]) -> list[str]:
-    """The other views that are asked. Raises ConfigError for a value that hidden tokens do not have."""
-    named = ("logprob", *LOGPROB_DIVERGENCES)
-    for value in values:
-        if not (value.name in OF_LOGITS if value.view is None else value.view in kept and value.name in named):
-            raise ConfigError(
-                f"hidden tokens have no value {value}: leave out what asks for it; known are {', '.join(OF_LOGITS)}, "
-                f"and {', '.join(named)} of {', '.join(sorted(kept))}"
-            )
-    return sorted({value.view for value in values if value.view is not None})
-
-
-def _value(value: Value, now: Scored, others: Mapping[str, Tensor]) -> Tensor:
-    if value.view is None:
-        return now.values[value]
-    other = others[value.view]
-    return other if value.name == "logprob" else LOGPROB_DIVERGENCES[value.name](now.logprob, other)

@@ -5,7 +5,7 @@ Axes: N rows of one batch, n places of a look, V tokens, L places of an answer, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from mmgrpo.policies.distribution import OF_LOGITS
 from mmgrpo.policies.masked.predictor import Condition, Predictor
 from mmgrpo.policies.masked.trace import Drawing, Look, Trace
+from mmgrpo.policies.rescoring import placed
 from mmgrpo.values import Value
 
 
@@ -86,8 +87,7 @@ def scored(
     token_M = trace.token_BL[rows].to(device).gather(1, place_Nn)[asked_Nn]
     logprob_M = -look.weight * cross_entropy(logits_MV, token_M, reduction="none")
     found = [OF_LOGITS[value.name](logits_MV, token_M, *value.numbers) for value in values]
-    nothing_Nn = torch.zeros(asked_Nn.shape, device=device)
-    logprob_Nn, *found_Nn = (nothing_Nn.masked_scatter(asked_Nn, each_M) for each_M in (logprob_M, *found))
+    logprob_Nn, *found_Nn = (placed(asked_Nn, each_M) for each_M in (logprob_M, *found))
     if trace.pooled is not None:
         num_N1 = asked_Nn.sum(1, keepdim=True).clamp(min=1)
         logprob_Nn = logprob_Nn.sum(1, keepdim=True) / (num_N1 if trace.pooled == "mean" else 1)
@@ -95,10 +95,10 @@ def scored(
     return Scored(logprob_Nn, dict(zip(values, found_Nn, strict=True)))
 
 
-def batches(trace: Trace, look: Look, rows: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Rows of one kind in a look, at most so many together."""
-    alike: dict[object, list[int]] = {}
-    for row in rows:
-        alike.setdefault(trace.conditions[int(look.condition_B[row])].kind, []).append(row)
-    for of_kind in alike.values():
-        yield from (of_kind[start : start + size] for start in range(0, len(of_kind), size))
+def alike(kinds: Sequence[Hashable], size: int) -> Iterator[list[int]]:
+    """Places of one kind, at most so many together."""
+    of_kind: dict[Hashable, list[int]] = {}
+    for place, kind in enumerate(kinds):
+        of_kind.setdefault(kind, []).append(place)
+    for places in of_kind.values():
+        yield from (places[start : start + size] for start in range(0, len(places), size))

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
+
+from mmgrpo import testing
+from mmgrpo.testing import LAWS, Subject
+
+Law = Callable[[Subject], None]
+Settings = Mapping[str, Any]
+
+OF_WEIGHTS: tuple[Law, ...] = (
+    testing.check_on_policy_gap,
+    testing.check_gradients,
+    testing.check_reference,
+    testing.check_save_and_load,
+)
+"""The laws in which it matters what is trained."""
 
 EVERYDAY = {
     "denoising": ("sd15", "sd3", "flux", "wan"),
@@ -21,3 +35,13 @@ def families(of: str, names: Iterable[str]) -> list[Any]:
     known = tuple(names)
     assert set(EVERYDAY[of]) <= set(known)
     return [pytest.param(name, marks=() if name in EVERYDAY[of] else pytest.mark.nightly) for name in known]
+
+
+def laws(**variants: Settings) -> pytest.MarkDecorator:
+    """Parameters ``law`` and ``settings``: every law under the first of some settings, those of weights under each."""
+    first = next(iter(variants))
+    cases = [(law, name) for name in variants for law in (LAWS if name == first else OF_WEIGHTS)]
+    return pytest.mark.parametrize(
+        ("law", "settings"),
+        [pytest.param(law, variants[name], id=f"{law.__name__.removeprefix('check_')}-{name}") for law, name in cases],
+    )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.policies import contract
 from tests.policies.contract import Subject
-from tests.policies.families import families
+from tests.policies.families import Law, families, laws
 from tests.policies.tiny_image_tokens import parameters_of, policy_of, prompts_of
 from tests.tiny.image_tokens import FAMILIES
 
@@ -28,54 +26,7 @@ def subject(name: str, settings: dict[str, Any]) -> Subject:
     )
 
 
-every_family = pytest.mark.parametrize("name", families("image_tokens", FAMILIES))
-full_and_lora = pytest.mark.parametrize("settings", [FULL, LORA], ids=["full", "lora"])
-
-
-@every_family
-@full_and_lora
-def test_on_policy_gap(name: str, settings: dict[str, Any]) -> None:
-    contract.check_on_policy_gap(subject(name, settings))
-
-
-@every_family
-@full_and_lora
-def test_gradients(name: str, settings: dict[str, Any]) -> None:
-    contract.check_gradients(subject(name, settings))
-
-
-@every_family
-def test_rows_and_batches(name: str) -> None:
-    contract.check_rows_and_batches(subject(name, FULL))
-
-
-@every_family
-def test_seeds(name: str) -> None:
-    contract.check_seeds(subject(name, FULL))
-
-
-@every_family
-def test_every_decision_once(name: str) -> None:
-    contract.check_every_decision_once(subject(name, FULL))
-
-
-@every_family
-def test_prompt_ids(name: str) -> None:
-    contract.check_prompt_ids(subject(name, FULL))
-
-
-@every_family
-def test_hand_over(name: str) -> None:
-    contract.check_hand_over(subject(name, FULL))
-
-
-@every_family
-@full_and_lora
-def test_reference(name: str, settings: dict[str, Any]) -> None:
-    contract.check_reference(subject(name, settings))
-
-
-@every_family
-@full_and_lora
-def test_save_and_load(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    contract.check_save_and_load(subject(name, settings), tmp_path)
+@pytest.mark.parametrize("name", families("image_tokens", FAMILIES))
+@laws(full=FULL, lora=LORA)
+def test_the_laws(name: str, law: Law, settings: dict[str, Any]) -> None:
+    law(subject(name, settings))

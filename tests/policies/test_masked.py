@@ -230,7 +230,7 @@ def test_weights_under_a_name_are_views() -> None:
     assert part.rows is not None
     old_NT = rollout.old_logprob_BT[part.rows][:, list(part.columns)]
     assert torch.allclose(part.values[of_view("reference")], old_NT, atol=1e-6)
-    with pytest.raises(ConfigError, match="hidden tokens have no value logprob@teacher"):
+    with pytest.raises(ConfigError, match="tokens have no value logprob@teacher"):
         next(iter(policy.evaluate(rollout, values=(of_view("teacher"),))))
 
 

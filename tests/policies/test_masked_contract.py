@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from mmgrpo.types import Plan
 from tests.policies import contract
 from tests.policies.contract import Subject
-from tests.policies.families import families
+from tests.policies.families import Law, families, laws
 from tests.policies.tiny_masked import parameters_of, policy_of, prompts_of
 from tests.tiny.masked_models import TINY
 
@@ -31,58 +30,14 @@ def subject(name: str, **settings: Any) -> Subject:
 
 
 every_family = pytest.mark.parametrize("name", families("masked", TINY))
-full_and_lora = pytest.mark.parametrize("settings", [FULL, LORA, GUIDED], ids=["full", "lora", "guided"])
 
 
 @every_family
-@full_and_lora
-def test_on_policy_gap(name: str, settings: dict[str, Any]) -> None:
-    contract.check_on_policy_gap(subject(name, **settings))
+@laws(full=FULL, lora=LORA, guided=GUIDED)
+def test_the_laws(name: str, law: Law, settings: dict[str, Any]) -> None:
+    law(subject(name, **settings))
 
 
 @every_family
 def test_on_policy_gap_in_a_window(name: str) -> None:
     contract.check_on_policy_gap(subject(name, **GUIDED), Plan(stochastic=(1, 2)))
-
-
-@every_family
-@full_and_lora
-def test_gradients(name: str, settings: dict[str, Any]) -> None:
-    contract.check_gradients(subject(name, **settings))
-
-
-@every_family
-def test_rows_and_batches(name: str) -> None:
-    contract.check_rows_and_batches(subject(name))
-
-
-@every_family
-def test_seeds(name: str) -> None:
-    contract.check_seeds(subject(name))
-
-
-@every_family
-def test_every_decision_once(name: str) -> None:
-    contract.check_every_decision_once(subject(name))
-
-
-@every_family
-def test_prompt_ids(name: str) -> None:
-    contract.check_prompt_ids(subject(name))
-
-
-@every_family
-def test_hand_over(name: str) -> None:
-    contract.check_hand_over(subject(name))
-
-
-@every_family
-@full_and_lora
-def test_reference(name: str, settings: dict[str, Any]) -> None:
-    contract.check_reference(subject(name, **settings))
-
-
-@every_family
-@full_and_lora
-def test_save_and_load(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    contract.check_save_and_load(subject(name, **settings), tmp_path)
