@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,6 +79,7 @@ class Weights:
             else:
                 module.float().requires_grad_(True)
         self._kept = Copies(self.modules) if self.lora is None else Adapters(self.modules)
+        self._stand_ins: Mapping[str, nn.Module] = {}
 
     @property
     def trainable(self) -> list[nn.Parameter]:
@@ -95,13 +96,24 @@ class Weights:
         require_name(name, decay)
         self._kept.keep(name, decay=decay)
 
-    def using(self, name: str) -> AbstractContextManager[Mapping[str, nn.Module]]:
+    @property
+    def stand_ins(self) -> Mapping[str, nn.Module]:
+        """The copies that stand in for modules now, by component name; those within ``using``, if any."""
+        return self._stand_ins
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[Mapping[str, nn.Module]]:
         """Within it the modules have the kept weights, or those it gives stand in for them.
 
         The reference that was never kept is the adapters switched off, or full weights as they were when first asked
         for. Raises ConfigError for a name under which nothing is kept.
         """
-        return self._kept.using(name)
+        before = self._stand_ins
+        try:
+            with self._kept.using(name) as self._stand_ins:
+                yield self._stand_ins
+        finally:
+            self._stand_ins = before
 
     def begin_from(self, path: Path) -> None:
         """Starts from the weights that another run, or another library, has left; kept weights stay this policy's own.

@@ -110,7 +110,6 @@ class ImageTokensPolicy(Policy, Supervised, Scheduled, Reading, Keeping, Joining
             guidance=getattr(model.generation_config, "guidance_scale", None) or 1.0,
             scoring=self._scoring,
         )
-        self._copies: Mapping[str, nn.Module] = {}
         self._frozen: dict[int, Painter] = {}  # by copy: the same through it
         self._tolerance = TOLERANCES[dtype]
         self._verified = False
@@ -157,12 +156,8 @@ class ImageTokensPolicy(Policy, Supervised, Scheduled, Reading, Keeping, Joining
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
         """The reference that was never kept is the adapters off, or full weights as they were when first asked for."""
-        before, weights = self._copies, self._weights.using(name)
-        try:
-            with weights as self._copies:
-                yield
-        finally:
-            self._copies = before
+        with self._weights.using(name):
+            yield
 
     def reference(self) -> AbstractContextManager[None]:
         """``using("reference")``."""
@@ -263,7 +258,7 @@ class ImageTokensPolicy(Policy, Supervised, Scheduled, Reading, Keeping, Joining
 
     def _scoring(self, *, shared: bool | None = None) -> Scoring:
         """By the model, or by the frozen copy of it that stands in."""
-        copied: Any = self._copies.get("model")
+        copied: Any = self._weights.stand_ins.get("model")
         if copied is not None and id(copied) not in self._frozen:
             self._frozen[id(copied)] = self._painter.through(copied)
         painter = self._painter if copied is None else self._frozen[id(copied)]

@@ -111,7 +111,6 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
             way_for=self._way_for,
             vectors=self._vectors,
         )
-        self._copies: Mapping[str, nn.Module] = {}
         self._frozen: dict[int, tuple[Way, Way]] = {}  # by copy: a way, and the same through the copy
         self._verified = False
 
@@ -157,12 +156,8 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
         """The reference that was never kept is the adapters off, or full weights as they were when first asked for."""
-        before, weights = self._copies, self._weights.using(name)
-        try:
-            with weights as self._copies:
-                yield
-        finally:
-            self._copies = before
+        with self._weights.using(name):
+            yield
 
     def text_ends(self, sample: Sample) -> Sequence[int]:
         """What each token adds to the text, by decoding."""
@@ -342,7 +337,7 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
 
     def _now(self, way: Way) -> Way:
         """A way through the model, or through the frozen copy of it that stands in."""
-        copied: Any = self._copies.get("model")
+        copied: Any = self._weights.stand_ins.get("model")
         if copied is not None and self._frozen.get(id(copied), (None, None))[0] is not way:
             self._frozen[id(copied)] = (way, way.through(copied))
         return way if copied is None else self._frozen[id(copied)][1]

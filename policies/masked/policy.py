@@ -64,7 +64,6 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
         if settings.adapter is not None:
             self._weights.begin_from(Path(settings.adapter))
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
-        self._modules: Mapping[str, nn.Module] = self.predictor.facts.modules
         self._reveals = self._reveals_of(settings)
 
     @classmethod
@@ -107,13 +106,8 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
         """The reference that was never kept is the adapters off, or full weights as they were when first asked for."""
-        before = self._modules
-        try:
-            with self._weights.using(name) as copies:
-                self._modules = {**before, **copies}
-                yield
-        finally:
-            self._modules = before
+        with self._weights.using(name):
+            yield
 
     def reference(self) -> AbstractContextManager[None]:
         """``using("reference")``."""
@@ -248,6 +242,11 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
                     rows=torch.tensor(batch),
                     num_forwards=len(batch) * (1 + len(views)),
                 )
+
+    @property
+    def _modules(self) -> Mapping[str, nn.Module]:
+        """What is asked now: the modules, or the frozen copies that stand in for them."""
+        return {**self.predictor.facts.modules, **self._weights.stand_ins}
 
     def _reveals_of(self, settings: MaskedSettings) -> list[Reveal]:
         facts = self.predictor.facts

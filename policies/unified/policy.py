@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,13 +82,9 @@ class UnifiedPolicy(Policy, Supervised, Reading, Keeping, Seeing):
         """The weights are the same for both."""
         self.write.keep(name, decay=decay)
 
-    @contextmanager
-    def using(self, name: str) -> Iterator[None]:
-        """Both have the kept weights."""
-        with ExitStack() as stack:
-            stack.enter_context(self.write.using(name))
-            stack.enter_context(self.draw.using(name))
-            yield
+    def using(self, name: str) -> AbstractContextManager[None]:
+        """The weights are the same for both."""
+        return self.write.using(name)
 
     def reference(self) -> AbstractContextManager[None]:
         """``using("reference")``."""
