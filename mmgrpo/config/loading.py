@@ -12,10 +12,9 @@ import yaml
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.composing import composed
-from mmgrpo.config.parts import OF_OTHER, runs_of, tasks_of
+from mmgrpo.config.parts import runs_of, tasks_of
 from mmgrpo.config.registry import suggestion
-from mmgrpo.config.sections import at
-from mmgrpo.config.tasks import OF_RUN
+from mmgrpo.config.tasks import said_elsewhere
 from mmgrpo.config.validating import set_value, typed
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.targets import import_attribute
@@ -226,11 +225,11 @@ def _includes(values: dict[str, Any], path: Path) -> list[str]:
 
 
 def _task(values: Any, path: Path, below: Callable[[Sequence[str]], dict[str, Any]]) -> Any:
-    """A task of a mixed run over its includes, of which what the run, or the task before it, says is left out."""
+    """A task of a mixed run over its includes, of which what the run, or a task before it, says is left out."""
     if not isinstance(values, dict):
         return values
     included = below(_includes(values, path))
-    for key in (*OF_RUN, *(OF_OTHER if at(values, "task.after", None) else ())):
+    for key in said_elsewhere(values.get("task")):
         section, _, inner = key.partition(".")
         if not inner:
             included.pop(section, None)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmgrpo.config import RunConfig
+from mmgrpo.config.schedules import moving_keys
 from mmgrpo.config.sections import at
-from mmgrpo.config.tasks import OF_RUN, SHARED, TASK_NAME, TaskConfig
+from mmgrpo.config.tasks import OF_LEADER, OF_OWNER, OF_RUN, SHARED, TASK_NAME, TaskConfig
 from mmgrpo.config.validating import set_value, typed
 from mmgrpo.errors import ConfigError
 
@@ -71,6 +72,7 @@ def tasks_of(config: RunConfig) -> dict[str, RunConfig]:
             found[name] = _task(name, values, shared, found)
         except ConfigError as error:
             raise ConfigError(f"tasks.{name}: {error}") from None
+    _require_company(found)
     return found
 
 
@@ -120,24 +122,69 @@ def _task(
     task = typed({"task": values.get("task") or {}}).task or TaskConfig()
     own = {**values, **shared, "name": name, "task": task.model_dump(mode="json")}
     own["steps"] = -(-shared["steps"] // task.every)
+    if task.policy_of is not None:
+        own |= _sharing(task, own, before)
     if task.after is not None:
         own |= _after(task, own, before)
-    return typed(own)
+    typed_task = typed(own)
+    if task.policy_of is not None:
+        _require_still(typed_task, task.policy_of)
+    return typed_task
 
 
-OF_OTHER = ("prompts", "rollout.prompts_per_step", "rollout.planner")
-"""Keys that the task says whose samples another one is shown."""
+def _sharing(task: TaskConfig, own: Mapping[str, Any], before: Mapping[str, RunConfig]) -> dict[str, Any]:
+    """What follows for a task from the one whose policy it trains too."""
+    if task.policy_of is None or task.policy_of not in before:
+        raise ConfigError(_not_before("policy_of", task.policy_of, before))
+    owner = before[task.policy_of]
+    role = owner.task or TaskConfig()
+    if role.policy_of is not None:
+        raise ConfigError(f"task.policy_of: {task.policy_of} has its policy of {role.policy_of}; name that")
+    if task.every % role.every:
+        raise ConfigError(
+            f"task.every: {task.policy_of} takes part in each {role.every}th step and its policy learns in no other: "
+            f"give a multiple of {role.every}, got {task.every}"
+        )
+    _require_unsaid(OF_OWNER, own, f"{task.policy_of}, whose policy it trains")
+    if at(own, "critic.alone", 0):
+        raise ConfigError(f"critic.alone: {task.policy_of} says when their policy stands still; leave it out")
+    return owner.model_dump(mode="json", include={*OF_OWNER} - {"warmup"})  # the policy is warmed up once
+
+
+def _require_still(config: RunConfig, owner: str) -> None:
+    moving = moving_keys(config.schedules, config.controllers, config.stages)
+    if wrong := [key for key in moving if key.startswith(("update.", "reference."))]:
+        raise ConfigError(f"{', '.join(wrong)}: that follows from {owner}, whose policy it trains; let it move there")
+
+
+def _require_company(tasks: Mapping[str, RunConfig]) -> None:
+    roles = {name: config.task or TaskConfig() for name, config in tasks.items()}
+    shared = {role.policy_of or name for name, role in roles.items() if role.policy_of is not None}
+    for name, role in roles.items():
+        if role.weight != 1 and (role.policy_of or name) not in shared:
+            raise ConfigError(
+                f"tasks.{name}: task.weight={role.weight:g} weighs the rows of tasks that train one policy, and no "
+                f"other trains this one's: leave it out, or set update.lr"
+            )
+
+
+def _require_unsaid(keys: Sequence[str], own: Mapping[str, Any], other: str) -> None:
+    if said := [key for key in keys if at(own, key, None) is not None]:
+        raise ConfigError(f"{', '.join(said)}: that follows from {other}; leave it out")
+
+
+def _not_before(key: str, name: str | None, before: Mapping[str, RunConfig]) -> str:
+    return f"task.{key}: {name!r} is no task before it; those are {', '.join(before) or 'none'}"
 
 
 def _after(task: TaskConfig, own: Mapping[str, Any], before: Mapping[str, RunConfig]) -> dict[str, Any]:
     """What follows for a task from the one whose samples it is shown."""
     if task.after is None or task.after not in before:
-        raise ConfigError(f"task.after: {task.after!r} is no task before it; those are {', '.join(before) or 'none'}")
+        raise ConfigError(_not_before("after", task.after, before))
     other, rollout = before[task.after], own.get("rollout") or {}
     if (other.task or TaskConfig()).every != task.every:
         raise ConfigError(f"task.every: {task.after} takes part in other steps; give both the same")
-    if said := [key for key in OF_OTHER if at(own, key, None) is not None]:
-        raise ConfigError(f"{', '.join(said)}: that follows from {task.after}, which it is after; leave it out")
+    _require_unsaid(OF_LEADER, own, f"{task.after}, which it is after")
     size, written = rollout.get("group_size"), other.rollout.group_size
     if task.compare == "prompt" and (size is None or size % written):
         raise ConfigError(

@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ class SoundCheckpoint:
 def save_checkpoint(
     folder: Path,
     place: Place,
-    policy: Policy,
+    policy: Policy | None,
     state: Mapping[str, Any],
     *,
     keep: int | None,
@@ -71,7 +71,7 @@ def save_checkpoint(
     Args:
         folder: the run folder.
         place: where the run is.
-        policy: whose weights are saved, in ``policy/``.
+        policy: whose weights are saved, in ``policy/``; None: of a task that trains the policy of another.
         state: state dicts of everything else, by name.
         keep: how many of the newest to keep; None keeps all.
         averaged: within it the policy holds its averaged weights, which are then saved in ``average/`` too.
@@ -87,12 +87,12 @@ def save_checkpoint(
     partial = root / f".{final.name}"
     try:
         clear_unfinished(folder)
-        (partial / "policy").mkdir(parents=True)
-        policy.save(partial / "policy")
-        if averaged is not None:
-            (partial / "average").mkdir()
-            with averaged:
-                policy.save(partial / "average")
+        partial.mkdir(parents=True)
+        for name, weights in (("policy", nullcontext()), ("average", averaged)):
+            if policy is not None and weights is not None:
+                (partial / name).mkdir()
+                with weights:
+                    policy.save(partial / name)
         torch.save(dict(state), partial / TRAINING)
         (partial / STATE).write_text(json.dumps(asdict(place)))
         (partial / MANIFEST).write_text(json.dumps({"sha256": dict(_hashes(partial))}, indent=1))
@@ -232,13 +232,16 @@ def read_place(checkpoint: Path) -> Place:
     return Place(**json.loads((checkpoint / STATE).read_text()))
 
 
-def load_checkpoint(checkpoint: Path, policy: Policy, device: torch.device | str) -> tuple[Place, dict[str, Any]]:
-    """Restores the policy's weights; returns the place and the state dicts of everything else.
+def load_checkpoint(
+    checkpoint: Path, policy: Policy | None, device: torch.device | str
+) -> tuple[Place, dict[str, Any]]:
+    """Restores the policy's weights, if one is given; returns the place and the state dicts of everything else.
 
     Raises CheckpointError if it is of another policy, or cannot be read.
     """
     try:
-        policy.load(checkpoint / "policy")
+        if policy is not None:
+            policy.load(checkpoint / "policy")
         state = torch.load(checkpoint / TRAINING, map_location=device, weights_only=True)
         return read_place(checkpoint), state
     except MmgrpoError:

@@ -81,11 +81,10 @@ class MixedTrainer:
         if folder is not None:
             self.config = self.job.from_main(lambda: allowed_config(folder, self.config)).config
             found = self.job.from_main(lambda: _resumed(folder, self.config, tasks))
-        device = self.config.runtime.device or self.job.accelerator.device
         self.tasks: dict[str, Trainer] = {}
         for name, task in tasks.items():
             self.tasks[name] = Trainer(
-                policies.get(name) or build_policy(task, device),
+                self._policy(name, task, policies),
                 rewards.get(name) or build_rewards(task.rewards),
                 prompts.get(name) or _prompts_of(name, task),
                 task,
@@ -99,6 +98,14 @@ class MixedTrainer:
         self.status = "running"
         self._whole = MixedFolder(self.tasks, self.config, self.job, folder)
         self._together = Together(self.tasks, self.config, self.job, step=found.step, whole=self._whole)
+
+    def _policy(self, name: str, task: RunConfig, live: Mapping[str, Policy]) -> Policy:
+        owner = task.task and task.task.policy_of
+        if owner and name in live:
+            raise ConfigError(f"policies: {name} trains the policy of {owner}: give that one alone")
+        if owner:
+            return self.tasks[owner].policy
+        return live.get(name) or build_policy(task, self.config.runtime.device or self.job.accelerator.device)
 
     @property
     def step(self) -> int:

@@ -14,7 +14,9 @@ from mmgrpo.run.stopping import Stopping
 from mmgrpo.train.credit import Batch
 from mmgrpo.train.gather import Experience
 from mmgrpo.train.judge import Verdict
+from mmgrpo.train.learn import Lesson, Update, learn_together
 from mmgrpo.train.memory import Facts
+from mmgrpo.train.optimizer import GuardedOptimizer
 from mmgrpo.train.sessions import Session
 
 
@@ -74,17 +76,19 @@ class Judged:
 class Task(Protocol):
     """What is trained by steps, each in the phases gather, judge and learn; a ``Trainer`` is one.
 
-    Until ``learn`` the weights are those of the step before.
+    Until updates are taken of what it teaches the weights are those of the step before.
 
     Attributes:
         config: how.
         status: how the run ended; running until then.
         session: its folder, what of it is on the disk, and where its weights are.
+        optimizer: of its weights.
     """
 
     config: RunConfig
     status: str
     session: Session
+    optimizer: GuardedOptimizer
 
     def begin(self, seat: Seat) -> None:
         """Puts its folder in order, and tries its rewards."""
@@ -100,8 +104,32 @@ class Task(Protocol):
         """Waits for the rewards, which may go by what the tasks after it have earned."""
         ...
 
-    def learn(self, judged: Judged) -> None:
-        """Takes the step's updates."""
+    def teach(self, judged: Judged) -> Lesson:
+        """Begins the step's updates: what its rows teach."""
+        ...
+
+    def updated(self, update: Update) -> None:
+        """Writes down one of them."""
+
+    def learnt(self, judged: Judged) -> None:
+        """After them: remembers what it saw."""
 
     def evaluate(self) -> None:
         """Judges the weights on held-out prompts, where that is due."""
+
+
+def take_updates(tasks: Sequence[tuple[Task, Judged]]) -> None:
+    """The updates of a step.
+
+    Args:
+        tasks: that train one policy, the one that it is of first, with what each has to learn from.
+    """
+    owner, _ = tasks[0]
+    update, lessons = owner.config.update, [task.teach(judged) for task, judged in tasks]
+    passes = {"epochs": update.epochs, "minibatches": update.minibatches, "in_turn": update.in_turn}
+    for updates in learn_together(lessons, owner.optimizer, **passes):
+        for (task, _), each in zip(tasks, updates, strict=True):
+            task.updated(each)
+        owner.optimizer.require_progress()
+    for task, judged in tasks:
+        task.learnt(judged)

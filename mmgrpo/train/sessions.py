@@ -35,6 +35,7 @@ class Trained:
         average: of the weights, if one is kept.
         warmup: the supervised stage, if there is one.
         critic: that is learnt beside, if there is one.
+        owns: whether checkpoints hold the weights; otherwise those of the task do whose policy it is.
     """
 
     policy: Policy
@@ -42,12 +43,15 @@ class Trained:
     average: Average | None
     warmup: Warmup | None
     critic: Learnt | None = None
+    owns: bool = True
 
     def save(self, folder: Path, place: Place, keep: int | None, memory: Memory) -> None:
         """Writes a checkpoint of weights that are those of the place. Raises NonFiniteError for infinite ones."""
-        self.optimizer.require_finite_weights()
-        state = self.optimizer.state_dict() | {"memory": memory.state_dict()}
-        average = self.average if place.step else None  # before the first step it is the weights themselves
+        state = {"memory": memory.state_dict()}
+        if self.owns:
+            self.optimizer.require_finite_weights()
+            state = self.optimizer.state_dict() | state
+        average = self.average if self.owns and place.step else None  # before that it is the weights themselves
         if average:
             state["average"] = average.state_dict()
         if self.warmup and not place.step:
@@ -55,7 +59,7 @@ class Trained:
         if self.critic:
             state["critic"] = self.critic.state_dict()
         averaged = average.applied() if average else None
-        save_checkpoint(folder, place, self.policy, state, keep=keep, averaged=averaged)
+        save_checkpoint(folder, place, self.policy if self.owns else None, state, keep=keep, averaged=averaged)
 
     def restore(self, checkpoint: Path, *, updates_per_step: int | None, memory: Memory) -> tuple[Place, Memory]:
         """Becomes what a checkpoint holds.
@@ -71,11 +75,13 @@ class Trained:
         Raises:
             CheckpointError: it is of another policy or cannot be read.
         """
-        place, state = load_checkpoint(checkpoint, self.policy, self.policy.trainable[0].device)
+        device = self.policy.trainable[0].device
+        place, state = load_checkpoint(checkpoint, self.policy if self.owns else None, device)
         num_updates = None if updates_per_step is None else place.step * updates_per_step
         try:
-            self.optimizer.load_state_dict(state, num_updates=num_updates)
-            if self.average and place.step:
+            if self.owns:
+                self.optimizer.load_state_dict(state, num_updates=num_updates)
+            if self.owns and self.average and place.step:
                 self.average.load_state_dict(state["average"])
             if self.warmup and "warmup" in state:
                 self.warmup.load_state_dict(state["warmup"])

@@ -11,7 +11,7 @@ from mmgrpo.config import RunConfig, TaskConfig
 from mmgrpo.run.processes import Job
 from mmgrpo.run.progress import Progress
 from mmgrpo.run.stopping import Stopping, Terminated
-from mmgrpo.train.phases import Gathered, Judged, Seat, Task
+from mmgrpo.train.phases import Gathered, Judged, Seat, Task, take_updates
 
 ALONE = ""
 """The name of the task of a run that has no others."""
@@ -42,8 +42,8 @@ class Whole(Protocol):
 class Together:
     """Takes the steps of one task, or of several: all gather, all are judged, all learn.
 
-    They gather and learn in their order and are judged in the opposite one: a task may be shown what one before it has
-    drawn, and be rewarded by what one after it has earned.
+    They gather and learn in their order, those of one policy in the same updates, and are judged in the opposite one: a
+    task may be shown what one before it has drawn, and be rewarded by what one after it has earned.
 
     A step that is given up before the first of them learns leaves all weights at the step before.
 
@@ -118,21 +118,26 @@ class Together:
 
     def _train_step(self) -> None:
         """One step of GRPO of every task that takes part in it."""
-        tasks = {name: task for name, task in self._tasks.items() if self.step % _every(task) == 0}
+        tasks = {name: task for name, task in self._tasks.items() if self.step % _role(task).every == 0}
         gathered: dict[str, Gathered] = {}
         for name, task in tasks.items():
             gathered[name] = task.gather(gathered)
         judged: dict[str, Judged] = {}
         for name, task in reversed(tasks.items()):
             judged[name] = task.judge(gathered[name], judged)
-        for name, task in tasks.items():
-            task.learn(judged[name])
+        for owner, task in tasks.items():
+            if not _role(task).policy_of:
+                take_updates([(tasks[name], judged[name]) for name in self._training(owner) if name in tasks])
         self.step += 1
         every = self._config.checkpoint.every
         if (every and self.step % every == 0) or self.step == self._config.steps:
             self._save()
         for task in tasks.values():
             task.evaluate()
+
+    def _training(self, owner: str) -> list[str]:
+        """The tasks that train a task's policy: itself, and those that have theirs of it."""
+        return [owner, *(name for name, task in self._tasks.items() if _role(task).policy_of == owner)]
 
     def _save(self) -> None:
         """A checkpoint of every task; old ones go once all have theirs, so that some step is always whole."""
@@ -187,5 +192,5 @@ def own_step(step: int, config: RunConfig) -> int:
     return -(-step // (config.task or TaskConfig()).every)
 
 
-def _every(task: Task) -> int:
-    return (task.config.task or TaskConfig()).every
+def _role(task: Task) -> TaskConfig:
+    return task.config.task or TaskConfig()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 
-from mmgrpo.config import RunConfig
+from mmgrpo.config import RunConfig, TaskConfig
 from mmgrpo.config.binding import require_credit
 from mmgrpo.config.parts import require_single
 from mmgrpo.data.prompts import load_prompts_of
@@ -27,6 +27,7 @@ from mmgrpo.run.samples import identity
 from mmgrpo.run.showing import MAX_SHOWN, show
 from mmgrpo.run.watchdog import Alarm, Watchdog, watched
 from mmgrpo.scoring import Scorer
+from mmgrpo.train.account import Account
 from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_of
 from mmgrpo.train.auxiliary import Auxiliaries
 from mmgrpo.train.build import build_plan, build_rewards, build_setting, exchange_plan, optimizer_of
@@ -38,7 +39,7 @@ from mmgrpo.train.evaluation import evaluate, try_out
 from mmgrpo.train.following import Behind, require_told, told
 from mmgrpo.train.gather import Experience, Followed, gather
 from mmgrpo.train.judge import judge
-from mmgrpo.train.learn import Update, learn
+from mmgrpo.train.learn import Lesson, Update
 from mmgrpo.train.memory import remember, remembered, step_facts
 from mmgrpo.train.metrics import step_metrics, update_metrics
 from mmgrpo.train.moving import Moving
@@ -95,8 +96,9 @@ class Trainer:
         require_single(self.config, mixed=before is not None)
         if before is None:
             require_told("", [reward.function for reward in self.rewards], {})
-        task = self.config.task
-        self.behind = Behind(before[task.after], task) if before and task and task.after else None
+        task = self.config.task or TaskConfig()
+        self.behind = Behind(before[task.after], task) if before and task.after else None
+        owner = before[task.policy_of] if before and task.policy_of else None
         device = self.config.runtime.device or self.job.accelerator.device
         self.policy = policy = policy_of(policy, self.config, device)
         self.now = Moving(self.config, self.rewards)
@@ -106,9 +108,11 @@ class Trainer:
         require_credit(self.config)
         build_plan(self.config, policy, 0)
         self.parameters = policy.trainable
-        self.average = Average(self.parameters, self.config.update.ema) if self.config.update.ema else None
+        update = self.config.update
+        self.average = owner.average if owner else Average(self.parameters, update.ema) if update.ema else None
         self.views = build_views(self.config, policy, device=device, average=self.average)
-        self.optimizer = optimizer_of(self.config, self.parameters, job=self.job, average=self.average)
+        given = {"job": self.job, "average": self.average}
+        self.optimizer = owner.optimizer if owner else optimizer_of(self.config, self.parameters, **given)
         self.warmup = warmup_of(policy, self.config, self.job)
         self.auxiliaries = Auxiliaries(policy, self.config.auxiliary, seed=self.config.seed, job=self.job)
         self.critic = Learnt(self.config, build_critic(self.config, device), self.job) if self.config.critic else None
@@ -123,7 +127,8 @@ class Trainer:
         self.status = "running"
         self._explanation = explanation(self.config)
         set_seed(self.config.seed)
-        trained = Trained(policy, self.optimizer, self.average, self.warmup, self.critic)
+        self._owns = owner is None
+        trained = Trained(policy, self.optimizer, self.average, self.warmup, self.critic, owns=self._owns)
         self.session = Session(trained, self.config, self.job, resumption, self.stream.memory)
         self.step = self.session.start.step
 
@@ -171,7 +176,8 @@ class Trainer:
         """Draws what the planner asks for at this step, and hands it to the rewards."""
         clock = time.perf_counter()
         self.now.move(self.step, self.session.memory)
-        self.optimizer.begin(self.now.config.update, rests=bool(self.critic and self.critic.alone(self.step)))
+        if self._owns:
+            self.optimizer.begin(self.now.config.update, rests=bool(self.critic and self.critic.alone(self.step)))
         prompts, behind = self.stream.at_step(self.step, self.session.memory), None
         if self.behind:
             prompts, behind = self.behind.followed(before, self.job)
@@ -207,12 +213,46 @@ class Trainer:
         shown = self.job.gather([sample.after for sample in experience.samples]) if self.behind else []
         return Judged(experience, verdict, batch, facts, metrics, [one for part in shown for one in part])
 
-    def learn(self, judged: Judged) -> None:
-        """Takes the step's updates, and remembers what it saw."""
+    def teach(self, judged: Judged) -> Lesson:
+        """Begins the step's updates: what its rows teach."""
         self.step += 1
         self._keep(judged.experience.samples, judged.verdict.scores, judged.batch.credit)
-        line = self._learn(judged.batch, dict(judged.metrics))
-        move_reference(self.policy, self.config.reference, self.step, self.optimizer)
+        batch, update = judged.batch, self.config.update
+        self._account = Account(judged, num_updates=update.epochs * update.minibatches)
+        self._seat.progress.doing(f"update 1 of {self._account.num_updates}")
+        first, contexts = (self.step - 1) * self._account.num_updates, self.now.contexts
+        beside = self.auxiliaries.beside(self.now.config.auxiliary, batch, first, contexts)
+        return Lesson(
+            self.policy,
+            batch,
+            self.now.objective,
+            job=self.job,
+            weight=self.config.task.weight if self.config.task else 1.0,
+            before_apply=self._begin_moving,
+            beside=self.critic.beside(batch, beside, step=self.step - 1) if self.critic else beside,
+        )
+
+    def updated(self, update: Update) -> None:
+        """Writes down one of the step's updates."""
+        account = self._account
+        if update.applied.skipped:
+            self._name_skipped(update, account.batch)
+        measured = update_metrics(update, self.job)
+        told = {
+            **(self.critic.metrics if self.critic else {}),
+            **self.now.course.resting({**account.metrics, **measured}),
+        }
+        self._log("metrics.jsonl", account.line(self.step, update, {**measured, **told}, self.job))
+        if update.number + 1 < account.num_updates:
+            self._seat.progress.doing(f"update {update.number + 2} of {account.num_updates}")
+
+    def learnt(self, judged: Judged) -> None:
+        """After the step's updates: remembers what it saw."""
+        line = self._account.last
+        self._seat.progress.stepped(line)
+        self._heed(self.watchdog.stepped(line) if self.watchdog else [])
+        if self._owns:
+            move_reference(self.policy, self.config.reference, self.step, self.optimizer)
         replay = self.now.planner.replay
         memory = remember(self.session.memory, judged.facts, self.stream.learners, replay=replay)
         self.session.memory = self.now.course.controlled(memory, line)
@@ -236,55 +276,6 @@ class Trainer:
             value=partial(valued, rewards=self.now.rewards, config=self.now.config.advantage, step=step),
             on_samples=self._seat.progress.doing("rollout", num_drawn, self._seat.stopping.give_up_alone),
         )
-
-    def _learn(self, batch: Batch, metrics: dict[str, float]) -> dict[str, Any]:
-        """All optimiser updates that this step's rows are good for; gives the line of the last.
-
-        ``count/forwards_per_sample`` are all forwards of the step so far, those of samples drawn for the planner alone
-        too, per sample that may be trained on.
-        """
-        config, num_forwards, gap = self.config.update, batch.rollout.num_forwards, 0.0
-        num_updates, num_samples = config.epochs * config.minibatches, len(batch.credit.keep_B)
-        line, clock = metrics, time.perf_counter()
-        self._seat.progress.doing(f"update 1 of {num_updates}")
-        first, contexts = (self.step - 1) * num_updates, self.now.contexts
-        beside = self.auxiliaries.beside(self.now.config.auxiliary, batch, first, contexts)
-        for update in learn(
-            self.policy,
-            batch,
-            self.now.objective,
-            self.optimizer,
-            epochs=config.epochs,
-            minibatches=config.minibatches,
-            in_turn=config.in_turn,
-            job=self.job,
-            before_apply=self._begin_moving,
-            beside=self.critic.beside(batch, beside, step=self.step - 1) if self.critic else beside,
-        ):
-            if update.applied.skipped:
-                self._name_skipped(update, batch)
-            num_forwards += update.gradient.num_forwards
-            gap = gap if update.number else max(self.job.gather(update.gradient.max_gap))
-            line = {
-                "step": self.step,
-                "update": update.number,
-                **metrics,
-                **(measured := update_metrics(update, self.job)),
-                **(self.critic.metrics if self.critic else {}),
-                **self.now.course.resting(metrics | measured),
-                "policy/on_policy_gap": gap,
-                "count/samples": float(num_samples),
-                "count/forwards_per_sample": sum(self.job.gather(num_forwards)) / num_samples,
-                "time/update_s": time.perf_counter() - clock,
-            }
-            self._log("metrics.jsonl", line)
-            self.optimizer.require_progress()
-            clock = time.perf_counter()
-            if update.number + 1 < num_updates:
-                self._seat.progress.doing(f"update {update.number + 2} of {num_updates}")
-        self._seat.progress.stepped(line)
-        self._heed(self.watchdog.stepped(line) if self.watchdog else [])
-        return line
 
     def _begin_moving(self) -> None:
         self.session.whole_step = None
