@@ -125,12 +125,12 @@ def policy_of(settings: RunConfig, checkpoint: Path | None) -> Policy:
     """The policy on the machine's device, with a run's or checkpoint's weights if one is given."""
     import torch
 
-    from mmgrpo.run.checkpoint import weights_of
+    from mmgrpo.run.resuming import weights_at
     from mmgrpo.train.build import build_policy
 
     policy = build_policy(settings, settings.runtime.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if checkpoint is not None:
-        policy.load(weights_of(checkpoint))
+        policy.load(weights_at(checkpoint))
     return policy
 
 

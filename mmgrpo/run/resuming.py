@@ -13,7 +13,7 @@ from mmgrpo.config.loading import load_config, validated
 from mmgrpo.config.parts import singles_of
 from mmgrpo.config.registry import settings_type
 from mmgrpo.errors import CheckpointError, ConfigError
-from mmgrpo.run.checkpoint import Place, is_checkpoint, list_checkpoints, sound_checkpoint
+from mmgrpo.run.checkpoint import Place, is_checkpoint, list_checkpoints, sound_checkpoint, weights_of
 from mmgrpo.run.folder import CONFIG
 from mmgrpo.system.files import read_lines
 
@@ -97,6 +97,25 @@ def config_of(path: Path) -> Path:
     if not file.is_file():
         raise CheckpointError(f"{path} is no run folder and no checkpoint of one: {file} is missing")
     return file
+
+
+def weights_at(path: Path) -> Path:
+    """The weights to use of a run folder or checkpoint, as ``weights_of``; of a task without any those that it trains.
+
+    Raises CheckpointError if there are none, or a checkpoint without any is named.
+    """
+    found = sound_checkpoint(path).path
+    if (found / "policy").is_dir():
+        return weights_of(path)
+    task = load_config(config_of(found)).task
+    if task is None or task.policy_of is None:
+        raise CheckpointError(f"{found} holds no weights; give another checkpoint, or start the run again")
+    owner = run_of(found).parent / task.policy_of
+    if is_checkpoint(path):
+        raise CheckpointError(
+            f"{path} holds no weights: they are those of {task.policy_of}; give a checkpoint of {owner}"
+        )
+    return weights_of(owner)
 
 
 def config_given(config: RunConfig | Mapping[str, Any] | None, resume: Path | str | None) -> RunConfig:

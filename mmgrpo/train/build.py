@@ -28,8 +28,9 @@ from mmgrpo.maths.schedules import SCHEDULES, WEIGHT_SCHEDULES
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy
-from mmgrpo.run.checkpoint import FOLDER, is_checkpoint, weights_of
+from mmgrpo.run.checkpoint import FOLDER, is_checkpoint
 from mmgrpo.run.processes import Job
+from mmgrpo.run.resuming import weights_at
 from mmgrpo.scoring import Gate, NamedReward, as_reward
 from mmgrpo.system.targets import is_own
 from mmgrpo.train.ema import Average
@@ -75,7 +76,7 @@ def _begun(settings: Mapping[str, Any]) -> dict[str, Any]:
     if not path.exists():
         raise ConfigError(f"policy.adapter: there is no {path}")
     is_run = (path / FOLDER).is_dir() or is_checkpoint(path)
-    return {**settings, "adapter": str(weights_of(path) if is_run else path)}
+    return {**settings, "adapter": str(weights_at(path) if is_run else path)}
 
 
 def build_rewards(configs: Sequence[RewardConfig]) -> list[NamedReward]:

@@ -1,0 +1,215 @@
+"""Tasks of a mixed run that train one policy: their rows are one batch, and the weights are there once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+import mmgrpo
+from mmgrpo import Prompt, Sample, Trainer
+from mmgrpo.config import RunConfig
+from mmgrpo.config.loading import load_config, validated
+from mmgrpo.config.parts import tasks_of
+from mmgrpo.errors import CheckpointError, ConfigError
+from mmgrpo.memory import Memory
+from mmgrpo.run.checkpoint import list_checkpoints
+from mmgrpo.run.resuming import weights_at
+from mmgrpo.scoring import NamedReward
+from mmgrpo.train.credit import Batch
+from mmgrpo.train.learn import Lesson, learn_together
+from mmgrpo.train.mixed import MixedTrainer
+from tests.policies.letters import letters
+from tests.policies.tiny_language import policy_of
+from tests.test_resuming import timeless
+from tests.test_trainer import lines, weights
+from tests.test_trainer_language import TEXTS, vowels
+
+ASKED = [Prompt(text) for text in TEXTS]
+OWN = {"rollout": {"prompts_per_step": 4, "group_size": 3}, "objective": {"divergence": "k3", "kl_beta": 0.1}}
+UPDATE = {"epochs": 2, "minibatches": 2, "lr": 1e-2, "ema": {"decay": 0.5}}
+
+
+def late(samples: Sequence[Sample]) -> list[float]:
+    return [sum(letter > "m" for letter in sample.text or "") / 4 for sample in samples]
+
+
+def shared(output: Path, *, guest: Any = None, reward: Any = vowels, resume: Path | None = None, steps: int = 3) -> Any:
+    """Two tasks that train one policy of letters, alike but for what is asked for."""
+    tasks = {"one": {**OWN, "update": UPDATE}, "other": {**OWN, "task": {"policy_of": "one"}, **(guest or {})}}
+    values = {"name": "two", "output": str(output), "steps": steps, "runtime": {"device": "cpu"}, "tasks": tasks}
+    trainer = MixedTrainer(
+        values | {"checkpoint": {"every": 1}},
+        policies={"one": letters()},
+        rewards={"one": {"vowels": vowels}, "other": {"asked": reward}},
+        prompts={"one": ASKED, "other": ASKED},
+        resume=resume,
+    )
+    trainer.train()
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def batch() -> Batch:
+    """Rows of different lengths, of four prompts, as a language model drew them."""
+    config, job = RunConfig.model_validate(OWN), mmgrpo.Job(Accelerator(cpu=True))
+    policy, rewards = policy_of("llama"), [NamedReward("vowels", vowels)]
+    told = {"setting": mmgrpo.build_setting(config, 0, Memory(), str), "job": job}
+    planner, scorer = mmgrpo.build_planner(config.rollout), mmgrpo.Scorer(rewards)
+    experience = mmgrpo.gather(
+        policy, planner, ASKED.__getitem__, scorer, plan=mmgrpo.build_plan(config, policy, 0), **told
+    )
+    verdict = mmgrpo.judge(experience, rewards, step=0, job=job)
+    found = mmgrpo.estimate(policy, experience, verdict, config.advantage, job=job)
+    length_B = torch.arange(12) % 5 + 2
+    return replace(found, rollout=found.rollout.keep(torch.arange(found.rollout.shape[1]) < length_B[:, None]))
+
+
+def part_of(batch: Batch, groups: Sequence[int]) -> Batch:
+    """The same without the rows of other groups."""
+    mine_B = torch.isin(batch.rollout.prompt_index_B, torch.tensor(groups))
+    return replace(
+        batch,
+        rollout=batch.rollout.keep(mine_B[:, None]),
+        zero_B=batch.zero_B & mine_B,
+        chosen_B=batch.chosen_B & mine_B,
+    )
+
+
+def taught(batches: Sequence[Batch], objective: Mapping[str, Any]) -> tuple[torch.Tensor, list[float]]:
+    """The weights after two updates from these batches together, and the norms of the gradients."""
+    update = {"lr": 1e-2, "eps": 1e-2, "max_grad_norm": None}  # AdamW blows up roundings of small gradients
+    config = RunConfig.model_validate({**OWN, "objective": objective, "update": update})
+    policy, job = policy_of("llama"), mmgrpo.Job(Accelerator(cpu=True))
+    made = partial(Lesson, policy, objective=mmgrpo.build_objective(config.objective), job=job)
+    optimizer = mmgrpo.optimizer_of(config, policy.trainable, job=job)
+    norms = [
+        updates[0].applied.grad_norm
+        for updates in learn_together([made(one) for one in batches], optimizer, epochs=1, minibatches=2)
+    ]
+    return torch.cat([parameter.detach().flatten() for parameter in policy.trainable]), norms
+
+
+@pytest.mark.parametrize("aggregate", ["decision_mean", "sample_mean", "group_sum"])
+def test_halves_of_the_prompts_in_two_tasks_are_all_of_them_in_one(aggregate: str, batch: Batch) -> None:
+    """Whatever the loss is a mean over: rows of 2 to 6 tokens count as they would in one batch."""
+    objective = {"aggregate": aggregate, "divergence": "k3", "kl_beta": 0.1}
+    whole, norms = taught([batch], objective)
+    halves, norms_of_halves = taught([part_of(batch, (0, 1)), part_of(batch, (2, 3))], objective)
+    assert norms_of_halves == pytest.approx(norms, rel=1e-5)
+    assert float((halves - whole).abs().max()) < 1e-6
+    first, norms_of_first = taught([part_of(batch, (0, 1))], objective)
+    assert norms_of_first[0] != pytest.approx(norms[0], rel=0.05)
+    assert float((first - whole).abs().max()) > 1e-4
+
+
+def test_the_same_task_twice_is_the_task_once(tmp_path: Path) -> None:
+    both = shared(tmp_path / "both")
+    values = {**OWN, "update": UPDATE, "steps": 3, "runtime": {"device": "cpu"}, "output": str(tmp_path / "once")}
+    once = Trainer(letters(), {"vowels": vowels}, ASKED, values)
+    once.train()
+    assert torch.equal(weights(both.tasks["one"]), weights(once))
+    assert [task.average for task in both.tasks.values()] == [both.tasks["one"].average] * 2
+    for name, reward in (("one", "vowels"), ("other", "asked")):
+        for line, alone in zip(lines(both.tasks[name]), lines(once), strict=True):
+            named = {key.replace(reward, "vowels"): value for key, value in line.items() if "time" not in key}
+            for key in ("policy/loss", "policy/loss/surrogate", "policy/loss/kl"):  # its part of the sum
+                assert named.pop(key) == pytest.approx(alone.pop(key) / 2, rel=1e-5)
+            assert named == {key: value for key, value in alone.items() if "time" not in key}
+
+
+@pytest.mark.parametrize(("weight", "share"), [(0, 0.5), (1, 1), (3, 2)])
+def test_a_weight_multiplies_the_gradient_of_a_tasks_rows(weight: float, share: float, tmp_path: Path) -> None:
+    """Of two that are alike each is half of the gradient."""
+    told = shared(tmp_path, guest={"task": {"policy_of": "one", "weight": weight}}, steps=1)
+    alone = Trainer(
+        letters(), {"vowels": vowels}, ASKED, {**OWN, "update": UPDATE, "steps": 1, "output": str(tmp_path)}
+    )
+    alone.train()
+    norms = [lines(one)[0]["optimizer/grad_norm"] for one in (told.tasks["one"], alone)]
+    assert norms[0] == pytest.approx(share * norms[1], rel=1e-5)
+
+
+def test_the_weights_are_saved_once_and_the_run_goes_on_exactly(tmp_path: Path) -> None:
+    rare = {"task": {"policy_of": "one", "every": 2, "weight": 0.5}}
+    whole = shared(tmp_path / "whole", guest=rare, reward=late, steps=4)
+    half = shared(tmp_path / "half", guest=rare, reward=late, steps=2)
+    resumed = shared(tmp_path / "half", guest=rare, reward=late, steps=4, resume=half.folder.path)
+    for name in ("one", "other"):
+        assert torch.equal(weights(resumed.tasks[name]), weights(whole.tasks[name]))
+        assert timeless(lines(resumed.tasks[name])) == timeless(lines(whole.tasks[name]))
+    assert [line["step"] for line in lines(whole.tasks["other"])] == [1] * 4 + [2] * 4
+    assert len(list((whole.folder.path / "one").rglob("letters.safetensors"))) == 2 * 3  # and the average, of 3 kept
+    assert not list((whole.folder.path / "other").rglob("*.safetensors"))
+    state = torch.load(list_checkpoints(whole.folder.path / "other")[-1] / "training.pt", weights_only=True)
+    assert state.keys() == {"memory"}
+
+
+def test_a_folder_without_weights_stands_for_those_that_it_trains(tmp_path: Path) -> None:
+    run = shared(tmp_path, steps=1).folder.path
+    newest = list_checkpoints(run / "one")[-1] / "average"
+    assert weights_at(run / "one") == weights_at(run / "other") == newest
+    with pytest.raises(CheckpointError, match=r"holds no weights: they are those of one; give a checkpoint of .*/one"):
+        weights_at(list_checkpoints(run / "other")[-1])
+    assert load_config(run / "other" / "config.yaml").update.lr == UPDATE["lr"]
+
+
+@pytest.mark.parametrize(
+    ("guest", "message"),
+    [
+        ({"task": {"policy_of": "nobody"}}, "task.policy_of: 'nobody' is no task before it; those are one"),
+        ({"update": {"lr": 1.0}}, "tasks.other: update: that follows from one, whose policy it trains; leave it out"),
+        ({"policy": {"name": "language"}}, "tasks.other: policy: that follows from one"),
+        ({"warmup": {"examples": "x", "steps": 1}}, "tasks.other: warmup: that follows from one"),
+        ({"schedules": {"update.max_grad_norm": {"name": "linear", "start": 1, "end": 2, "steps": 3}}},
+         "tasks.other: update.max_grad_norm: that follows from one"),
+        ({"task": {"weight": 2}}, "task.weight=2 weighs the rows of tasks that train one policy, and no other trains"),
+        ({"task": {"policy_of": "one", "weight": -1}}, "tasks.other: .*weight"),
+    ],
+)  # fmt: skip
+def test_what_follows_from_the_owner_is_not_said_twice(guest: dict[str, Any], message: str) -> None:
+    other = {**OWN, "task": {"policy_of": "one"}, **guest}
+    with pytest.raises(ConfigError, match=message):
+        validated({"tasks": {"one": {**OWN, "update": UPDATE}, "other": other}})
+
+
+def test_who_may_have_its_policy_of_whom() -> None:
+    tasks = {
+        "one": OWN,
+        "other": {**OWN, "task": {"policy_of": "one"}},
+        "third": {**OWN, "task": {"policy_of": "other"}},
+    }
+    with pytest.raises(ConfigError, match=r"tasks.third: task.policy_of: other has its policy of one; name that"):
+        validated({"tasks": tasks})
+    with pytest.raises(ConfigError, match=r"takes part in each 2th step .* give a multiple of 2, got 3"):
+        validated(
+            {"tasks": {"one": {**OWN, "task": {"every": 2}}, "b": {**OWN, "task": {"policy_of": "one", "every": 3}}}}
+        )
+    twice = dict.fromkeys(("one", "other"), letters())
+    with pytest.raises(ConfigError, match="policies: other trains the policy of one: give that one alone"):
+        MixedTrainer(
+            {"tasks": {name: tasks[name] for name in twice}},
+            policies=twice,
+            rewards=dict.fromkeys(twice, vowels),
+            prompts=dict.fromkeys(twice, ASKED),
+        )
+
+
+def test_an_included_file_leaves_out_what_follows(tmp_path: Path) -> None:
+    """``include: quickstart/digits-vlm`` says policy, warm-up and update, which are those of the owner then."""
+    file = tmp_path / "run.yaml"
+    text = {"tasks": {"a": {"include": "quickstart/digits-vlm"}, "b": {"include": "quickstart/digits-vlm"}}, "steps": 4}
+    text["tasks"]["a"]["update"] = {"lr": 0.5}
+    text["tasks"]["b"]["task"] = {"policy_of": "a"}
+    file.write_text(json.dumps(text))
+    first, second = tasks_of(load_config(file)).values()
+    assert (first.update, first.policy) == (second.update, second.policy)
+    assert (first.warmup is None, second.warmup is None) == (False, True)
+    assert second.rewards == first.rewards
