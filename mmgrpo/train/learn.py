@@ -159,7 +159,7 @@ def learn_together(
         in_turn: likewise.
 
     Yields:
-        tuple: an update, as each of the lessons took part in it.
+        tuple[Update, ...]: an update, as each of the lessons took part in it.
     """
     for number in range(epochs * minibatches):
         parts = [one.begin(number, epochs=epochs, minibatches=minibatches, in_turn=in_turn) for one in lessons]

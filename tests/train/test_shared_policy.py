@@ -192,7 +192,7 @@ def test_who_may_have_its_policy_of_whom() -> None:
         validated(
             {"tasks": {"one": {**OWN, "task": {"every": 2}}, "b": {**OWN, "task": {"policy_of": "one", "every": 3}}}}
         )
-    twice = dict.fromkeys(("one", "other"), letters())
+    twice: dict[str, Any] = {"one": letters(), "other": letters()}
     with pytest.raises(ConfigError, match="policies: other trains the policy of one: give that one alone"):
         MixedTrainer(
             {"tasks": {name: tasks[name] for name in twice}},
