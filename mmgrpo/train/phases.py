@@ -73,6 +73,21 @@ class Judged:
     after_N: Sequence[Sequence[tuple[int, int]]] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """What a task's rows teach in the updates of a step, and what it does of them.
+
+    Attributes:
+        lesson: what they teach.
+        updated: is told of every update.
+        learnt: is called after the last.
+    """
+
+    lesson: Lesson
+    updated: Callable[[Update], None]
+    learnt: Callable[[], None]
+
+
 class Task(Protocol):
     """What is trained by steps, each in the phases gather, judge and learn; a ``Trainer`` is one.
 
@@ -104,15 +119,9 @@ class Task(Protocol):
         """Waits for the rewards, which may go by what the tasks after it have earned."""
         ...
 
-    def teach(self, judged: Judged) -> Lesson:
-        """Begins the step's updates: what its rows teach."""
+    def teach(self, judged: Judged) -> Taught:
+        """Begins the step's updates."""
         ...
-
-    def updated(self, update: Update) -> None:
-        """Writes down one of them."""
-
-    def learnt(self, judged: Judged) -> None:
-        """After them: remembers what it saw."""
 
     def evaluate(self) -> None:
         """Judges the weights on held-out prompts, where that is due."""
@@ -125,11 +134,11 @@ def take_updates(tasks: Sequence[tuple[Task, Judged]]) -> None:
         tasks: that train one policy, the one that it is of first, with what each has to learn from.
     """
     owner, _ = tasks[0]
-    update, lessons = owner.config.update, [task.teach(judged) for task, judged in tasks]
+    update, taught = owner.config.update, [task.teach(judged) for task, judged in tasks]
     passes = {"epochs": update.epochs, "minibatches": update.minibatches, "in_turn": update.in_turn}
-    for updates in learn_together(lessons, owner.optimizer, **passes):
-        for (task, _), each in zip(tasks, updates, strict=True):
-            task.updated(each)
+    for updates in learn_together([one.lesson for one in taught], owner.optimizer, **passes):
+        for one, each in zip(taught, updates, strict=True):
+            one.updated(each)
         owner.optimizer.require_progress()
-    for task, judged in tasks:
-        task.learnt(judged)
+    for one in taught:
+        one.learnt()

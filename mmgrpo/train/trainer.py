@@ -40,10 +40,10 @@ from mmgrpo.train.following import Behind, require_told, told
 from mmgrpo.train.gather import Experience, Followed, gather
 from mmgrpo.train.judge import judge
 from mmgrpo.train.learn import Lesson, Update
-from mmgrpo.train.memory import remember, remembered, step_facts
+from mmgrpo.train.memory import Facts, remember, remembered, step_facts
 from mmgrpo.train.metrics import step_metrics, update_metrics
 from mmgrpo.train.moving import Moving
-from mmgrpo.train.phases import Gathered, Judged, Seat
+from mmgrpo.train.phases import Gathered, Judged, Seat, Taught
 from mmgrpo.train.references import move_reference, require_movable
 from mmgrpo.train.sessions import Session, Trained
 from mmgrpo.train.sources import source_metrics
@@ -213,16 +213,16 @@ class Trainer:
         shown = self.job.gather([sample.after for sample in experience.samples]) if self.behind else []
         return Judged(experience, verdict, batch, facts, metrics, [one for part in shown for one in part])
 
-    def teach(self, judged: Judged) -> Lesson:
-        """Begins the step's updates: what its rows teach."""
+    def teach(self, judged: Judged) -> Taught:
+        """Begins the step's updates."""
         self.step += 1
         self._keep(judged.experience.samples, judged.verdict.scores, judged.batch.credit)
         batch, update = judged.batch, self.config.update
-        self._account = Account(judged, num_updates=update.epochs * update.minibatches)
-        self._seat.progress.doing(f"update 1 of {self._account.num_updates}")
-        first, contexts = (self.step - 1) * self._account.num_updates, self.now.contexts
+        account = Account(judged, num_updates=update.epochs * update.minibatches)
+        self._seat.progress.doing(f"update 1 of {account.num_updates}")
+        first, contexts = (self.step - 1) * account.num_updates, self.now.contexts
         beside = self.auxiliaries.beside(self.now.config.auxiliary, batch, first, contexts)
-        return Lesson(
+        lesson = Lesson(
             self.policy,
             batch,
             self.now.objective,
@@ -231,32 +231,7 @@ class Trainer:
             before_apply=self._begin_moving,
             beside=self.critic.beside(batch, beside, step=self.step - 1) if self.critic else beside,
         )
-
-    def updated(self, update: Update) -> None:
-        """Writes down one of the step's updates."""
-        account = self._account
-        if update.applied.skipped:
-            self._name_skipped(update, account.batch)
-        measured = update_metrics(update, self.job)
-        told = {
-            **(self.critic.metrics if self.critic else {}),
-            **self.now.course.resting({**account.metrics, **measured}),
-        }
-        self._log("metrics.jsonl", account.line(self.step, update, {**measured, **told}, self.job))
-        if update.number + 1 < account.num_updates:
-            self._seat.progress.doing(f"update {update.number + 2} of {account.num_updates}")
-
-    def learnt(self, judged: Judged) -> None:
-        """After the step's updates: remembers what it saw."""
-        line = self._account.last
-        self._seat.progress.stepped(line)
-        self._heed(self.watchdog.stepped(line) if self.watchdog else [])
-        if self._owns:
-            move_reference(self.policy, self.config.reference, self.step, self.optimizer)
-        replay = self.now.planner.replay
-        memory = remember(self.session.memory, judged.facts, self.stream.learners, replay=replay)
-        self.session.memory = self.now.course.controlled(memory, line)
-        self.session.whole_step = self.step
+        return Taught(lesson, partial(self._updated, account), partial(self._learnt, account, judged.facts))
 
     def _gathered(self, prompts: StepPrompts, behind: Followed | None) -> Experience:
         """What the planner asks for at this step, drawn and handed to the rewards."""
@@ -276,6 +251,25 @@ class Trainer:
             value=partial(valued, rewards=self.now.rewards, config=self.now.config.advantage, step=step),
             on_samples=self._seat.progress.doing("rollout", num_drawn, self._seat.stopping.give_up_alone),
         )
+
+    def _updated(self, account: Account, update: Update) -> None:
+        if update.applied.skipped:
+            self._name_skipped(update, account.batch)
+        measured = update_metrics(update, self.job)
+        of_critic = self.critic.metrics if self.critic else {}
+        told = {**measured, **of_critic, **self.now.course.resting({**account.metrics, **measured})}
+        self._log("metrics.jsonl", account.line(self.step, update, told, self.job))
+        if update.number + 1 < account.num_updates:
+            self._seat.progress.doing(f"update {update.number + 2} of {account.num_updates}")
+
+    def _learnt(self, account: Account, facts: Facts) -> None:
+        self._seat.progress.stepped(account.last)
+        self._heed(self.watchdog.stepped(account.last) if self.watchdog else [])
+        if self._owns:
+            move_reference(self.policy, self.config.reference, self.step, self.optimizer)
+        memory = remember(self.session.memory, facts, self.stream.learners, replay=self.now.planner.replay)
+        self.session.memory = self.now.course.controlled(memory, account.last)
+        self.session.whole_step = self.step
 
     def _begin_moving(self) -> None:
         self.session.whole_step = None
