@@ -35,7 +35,6 @@ def _bold(pixels: Pixels) -> Pixels:
 
 EDITS: Mapping[str, Callable[[Pixels], Pixels]] = {
     "mirror the digit": lambda pixels: pixels[:, ::-1],
-    "turn the digit over": lambda pixels: pixels[::-1],
     "invert the digit": lambda pixels: -pixels,
     "move the digit left": _moved,
     "make the digit bold": _bold,
@@ -48,7 +47,7 @@ def edit_prompts() -> list[Prompt]:
     return [_asked(*row) for row in _rows(load_split().train, load_split().train_labels)]
 
 
-def held_out_edit_prompts(per_edit: int = 72) -> list[Prompt]:
+def held_out_edit_prompts(per_edit: int = 90) -> list[Prompt]:
     """Digits that are never trained on, as many for each instruction, no digit twice.
 
     Raises: DataError if there are not so many.
@@ -64,7 +63,7 @@ def held_out_edit_prompts(per_edit: int = 72) -> list[Prompt]:
 def misinstructed_edits(fraction: float = 0.5, seed: int = 0) -> list[Example]:
     """Edits of the training digits behind instructions of which some are wrong on purpose, for a low start.
 
-    ``round(fraction * N)`` instructions are redrawn uniformly, so a share of about ``1 - 0.8 * fraction`` stays right.
+    ``round(fraction * N)`` instructions are redrawn uniformly, so a share of about ``1 - 0.75 * fraction`` stays right.
 
     Raises: DataError if fraction is outside [0, 1].
     """

@@ -34,7 +34,7 @@ from transformers import (
 )
 
 WORDS = ["a", "handwritten", "digit", "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-EDIT_WORDS = ["mirror", "turn", "invert", "move", "make", "the", "digit", "over", "left", "bold"]
+EDIT_WORDS = ["mirror", "invert", "move", "make", "the", "digit", "left", "bold"]
 START, END, UNKNOWN = "<|startoftext|>", "<|endoftext|>", "<|unknown|>"
 TEXT_WIDTH = 32
 OFFSET = 4.0  # keeps AutoencoderTiny's activation, a ReLU, on its linear side

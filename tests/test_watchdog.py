@@ -208,6 +208,7 @@ class TestWhatIsTrainedOn:
             ("quickstart/arithmetic-text", ()),
             ("quickstart/digits-image", ("held_out_accuracy",)),
             ("quickstart/moving-digit-video", ("held_out_accuracy",)),
+            ("quickstart/digits-edit", ("held_out_edits",)),
             ("quickstart/digits-tokens", ("held_out_accuracy",)),
             ("recipes/qwen2.5-vl-gui", ("held_out_type",)),
             ("recipes/sd3.5-flow-grpo-fast", ("hps_v2",)),

@@ -43,7 +43,8 @@ def write_samples(
 
     Videos are MP4 files; the frames of the first ones stand below each other in ``frames.png``.
 
-    Texts come with what they answer: the prompt's pictures and sounds, each once, named by the hash of its content.
+    With a text, and with what was made of something shown, come the prompt's pictures and sounds, each once, named by
+    the hash of its content.
 
     Args:
         folder: where to; made if it is not there.
@@ -71,10 +72,12 @@ def write_samples(
             }
             explained = {name: said[row] for name, said in scores.explanations.items() if said[row] is not None}
             line |= {"explanations": explained} if explained else {}
-            if sample.text is not None:
+            if sample.text is not None or len(sample.prompt.images) or len(sample.prompt.audios):
                 if id(sample.prompt) not in prompt_facts:
                     prompt_facts[id(sample.prompt)] = _prompt_facts(sample.prompt, folder, pictures)
-                line |= prompt_facts[id(sample.prompt)] | {"finished": sample.finished}
+                line |= prompt_facts[id(sample.prompt)]
+            if sample.text is not None:
+                line["finished"] = sample.finished
                 line |= {} if sample.tokens is None else {"num_tokens": len(sample.tokens)}
                 line |= {"turns": _turns(sample)} if sample.turn_texts else {}
             if advantage_B is not None:

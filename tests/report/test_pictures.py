@@ -7,8 +7,11 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
 
+from mmgrpo.run.samples import write_samples
+from mmgrpo.types import Prompt, Sample, Scores
 from tests.report.folder import MEMBERS, PROMPTS, STEPS, pixels, sample, write_lines
 from tests.report.page import Page, decoded, render
 
@@ -145,3 +148,16 @@ def test_what_requests_showed_stands_beside_their_pictures(run: Path) -> None:
         np.testing.assert_array_equal(picture, pixels(step, request))
     assert page.texts("p", "label")[:3] == ["Shown", "Before step 0", "After step 20"]
     assert page.attributes("img")[0]["alt"] == f"shown: {PROMPTS[0]}"
+
+
+def test_the_source_of_an_edit_stands_beside_what_became_of_it(tmp_path: Path) -> None:
+    source, edited = (Image.fromarray(pixels(step, 0)) for step in (99, 20))
+    made = Sample(Prompt("mirror it", images=(source,)), 0, 0, image=edited)
+    zero = torch.zeros(1, 0)
+    scores = Scores(names=(), value_BR=zero, valid_BR=zero.bool(), weight_R=torch.ones(0))
+    folder = write_samples(tmp_path / "samples/step-000000", [made], scores)
+    page = render(tmp_path)
+    found = [np.asarray(decoded(attrs["src"]).convert("L")) for attrs in page.attributes("img")]
+    np.testing.assert_array_equal(found, [pixels(99, 0), pixels(20, 0)])
+    assert page.texts("p", "label")[0] == "Shown"
+    assert sorted(file.name for file in folder.iterdir()) == ["0000.png", "samples.jsonl"]
