@@ -18,9 +18,10 @@ from mmgrpo.data.prompts import load_prompts
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.shown import Showing, arranged
-from mmgrpo.types import Example, Given, Plan, Prompt
+from mmgrpo.types import Example, Given, Plan, Prompt, Sample
 from tests.policies.contract import sample_difference, values
 from tests.policies.tiny_policies import pipeline_of, policy_of
+from tests.tiny.picture_adapters import with_ip_adapter
 
 SEED = 3
 TEXTS = ("a red fox", "two blue squares on a table")
@@ -161,6 +162,29 @@ def test_columns_are_pictures_of_further_arguments(tmp_path: Path, as_list: bool
         in_call = policy_of("sd15-inpaint", without=without, call={"image": _picture(row), "mask_image": mask})
         known = in_call.rollout([Prompt(TEXTS[row])], group_size=2, seed=SEED, plan=Plan(prompt_ids=(row,)))
         assert sample_difference(known.samples, rollout.samples[2 * row : 2 * row + 2]) <= 1, name
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "guided"), [("sd15", False), ("sdxl", True)])
+def test_a_column_goes_to_an_ip_adapter(name: str, guided: bool) -> None:
+    def policy(**settings: Any) -> DenoisingPolicy:
+        return policy_of(name, with_ip_adapter(pipeline_of(name)), guided=guided, **settings)
+
+    def drawn(by: DenoisingPolicy, row: int, style: int = -1) -> list[Sample]:
+        asked = Prompt(TEXTS[row], columns={"style": _picture(style)} if style >= 0 else {})
+        return list(by.rollout([asked], group_size=2, seed=SEED, plan=Plan(prompt_ids=(row,))).samples)
+
+    shown = policy(pictures={"ip_adapter_image": "style"})
+    prompts = [Prompt(text, columns={"style": _picture(row)}) for row, text in enumerate(TEXTS)]
+    rollout = shown.rollout(prompts, group_size=2, seed=SEED)
+    assert shown._stage.form.showing is Showing.SHARED  # a list is one of adapters
+    assert torch.equal(values(shown, rollout), rollout.old_logprob_BT)
+    for row in (0, 1):
+        known = drawn(policy(call={"ip_adapter_image": _picture(row)}), row)
+        assert sample_difference(known, rollout.samples[2 * row : 2 * row + 2]) <= 1
+    assert sample_difference(drawn(shown, 0, style=1), rollout.samples[:2]) > 1
+    shown.pipeline.set_ip_adapter_scale(0.0)
+    assert sample_difference(drawn(shown, 0, style=1), drawn(shown, 0, style=0)) == 0
 
 
 @pytest.mark.parametrize(
