@@ -34,7 +34,7 @@ def about(trainer: Trainer) -> dict[str, Any]:
     return json.loads((trainer.folder.path / "run.json").read_text())
 
 
-def failing(at_call: int, error: BaseException | None = None) -> Any:
+def failing(at_call: int, error: BaseException | None = None, *, judge: Any = brightness) -> Any:
     """A reward that raises, or has the process told to end, at a call."""
     calls = []
 
@@ -44,7 +44,7 @@ def failing(at_call: int, error: BaseException | None = None) -> Any:
             if error is not None:
                 raise error
             os.kill(os.getpid(), signal.SIGTERM)
-        return brightness(samples)
+        return judge(samples)
 
     return reward
 

@@ -14,6 +14,7 @@ from mmgrpo.system.console import PlainConsole
 if TYPE_CHECKING:
     from mmgrpo.config import RunConfig
     from mmgrpo.policy import Policy
+    from mmgrpo.train.evaluation import Judged
     from mmgrpo.types import Prompt
 
 
@@ -42,11 +43,39 @@ def settings_of(config: str, overrides: list[str] | None, *, computes: bool = Tr
     return settings
 
 
-def single_settings_of(config: str, overrides: list[str] | None) -> RunConfig:
-    """The same, where a single run is meant. Raises ConfigError for a series and for a mixed run."""
-    from mmgrpo.config.parts import require_single
+def single_settings_of(config: str, overrides: list[str] | None, task: str | None = None) -> RunConfig:
+    """The same, where a single run is meant: of a mixed one the named task.
+
+    Raises ConfigError for a series, for a mixed run of which no task is named, and for a task that there is not.
+    """
+    return _one_of(settings_of(config, overrides), task)
+
+
+def evaluated_settings_of(config: str, overrides: list[str] | None, task: str | None) -> dict[str, RunConfig]:
+    """The same, or those of all tasks of a mixed run by their names, where there is something to evaluate.
+
+    Raises ConfigError if there is nothing, and as ``single_settings_of``.
+    """
+    from mmgrpo.config.parts import tasks_of
 
     settings = settings_of(config, overrides)
+    each = tasks_of(settings) if settings.tasks and task is None else {"": _one_of(settings, task)}
+    found = {name: one for name, one in each.items() if one.evaluation is not None}
+    if not found:
+        raise ConfigError("the configuration has no evaluation: section; say which prompts to judge")
+    return found
+
+
+def _one_of(settings: RunConfig, task: str | None) -> RunConfig:
+    from mmgrpo.config.parts import require_single, tasks_of
+
+    if settings.tasks and task is None:
+        raise ConfigError(f"this is a mixed run of {', '.join(settings.tasks)}: name one by --task")
+    if task is not None:
+        tasks = tasks_of(settings)
+        if task not in tasks:
+            raise ConfigError(f"--task {task}: there is no such task; those are {', '.join(tasks) or 'none'}")
+        settings = tasks[task]
     require_single(settings, mixed=True)
     return settings
 
@@ -134,9 +163,40 @@ def policy_of(settings: RunConfig, checkpoint: Path | None) -> Policy:
     return policy
 
 
-def weights_for(config: str, checkpoint: Path | None) -> Path | None:
-    """The checkpoint to use: the one that was asked for, else the run's that stands for the configuration."""
-    if checkpoint is None and not _is_run(config):
+def judged_by(settings: RunConfig, checkpoint: Path | None) -> Judged | None:
+    """What its evaluation says of the policy, with a run's or checkpoint's weights if one is given.
+
+    None on all processes but the main one.
+    """
+    from accelerate import Accelerator
+
+    from mmgrpo.data.prompts import load_prompts_of
+    from mmgrpo.run.processes import Job
+    from mmgrpo.scoring import Scorer
+    from mmgrpo.train.build import build_rewards, exchange_plan
+    from mmgrpo.train.evaluation import evaluate
+
+    config = settings.evaluation
+    assert config is not None
+    judges = Scorer(build_rewards(config.rewards or settings.rewards), max_failure_frac=1.0)
+    prompts = load_prompts_of(config.prompts, key="evaluation.prompts", note=settings.note)
+    policy = policy_of(settings, checkpoint)
+    return evaluate(policy, prompts, judges, config, Job(Accelerator()), plan=exchange_plan(settings))
+
+
+def weights_for(config: str, checkpoint: Path | None, task: str | None = None) -> Path | None:
+    """The checkpoint to use: the one that was asked for, else the run's that stands for the configuration.
+
+    Args:
+        config: what was given.
+        checkpoint: what was asked for; the folder of a mixed run is that of the task in it.
+        task: of a mixed run.
+
+    Returns:
+        A checkpoint or run folder.
+    """
+    path = checkpoint or (Path(config) if _is_run(config) else None)
+    if path is None:
         PlainConsole(stderr=True).say("note: the weights are as loaded, neither warmed up nor trained")
         return None
-    return checkpoint or Path(config)
+    return path / task if task and (path / task / "config.yaml").is_file() else path

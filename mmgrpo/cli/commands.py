@@ -18,7 +18,9 @@ from rich.table import Table
 
 from mmgrpo import __version__
 from mmgrpo.cli.commanded import (
+    evaluated_settings_of,
     is_series,
+    judged_by,
     policy_of,
     prompts_of,
     resumed_settings,
@@ -40,6 +42,7 @@ Config = Annotated[
     str, typer.Argument(help="a YAML file, a run folder, or a shipped name such as quickstart/digits-image")
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(help="a.b=c, laid over the file")]
+TaskOption = Annotated[str | None, typer.Option(help="of a mixed run: the task that is meant")]
 CheckpointOption = Annotated[Path | None, typer.Option(help="a run folder or checkpoint whose weights are used")]
 
 
@@ -106,6 +109,7 @@ def sample(
     prompt: Annotated[str, typer.Argument(help="what to draw or to answer")],
     overrides: Overrides = None,
     checkpoint: CheckpointOption = None,
+    task: TaskOption = None,
     out: Annotated[Path, typer.Option(help="folder for the results")] = Path("samples"),
     count: Annotated[int, typer.Option(min=1, help="how many")] = 4,
     seed: Annotated[int, typer.Option(help="seed of the draw")] = 0,
@@ -124,9 +128,9 @@ def sample(
         from mmgrpo.train.build import build_rewards, exchange_plan
         from mmgrpo.types import Prompt
 
-        settings = single_settings_of(config, overrides)
+        settings = single_settings_of(config, overrides, task)
         judges = (settings.evaluation and settings.evaluation.rewards) or settings.rewards
-        policy = policy_of(settings, weights_for(config, checkpoint))
+        policy = policy_of(settings, weights_for(config, checkpoint, task))
         columns = parsed_pairs(column or [], "--column", "label=3")
         asked = Prompt(prompt, images=tuple(map(str, image or ())), columns=columns)
         plan = exchange_plan(settings)
@@ -146,32 +150,26 @@ def evaluate(
     config: Config,
     overrides: Overrides = None,
     checkpoint: CheckpointOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print one line of JSON, for machines")] = False,
+    task: TaskOption = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one line of JSON, for machines; of a mixed run by task")
+    ] = False,
 ) -> None:
-    """Judges a run, a checkpoint or the base model on the configuration's evaluation prompts."""
+    """Judges a run, all tasks of a mixed one, a checkpoint or the base model on its evaluation prompts."""
     with _plain_errors():
-        from accelerate import Accelerator
+        from mmgrpo.train.mixed import under_task
 
-        from mmgrpo.data.prompts import load_prompts_of
-        from mmgrpo.run.processes import Job
-        from mmgrpo.scoring import Scorer
-        from mmgrpo.train.build import build_rewards, exchange_plan
-        from mmgrpo.train.evaluation import evaluate
-
-        settings = single_settings_of(config, overrides)
-        if settings.evaluation is None:
-            raise ConfigError("the configuration has no evaluation: section; say which prompts to judge")
-        judges = Scorer(build_rewards(settings.evaluation.rewards or settings.rewards), max_failure_frac=1.0)
-        prompts = load_prompts_of(settings.evaluation.prompts, key="evaluation.prompts", note=settings.note)
-        policy = policy_of(settings, weights_for(config, checkpoint))
-        job = Job(Accelerator())
-        judged = evaluate(policy, prompts, judges, settings.evaluation, job, plan=exchange_plan(settings))
-        if judged is not None and as_json:
-            sys.stdout.write(json.dumps(judged.metrics()) + "\n")
-        elif judged is not None:
-            table = Table("judge", "mean", "spread", "judged", "failed", box=None, header_style="bold")
-            for row in judged.rows():
-                table.add_row(*row)
+        table = Table("judge", "mean", "spread", "judged", "failed", box=None, header_style="bold")
+        found: dict[str, float] = {}
+        for name, settings in evaluated_settings_of(config, overrides, task).items():
+            judged = judged_by(settings, weights_for(config, checkpoint, task or name))
+            for row in judged.rows() if judged else ():
+                table.add_row(f"{name}/{row[0]}" if name else row[0], *row[1:])
+            for key, value in judged.metrics().items() if judged else ():
+                found[under_task(name, key) if name else key] = value
+        if found and as_json:
+            sys.stdout.write(json.dumps(found) + "\n")
+        elif found:
             console.print(table)
 
 
@@ -256,6 +254,7 @@ def serve_rewards(
     max_batch: Annotated[int, typer.Option(min=1, help="samples judged in one call")] = 64,
     window_ms: Annotated[float, typer.Option(min=0, help="how long a request waits for others")] = 5.0,
     max_body_mb: Annotated[int, typer.Option(min=1, help="largest request, in MiB")] = 256,
+    task: TaskOption = None,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="time that judging a request may take")] = 110.0,
 ) -> None:
     """Serves the configuration's rewards to runs elsewhere, whose reward is then named remote."""
@@ -272,7 +271,7 @@ def serve_rewards(
         limits = Limits(
             max_batch=max_batch, window_s=window_ms / 1000, max_body=max_body_mb * 2**20, score_timeout_s=timeout_s
         )
-        settings = single_settings_of(config, overrides)
+        settings = single_settings_of(config, overrides, task)
         rewards = build_rewards(settings.rewards)
         app = make_app(rewards, limits=limits, token=token_of(token_variable))
         served = ", ".join(reward.name for reward in rewards)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mmgrpo.config import PromptsConfig, RunConfig
+from mmgrpo.config import PromptsConfig, RunConfig, TaskConfig
 from mmgrpo.config.numbers import bound, named_in
 from mmgrpo.config.schedules import Course
 from mmgrpo.data.samplers import SAMPLERS, build_sampler
@@ -22,6 +22,21 @@ def prompt_rows(prompts: PromptsConfig, held_out: str) -> Iterator[tuple[str, st
         function = named_in("prompts.sampler", SAMPLERS, prompts.sampler.name)
         numbers = numbers_text(with_defaults(function, prompts.sampler.numbers))
         yield "", f"{prompts.sampler.name}: {formula_of(function)}{numbers}"
+
+
+def task_rows(task: TaskConfig | None) -> Iterator[tuple[str, str]]:
+    """How a task takes part in its mixed run; nothing of a run alone."""
+    if task is None:
+        return
+    when = f", in the first and then each {task.every}th step of it; steps are those here" if task.every > 1 else ""
+    yield "task", f"of a mixed run{when}"
+    if task.policy_of is not None:
+        yield "", f"trains the policy of {task.policy_of}, in the same updates"
+    if task.weight != 1:
+        yield "", f"its rows count {task.weight:g} times beside those of the other tasks that train the policy"
+    if task.after is not None:
+        of = "one sample" if task.compare == "sample" else "all samples of a prompt"
+        yield "", f"is shown what {task.after} has drawn; a group is what was drawn after {of}"
 
 
 def course_rows(config: RunConfig) -> Iterator[tuple[str, str]]:

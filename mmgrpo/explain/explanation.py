@@ -19,7 +19,7 @@ from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.auxiliary import auxiliary_rows
 from mmgrpo.explain.costs import cases_of, cost_rows, drawn_in_all, num_steps_of, planner_rows
-from mmgrpo.explain.course import course_rows, moving_reference_rows, prompt_rows
+from mmgrpo.explain.course import course_rows, moving_reference_rows, prompt_rows, task_rows
 from mmgrpo.explain.formulas import formula_of, with_defaults
 from mmgrpo.explain.formulas import numbers_text as _numbers
 from mmgrpo.explain.formulas import summary as _summary
@@ -84,6 +84,7 @@ def _what(config: RunConfig) -> Iterator[tuple[str, str]]:
     yield "run", f"{config.name}, seed {config.seed}"
     if config.note:
         yield "note", " ".join(config.note.split())
+    yield from task_rows(config.task)
     if config.prompts is not None:
         held_out = f"; evaluation: {config.evaluation.prompts.source}" if config.evaluation else ""
         yield from prompt_rows(config.prompts, held_out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -69,18 +70,22 @@ def evaluation_charts(evaluation: Log) -> list[Chart]:
     return [chart for chart in charts if chart]
 
 
-def reward_charts(metrics: Log) -> list[Chart]:
-    """The total reward, if it was recorded, and each reward."""
-    total = _total_chart(metrics)
-    return [*([total] if total else []), *_each_reward_charts(metrics)]
+def reward_charts(metrics: Log, tasks: Sequence[str] = ()) -> list[Chart]:
+    """The total reward, or those of the tasks of a mixed run, if they were recorded, and each reward."""
+    totals = [_total_chart(metrics, title, key) for key, title in total_rewards(tasks).items()]
+    return [*(chart for chart in totals if chart), *_each_reward_charts(metrics)]
 
 
-def _total_chart(metrics: Log) -> Chart | None:
-    band = metrics.has("reward/std")
-    note = "mean of the step's samples, band: one standard deviation either side" if band else ""
-    return draw_chart(
-        "Reward", [read_curve(metrics, "reward/mean", "mean", spread="reward/std" if band else None)], note=note
-    )
+def total_rewards(tasks: Sequence[str]) -> dict[str, str]:
+    """Key of what the rewards come to, of each task of a mixed run, -> its title."""
+    return {f"{task}/reward/mean": f"Reward of {task}" for task in tasks} or {"reward/mean": "Reward"}
+
+
+def _total_chart(metrics: Log, title: str, key: str) -> Chart | None:
+    std = key.removesuffix("mean") + "std"
+    spread = std if metrics.has(std) else None
+    note = "mean of the step's samples, band: one standard deviation either side" if spread else ""
+    return draw_chart(title, [read_curve(metrics, key, "mean", spread=spread)], note=note)
 
 
 def _each_reward_charts(metrics: Log) -> list[Chart]:

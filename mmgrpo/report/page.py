@@ -15,12 +15,13 @@ from mmgrpo.report.charts import (
     other_charts,
     policy_charts,
     reward_charts,
+    total_rewards,
     unrecorded_titles,
 )
 from mmgrpo.report.numbers import clip
 from mmgrpo.report.phases import phases
 from mmgrpo.report.pictures import pictures_of
-from mmgrpo.report.reading import by_step, mean_or_none, parse_mapping, read_log
+from mmgrpo.report.reading import by_step, by_tasks, mean_or_none, parse_mapping, read_log
 from mmgrpo.report.rendering import write_page
 from mmgrpo.report.run_files import RunFiles
 from mmgrpo.report.sample_sets import read_sample_sets
@@ -53,6 +54,8 @@ def _page(run: Path) -> dict[str, Any]:
     about, config_text = parse_mapping(files.text("run.json") or "") or {}, files.text("config.yaml")
     logs = ("metrics", "warmup", "evaluation", "alarms")
     metrics, warmup, evaluation, alarms = (read_log(files, f"{name}.jsonl") for name in logs)
+    tasks = parse_tasks(config_text)
+    evaluation = by_tasks(evaluation) if tasks else evaluation
     sample_sets, trained = read_sample_sets(files), read_sample_sets(files, "train")
     pictures = pictures_of(files, sample_sets)
     texts = texts_of(files, sample_sets, trained, media_bytes=MEDIA_BYTES // 4 if pictures else MEDIA_BYTES)
@@ -62,7 +65,7 @@ def _page(run: Path) -> dict[str, Any]:
         "name": about.get("name") or run.resolve().name,
         "folder": run.resolve().name,
         "note": parse_note(config_text),
-        "tasks": parse_tasks(config_text),
+        "tasks": tasks,
         "facts": facts(about, metrics),
         "headlines": headlines(evaluation),
         "evaluation": evaluation,
@@ -73,17 +76,17 @@ def _page(run: Path) -> dict[str, Any]:
         "sections": drawn_once(
             {
                 "evaluation": evaluation_charts(evaluation),
-                "reward": reward_charts(metrics),
+                "reward": reward_charts(metrics, tasks),
                 "completions": completion_charts(metrics),
                 "policy": policy_charts(metrics, warmup),
                 "other": other_charts(metrics),
             }
         ),
-        "has_reward": metrics.has("reward/mean"),
+        "has_reward": any(metrics.has(key) for key in total_rewards(tasks)),
         "pictures": pictures,
         "num_reduced": sum(1 for cell in pictures.cells if cell.picture and not cell.picture.exact) if pictures else 0,
         "texts": texts,
-        "unrecorded": unrecorded_titles(metrics, warmup),
+        "unrecorded": [] if tasks else unrecorded_titles(metrics, warmup),
         "phases": phases(about, metrics, warmup, evaluation),
         "forwards": mean_or_none(by_step(metrics, "count/forwards_per_sample", max).values()),
         "config_text": config_text,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, TypeGuard
 
@@ -49,6 +49,14 @@ def read_log(files: RunFiles, name: str) -> Log:
         else:
             rows.append(row)
     return Log(name, tuple(rows), num_unreadable)
+
+
+def by_tasks(log: Log) -> Log:
+    """The lines that the tasks of a mixed run wrote at a step as one; their numbers have names of their own."""
+    rows: dict[Any, dict[str, Any]] = {}
+    for number, row in enumerate(log.rows):
+        rows.setdefault(row.get("step", f"line {number}"), {}).update(row)
+    return replace(log, rows=tuple(rows.values()))
 
 
 def parse_mapping(text: str) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from mmgrpo.types import Sample, Scores
 
 MAX_SHOWN = 16
 """Samples of an evaluation that a tracker gets; the run folder keeps ``evaluation.pictures``."""
-PICTURES, TEXTS = "evaluation/pictures", "evaluation/texts"
+EVALUATION = "evaluation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class _Texts:
     rows: list[Any]
 
 
-def show(accelerator: Accelerator, step: int, samples: Sequence[Sample], scores: Scores) -> None:
+def show(accelerator: Accelerator, step: int, samples: Sequence[Sample], scores: Scores, *, task: str = "") -> None:
     """Hands an evaluation's samples to every tracker of the run.
 
     Args:
@@ -34,26 +34,28 @@ def show(accelerator: Accelerator, step: int, samples: Sequence[Sample], scores:
         step: of the run.
         samples: pictures, videos, of which the middle frame is shown, or texts.
         scores: what the judges said of them.
+        task: of a mixed run: in the names under which they are found.
     """
     if not samples or not accelerator.trackers:
         return
     drawn = [(picture, row) for row, sample in enumerate(samples) if (picture := picture_of(sample)) is not None]
     pictures, captions = [picture for picture, _ in drawn], [captions_of(scores, row) for _, row in drawn]
-    texts = _texts(samples, scores)
+    texts, under = _texts(samples, scores), f"{EVALUATION}/{task}" if task else EVALUATION
     for tracker in accelerator.trackers:
         if tracker.name == "tensorboard":
-            _in_tensorboard(tracker.tracker, step, pictures, captions, texts)
+            _in_tensorboard(tracker.tracker, under, step, pictures, captions, texts)
         elif tracker.name == "wandb":
             prompts = [samples[row].prompt.text for _, row in drawn]
             _in_wandb(
                 tracker.tracker,
+                under,
                 step,
                 pictures,
                 [", ".join([p, *c]) for p, c in zip(prompts, captions, strict=True)],
                 texts,
             )
         elif tracker.name == "trackio":
-            _in_trackio(tracker.tracker, step, pictures, captions, texts)
+            _in_trackio(tracker.tracker, under, step, pictures, captions, texts)
 
 
 def _texts(samples: Sequence[Sample], scores: Scores) -> _Texts | None:
@@ -67,37 +69,41 @@ def _texts(samples: Sequence[Sample], scores: Scores) -> _Texts | None:
 
 
 def _in_tensorboard(
-    writer: Any, step: int, pictures: list[Image.Image], captions: list[list[str]], texts: _Texts | None
+    writer: Any, under: str, step: int, pictures: list[Image.Image], captions: list[list[str]], texts: _Texts | None
 ) -> None:
     if pictures:
-        writer.add_image(PICTURES, np.asarray(contact_sheet(pictures, captions)), step, dataformats="HWC")
+        writer.add_image(f"{under}/pictures", np.asarray(contact_sheet(pictures, captions)), step, dataformats="HWC")
     if texts is not None:
         rows = [texts.columns, ["---"] * len(texts.columns), *texts.rows]
-        writer.add_text(TEXTS, "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in rows), step)
+        writer.add_text(f"{under}/texts", "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in rows), step)
     writer.flush()
 
 
-def _in_wandb(run: Any, step: int, pictures: list[Image.Image], captions: list[str], texts: _Texts | None) -> None:
+def _in_wandb(
+    run: Any, under: str, step: int, pictures: list[Image.Image], captions: list[str], texts: _Texts | None
+) -> None:
     import wandb
 
     shown: dict[str, Any] = {}
     if pictures:
-        shown[PICTURES] = [wandb.Image(one, caption=said) for one, said in zip(pictures, captions, strict=True)]
+        shown[f"{under}/pictures"] = [
+            wandb.Image(one, caption=said) for one, said in zip(pictures, captions, strict=True)
+        ]
     if texts is not None:
-        shown[TEXTS] = wandb.Table(columns=[*texts.columns], data=texts.rows, allow_mixed_types=True)
+        shown[f"{under}/texts"] = wandb.Table(columns=[*texts.columns], data=texts.rows, allow_mixed_types=True)
     run.log(shown, step=step)
 
 
 def _in_trackio(
-    run: Any, step: int, pictures: list[Image.Image], captions: list[list[str]], texts: _Texts | None
+    run: Any, under: str, step: int, pictures: list[Image.Image], captions: list[list[str]], texts: _Texts | None
 ) -> None:
     import trackio
 
     shown: dict[str, Any] = {}
     if pictures:
-        shown[PICTURES] = trackio.Image(contact_sheet(pictures, captions), caption=f"step {step}")
+        shown[f"{under}/pictures"] = trackio.Image(contact_sheet(pictures, captions), caption=f"step {step}")
     if texts is not None:
-        shown[TEXTS] = trackio.Table(columns=texts.columns, data=texts.rows)
+        shown[f"{under}/texts"] = trackio.Table(columns=texts.columns, data=texts.rows)
     run.log(shown, step=step)
 
 

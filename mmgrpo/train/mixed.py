@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -22,14 +22,16 @@ from mmgrpo.run.checkpoint import Place, fault_of, is_checkpoint, list_checkpoin
 from mmgrpo.run.folder import CONFIG, RunFolder, claim_folder, make_accelerator, start_trackers
 from mmgrpo.run.processes import Job
 from mmgrpo.run.resuming import allowed_config, changed, config_given, how_to_resume
+from mmgrpo.run.showing import show
 from mmgrpo.system.files import replace_text
 from mmgrpo.system.machine import machine
 from mmgrpo.train.build import build_policy, build_rewards
 from mmgrpo.train.following import require_told
 from mmgrpo.train.together import Together, own_step
 from mmgrpo.train.trainer import Trainer
+from mmgrpo.types import Sample, Scores
 
-LOGS = ("metrics.jsonl", "evaluation.jsonl")
+LOGS = ("metrics.jsonl", "evaluation.jsonl", "alarms.jsonl")
 """Files of the tasks whose lines stand together in the run's own."""
 
 WARMED_UP = Place(step=0, warmup_step=sys.maxsize)
@@ -223,9 +225,10 @@ class MixedFolder:
         if self._job.is_main and self._resumed is not None:
             for file in LOGS:
                 lines = [(name, line) for name, task in self._tasks.items() for line in task.folder.lines(file)]
-                lines.sort(key=lambda one: self._step(*one))
-                text = "".join(f"{json.dumps(self._named(*one))}\n" for one in lines)
-                replace_text(self.folder.path / file, text)
+                lines.sort(key=lambda one: self._step(one[0], one[1]["step"]))
+                if lines or (self.folder.path / file).exists():
+                    text = "".join(f"{json.dumps(self._named(*one))}\n" for one in lines)
+                    replace_text(self.folder.path / file, text)
 
     def log(self, name: str, file: str, line: Mapping[str, Any]) -> None:
         """A task's line among those of all, under names that begin with the task's; and to the trackers."""
@@ -235,6 +238,10 @@ class MixedFolder:
         if self._job.is_main:
             self.folder.log(file, told)
         self._job.log({key: value for key, value in told.items() if "/" in key}, told["step"])
+
+    def show(self, name: str, step: int, samples: Sequence[Sample], scores: Scores) -> None:
+        """What a task's evaluation drew, in the trackers under the task's name."""
+        show(self._job.accelerator, self._step(name, step), samples, scores, task=name)
 
     def saved(self) -> None:
         """The page is made anew."""
@@ -263,21 +270,21 @@ class MixedFolder:
         changes = {change.key: [change.before, change.after] for change in changed(before, self._config)}
         self.folder.reopen(self._config, {"changes": changes, **about}, explanation=told)
 
-    def _step(self, name: str, line: Mapping[str, Any]) -> int:
+    def _step(self, name: str, own: int) -> int:
         """The run's step at which a task took its own: the first is the run's first."""
-        own = int(line["step"])
         return own and (own - 1) * _every(self._tasks[name].config) + 1
 
     def _named(self, name: str, line: Mapping[str, Any]) -> dict[str, Any]:
         """A line with its numbers under ``TASK/...``, those of an evaluation under ``eval/TASK/...``."""
         return {
             "task": name,
-            **{_of_task(name, key): value for key, value in line.items()},
-            "step": self._step(name, line),
+            **{under_task(name, key): value for key, value in line.items()},
+            "step": self._step(name, line["step"]),
         }
 
 
-def _of_task(name: str, key: str) -> str:
+def under_task(name: str, key: str) -> str:
+    """The key of a number among those of all tasks: ``TASK/...``, of an evaluation ``eval/TASK/...``."""
     if "/" not in key:
         return key
     return f"eval/{name}/{key.removeprefix('eval/')}" if key.startswith("eval/") else f"{name}/{key}"

@@ -18,6 +18,7 @@ from mmgrpo.train.learn import Lesson, Update, learn_together
 from mmgrpo.train.memory import Facts
 from mmgrpo.train.optimizer import GuardedOptimizer
 from mmgrpo.train.sessions import Session
+from mmgrpo.types import Sample, Scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +29,14 @@ class Seat:
         progress: says how far the task is.
         stopping: what was asked for, of all tasks.
         log: takes what a task writes down, by file, beside the task's own folder.
+        show: takes what an evaluation drew, and what was said of it, at a step of the task.
         within: the folder that the task's own lies in; None: where its configuration says.
     """
 
     progress: Progress
     stopping: Stopping
     log: Callable[[str, Mapping[str, Any]], None]
+    show: Callable[[int, Sequence[Sample], Scores], None]
     within: Path | None = None
 
 

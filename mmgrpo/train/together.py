@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, final
@@ -10,8 +10,10 @@ from typing import Any, Protocol, final
 from mmgrpo.config import RunConfig, TaskConfig
 from mmgrpo.run.processes import Job
 from mmgrpo.run.progress import Progress
+from mmgrpo.run.showing import show
 from mmgrpo.run.stopping import Stopping, Terminated
 from mmgrpo.train.phases import Gathered, Judged, Seat, Task, take_updates
+from mmgrpo.types import Sample, Scores
 
 ALONE = ""
 """The name of the task of a run that has no others."""
@@ -29,6 +31,9 @@ class Whole(Protocol):
 
     def log(self, name: str, file: str, line: Mapping[str, Any]) -> None:
         """Takes what a task writes down."""
+
+    def show(self, name: str, step: int, samples: Sequence[Sample], scores: Scores) -> None:
+        """Takes what an evaluation of a task drew."""
 
     def saved(self) -> None:
         """All tasks have a checkpoint of the same step."""
@@ -112,7 +117,8 @@ class Together:
         within = self._whole.begin() if self._whole else None
         for name, task in self._tasks.items():
             log = partial(self._whole.log, name) if self._whole else self._log
-            task.begin(Seat(progress=self._progress[name], stopping=self._stopping, log=log, within=within))
+            shown = partial(self._whole.show, name) if self._whole else partial(show, self._job.accelerator)
+            task.begin(Seat(progress=self._progress[name], stopping=self._stopping, log=log, show=shown, within=within))
         if self._whole:
             self._whole.begun()
 

@@ -24,7 +24,7 @@ from mmgrpo.run.folder import RunFolder, make_accelerator
 from mmgrpo.run.processes import Job
 from mmgrpo.run.resuming import config_given, plan_resumption
 from mmgrpo.run.samples import identity
-from mmgrpo.run.showing import MAX_SHOWN, show
+from mmgrpo.run.showing import MAX_SHOWN
 from mmgrpo.run.watchdog import Alarm, Watchdog, watched
 from mmgrpo.scoring import Scorer
 from mmgrpo.train.account import Account
@@ -279,7 +279,7 @@ class Trainer:
     def _heed(self, alarms: Sequence[Alarm]) -> None:
         """Passes alarms on; one that the configuration names ends the run after this step, with a checkpoint."""
         for alarm in alarms:
-            self.folder.log("alarms.jsonl", alarm.as_line())
+            self._log("alarms.jsonl", alarm.as_line())
             self._seat.progress.alarmed(alarm)
             if self.config.watchdog and alarm.kind in self.config.watchdog.stop:
                 self._seat.stopping.stop_for(alarm.kind)
@@ -349,7 +349,7 @@ class Trainer:
             return
         line = {"step": self.step, **judged.metrics(), "time/evaluation_s": time.perf_counter() - clock}
         self.folder.save_samples(self.step, *judged.shown(config.pictures))
-        show(self.job.accelerator, self.step, *judged.shown(MAX_SHOWN))
+        self._seat.show(self.step, *judged.shown(MAX_SHOWN))
         self._log("evaluation.jsonl", line)
         progress.judged(line)
         self.session.report()

@@ -151,13 +151,13 @@ def test_a_reward_of_one_label_and_rewards_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_both_learn_and_go_on_exactly(tmp_path: Path) -> None:
-    whole = trained(tmp_path / "whole", steps=3)
+    whole = trained(tmp_path / "whole", steps=2)
     fresh = {"rewriter": rewriter(), "painter": make_policy()}
     for name, policy in fresh.items():
         before = torch.cat([p.detach().flatten() for p in policy.trainable])
         assert float((weights(whole.tasks[name]) - before).abs().max()) > 1e-4
     half = trained(tmp_path / "half", steps=1)
-    resumed = trained(tmp_path / "half", steps=3, resume=half.folder.path)
+    resumed = trained(tmp_path / "half", steps=2, resume=half.folder.path)
     for name in fresh:
         assert torch.equal(weights(resumed.tasks[name]), weights(whole.tasks[name]))
 

@@ -23,6 +23,7 @@ from mmgrpo.report.about import parse_tasks
 from mmgrpo.run.checkpoint import Place, list_checkpoints
 from mmgrpo.train.mixed import MixedTrainer
 from mmgrpo.types import Prompt, Sample
+from tests.policies.letters import letters
 from tests.policies.tiny_language import policy_of
 from tests.test_resuming import failing, timeless
 from tests.test_trainer import BASE, lines, make_policy, weights
@@ -66,6 +67,31 @@ def mixed(output: Path, *, resume: Path | None = None, rewards: Any = None, **ch
         values[key] = value
     only = {name: policy for name, policy in policies().items() if name in values["tasks"]}
     return MixedTrainer(values, policies=only, rewards={**REWARDS, **(rewards or {})}, prompts=ASKED, resume=resume)
+
+
+SPELT: dict[str, Any] = {
+    "writing": WRITING,
+    "drawing": {"rollout": {"prompts_per_step": 4, "group_size": 2}, "update": {"minibatches": 2, "lr": 0.1}},
+}
+
+
+def spelt(output: Path, *, resume: Path | None = None, reward: Any = vowels, **changes: Any) -> MixedTrainer:
+    """Two tasks that write letters, for what does not go by what is trained."""
+    values = {**copy.deepcopy(MIXED), "tasks": SPELT, "output": str(output), **changes}
+    names = list(values["tasks"])
+    return MixedTrainer(
+        values,
+        policies={name: letters() for name in names},
+        rewards={name: {"vowels": vowels if name == "writing" else reward} for name in names},
+        prompts=dict.fromkeys(names, ASKED["writing"]),
+        resume=resume,
+    )
+
+
+def spelt_alone(name: str, output: Path, **changes: Any) -> Trainer:
+    shared = {key: MIXED[key] for key in ("steps", "runtime", "checkpoint")}
+    values = {**shared, **SPELT[name], "output": str(output), **changes}
+    return finished(Trainer(letters(), {"vowels": vowels}, ASKED["writing"], values))
 
 
 def finished(trainer: Any) -> Any:
@@ -118,8 +144,8 @@ def test_each_of_two_tasks_is_the_run_it_would_be_apart(name: str, whole: MixedT
 
 
 def test_one_task_is_the_plain_run(tmp_path: Path) -> None:
-    together = finished(mixed(tmp_path / "one", tasks={"writing": WRITING}))
-    assert torch.equal(weights(together.tasks["writing"]), weights(alone("writing", tmp_path / "plain")))
+    together = finished(spelt(tmp_path / "one", tasks={"writing": WRITING}))
+    assert torch.equal(weights(together.tasks["writing"]), weights(spelt_alone("writing", tmp_path / "plain")))
 
 
 def test_the_folder_holds_the_lines_of_all_under_their_names(whole: MixedTrainer) -> None:
@@ -146,30 +172,30 @@ def test_the_folder_holds_the_lines_of_all_under_their_names(whole: MixedTrainer
 
 
 def test_a_task_takes_part_each_so_many_th_step(tmp_path: Path) -> None:
-    tasks = {**MIXED["tasks"], "drawing": {**DRAWING, "task": {"every": 2}}}
-    slow = finished(mixed(tmp_path / "mixed", tasks=tasks, steps=3))
+    tasks = {**SPELT, "drawing": {**SPELT["drawing"], "task": {"every": 2}}}
+    slow = finished(spelt(tmp_path / "mixed", tasks=tasks, steps=3))
     assert [line["step"] for line in lines(slow.tasks["drawing"])] == [1, 1, 2, 2]
     assert [line["step"] for line in lines(slow.tasks["writing"])] == [1, 2, 3]
     of_all = [json.loads(line) for line in (slow.folder.path / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["task"][0]) for line in of_all] == [
         (1, "w"), (1, "d"), (1, "d"), (2, "w"), (3, "w"), (3, "d"), (3, "d")
     ]  # fmt: skip
-    apart = alone("drawing", tmp_path / "apart", steps=2, warmup=None, evaluation=None)
+    apart = spelt_alone("drawing", tmp_path / "apart", steps=2)
     assert torch.equal(weights(slow.tasks["drawing"]), weights(apart))
-    more = finished(mixed(tmp_path / "mixed", tasks=tasks, steps=4, resume=slow.folder.path))
+    more = finished(spelt(tmp_path / "mixed", tasks=tasks, steps=4, resume=slow.folder.path))
     assert [line["step"] for line in lines(more.tasks["writing"])] == [1, 2, 3, 4]
     assert [line["step"] for line in lines(more.tasks["drawing"])] == [1, 1, 2, 2]
 
 
-def test_sigterm_gives_the_step_up_for_all(whole: MixedTrainer, tmp_path: Path) -> None:
-    """The task that is judged second is told to end, in the third step: neither has learnt from it."""
-    told = finished(mixed(tmp_path, rewards={"drawing": {"brightness": failing(7)}}))
+def test_sigterm_gives_the_step_up_for_all(tmp_path: Path) -> None:
+    """The task that is judged first is told to end, in the third step: neither has learnt from it."""
+    told = finished(spelt(tmp_path / "told", reward=failing(3, judge=vowels)))
     assert told.status == json.loads((told.folder.path / "run.json").read_text())["status"] == "terminated"
     for task in told.tasks.values():
         assert [path.name for path in list_checkpoints(task.folder.path)][-1] == "step-000002"
         assert lines(task)[-1]["step"] == 2
-    resumed = finished(mixed(tmp_path, resume=told.folder.path))
-    assert left_by(resumed.folder.path) == left_by(whole.folder.path)
+    resumed = finished(spelt(tmp_path / "told", resume=told.folder.path))
+    assert left_by(resumed.folder.path) == left_by(finished(spelt(tmp_path / "whole")).folder.path)
 
 
 @pytest.mark.nightly

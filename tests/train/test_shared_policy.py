@@ -31,6 +31,7 @@ from tests.policies.tiny_language import policy_of
 from tests.test_resuming import timeless
 from tests.test_trainer import lines, weights
 from tests.test_trainer_language import TEXTS, vowels
+from tests.train import shared_digits
 
 ASKED = [Prompt(text) for text in TEXTS]
 OWN = {"rollout": {"prompts_per_step": 4, "group_size": 3}, "objective": {"divergence": "k3", "kl_beta": 0.1}}
@@ -41,12 +42,12 @@ def late(samples: Sequence[Sample]) -> list[float]:
     return [sum(letter > "m" for letter in sample.text or "") / 4 for sample in samples]
 
 
-def shared(output: Path, *, guest: Any = None, reward: Any = vowels, resume: Path | None = None, steps: int = 3) -> Any:
+def shared(output: Path, *, guest: Any = None, reward: Any = vowels, resume: Path | None = None, steps: int = 2) -> Any:
     """Two tasks that train one policy of letters, alike but for what is asked for."""
     tasks = {"one": {**OWN, "update": UPDATE}, "other": {**OWN, "task": {"policy_of": "one"}, **(guest or {})}}
     values = {"name": "two", "output": str(output), "steps": steps, "runtime": {"device": "cpu"}, "tasks": tasks}
     trainer = MixedTrainer(
-        values | {"checkpoint": {"every": 1}},
+        values,
         policies={"one": letters()},
         rewards={"one": {"vowels": vowels}, "other": {"asked": reward}},
         prompts={"one": ASKED, "other": ASKED},
@@ -110,43 +111,47 @@ def test_halves_of_the_prompts_in_two_tasks_are_all_of_them_in_one(aggregate: st
     assert float((first - whole).abs().max()) > 1e-4
 
 
-def test_the_same_task_twice_is_the_task_once(tmp_path: Path) -> None:
-    both = shared(tmp_path / "both")
-    values = {**OWN, "update": UPDATE, "steps": 3, "runtime": {"device": "cpu"}, "output": str(tmp_path / "once")}
-    once = Trainer(letters(), {"vowels": vowels}, ASKED, values)
-    once.train()
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    """One of the two by itself."""
+    values = {**OWN, "update": UPDATE, "steps": 2, "runtime": {"device": "cpu"}}
+    trainer = Trainer(letters(), {"vowels": vowels}, ASKED, values | {"output": str(tmp_path_factory.mktemp("once"))})
+    trainer.train()
+    return trainer
+
+
+def test_the_same_task_twice_is_the_task_once(once: Trainer, tmp_path: Path) -> None:
+    both = shared(tmp_path)
     assert torch.equal(weights(both.tasks["one"]), weights(once))
     assert [task.average for task in both.tasks.values()] == [both.tasks["one"].average] * 2
     for name, reward in (("one", "vowels"), ("other", "asked")):
-        for line, alone in zip(lines(both.tasks[name]), lines(once), strict=True):
+        for line, alone in zip(lines(both.tasks[name]), timeless(lines(once)), strict=True):
             named = {key.replace(reward, "vowels"): value for key, value in line.items() if "time" not in key}
             for key in ("policy/loss", "policy/loss/surrogate", "policy/loss/kl"):  # its part of the sum
                 assert named.pop(key) == pytest.approx(alone.pop(key) / 2, rel=1e-5)
             assert named == {key: value for key, value in alone.items() if "time" not in key}
 
 
-@pytest.mark.parametrize(("weight", "share"), [(0, 0.5), (1, 1), (3, 2)])
-def test_a_weight_multiplies_the_gradient_of_a_tasks_rows(weight: float, share: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("weight", "share"), [(0, 0.5), (3, 2)])
+def test_a_weight_multiplies_the_gradient_of_a_tasks_rows(
+    weight: float, share: float, once: Trainer, tmp_path: Path
+) -> None:
     """Of two that are alike each is half of the gradient."""
     told = shared(tmp_path, guest={"task": {"policy_of": "one", "weight": weight}}, steps=1)
-    alone = Trainer(
-        letters(), {"vowels": vowels}, ASKED, {**OWN, "update": UPDATE, "steps": 1, "output": str(tmp_path)}
-    )
-    alone.train()
-    norms = [lines(one)[0]["optimizer/grad_norm"] for one in (told.tasks["one"], alone)]
+    norms = [lines(one)[0]["optimizer/grad_norm"] for one in (told.tasks["one"], once)]
     assert norms[0] == pytest.approx(share * norms[1], rel=1e-5)
 
 
 def test_the_weights_are_saved_once_and_the_run_goes_on_exactly(tmp_path: Path) -> None:
     rare = {"task": {"policy_of": "one", "every": 2, "weight": 0.5}}
-    whole = shared(tmp_path / "whole", guest=rare, reward=late, steps=4)
+    whole = shared(tmp_path / "whole", guest=rare, reward=late, steps=3)
     half = shared(tmp_path / "half", guest=rare, reward=late, steps=2)
-    resumed = shared(tmp_path / "half", guest=rare, reward=late, steps=4, resume=half.folder.path)
+    resumed = shared(tmp_path / "half", guest=rare, reward=late, steps=3, resume=half.folder.path)
     for name in ("one", "other"):
         assert torch.equal(weights(resumed.tasks[name]), weights(whole.tasks[name]))
         assert timeless(lines(resumed.tasks[name])) == timeless(lines(whole.tasks[name]))
     assert [line["step"] for line in lines(whole.tasks["other"])] == [1] * 4 + [2] * 4
-    assert len(list((whole.folder.path / "one").rglob("letters.safetensors"))) == 2 * 3  # and the average, of 3 kept
+    assert len(list((whole.folder.path / "one").rglob("letters.safetensors"))) == 2  # with the average
     assert not list((whole.folder.path / "other").rglob("*.safetensors"))
     state = torch.load(list_checkpoints(whole.folder.path / "other")[-1] / "training.pt", weights_only=True)
     assert state.keys() == {"memory"}
@@ -213,3 +218,33 @@ def test_an_included_file_leaves_out_what_follows(tmp_path: Path) -> None:
     assert (first.update, first.policy) == (second.update, second.policy)
     assert (first.warmup is None, second.warmup is None) == (False, True)
     assert second.rewards == first.rewards
+
+
+def test_an_alarm_of_one_task_ends_the_run_for_all(tmp_path: Path) -> None:
+    """At a step that is whole for both, from which the run goes on."""
+    watched = {"watchdog": {"window": 2, "dead_groups": 0.5, "stop": ["dead_groups"]}}
+    told = shared(tmp_path, guest=watched, reward=lambda samples: [1.0] * len(samples), steps=4)
+    assert (
+        told.status
+        == json.loads((told.folder.path / "run.json").read_text())["status"]
+        == "stopped by the alarm dead_groups"
+    )
+    assert told.step == 2
+    for task in told.tasks.values():
+        assert [one.name for one in list_checkpoints(task.folder.path)] == ["step-000002"]
+
+
+@pytest.mark.nightly
+def test_a_vision_language_model_learns_to_read_and_to_compare(tmp_path: Path) -> None:
+    """One model, one optimiser: digits in pictures, and the largest of three that are written."""
+    file = tmp_path / "run.yaml"
+    file.write_text(json.dumps(shared_digits.CONFIG | {"steps": 20, "output": str(tmp_path)}))
+    trainer = MixedTrainer(load_config(file))
+    trainer.train()
+    before, *_, after = zip(*(lines(task, "evaluation.jsonl") for task in trainer.tasks.values()), strict=True)
+    score = "eval/held_out_accuracy/mean"
+    reading, largest = [(first[score], last[score]) for first, last in zip(before, after, strict=True)]
+    assert reading[0] < 0.6
+    assert reading[1] > reading[0] + 0.2
+    assert largest[0] < 0.8
+    assert largest[1] > largest[0] + 0.15

@@ -1,0 +1,122 @@
+"""What the commands make of a mixed run, and what its trackers are given."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.test_cli import call
+
+SMALL: dict[str, Any] = {
+    "include": "quickstart/arithmetic-text",
+    "rollout": {"prompts_per_step": 2, "group_size": 4},
+    "evaluation": {"prompts": {"limit": 6}, "every": 1},
+}
+WARM = {"examples": {"name": "careless_sums", "fraction": 0.7}, "steps": 2, "batch_size": 4}
+CONFIG: dict[str, Any] = {
+    "name": "mixed",
+    "steps": 3,
+    "runtime": {"device": "cpu"},
+    "tracking": {"trackers": ["tensorboard"]},
+    "tasks": {
+        "sums": {**SMALL, "warmup": WARM},
+        "more": {**SMALL, "task": {"policy_of": "sums", "every": 2}, "watchdog": {"window": 2, "dead_groups": 1e-9}},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two tasks, as the command line trains it."""
+    output = tmp_path_factory.mktemp("runs")
+    (output / "run.yaml").write_text(yaml.safe_dump(CONFIG, sort_keys=False))
+    result = call("train", str(output / "run.yaml"), f"output={output}")
+    assert result.exit_code == 0, result.output
+    return output / "mixed"
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_trackers_get_the_numbers_and_texts_of_each_task_under_its_name(run: Path) -> None:
+    """At the steps of the run: the second task takes part in the first and the third."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    file = min(run.rglob("*tfevents*"), key=lambda path: len(path.parts))
+    events = EventAccumulator(str(file.parent), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+    for task, steps in (("sums", [1, 1, 2, 2, 3, 3]), ("more", [1, 1, 3, 3])):
+        told = events.Scalars(f"{task}/reward/mean")
+        assert [one.step for one in told] == steps
+        own = [row["reward/mean"] for row in rows(run / task / "metrics.jsonl")]
+        assert [one.value for one in told] == pytest.approx(own)
+        judged = [0, *dict.fromkeys(steps)]
+        assert [one.step for one in events.Scalars(f"eval/{task}/held_out_accuracy/mean")] == judged
+        texts = events.Tensors(f"evaluation/{task}/texts/text_summary")
+        assert [one.step for one in texts] == judged
+        assert texts[0].tensor_proto.string_val[0].decode().startswith("| prompt | text | held_out_accuracy |")
+
+
+def test_evaluate_judges_all_tasks_or_the_named_one(run: Path) -> None:
+    """The second task has its weights of the first."""
+    found = json.loads(call("evaluate", str(run), "--json").stdout)
+    last = {task: rows(run / task / "evaluation.jsonl")[-1] for task in ("sums", "more")}
+    for task, row in last.items():
+        mean = row["eval/held_out_accuracy/mean"]
+        assert found[f"eval/{task}/held_out_accuracy/mean"] == mean
+        named = json.loads(call("evaluate", str(run), "--task", task, "--json").stdout)
+        of_folder = json.loads(call("evaluate", str(run / task), "--json").stdout)
+        assert named == of_folder
+        assert named["eval/held_out_accuracy/mean"] == mean
+
+
+def test_sample_wants_to_know_which_task(run: Path, tmp_path: Path) -> None:
+    asked = ("sample", str(run), "12+13=", "--out", str(tmp_path))
+    assert "this is a mixed run of sums, more: name one by --task" in call(*asked).output
+    assert "--task less: there is no such task; those are sums, more" in call(*asked, "--task", "less").output
+    told = call(*asked, "--task", "more")
+    assert told.exit_code == 0, told.output
+    assert told.stdout == call("sample", str(run / "sums"), "12+13=", "--out", str(tmp_path)).stdout
+    file = str(run.parent / "run.yaml")
+    of_file = call("sample", file, "12+13=", "--out", str(tmp_path), "--task", "more", "--checkpoint", str(run))
+    assert of_file.stdout == told.stdout
+
+
+def test_explain_says_how_each_takes_part(run: Path) -> None:
+    said = " ".join(call("explain", str(run)).stdout.split())
+    assert "task of a mixed run prompts" in said
+    assert "in the first and then each 2th step of it; steps are those here trains the policy of sums" in said
+
+
+def test_a_run_that_is_done_says_so_and_one_task_does_not_go_on_alone(run: Path) -> None:
+    done = call("train", "--resume", str(run))
+    assert done.exit_code == 0
+    assert f"nothing to do: {run} stands at step 3 of 3" in done.output
+    alone = call("train", "--resume", str(run / "more"))
+    assert alone.exit_code == 2
+    assert "more is a task of a mixed run, which goes on as a whole" in alone.output
+
+
+def test_alarms_are_of_the_task_that_watches(run: Path) -> None:
+    """Of the task's own second step, the third of the run."""
+    (alarm,) = rows(run / "more" / "alarms.jsonl")
+    assert (alarm["step"], alarm["kind"]) == (2, "dead_groups")
+    assert rows(run / "alarms.jsonl") == [{"task": "more", **alarm, "step": 3}]
+    assert not (run / "sums" / "alarms.jsonl").exists()
+
+
+def test_the_page_shows_what_there_is_of_all_tasks(run: Path) -> None:
+    page = " ".join(re.sub("<[^>]+>", " ", (run / "report.html").read_text()).split())
+    assert "Alarms step alarm what was seen the knob to turn 3 dead_groups" in page
+    assert "Reward of sums" in page
+    assert "Reward of more" in page
+    assert "Before and after" not in page
+    assert "Mean reward: not recorded" not in page
+    last = [rows(run / task / "evaluation.jsonl")[-1]["eval/held_out_accuracy/mean"] for task in ("sums", "more")]
+    assert "The numbers step sums/held_out_accuracy more/held_out_accuracy 0 " in page
+    assert f" 3 {last[0]:.3f} {last[1]:.3f} " in page
