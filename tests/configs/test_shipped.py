@@ -188,7 +188,9 @@ class Steps(Scheduled):
 
 
 @pytest.mark.parametrize("method", WRITING)
-@pytest.mark.parametrize("model", WRITING_MODELS)
+@pytest.mark.parametrize(
+    "model", [pytest.param(name, marks=pytest.mark.nightly if n else ()) for n, name in enumerate(WRITING_MODELS)]
+)
 def test_every_method_of_any_kind_lies_over_every_language_model(model: str, method: str, tmp_path: Path) -> None:
     config = over(model, method, tmp_path)
     resolved = yaml.safe_load(dump_config(config))

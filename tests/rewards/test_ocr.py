@@ -144,6 +144,7 @@ def test_engines_read_what_is_written(engine: str) -> None:
     assert dict(zip(PICTURES, found, strict=True)) == dict(zip(PICTURES, map(pytest.approx, expected), strict=True))
 
 
+@pytest.mark.nightly
 def test_rapidocr_reads_text_on_its_side_and_head() -> None:
     turned = [drew(lettered("Hello", 48, 192, 128, turned), '"Hello"') for turned in (90, 180, 270)]
     assert values_of(OcrAccuracy(), *turned) == [1, 1, 1]
@@ -169,6 +170,7 @@ def test_lines_are_drawn_where_they_stand(engine: str) -> None:
     assert x - 2 <= left < right <= beyond_x + 2
 
 
+@pytest.mark.nightly
 def test_one_engine_serves_several_threads() -> None:
     reward = OcrAccuracy()
     words = ("Alpha", "Bravo", "Gamma", "Delta")
