@@ -9,6 +9,7 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: the garbage collector need not look through it again and again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_sessionfinish() -> None:
