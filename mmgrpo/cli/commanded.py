@@ -12,6 +12,8 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.system.console import PlainConsole
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from mmgrpo.config import RunConfig
     from mmgrpo.policy import Policy
     from mmgrpo.train.evaluation import Judged
@@ -166,7 +168,8 @@ def policy_of(settings: RunConfig, checkpoint: Path | None) -> Policy:
 def judged_by(settings: RunConfig, checkpoint: Path | None) -> Judged | None:
     """What its evaluation says of the policy, with a run's or checkpoint's weights if one is given.
 
-    None on all processes but the main one.
+    A task that is after another draws what that one, at the same checkpoint, would have shown it. None on all processes
+    but the main one.
     """
     from accelerate import Accelerator
 
@@ -180,8 +183,24 @@ def judged_by(settings: RunConfig, checkpoint: Path | None) -> Judged | None:
     assert config is not None
     judges = Scorer(build_rewards(config.rewards or settings.rewards), max_failure_frac=1.0)
     prompts = load_prompts_of(config.prompts, key="evaluation.prompts", note=settings.note)
-    policy = policy_of(settings, checkpoint)
-    return evaluate(policy, prompts, judges, config, Job(Accelerator()), plan=exchange_plan(settings))
+    policy, plan = policy_of(settings, checkpoint), exchange_plan(settings)
+    return evaluate(
+        policy, prompts, judges, config, Job(Accelerator()), plan=plan, show=_shown_by(settings, checkpoint)
+    )
+
+
+def _shown_by(settings: RunConfig, checkpoint: Path | None) -> Callable[[Sequence[Prompt]], list[Prompt]] | None:
+    """Prompts as the task before shows them, of one that is after another."""
+    from mmgrpo.config.loading import load_config
+    from mmgrpo.run.checkpoint import is_checkpoint
+    from mmgrpo.run.resuming import config_of, run_of
+    from mmgrpo.train.following import Behind
+
+    if settings.task is None or settings.task.after is None or checkpoint is None:
+        return None
+    leader = run_of(checkpoint).parent / settings.task.after
+    at = leader / "checkpoints" / checkpoint.name if is_checkpoint(checkpoint) else leader
+    return Behind(policy_of(load_config(config_of(leader)), at), settings.task).show
 
 
 def weights_for(config: str, checkpoint: Path | None, task: str | None = None) -> Path | None:

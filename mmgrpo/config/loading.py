@@ -60,8 +60,16 @@ def load_config(
     for name in laid_over:
         merged = _over(merged, read_layers(find_config(name), published=published))
     for key, value in given.items():
+        _require_task(merged, key)
         set_value(merged, key.split("."), value)
     return validated(merged)
+
+
+def _require_task(values: Mapping[str, Any], key: str) -> None:
+    """Raises ConfigError for an override of a task that there is not, which would begin another one."""
+    tasks, (section, *names) = values.get("tasks"), key.split(".")
+    if section == "tasks" and len(names) > 1 and isinstance(tasks, Mapping) and names[0] not in tasks:
+        raise ConfigError(f"{key}: there is no task {names[0]!r}{suggestion(names[0], [*tasks])}")
 
 
 def validated(values: Mapping[str, Any]) -> RunConfig:

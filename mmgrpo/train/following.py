@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from mmgrpo.config import TaskConfig
 from mmgrpo.config.numbers import bound
@@ -26,18 +26,6 @@ from mmgrpo.train.phases import Gathered, Judged
 from mmgrpo.types import Plan, Prompt
 
 
-class Leader(Protocol):
-    """What draws the samples: a trainer.
-
-    Attributes:
-        policy: its policy.
-        average: of its weights, if one is kept.
-    """
-
-    policy: Policy
-    average: Average | None
-
-
 @final
 class Behind:
     """How a task is after another.
@@ -46,17 +34,19 @@ class Behind:
         contexts: how it is shown a sample of the other, by the name that its requests have for it.
     """
 
-    def __init__(self, leader: Leader, config: TaskConfig) -> None:
+    def __init__(self, leader: Policy, config: TaskConfig, average: Average | None = None) -> None:
         """Makes the context.
 
         Args:
-            leader: whose samples are shown.
+            leader: the policy whose samples are shown.
             config: of the task that is after it.
+            average: of its weights, if one is kept.
 
         Raises:
             ConfigError: there is no such context, or its settings are wrong.
         """
         self._leader = leader
+        self._average = average
         self._config = config
         self.contexts = {FOLLOWED: bound("task.context", CONTEXTS, config.context)()}
 
@@ -74,8 +64,8 @@ class Behind:
     def show(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Held-out prompts as the other would have them shown, without noise; as they are where it shows nothing."""
         plan = Plan(stochastic=(), prompt_ids=tuple(range(len(prompts))))
-        with self._leader.average.applied() if self._leader.average else nullcontext():
-            written = self._leader.policy.rollout(prompts, group_size=1, seed=0, plan=plan).samples
+        with self._average.applied() if self._average else nullcontext():
+            written = self._leader.rollout(prompts, group_size=1, seed=0, plan=plan).samples
         context = self.contexts[FOLLOWED]
         shown = {one.group: context(prompts[one.group], 0, History(samples=[one])) for one in written}
         return [shown[group] or prompt for group, prompt in enumerate(prompts)]

@@ -97,7 +97,8 @@ class Trainer:
         if before is None:
             require_told("", [reward.function for reward in self.rewards], {})
         task = self.config.task or TaskConfig()
-        self.behind = Behind(before[task.after], task) if before and task.after else None
+        leader = before[task.after] if before and task.after else None
+        self.behind = Behind(leader.policy, task, leader.average) if leader else None
         owner = before[task.policy_of] if before and task.policy_of else None
         device = self.config.runtime.device or self.job.accelerator.device
         self.policy = policy = policy_of(policy, self.config, device)

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -254,9 +255,10 @@ def exact(output: Path, size: int) -> dict[str, torch.Tensor]:
 
 SCRIPT = """
 import os, sys
+from importlib import import_module
 from pathlib import Path
 import torch
-from tests.train.test_following import exact
+exact = import_module(sys.argv[3]).exact
 found = exact(Path(sys.argv[1]), 2)
 if os.environ["RANK"] == "0":
     torch.save(found, sys.argv[2])
@@ -264,14 +266,15 @@ if os.environ["RANK"] == "0":
 
 
 @pytest.mark.nightly
-def test_two_processes_make_the_updates_of_one(tmp_path: Path) -> None:
-    """Each draws the pictures of its own rewritings, and the credit of all is the same on both."""
+@pytest.mark.parametrize("module", ["tests.train.test_following", "tests.train.test_shared_policy"])
+def test_two_processes_make_the_updates_of_one(module: str, tmp_path: Path) -> None:
+    """Each draws the pictures of its own rewritings, or some rows of both tasks, and the credit is the same on both."""
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
-    command += [str(tmp_path / "script.py"), str(tmp_path / "two"), str(tmp_path / "found.pt")]
+    command += [str(tmp_path / "script.py"), str(tmp_path / "two"), str(tmp_path / "found.pt"), module]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
     done = subprocess.run(command, env=environment, timeout=800, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
-    two, one = torch.load(tmp_path / "found.pt"), exact(tmp_path / "one", 1)
+    two, one = torch.load(tmp_path / "found.pt"), import_module(module).exact(tmp_path / "one", 1)
     for name, found in one.items():
         assert float((found - two[name]).abs().max()) < 1e-6

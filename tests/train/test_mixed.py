@@ -266,6 +266,11 @@ def test_wrong_tasks_are_said_by_name(values: dict[str, Any], message: str) -> N
         validated(values)
 
 
+def test_an_override_of_no_task_begins_none() -> None:
+    with pytest.raises(ConfigError, match=r"tasks.sum.update.lr: there is no task 'sum'.*sums"):
+        load_config("quickstart/digits-mixed", ["tasks.sum.update.lr=0.5"])
+
+
 def test_tasks_include_files_and_have_what_the_run_says_for_all() -> None:
     config = load_config("quickstart/digits-mixed", ["tasks.sums.update.lr=0.5", "steps=8", "seed=3"])
     tasks = tasks_of(config)

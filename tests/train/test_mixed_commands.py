@@ -120,3 +120,17 @@ def test_the_page_shows_what_there_is_of_all_tasks(run: Path) -> None:
     last = [rows(run / task / "evaluation.jsonl")[-1]["eval/held_out_accuracy/mean"] for task in ("sums", "more")]
     assert "The numbers step sums/held_out_accuracy more/held_out_accuracy 0 " in page
     assert f" 3 {last[0]:.3f} {last[1]:.3f} " in page
+
+
+@pytest.mark.nightly
+def test_evaluate_draws_what_the_task_before_would_have_shown(tmp_path: Path) -> None:
+    small = ["tasks.rewriter.warmup.steps=20", "tasks.painter.warmup.steps=20", "checkpoint.every=1", "steps=2"]
+    small += ["tasks.painter.evaluation.samples_per_prompt=1", "tasks.painter.evaluation.every=1"]
+    assert call("train", "quickstart/digits-rewritten", *small, f"output={tmp_path}").exit_code == 0
+    run = tmp_path / "digits-rewritten"
+    _, first, last = rows(run / "painter" / "evaluation.jsonl")
+    of_run = json.loads(call("evaluate", str(run), "--json").stdout)
+    of_first = json.loads(call("evaluate", str(run / "painter/checkpoints/step-000001"), "--json").stdout)
+    for name in ("recall", "spread"):
+        assert of_run[f"eval/painter/{name}/mean"] == last[f"eval/{name}/mean"] != first[f"eval/{name}/mean"]
+        assert of_first[f"eval/{name}/mean"] == first[f"eval/{name}/mean"]

@@ -27,10 +27,13 @@ from mmgrpo.train.credit import Batch
 from mmgrpo.train.learn import Lesson, learn_together
 from mmgrpo.train.mixed import MixedTrainer
 from tests.policies.letters import letters
+from tests.policies.test_unified import PROMPTS
+from tests.policies.test_unified import policy_of as unified
 from tests.policies.tiny_language import policy_of
 from tests.test_resuming import timeless
 from tests.test_trainer import lines, weights
 from tests.test_trainer_language import TEXTS, vowels
+from tests.tiny.language_models import make
 from tests.train import shared_digits
 
 ASKED = [Prompt(text) for text in TEXTS]
@@ -232,6 +235,61 @@ def test_an_alarm_of_one_task_ends_the_run_for_all(tmp_path: Path) -> None:
     assert told.step == 2
     for task in told.tasks.values():
         assert [one.name for one in list_checkpoints(task.folder.path)] == ["step-000002"]
+
+
+def exact(output: Path, size: int) -> dict[str, torch.Tensor]:
+    """The weights at the end, for a job of so many processes."""
+    trainer = shared(output, reward=late)
+    trainer.job.wait()
+    assert trainer.job.size == size
+    return {"one": weights(trainer.tasks["one"])}
+
+
+def test_a_task_may_draw_by_settings_of_its_own(tmp_path: Path) -> None:
+    """Two tokens where the owner has seven, in updates of both."""
+    size = {"rollout": {"prompts_per_step": 2, "group_size": 2}}
+    named = {"name": "language", "model": "python:tests.train.test_shared_policy:tiny"}
+    short = {"task": {"policy_of": "one"}, "stages": [{"set": {"policy.max_new_tokens": 2}}]}
+    tasks = {"one": {**size, "policy": {**named, "max_new_tokens": 7}}, "other": {**size, **short}}
+    trainer = MixedTrainer(
+        {"steps": 1, "runtime": {"device": "cpu"}, "output": str(tmp_path), "tasks": tasks},
+        rewards=dict.fromkeys(tasks, vowels),
+        prompts=dict.fromkeys(tasks, ASKED),
+    )
+    trainer.train()
+    lengths = [lines(task)[0]["completions/max_length"] for task in trainer.tasks.values()]
+    assert lengths[0] > 2 == lengths[1]
+    gaps = [lines(task)[0]["policy/on_policy_gap"] for task in trainer.tasks.values()]
+    assert max(gaps) < 1e-5
+
+
+def tiny() -> Any:
+    """The model of a policy by its name in a configuration."""
+    return make("llama")
+
+
+def test_a_model_that_writes_and_draws_is_one_policy_of_two_tasks(tmp_path: Path) -> None:
+    """Texts are rewarded as texts and pictures as pictures, and an update moves the heads of both."""
+    own = {"rollout": {"prompts_per_step": 1, "group_size": 4}}
+    tasks = {"writes": {**own, "update": {"lr": 1e-3}}, "draws": {**own, "task": {"policy_of": "writes"}}}
+    policy, seen = unified(), {"writes": set[tuple[bool, bool]](), "draws": set[tuple[bool, bool]]()}
+
+    def judge(task: str, samples: Sequence[Sample]) -> list[float]:
+        seen[task] |= {(one.text is None, one.image is None) for one in samples}
+        return [sum(one.tokens or ()) % 7 for one in samples]
+
+    before = {name: weight.detach().clone() for name, weight in policy.draw.model.named_parameters()}
+    trainer = MixedTrainer(
+        {"steps": 1, "runtime": {"device": "cpu"}, "output": str(tmp_path), "tasks": tasks},
+        policies={"writes": policy},
+        rewards={task: {"low": partial(judge, task)} for task in tasks},
+        prompts={"writes": PROMPTS[1:], "draws": PROMPTS[:1]},
+    )
+    trainer.train()
+    assert seen == {"writes": {(False, True)}, "draws": {(True, False)}}
+    after = dict(policy.draw.model.named_parameters())
+    for name in ("lm_head.weight", "model.generation_head.vision_head.weight"):
+        assert not torch.equal(before[name], after[name])
 
 
 @pytest.mark.nightly
