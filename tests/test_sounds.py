@@ -286,11 +286,15 @@ class TestServing:
     @pytest.mark.parametrize(
         ("change", "said"),
         [
-            ({"values": "AAA"}, "no .channels, samples. of float32"),
-            ({"channels": 3}, "no .channels, samples. of float32"),
+            ({"values": "AAA"}, "no float32 in base64 of its shape"),
+            ({"shape": [3, 1]}, "no float32 in base64 of its shape"),
+            ({"shape": [4000]}, "must be .channels, samples."),
             ({"sampling_rate": -1}, "Audio.sampling_rate must be"),
             ({"tensor": "7"}, "there is no tensor '7'"),
-            ({"values": base64.b64encode(np.full(4, np.nan, "<f4").tobytes()).decode()}, "from -1 to 1"),
+            (
+                {"shape": [1, 4], "values": base64.b64encode(np.full(4, np.nan, "<f4").tobytes()).decode()},
+                "from -1 to 1",
+            ),
         ],
     )
     def test_what_is_no_sound_is_refused(self, change: dict[str, Any], said: str) -> None:

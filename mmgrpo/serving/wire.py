@@ -27,8 +27,10 @@ from mmgrpo.serving.wire_media import (
     Picture,
     Video,
     WireAudio,
+    WireValues,
     packed_picture,
     packed_sound,
+    packed_values,
     packed_video,
 )
 from mmgrpo.serving.wire_media import MIN_PIXELS as MIN_PIXELS
@@ -82,6 +84,8 @@ class WireSample(BaseModel):
     image: Picture | None = None
     video: Video | None = None
     audio: WireAudio | None = None
+    frame_rate: float | None = None
+    array: WireValues | None = None
     tokens: list[int] | None = None
     finished: bool = True
     logprob: float | None = None
@@ -240,8 +244,6 @@ def _packed_prompt(prompt: Prompt, columns: Sequence[str] | None, tensors: dict[
 
 
 def _packed_sample(sample: Sample, prompt: int, tensors: dict[str, Array] | None) -> dict[str, Any]:
-    if sample.array is not None:
-        raise DataError("samples that are arrays (embeddings, say) do not travel to a reward server: judge them here")
     return {
         "prompt": prompt,
         "group": sample.group,
@@ -250,6 +252,8 @@ def _packed_sample(sample: Sample, prompt: int, tensors: dict[str, Array] | None
         "image": None if sample.image is None else packed_picture(sample.image, tensors),
         "video": None if sample.video is None else packed_video(sample.video, tensors),
         "audio": None if sample.audio is None else packed_sound(sample.audio, tensors),
+        "frame_rate": sample.frame_rate,
+        "array": None if sample.array is None else packed_values(sample.array, tensors),
         "tokens": None if sample.tokens is None else [int(token) for token in sample.tokens],
         "finished": sample.finished,
         "logprob": sample.logprob,
@@ -273,7 +277,9 @@ def _opened_safetensors(body: bytes) -> tuple[bytes, Mapping[str, Array]]:
         raise DataError(f"no safetensors file with metadata 'request': {type(error).__name__}: {error}") from None
     wrong = [name for name, tensor in tensors.items() if tensor.dtype not in DTYPES]
     if wrong:
-        raise DataError(f"tensors must be uint8, or float32 of sounds; {wrong[0][:80]!r} is {tensors[wrong[0]].dtype}")
+        raise DataError(
+            f"tensors must be uint8, or float32 of sounds and arrays; {wrong[0][:80]!r} is {tensors[wrong[0]].dtype}"
+        )
     return document, tensors
 
 
@@ -309,6 +315,8 @@ class _Reader(NamedTuple):
             image=None if sample.image is None else self.media.picture(sample.image),
             video=None if sample.video is None else self.media.video(sample.video),
             audio=None if sample.audio is None else self.media.sound(sample.audio),
+            frame_rate=sample.frame_rate,
+            array=None if sample.array is None else self.media.values(sample.array),
             tokens=sample.tokens,
             finished=sample.finished,
             logprob=sample.logprob,

@@ -1,4 +1,4 @@
-"""Pictures, videos and sounds as bytes: named tensors of a safetensors file, or texts in a JSON document.
+"""Pictures, videos, sounds and arrays as bytes: named tensors of a safetensors file, or texts in a JSON document.
 
 Axes: H height, W width, C channels, T frames, N samples.
 """
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from pydantic import BaseModel, ConfigDict
+from torch import Tensor
 
 from mmgrpo.data.media import UNREADABLE
 from mmgrpo.errors import DataError
@@ -24,7 +25,7 @@ from mmgrpo.samples import Audio
 MIN_PIXELS = 2**12
 """What a picture or sound counts for at least: tiny ones cost memory beside what they hold."""
 DTYPES = (np.uint8, np.float32)
-"""Of the tensors of a request: pictures and videos, and sounds."""
+"""Of the tensors of a request: pictures and videos; sounds and arrays."""
 
 _CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}  # modes that an array holds whole
 _STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -44,24 +45,33 @@ Picture = str | WireTensor
 Video = list[str] | WireTensor
 
 
-class WireAudio(BaseModel):
-    """An ``Audio``: (C, N) float32 values by the name of their tensor, or C and the values in base64."""
+class WireValues(BaseModel):
+    """float32 numbers: the name of their tensor, or their shape and themselves in base64."""
 
     model_config = _STRICT
 
-    sampling_rate: int
     tensor: str | None = None
-    channels: int | None = None
+    shape: list[int] | None = None
     values: str | None = None
 
 
+class WireAudio(WireValues):
+    """An ``Audio``, (C, N)."""
+
+    sampling_rate: int
+
+
 def packed_sound(audio: Audio, tensors: dict[str, Array] | None) -> dict[str, Any]:
-    """A sound as a document says it; its values go to ``tensors``, or into the text where there are none."""
-    values_CN = audio.values.numpy().astype("<f4")
+    """A sound as a document says it."""
+    return {"sampling_rate": audio.sampling_rate, **packed_values(audio.values, tensors)}
+
+
+def packed_values(values: Tensor, tensors: dict[str, Array] | None) -> dict[str, Any]:
+    """Numbers as a document says them; they go to ``tensors`` as float32, or into the text where there are none."""
+    numbers = values.numpy().astype("<f4")
     if tensors is not None:
-        return {"sampling_rate": audio.sampling_rate, **_as_tensor(values_CN, tensors)}
-    text = base64.b64encode(values_CN.tobytes()).decode()
-    return {"sampling_rate": audio.sampling_rate, "channels": len(values_CN), "values": text}
+        return _as_tensor(numbers, tensors)
+    return {"shape": list(numbers.shape), "values": base64.b64encode(numbers.tobytes()).decode()}
 
 
 def packed_picture(image: Image.Image, tensors: dict[str, Array] | None) -> Any:
@@ -97,14 +107,14 @@ def _png(image: Image.Image) -> str:
 
 
 class MediaReader:
-    """Makes pictures, videos and sounds of what a document says, within a number of pixels."""
+    """Makes pictures, videos, sounds and arrays of what a document says, within a number of pixels."""
 
     def __init__(self, tensors: Mapping[str, Array], max_pixels: int) -> None:
         """Nothing is read yet.
 
         Args:
             tensors: those that came with the document.
-            max_pixels: of all pictures, and values of all sounds; each counts for at least ``MIN_PIXELS``.
+            max_pixels: of all pictures, and values of all sounds and arrays; each counts for at least ``MIN_PIXELS``.
         """
         self._tensors = tensors
         self._pixels_left = max_pixels
@@ -124,9 +134,13 @@ class MediaReader:
 
     def sound(self, sound: WireAudio) -> Audio:
         """A sound. Raises DataError if it is none, or one too many."""
-        values = self._tensor(sound.tensor, np.float32) if sound.tensor is not None else _values(sound)
+        return Audio(self.values(sound), sound.sampling_rate)
+
+    def values(self, given: WireValues) -> Tensor:
+        """Numbers. Raises DataError if they are none, or some too many."""
+        values = self._tensor(given.tensor, np.float32) if given.tensor is not None else _values(given)
         self._spend(values.size)
-        return Audio(torch.from_numpy(np.array(values, dtype=np.float32)), sound.sampling_rate)
+        return torch.from_numpy(np.array(values, dtype=np.float32))
 
     def _tensor(self, name: str, dtype: type = np.uint8) -> Any:
         if name not in self._tensors:
@@ -158,10 +172,10 @@ class MediaReader:
             raise DataError("the request's pictures have more pixels than the server takes; send smaller batches")
 
 
-def _values(sound: WireAudio) -> NDArray[np.float32]:
-    """(C, N) of a sound that came as text."""
+def _values(given: WireValues) -> NDArray[np.float32]:
+    """Those that came as text."""
     try:
-        flat = np.frombuffer(base64.b64decode(sound.values or "", validate=True), dtype="<f4")
-        return flat.reshape(sound.channels or 1, -1)
+        flat = np.frombuffer(base64.b64decode(given.values or "", validate=True), dtype="<f4")
+        return flat.reshape(given.shape or [-1])
     except (binascii.Error, ValueError) as error:
-        raise DataError(f"a sound is no (channels, samples) of float32 in base64: {error}") from None
+        raise DataError(f"a sound or an array is no float32 in base64 of its shape: {error}") from None

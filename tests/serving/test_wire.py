@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from safetensors.numpy import save
 
@@ -64,12 +65,13 @@ def test_everything_arrives(form: Form):
             **TURNS,
         ),
         Sample(prompt, 3, 1, image=noise("RGB")),
-        Sample(Prompt("other"), 4, 0, video=[noise("L", seed=i) for i in range(3)]),
+        Sample(Prompt("other"), 4, 0, video=[noise("L", seed=i) for i in range(3)], frame_rate=12.5),
+        Sample(Prompt("other"), 5, 0, array=torch.linspace(0, 1, 30).reshape(2, 3, 5)),
     ]
     name, found = unpacked(*packed(samples, reward="r", form=form))
     assert name == "r"
     assert [(s.group, s.member, s.text, s.finished) for s in found] == [
-        (3, 0, "a\n\u2028b", False), (3, 1, None, True), (4, 0, None, True),
+        (3, 0, "a\n\u2028b", False), (3, 1, None, True), (4, 0, None, True), (5, 0, None, True),
     ]  # fmt: skip
     assert (found[0].tokens, found[0].logprob, found[0].values, found[0].num_forced) == (
         [5, 0, 123456],
@@ -77,6 +79,8 @@ def test_everything_arrives(form: Form):
         {"certainty": 1 / 3},
         2,
     )
+    assert [(s.frame_rate, s.array is None) for s in found] == [(None, True), (None, True), (12.5, True), (None, False)]
+    assert torch.equal(found[3].array, samples[3].array)  # pyright: ignore[reportArgumentType]
     assert {name: getattr(found[0], name) for name in TURNS} == TURNS
     assert found[0].prompt is found[1].prompt
     read = found[0].prompt
