@@ -69,8 +69,8 @@ class Recorder:
         """Draws the next state of every row."""
         if not call.sample.is_floating_point():
             raise ReplayError(
-                f"the pipeline steps a state of {call.sample.dtype}: tokens are no Gaussian decisions, and this policy "
-                "trains continuous states"
+                f"the pipeline steps a state of {call.sample.dtype}: tokens are no Gaussian decisions; what "
+                "AmusedPipeline fills in, policy: {name: masked} trains"
             )
         self.initial = call.sample if self.initial is None else self.initial
         self._note_overwritten(call)
