@@ -33,6 +33,7 @@ class Layout:
 
     Attributes:
         decoder: the component that decodes, and encodes.
+        encodes: where and in which type it takes pixels; to ask it each time takes as long as to encode a digit.
         state_shape: of one row's state, its batch dimension included.
         latent_shape: of what the decoder is given for one row.
         source_N: the state's element behind each element of the latent.
@@ -41,6 +42,7 @@ class Layout:
     """
 
     decoder: Any
+    encodes: tuple[torch.device, torch.dtype]
     state_shape: torch.Size
     latent_shape: torch.Size
     source_N: Tensor
@@ -97,8 +99,10 @@ def read_layout(stage: Stage, arguments: Mapping[str, Any]) -> Layout:
         expected_N = scale_N * probe_N[source_N] + shift_N
         bound_N = TOLERANCE * ((scale_N * probe_N[source_N]).abs() + shift_N.abs() + scale_N.abs())
         if bool(((answered(probe_N) - expected_N).abs() <= bound_N).all()):
+            decoder: Any = zero.decoder
             return Layout(
-                decoder=zero.decoder,
+                decoder=decoder,
+                encodes=(decoder.device, decoder.dtype),
                 state_shape=state_shape,
                 latent_shape=zero.latent.shape,
                 source_N=source_N,

@@ -115,8 +115,8 @@ def _latent(layout: Layout, pixels: Tensor) -> Tensor:
 @torch.no_grad()
 def _mode(layout: Layout, values: Tensor) -> Tensor:
     """The mode of the encoder's answer to a batch."""
-    vae = layout.decoder
-    encoded = vae.encode(values.to(device=vae.device, dtype=vae.dtype))
+    device, dtype = layout.encodes
+    encoded = layout.decoder.encode(values.to(device=device, dtype=dtype))
     if "latent_dist" in encoded:
         return encoded["latent_dist"].mode()
     return encoded["latents" if "latents" in encoded else "latent"]
