@@ -300,6 +300,7 @@ class TestServing:
     def test_what_is_no_sound_is_refused(self, change: dict[str, Any], said: str) -> None:
         body, _ = packed([Sample(Prompt("p"), 0, 0, audio=tone())], form="png")
         request = json.loads(body)
-        request["samples"][0]["audio"] |= change
+        sound = request["samples"][0]["audio"]
+        (sound if "sampling_rate" in change else sound["values"]).update(change)
         with pytest.raises(DataError, match=said):
             unpacked(json.dumps(request).encode(), JSON)

@@ -55,15 +55,18 @@ class WireValues(BaseModel):
     values: str | None = None
 
 
-class WireAudio(WireValues):
-    """An ``Audio``, (C, N)."""
+class WireAudio(BaseModel):
+    """An ``Audio``, its values (C, N)."""
+
+    model_config = _STRICT
 
     sampling_rate: int
+    values: WireValues
 
 
 def packed_sound(audio: Audio, tensors: dict[str, Array] | None) -> dict[str, Any]:
     """A sound as a document says it."""
-    return {"sampling_rate": audio.sampling_rate, **packed_values(audio.values, tensors)}
+    return {"sampling_rate": audio.sampling_rate, "values": packed_values(audio.values, tensors)}
 
 
 def packed_values(values: Tensor, tensors: dict[str, Array] | None) -> dict[str, Any]:
@@ -134,7 +137,7 @@ class MediaReader:
 
     def sound(self, sound: WireAudio) -> Audio:
         """A sound. Raises DataError if it is none, or one too many."""
-        return Audio(self.values(sound), sound.sampling_rate)
+        return Audio(self.values(sound.values), sound.sampling_rate)
 
     def values(self, given: WireValues) -> Tensor:
         """Numbers. Raises DataError if they are none, or some too many."""
