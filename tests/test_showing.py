@@ -61,18 +61,21 @@ def test_tensorboard_has_a_sheet_of_pictures_and_a_table_of_texts(tmp_path: Path
     ]
 
 
-def in_a_process(tracker: str, folder: Path, **environment: str) -> None:
+def in_a_process(tracker: str, folder: Path, cwd: Path | None = None, **environment: str) -> None:
     call = f"from pathlib import Path; from tests.test_showing import shown; shown({tracker!r}, Path({str(folder)!r}))"
     surroundings = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1", **environment}
-    done = subprocess.run([sys.executable, "-c", call], cwd=folder, env=surroundings, capture_output=True, text=True,
-                          timeout=200)  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", call], cwd=cwd or folder, env=surroundings, capture_output=True,
+                          text=True, timeout=200)  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 def test_wandb_offline_has_pictures_and_a_table(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
-    in_a_process("wandb", tmp_path, WANDB_MODE="offline", WANDB_DIR=str(tmp_path), WANDB_SILENT="true")
+    elsewhere, tmp_path = tmp_path, tmp_path / "run"
+    tmp_path.mkdir()
+    in_a_process("wandb", tmp_path, elsewhere, WANDB_MODE="offline", WANDB_SILENT="true")
+    assert list(elsewhere.iterdir()) == [tmp_path]
     pictures = sorted(tmp_path.rglob("media/images/**/*.png"))
     colours = {Image.open(path).convert("RGB").getpixel((4, 4)) for path in pictures}
     assert colours == {(255, 0, 0), (0, 0, 255)}

@@ -223,7 +223,8 @@ def start_trackers(accelerator: Accelerator, config: RunConfig, folder: Path) ->
     """Begins the run in every tracker, under its name and with its resolved configuration; files go beside its own."""
     flat = {key: str(value) for key, value in config.model_dump(mode="json").items()}
     accelerator.project_configuration.logging_dir = str(folder)
-    accelerator.init_trackers(config.tracking.project, flat, {"wandb": {"name": config.name}})
+    wandb = {"name": config.name, "dir": os.environ.get("WANDB_DIR", str(folder))}
+    accelerator.init_trackers(config.tracking.project, flat, {"wandb": wandb})
 
 
 def _command() -> str:
