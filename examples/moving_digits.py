@@ -26,6 +26,7 @@ NUM_FRAMES = (CANVAS - SIDE) // STEP + 1
 DIRECTIONS = {"right": (0, 1), "left": (0, -1), "down": (1, 0), "up": (-1, 0)}
 """Direction -> where the digit goes, in rows and columns."""
 MIDDLE = (CANVAS - SIDE) // 2
+LITTLE = 1e-9  # ink
 TIMID = 1.0  # pixels over the clip; ink that moves less goes nowhere
 
 Clip = NDArray[np.float32]
@@ -79,16 +80,18 @@ def moving(pixels: Clip, direction: str) -> Clip:
 
 @final
 class MovingDigitVerifier:
-    """Reward: in how many frames the digit asked for is read where it should be by then; 0 if the ink moves elsewhere.
+    """Reward: in how many frames the digit asked for is read where it should be by then, each frame by the share of its
+    ink that stands there; 0 if the ink moves elsewhere.
 
     The columns are ``digit`` and ``direction``. Frames are read by the perceptron of ``digit_verifier``, cut out where
     a digit that moves as asked has come to. The ink moves as asked if from the first frame to the last its centre goes
     farther there than across, and by a pixel at least. A sample without a video, or a prompt without a column, is not
     judged (None).
 
-    Range: 0 to 1, a third a frame.
+    Range: 0 to 1, a third a frame at most.
     Source: the project's own: a perceptron fitted on UCI digits; it reads 0.978 of the held-out ones.
-    Traps: it is blind to diversity, and to what stands beside the digit as long as the centre of the ink moves.
+    Traps: it is blind to diversity. Without the share of the ink policies learn to draw pieces beside the digit, which
+        move the ink's centre as it should (measured: 0.87 by such a verifier, 0.67 by the judge).
     """
 
     def __init__(self) -> None:
@@ -100,8 +103,9 @@ class MovingDigitVerifier:
     def _score(self, clip: Clip, digit: int, direction: str) -> float:
         if _moved_to(_centre(clip[-1]) - _centre(clip[0])) != direction:
             return 0.0
-        cuts = [_cut(frame, *corner) for frame, corner in zip(clip, _path(direction), strict=True)]
-        return float(np.mean(self._classifier.predict(np.stack(cuts)) == digit))
+        cuts = np.stack([_cut(frame, *corner) for frame, corner in zip(clip, _path(direction), strict=True)])
+        share = _ink(cuts).sum(1) / np.maximum(_ink(clip).sum((1, 2)), LITTLE)
+        return float(np.mean((self._classifier.predict(cuts) == digit) * share))
 
 
 @final
@@ -144,8 +148,13 @@ def _path(direction: str) -> list[tuple[int, int]]:
 
 def _centre(frame: Clip) -> NDArray[np.float64]:
     """Row and column of the centre of the ink; of a frame without any, its middle."""
-    ink = np.clip((frame.astype(np.float64) + 1) / 2, 0, 1) + 1e-9
+    ink = _ink(frame) + LITTLE
     return np.array([(ink.sum(1 - axis) * np.arange(CANVAS)).sum() / ink.sum() for axis in (0, 1)])
+
+
+def _ink(pixels: Clip) -> NDArray[np.float64]:
+    """Of each pixel, 0 to 1."""
+    return np.clip((pixels.astype(np.float64) + 1) / 2, 0, 1)
 
 
 def _displacement(first: Clip, last: Clip) -> NDArray[np.float64]:
