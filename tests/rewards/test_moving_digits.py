@@ -111,6 +111,18 @@ def test_a_third_of_the_reward_is_a_frame(held_out: list[Sample]) -> None:
     assert verifier([mixed]) == [pytest.approx(2 / 3)]
 
 
+def test_ink_beside_the_digit_is_taken_off(held_out: list[Sample]) -> None:
+    verifier = MovingDigitVerifier()
+    clip = next(one for one in held_out if one.prompt.columns["direction"] == "up" and verifier([one]) == [1.0])
+    assert clip.video is not None
+    grey = [np.asarray(frame.convert("L")).copy() for frame in clip.video]
+    ink = [frame.sum() / 255 for frame in grey]
+    for frame in grey:
+        frame[:4, :2] = 255  # 8 pixels, to the left of where the digit is
+    beside = replace(clip, video=[Image.fromarray(frame) for frame in grey])
+    assert verifier([beside]) == [pytest.approx(np.mean([one / (one + 8) for one in ink]), abs=1e-5)]
+
+
 def test_columns_and_frames_are_checked(held_out: list[Sample]) -> None:
     one = held_out[0]
     assert MovingDigitJudge()([replace(one, video=None), replace(one, prompt=Prompt(""))]) == [None, None]
