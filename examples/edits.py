@@ -14,6 +14,7 @@ import numpy as np
 from sklearn.svm import SVC
 from threadpoolctl import threadpool_limits
 
+from mmgrpo.data.media import opened
 from mmgrpo.errors import DataError
 from mmgrpo.examples.digits import SIDE, DigitSplit, Labels, Pixels, load_split, to_image, to_pixels
 from mmgrpo.types import Example, Prompt, Sample
@@ -157,7 +158,7 @@ def _distances(sample: Sample) -> dict[str, float] | None:
     """Root mean squares between the picture and each edit of its source, and the source, under ``""``."""
     if sample.image is None or len(sample.prompt.images) == 0:
         return None
-    source, made = to_pixels(sample.prompt.images[0]), to_pixels(sample.image)
+    source, made = to_pixels(opened(sample.prompt.images[0])), to_pixels(sample.image)
     targets = {"": source, **{name: edit(source) for name, edit in EDITS.items()}}
     return {name: float(np.sqrt(((made - target) ** 2).mean())) for name, target in targets.items()}
 

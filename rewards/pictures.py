@@ -7,7 +7,8 @@ from typing import Any
 
 from PIL import Image
 
-from mmgrpo.data.media import opened
+from mmgrpo.data.media import opened, opened_all
+from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt, Sample
 
 
@@ -60,5 +61,23 @@ def spread(total: int, count: int | None) -> list[int]:
 
 def reference_image(prompt: Prompt, column: str | None) -> Image.Image | None:
     """The picture in a column, or without one the prompt's first; None where there is none."""
-    found = prompt.columns.get(column) if column is not None else next(iter(prompt.images), None)
+    if column is not None:
+        return picture_in(prompt, column)
+    found = next(iter(prompt.images), None)
     return None if found is None else as_rgb(found)
+
+
+def picture_in(prompt: Prompt, column: str) -> Image.Image | None:
+    """The picture in a column, the first where it holds several; None where there is none.
+
+    Raises: DataError if it cannot be opened, and how a path is found that lies beside the data file.
+    """
+    found = prompt.columns.get(column)
+    try:
+        return next(iter(opened_all(found)), None)
+    except DataError as error:
+        if not isinstance(found, str):
+            raise
+        raise DataError(
+            f"column '{column}': {error}; prompts.pictures: [{column}] looks beside the data file"
+        ) from error

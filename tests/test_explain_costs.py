@@ -130,7 +130,7 @@ def test_a_method_of_tokens_is_counted_as_it_runs() -> None:
     said = rows(load_config("methods/tempo"))
     assert said["forwards"].startswith("counted by the policy as it runs")
     assert said["loss"].endswith("entropy_bonus * sum v H + further terms, over the kept decisions")
-    with pytest.raises(ConfigError, match=r"no model is named; lay this over one, model first"):
+    with pytest.raises(ConfigError, match=r"no kind of policy is named .* over a model, model first"):
         load_config("methods/branch-grpo")
 
 

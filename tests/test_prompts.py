@@ -273,3 +273,11 @@ class TestStream:
             PromptStream([], num_per_step=1, seed=0)
         with pytest.raises(DataError, match="num_per_step must be at least 1, got 0"):
             PromptStream(FOUR, num_per_step=0, seed=0)
+
+
+def test_a_column_of_pictures_that_no_row_has_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", {"prompt": "a", "mask": None}, {"prompt": "b", "edge": 1})
+    with pytest.raises(
+        DataError, match="names the column 'masc', which no row of .*rows.jsonl has; there are mask, edge"
+    ):
+        load_prompts(path, pictures=["masc"])

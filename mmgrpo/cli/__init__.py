@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from mmgrpo.system.lazy import exports
@@ -10,5 +11,8 @@ if TYPE_CHECKING:
     from mmgrpo.cli.commands import app
 
 __all__ = ["app"]
+
+# read where torch is loaded: threads that wait in spins take the cores from whoever works on them
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __getattr__ = exports(__name__, {"app": "mmgrpo.cli.commands"})

@@ -12,7 +12,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.system.console import PlainConsole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from mmgrpo.config import RunConfig
     from mmgrpo.policy import Policy
@@ -51,6 +51,18 @@ def single_settings_of(config: str, overrides: list[str] | None, task: str | Non
     Raises ConfigError for a series, for a mixed run of which no task is named, and for a task that there is not.
     """
     return _one_of(settings_of(config, overrides), task)
+
+
+def shown_prompt(
+    settings: RunConfig, text: str, columns: Mapping[str, object], *, images: Sequence[Path], audios: Sequence[Path]
+) -> Prompt:
+    """What is asked by hand, read as a row of the prompts is. Raises DataError for media that are not there."""
+    from mmgrpo.data.rows import prompt_of_row
+
+    media = {"images": list(map(str, images)), "audios": list(map(str, audios))}
+    row = {"prompt": text, **{name: paths for name, paths in media.items() if paths}, **columns}
+    pictures = settings.prompts.pictures if settings.prompts else ()
+    return prompt_of_row(row, "prompt", where="what is asked", folder=None, pictures=pictures)
 
 
 def evaluated_settings_of(config: str, overrides: list[str] | None, task: str | None) -> dict[str, RunConfig]:

@@ -25,6 +25,7 @@ from mmgrpo.cli.commanded import (
     prompts_of,
     resumed_settings,
     settings_of,
+    shown_prompt,
     single_settings_of,
     weights_for,
 )
@@ -110,10 +111,13 @@ def sample(
     overrides: Overrides = None,
     checkpoint: CheckpointOption = None,
     task: TaskOption = None,
-    out: Annotated[Path, typer.Option(help="folder for the results")] = Path("samples"),
+    out: Annotated[Path, typer.Option(help="folder for the results; where it has some, one beside it")] = Path(
+        "samples"
+    ),
     count: Annotated[int, typer.Option(min=1, help="how many")] = 4,
     seed: Annotated[int, typer.Option(help="seed of the draw")] = 0,
     image: Annotated[list[Path] | None, typer.Option(help="what the model is shown; may be given again")] = None,
+    audio: Annotated[list[Path] | None, typer.Option(help="what the model hears; may be given again")] = None,
     column: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE of the data row, as YAML; may be given again")
     ] = None,
@@ -125,17 +129,17 @@ def sample(
     with _plain_errors():
         from mmgrpo.config.loading import parsed_pairs
         from mmgrpo.run.drawing import captions_of, draw, write
+        from mmgrpo.run.folder import claimed
         from mmgrpo.train.build import build_rewards, exchange_plan
-        from mmgrpo.types import Prompt
 
         settings = single_settings_of(config, overrides, task)
         judges = (settings.evaluation and settings.evaluation.rewards) or settings.rewards
         policy = policy_of(settings, weights_for(config, checkpoint, task))
         columns = parsed_pairs(column or [], "--column", "label=3")
-        asked = Prompt(prompt, images=tuple(map(str, image or ())), columns=columns)
+        asked = shown_prompt(settings, prompt, columns, images=image or (), audios=audio or ())
         plan = exchange_plan(settings)
         drawn = draw(policy, asked, build_rewards(judges), count=count, seed=seed, noise=noise, plan=plan)
-        folder = write(drawn, out)
+        folder = write(drawn, claimed(out) if (out / "samples.jsonl").exists() else out)
         texts = [_written(sample) for sample in drawn.samples if sample.text is not None]
         for text, times in Counter(texts).items():
             said = "  ".join(captions_of(drawn.scores, texts.index(text)))

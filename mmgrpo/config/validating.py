@@ -42,7 +42,10 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
             now = f"; it is now {RENAMED[where]}" if where in RENAMED else suggestion(str(problem["loc"][-1]), known)
             lines.append(f"unknown key {where!r}{now}")
         elif where == "policy.name" and problem["type"] == "missing":
-            lines.append("policy.name: no model is named; lay this over one, model first: include: [models/NAME, ...]")
+            lines.append(
+                "policy.name: no kind of policy is named (denoising, language, ...); lay a file without one over a "
+                "model, model first: include: [models/NAME, ...]"
+            )
         else:
             lines.append(f"{where or 'configuration'}: {problem['msg'].removeprefix('Value error, ')}")
     more = [f"and {len(problems) - MAX_NAMED} more"] if len(problems) > MAX_NAMED else []

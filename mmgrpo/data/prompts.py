@@ -87,6 +87,10 @@ def load_prompts(
         raise DataError(
             f"{source if isinstance(source, str | Path) else 'the dataset'} holds no prompts; it needs at least one"
         )
+    for name in rules.pictures:
+        if not any(name in prompt.columns for prompt in prompts):
+            there = ", ".join(dict.fromkeys(column for prompt in prompts for column in prompt.columns)) or "none"
+            raise DataError(f"pictures names the column '{name}', which no row of {source} has; there are {there}")
     return prompts
 
 

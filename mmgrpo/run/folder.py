@@ -182,7 +182,15 @@ def claim_folder(config: RunConfig) -> Path:
 
     Raises OutputError if it cannot be made.
     """
-    first = (Path(config.output) / config.name).absolute()
+    return claimed(Path(config.output) / config.name)
+
+
+def claimed(first: Path) -> Path:
+    """Makes a folder of this name, or the first free one with a number behind it.
+
+    Raises OutputError if it cannot be made.
+    """
+    first = first.absolute()
     with writing(first):
         first.parent.mkdir(parents=True, exist_ok=True)
         for number in range(1, 10**6):

@@ -119,7 +119,12 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
                 compile_denoiser(module)
         self._buckets = Buckets(settings.buckets)
         self._buckets.require_taken(self._stage.form)
-        sampling_rate = settings.sampling_rate or rate_of(pipeline)
+        own_rate = rate_of(pipeline)
+        if settings.sampling_rate and own_rate not in (None, settings.sampling_rate):
+            raise ConfigError(
+                f"policy.sampling_rate: the pipeline's own parts make sound of {own_rate} Hz; leave it out"
+            )
+        sampling_rate = own_rate or settings.sampling_rate
         self._targets = Targets(self._stage, sampling_rate)
         alone = shows_media({**settings.call, **settings.evaluation_call})
         self._batches = Batches(1 if alone else settings.rollout_batch, 1 if alone else settings.update_batch)

@@ -15,7 +15,7 @@ from mmgrpo.rewards.models.checkpoints import Dtype, chosen_dtype, positive
 from mmgrpo.rewards.models.clip_models import ClipSource, unit
 from mmgrpo.rewards.models.image_features import SSIM_RADIUS, FeatureSource, ssim
 from mmgrpo.rewards.parsing.extraction import one_of
-from mmgrpo.rewards.pictures import as_rgb, reference_image, text_of
+from mmgrpo.rewards.pictures import as_rgb, picture_in, reference_image, text_of
 from mmgrpo.types import Sample, Score
 
 Measure = Literal["mse", "ssim", "feature"]
@@ -99,12 +99,12 @@ class EditConsistency:
         return [self._score(sample) for sample in samples]
 
     def _score(self, sample: Sample) -> Score | None:
-        mask = sample.prompt.columns.get(self._mask_column)
-        source = None if sample.image is None or mask is None else reference_image(sample.prompt, self._column)
-        if source is None:
+        mask = picture_in(sample.prompt, self._mask_column)
+        source = reference_image(sample.prompt, self._column)
+        if sample.image is None or mask is None or source is None:
             return None
         image = as_rgb(sample.image)
-        kept_HW = np.asarray(as_rgb(mask).convert("L").resize(image.size, Image.Resampling.NEAREST)) < 128
+        kept_HW = np.asarray(mask.convert("L").resize(image.size, Image.Resampling.NEAREST)) < 128
         if not kept_HW.any():
             return None
         difference_HWC = np.abs(_pixels(image) - _pixels(_fitted(source, image)))

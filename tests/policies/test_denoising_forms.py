@@ -15,7 +15,7 @@ from mmgrpo.errors import ConfigError, DataError, PolicyError, ReplayError
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.outputs import media_of, sounds_of
 from mmgrpo.run.samples import write_samples
-from mmgrpo.serving.wire import packed
+from mmgrpo.serving.wire import packed, unpacked
 from mmgrpo.types import Plan, Prompt, Rollout, Sample, Scores
 from tests.breadth import assembly
 from tests.policies import foreign_pipelines
@@ -109,8 +109,8 @@ def test_sound_is_a_sample(tmp_path: Path) -> None:
     write_samples(tmp_path, rollout.samples, scores)
     saved = torch.from_numpy(np.load(tmp_path / "0001.npy"))
     assert torch.equal(saved, rollout.trace.transitions[1][-1].next_state.reshape(2, 2))
-    with pytest.raises(DataError, match="do not travel to a reward server"):
-        packed(rollout.samples)
+    _, sent = unpacked(*packed(rollout.samples))
+    assert [torch.equal(a.array, b.array) for a, b in zip(sent, rollout.samples, strict=True)] == [True] * 4  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("plan", [None, Plan(stochastic=())], ids=["drawn", "without noise"])
@@ -125,6 +125,13 @@ def test_sound_of_a_known_rate_is_an_audio(plan: Plan | None) -> None:
         assert array.array is not None
         assert (sample.array, sample.image, sample.audio.sampling_rate) == (None, None, 8)
         assert torch.equal(sample.audio.values, array.array.clamp(-1, 1))
+
+
+def test_a_rate_that_the_pipeline_says_otherwise_is_refused() -> None:
+    pipeline = assembly.build("AudioLDMPipeline")
+    DenoisingPolicy(pipeline, {"call": {}, "sampling_rate": pipeline.vocoder.config.sampling_rate})
+    with pytest.raises(ConfigError, match=r"the pipeline's own parts make sound of \d+ Hz; leave it out"):
+        DenoisingPolicy(pipeline, {"call": {}, "sampling_rate": 7})
 
 
 def test_sound_of_a_row_that_comes_without_a_batch_and_of_no_numbers(caplog: Any) -> None:

@@ -8,7 +8,8 @@ import torch
 from PIL import Image
 from transformers import AutoModel, AutoProcessor
 
-from mmgrpo.errors import ConfigError
+from mmgrpo.data.media import Gallery
+from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.rewards.images.similarity import EditConsistency, EditDirection, ImageSimilarity
 from mmgrpo.rewards.models.image_features import SSIM_C1, ssim
 from mmgrpo.types import Prompt, Sample
@@ -110,6 +111,7 @@ def test_only_what_lies_outside_the_mask_counts() -> None:
         edited(image, source),
         drew(image, mask=mask),
     ]
+    rows[0] = edited(image, source, mask=Gallery((mask,)))  # as prompts.pictures makes it
     kept = 1 - 0.2 / 8
     everything = 1 - (8 + 0.2) / 16
     scores = EditConsistency()(rows)
@@ -118,6 +120,11 @@ def test_only_what_lies_outside_the_mask_counts() -> None:
     assert first == {"parts": {"outside_frac": 0.5, "outside_max": 0.2, "inside_change": 1.0}}
     assert second == {"parts": {"outside_frac": 0.5, "outside_max": 0.0, "inside_change": 0.0}}
     assert third == {"parts": {"outside_frac": 1.0, "outside_max": 1.0}}
+
+
+def test_a_path_that_is_not_found_says_where_paths_are_found() -> None:
+    with pytest.raises(DataError, match=r"column 'mask': .* prompts.pictures: \[mask\] "):
+        EditConsistency()([edited(flat(0, 4, 4), flat(0, 4, 4), mask="nowhere.png")])
 
 
 @torch.no_grad()
