@@ -19,6 +19,7 @@ from mmgrpo.doctor.checks import Finding
 from mmgrpo.doctor.examination import examine, render
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.rewards.groups.of_task import OfTask
 from mmgrpo.rewards.images.pixels import Brightness, JpegSize
 from mmgrpo.types import Sample
 from tests.tiny.pipelines import PIPELINES
@@ -260,6 +261,7 @@ def short(samples: Sequence[Sample]) -> list[float]:
         (raising, False, "failed on 4 of 4 samples, None on 0", "it raised, or gave NaN"),
         (absent, True, "failed on 0 of 4 samples, None on 4", "it judged nothing"),
         (partial, True, "1 to 4; spread in 1 of 2 groups; failed on 0 of 4 samples, None on 1;", ""),
+        (OfTask("painter"), True, "goes by what task 'painter' makes of the samples", ""),
         (short, False, "reward 'judge': expected 4 values, one per sample in order, got 1", "change what"),
     ],
 )

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-# read where torch is loaded: threads that wait in spins take the cores from whoever works on them
+# read where torch is loaded: threads that wait spin for microseconds; milliseconds would slow all work on busy cores
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 __getattr__ = exports(__name__, {"app": "mmgrpo.cli.commands"})

@@ -30,6 +30,7 @@ from mmgrpo.errors import ConfigError, DataError, MmgrpoError, ReplayError
 from mmgrpo.maths.planners import Request
 from mmgrpo.memory import Memory
 from mmgrpo.policy import Choosing, Policy
+from mmgrpo.reward import Told
 from mmgrpo.scoring import NamedReward, named_rewards, score
 from mmgrpo.splits import num_leaves
 from mmgrpo.system.console import shown
@@ -238,6 +239,8 @@ def _reward(reward: NamedReward, samples: Sequence[Sample], *, raw: bool) -> Fin
     if num_failed:
         cure = "it raised, or gave NaN or infinity: mend it, or return None for samples that it does not apply to"
         return Finding(check, False, said, cure)
+    if not num_valid and isinstance(reward.function, Told):
+        return Finding(check, True, f"goes by what task '{reward.function.task}' makes of the samples: see there")
     if not num_valid:
         return Finding(check, True, said, "it judged nothing: check its columns, unless it is meant for other prompts")
     high_P, low_P = (extreme(value_PG, valid_PG) for extreme in (_highest, _lowest))
