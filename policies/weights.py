@@ -102,8 +102,8 @@ class Weights:
         return self._stand_ins
 
     @contextmanager
-    def using(self, name: str) -> Iterator[Mapping[str, nn.Module]]:
-        """Within it the modules have the kept weights, or those it gives stand in for them.
+    def using(self, name: str) -> Iterator[None]:
+        """Within it the modules have the kept weights, or ``stand_ins`` stand in for them.
 
         The reference that was never kept is the adapters switched off, or full weights as they were when first asked
         for. Raises ConfigError for a name under which nothing is kept.
@@ -111,7 +111,7 @@ class Weights:
         before = self._stand_ins
         try:
             with self._kept.using(name) as self._stand_ins:
-                yield self._stand_ins
+                yield
         finally:
             self._stand_ins = before
 

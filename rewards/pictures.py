@@ -76,7 +76,7 @@ def picture_in(prompt: Prompt, column: str) -> Image.Image | None:
     try:
         return next(iter(opened_all(found)), None)
     except DataError as error:
-        if not isinstance(found, str):
+        if not isinstance(found, str | list):
             raise
         raise DataError(
             f"column '{column}': {error}; prompts.pictures: [{column}] looks beside the data file"

@@ -219,24 +219,22 @@ def exiting(samples):
     [pytest.param("SIGINT", 130, "interrupted", 2, marks=pytest.mark.slow), ("SIGTERM", 143, "terminated", 1)],
 )
 def test_a_process_that_is_told_to_end_says_how_to_go_on(
-    signal: str, code: int, status: str, step: int, tmp_path: Path
+    signal: str, code: int, status: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_rewards.py").write_text(LEAVING.format(signal=signal))
     command = [sys.executable, "-m", "mmgrpo.cli", "train", DIGITS, "warmup=null", "evaluation=null", "watchdog=null",
                "steps=3", "rollout.group_size=2", "rollout.prompts_per_step=2"]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
-
-    def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*command[: 4 if "--resume" in arguments else None], *arguments], cwd=tmp_path,
-                              env=environment, capture_output=True, text=True, timeout=300)  # fmt: skip
-
-    first = ended("rewards=[{name: 'python:my_rewards:leaving'}]")
+    first = subprocess.run([*command, "rewards=[{name: 'python:my_rewards:leaving'}]"], cwd=tmp_path, env=environment,
+                           capture_output=True, text=True, timeout=300)  # fmt: skip
     folder = tmp_path / "runs" / "digits-image"
     assert first.returncode == code, first.stdout + first.stderr
     assert f"{status}; to go on from step {step}: mmgrpo train --resume {folder}\n" in first.stdout
     assert json.loads((folder / "run.json").read_text())["status"] == status
-    second = ended("--resume", str(folder))  # as it says: the reward lies where the command was given
-    assert second.returncode == (code if step == 1 else 0), second.stdout + second.stderr
+    assert steps(folder) == list(range(1, step + 1))
+    monkeypatch.chdir(tmp_path)  # the reward lies where the command was given
+    second = call("train", "--resume", str(folder))
+    assert second.exit_code == (code if step == 1 else 0), second.output
     assert steps(folder) == ([1, 2] if step == 1 else [1, 2, 3])
 
 

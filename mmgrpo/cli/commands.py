@@ -129,7 +129,6 @@ def sample(
     with _plain_errors():
         from mmgrpo.config.loading import parsed_pairs
         from mmgrpo.run.drawing import captions_of, draw, write
-        from mmgrpo.run.folder import claimed
         from mmgrpo.train.build import build_rewards, exchange_plan
 
         settings = single_settings_of(config, overrides, task)
@@ -139,7 +138,7 @@ def sample(
         asked = shown_prompt(settings, prompt, columns, images=image or (), audios=audio or ())
         plan = exchange_plan(settings)
         drawn = draw(policy, asked, build_rewards(judges), count=count, seed=seed, noise=noise, plan=plan)
-        folder = write(drawn, claimed(out) if (out / "samples.jsonl").exists() else out)
+        folder = write(drawn, out)
         texts = [_written(sample) for sample in drawn.samples if sample.text is not None]
         for text, times in Counter(texts).items():
             said = "  ".join(captions_of(drawn.scores, texts.index(text)))

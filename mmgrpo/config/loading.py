@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -17,6 +16,7 @@ from mmgrpo.config.registry import suggestion
 from mmgrpo.config.tasks import said_elsewhere
 from mmgrpo.config.validating import set_value, typed
 from mmgrpo.errors import ConfigError
+from mmgrpo.system.declared import declared
 from mmgrpo.system.targets import import_attribute
 from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parsed_yaml
 
@@ -111,7 +111,7 @@ def find_config(name: str | Path, beside: Path | None = None) -> Path:
 
 def packaged() -> dict[str, str]:
     """What files include of other packages, each with the ``module:attribute`` that is the path of its file."""
-    return {f"methods/{point.name}": point.value for point in entry_points(group="mmgrpo.methods")}
+    return {f"methods/{name}": value for name, value in declared("mmgrpo.methods").items()}
 
 
 def _path_at(target: str) -> Path:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from importlib.metadata import entry_points
 from typing import Any
 
 from mmgrpo.errors import UnknownNameError
 from mmgrpo.policy import Scheduled
+from mmgrpo.system.declared import declared
 from mmgrpo.system.targets import import_attribute, is_own, own_attribute
 
 POLICIES: Mapping[str, str] = {
@@ -172,8 +172,7 @@ _OWN = {
 
 def names(kind: str) -> dict[str, str]:
     """All known names of a kind (one of ``resolve``'s) with where each lives; ours come first."""
-    own = dict(_OWN[kind])
-    return {point.name: point.value for point in entry_points(group=f"mmgrpo.{kind}")} | own
+    return {**declared(f"mmgrpo.{kind}"), **_OWN[kind]}
 
 
 def resolve(kind: str, name: str) -> Any:

@@ -82,15 +82,14 @@ def load_prompts(
         raise DataError(f"limit must be at least 1 or absent, got {limit}")
     rules = _Rules(text_column, allow_fetch, tuple(pictures))
     read = _read(str(source), split, rules) if isinstance(source, str | Path) else _live(source, split, rules)
+    where = source if isinstance(source, str | Path) else "the dataset"
     prompts = list(islice(read, limit))
     if not prompts:
-        raise DataError(
-            f"{source if isinstance(source, str | Path) else 'the dataset'} holds no prompts; it needs at least one"
-        )
+        raise DataError(f"{where} holds no prompts; it needs at least one")
     for name in rules.pictures:
         if not any(name in prompt.columns for prompt in prompts):
             there = ", ".join(dict.fromkeys(column for prompt in prompts for column in prompt.columns)) or "none"
-            raise DataError(f"pictures names the column '{name}', which no row of {source} has; there are {there}")
+            raise DataError(f"pictures names the column '{name}', which no row of {where} has; there are {there}")
     return prompts
 
 

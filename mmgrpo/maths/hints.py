@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.columns import column_of
@@ -53,6 +53,11 @@ def fitted(points: Sequence[tuple[float, float]]) -> Curve:
     Source: SEELE, arXiv:2509.06923, eq. 12 and 13 and algorithm 1, with mu = -middle. Deviation: a grid in place of the
         TRF algorithm of LMFIT, whose bounds are not told; figure 3 has slopes up to 50.
     """
+    return _fitted(tuple(points))
+
+
+@lru_cache(maxsize=4096)  # many prompts of a step have the same few points
+def _fitted(points: tuple[tuple[float, float], ...]) -> Curve:
     rates: dict[float, list[float]] = {}
     for share, rate in points:
         rates.setdefault(share, []).append(rate)

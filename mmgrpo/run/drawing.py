@@ -13,7 +13,8 @@ from PIL import Image, ImageDraw
 from mmgrpo.data.spectrograms import spectrogram
 from mmgrpo.errors import MmgrpoError
 from mmgrpo.policy import Policy, Showing
-from mmgrpo.run.samples import write_samples
+from mmgrpo.run.folder import claimed
+from mmgrpo.run.samples import SAMPLES, write_samples
 from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.types import Plan, Prompt, Sample, Scores
 
@@ -86,7 +87,11 @@ def shown_by(policy: Policy, sample: Sample) -> Sample:
 
 
 def write(drawn: Drawn, folder: Path) -> Path:
-    """Writes media, ``samples.jsonl`` and, of what can be seen, a contact sheet with scores; returns the folder."""
+    """Writes media, ``samples.jsonl`` and, of what can be seen, a contact sheet with scores.
+
+    Returns the folder: one beside it where samples lie in it already.
+    """
+    folder = claimed(folder) if (folder / SAMPLES).exists() else folder
     write_samples(folder, drawn.samples, drawn.scores, shown=folder)
     pictures = [picture_of(sample, moment=0.0) for sample in drawn.samples]
     if all(picture is not None for picture in pictures):

@@ -21,6 +21,7 @@ from mmgrpo.data.sounds import at_rate, heard, wav
 from mmgrpo.errors import DataError
 from mmgrpo.types import Audio, Prompt, Sample, Scores
 
+SAMPLES = "samples.jsonl"
 FRAMES = "frames.png"
 MAX_FILMSTRIPS = 16
 FILMSTRIP_FRAMES = 8
@@ -59,7 +60,7 @@ def write_samples(
     folder.mkdir(parents=True, exist_ok=True)
     pictures = shown or folder.parent / "images"
     prompt_facts: dict[int, dict[str, Any]] = {}
-    with (folder / "samples.jsonl").open("w") as lines:
+    with (folder / SAMPLES).open("w") as lines:
         for row, sample in enumerate(samples):
             line: dict[str, Any] = {
                 **_save_media(folder, row, sample),

@@ -231,7 +231,7 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
     @contextmanager
     def using(self, name: str) -> Iterator[None]:
         """The reference that was never kept is the adapters off, or full weights as they were when first asked for."""
-        with self._weights.using(name) as copies, self._stage.substituted(copies):
+        with self._weights.using(name), self._stage.substituted(self._weights.stand_ins):
             yield
 
     def reference(self) -> AbstractContextManager[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,11 +153,9 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
         """Kept adapters are further frozen adapters, kept full weights a further frozen copy of the model."""
         self._weights.keep(name, decay=decay)
 
-    @contextmanager
-    def using(self, name: str) -> Iterator[None]:
+    def using(self, name: str) -> AbstractContextManager[None]:
         """The reference that was never kept is the adapters off, or full weights as they were when first asked for."""
-        with self._weights.using(name):
-            yield
+        return self._weights.using(name)
 
     def text_ends(self, sample: Sample) -> Sequence[int]:
         """What each token adds to the text, by decoding."""

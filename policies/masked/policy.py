@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,11 +103,9 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
         """Kept adapters are further frozen adapters, kept full weights further frozen copies of the model."""
         self._weights.keep(name, decay=decay)
 
-    @contextmanager
-    def using(self, name: str) -> Iterator[None]:
+    def using(self, name: str) -> AbstractContextManager[None]:
         """The reference that was never kept is the adapters off, or full weights as they were when first asked for."""
-        with self._weights.using(name):
-            yield
+        return self._weights.using(name)
 
     def reference(self) -> AbstractContextManager[None]:
         """``using("reference")``."""

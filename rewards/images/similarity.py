@@ -99,9 +99,11 @@ class EditConsistency:
         return [self._score(sample) for sample in samples]
 
     def _score(self, sample: Sample) -> Score | None:
+        if sample.image is None:
+            return None
         mask = picture_in(sample.prompt, self._mask_column)
-        source = reference_image(sample.prompt, self._column)
-        if sample.image is None or mask is None or source is None:
+        source = None if mask is None else reference_image(sample.prompt, self._column)
+        if mask is None or source is None:
             return None
         image = as_rgb(sample.image)
         kept_HW = np.asarray(mask.convert("L").resize(image.size, Image.Resampling.NEAREST)) < 128

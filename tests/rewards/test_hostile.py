@@ -34,7 +34,7 @@ from mmgrpo.rewards.text.tool_calls import ToolCalls
 from tests.rewards.written import score_of
 
 MILLION = 1_000_000
-SECONDS = 100  # a bound on termination, not on speed: a million take 40 s at most on an idle core; quadratic ones hours
+SECONDS = 100  # a bound on termination, not on speed: a hundred thousand took up to 4 s; what is quadratic takes hours
 
 FRAME: dict[str, Any] = {"coordinates": {"frame": "norm1", "reference_frame": "norm1"}}
 REWARDS: dict[str, tuple[Callable[..., Any], Any]] = {

@@ -123,6 +123,7 @@ def test_what_was_read_is_said(reward: MathVerify):
     assert reward.deterministic
 
 
+@pytest.mark.nightly
 def test_its_process_ends_with_the_interpreter_and_leaves_nothing_open():
     program = (
         "from mmgrpo.rewards.text.mathematics import MathVerify\n"
