@@ -7,8 +7,7 @@ from typing import Any
 
 from PIL import Image
 
-from mmgrpo.data.media import opened, opened_all
-from mmgrpo.errors import DataError
+from mmgrpo.data.media import opened, opened_column
 from mmgrpo.types import Prompt, Sample
 
 
@@ -72,12 +71,4 @@ def picture_in(prompt: Prompt, column: str) -> Image.Image | None:
 
     Raises: DataError if it cannot be opened, and how a path is found that lies beside the data file.
     """
-    found = prompt.columns.get(column)
-    try:
-        return next(iter(opened_all(found)), None)
-    except DataError as error:
-        if not isinstance(found, str | list):
-            raise
-        raise DataError(
-            f"column '{column}': {error}; prompts.pictures: [{column}] looks beside the data file"
-        ) from error
+    return next(iter(opened_column(prompt.columns, column)), None)

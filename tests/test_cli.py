@@ -221,11 +221,12 @@ def exiting(samples):
 def test_a_process_that_is_told_to_end_says_how_to_go_on(
     signal: str, code: int, status: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "my_rewards.py").write_text(LEAVING.format(signal=signal))
+    module = f"leaving_by_{signal.lower()}"  # one of its own, for it stays imported
+    (tmp_path / f"{module}.py").write_text(LEAVING.format(signal=signal))
     command = [sys.executable, "-m", "mmgrpo.cli", "train", DIGITS, "warmup=null", "evaluation=null", "watchdog=null",
                "steps=3", "rollout.group_size=2", "rollout.prompts_per_step=2"]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
-    first = subprocess.run([*command, "rewards=[{name: 'python:my_rewards:leaving'}]"], cwd=tmp_path, env=environment,
+    first = subprocess.run([*command, f"rewards=[{{name: 'python:{module}:leaving'}}]"], cwd=tmp_path, env=environment,
                            capture_output=True, text=True, timeout=300)  # fmt: skip
     folder = tmp_path / "runs" / "digits-image"
     assert first.returncode == code, first.stdout + first.stderr

@@ -59,6 +59,20 @@ def opened_all(value: object) -> list[Image.Image]:
     return [opened(value)]
 
 
+def opened_column(columns: Mapping[str, object], name: str) -> list[Image.Image]:
+    """The pictures in a column of a row, as ``opened_all`` finds them.
+
+    Raises: DataError if one cannot be opened, and how a path is found that lies beside the data file.
+    """
+    found = columns.get(name)
+    try:
+        return opened_all(found)
+    except DataError as error:
+        if not isinstance(found, str | list):
+            raise
+        raise DataError(f"column '{name}': {error}; prompts.pictures: [{name}] looks beside the data file") from error
+
+
 @final
 class Gallery(Sequence[Image.Image]):
     """Images that are opened one by one, each time they are looked at."""

@@ -117,8 +117,9 @@ class CallForm:
                 f"the prompt's images go to the argument {image!r}, and policy.pictures gives {sorted(twice)} too; "
                 "leave one of the two out"
             )
-        columns = {argument: _column(prompt, name, "pictures") for argument, name in self.pictures.items()}
-        return of_prompt(prompt, image=image, columns=columns)
+        for name in self.pictures.values():
+            _column(prompt, name, "pictures")
+        return of_prompt(prompt, image=image, columns=self.pictures)
 
     def _layout(self, row: Row) -> Any:
         return {name: layout(item) for name, item in self._shown(row).items()}

@@ -11,7 +11,7 @@ from typing import Any
 from diffusers.utils.loading_utils import load_video
 from PIL import Image, ImageOps
 
-from mmgrpo.data.media import local_file, opened, opened_all
+from mmgrpo.data.media import local_file, opened, opened_column
 from mmgrpo.types import Prompt
 
 
@@ -63,19 +63,19 @@ class Album:
         return self._kept[key][1]
 
 
-def of_prompt(prompt: Prompt, *, image: str, columns: Mapping[str, Any]) -> dict[str, Any]:
+def of_prompt(prompt: Prompt, *, image: str, columns: Mapping[str, str]) -> dict[str, Any]:
     """What a prompt shows, opened.
 
     Args:
         prompt: whose.
         image: the argument that its images go to; its videos go to ``video``.
-        columns: by further arguments, what the columns hold that are their pictures.
+        columns: by further arguments, the columns that hold their pictures.
 
     Returns:
         By argument one picture or a list of several; of a video its frames, of several a list each.
     """
     shown = {image: [opened(one) for one in prompt.images], "video": [_frames(video) for video in prompt.videos]}
-    shown |= {argument: opened_all(value) for argument, value in columns.items()}
+    shown |= {argument: opened_column(prompt.columns, name) for argument, name in columns.items()}
     return {name: items[0] if len(items) == 1 else items for name, items in shown.items() if items}
 
 
@@ -96,12 +96,12 @@ def unlike(prompt: Prompt, pictures: Mapping[str, str]) -> Prompt:
         text=f"{prompt.text} {prompt.text}".strip() or "a picture",
         images=[ImageOps.invert(opened(one)) for one in prompt.images],
         videos=[[ImageOps.invert(frame) for frame in _frames(video)] for video in prompt.videos],
-        columns={**prompt.columns, **{name: _negatives(prompt.columns.get(name)) for name in pictures.values()}},
+        columns={**prompt.columns, **{name: _negatives(prompt, name) for name in pictures.values()}},
     )
 
 
-def _negatives(value: Any) -> list[Image.Image]:
-    return [ImageOps.invert(picture) for picture in opened_all(value)]
+def _negatives(prompt: Prompt, column: str) -> list[Image.Image]:
+    return [ImageOps.invert(picture) for picture in opened_column(prompt.columns, column)]
 
 
 def _frames(video: Any) -> list[Image.Image]:
