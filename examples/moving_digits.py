@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mmgrpo.errors import DataError
-from mmgrpo.examples.digits import DIGIT_NAMES, SIDE, asked_digit, fit_judge, fit_verifier, load_split, to_image
+from mmgrpo.examples.digits import (
+    DIGIT_NAMES,
+    SIDE,
+    asked_digit,
+    fit_judge,
+    fit_neighbours,
+    fit_verifier,
+    load_split,
+    to_image,
+)
 from mmgrpo.types import Example, Prompt, Sample
 
 CANVAS = 16
@@ -42,11 +51,11 @@ def moving_digit_prompts() -> list[Prompt]:
     return [_prompt(digit, direction) for direction, digit in product(DIRECTIONS, range(10))]
 
 
-def mislabelled_moving_digits(directions: float = 0.5, digits: float = 0.1, seed: int = 0) -> list[Example]:
+def mislabelled_moving_digits(directions: float = 0.35, digits: float = 0.1, seed: int = 0) -> list[Example]:
     """The training images moved in each direction, with captions of which some are wrong on purpose.
 
     A share ``directions`` of the directions and, apart from them, ``digits`` of the digits are redrawn uniformly, so
-    that a share of about (1 - 0.75 directions) (1 - 0.9 digits) stays right: 0.57 at the default. The columns say
+    that a share of about (1 - 0.75 directions) (1 - 0.9 digits) stays right: 0.67 at the default. The columns say
     what the caption says; ``true_digit`` and ``true_direction`` what the clip shows.
 
     Raises: DataError if a share is outside [0, 1].
@@ -83,19 +92,20 @@ class MovingDigitVerifier:
     """Reward: in how many frames the digit asked for is read where it should be by then, each frame by the share of its
     ink that stands there; 0 if the ink moves elsewhere.
 
-    The columns are ``digit`` and ``direction``. Frames are read by the perceptron of ``digit_verifier``, cut out where
-    a digit that moves as asked has come to. The ink moves as asked if from the first frame to the last its centre goes
-    farther there than across, and by a pixel at least. A sample without a video, or a prompt without a column, is not
-    judged (None).
+    The columns are ``digit`` and ``direction``. Frames are read twice, half a frame each: by the perceptron of
+    ``digit_verifier`` and by the three nearest images of its split, cut out where a digit that moves as asked has come
+    to. The ink moves as asked if from the first frame to the last its centre goes farther there than across, and by a
+    pixel at least. A sample without a video, or a prompt without a column, is not judged (None).
 
     Range: 0 to 1, a third a frame at most.
-    Source: the project's own: a perceptron fitted on UCI digits; it reads 0.978 of the held-out ones.
+    Source: the project's own: UCI digits, of whose held-out ones the two read 0.978 and 0.986.
     Traps: it is blind to diversity. Without the share of the ink policies learn to draw pieces beside the digit, which
-        move the ink's centre as it should (measured: 0.87 by such a verifier, 0.67 by the judge).
+        move the ink's centre as it should (measured: 0.87 by such a verifier, 0.67 by the judge); and with the
+        perceptron alone, shapes that only a perceptron takes for digits (0.90 and 0.74).
     """
 
     def __init__(self) -> None:
-        self._classifier = fit_verifier()
+        self._classifiers = (fit_verifier(), fit_neighbours())
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
         return _judged(samples, self._score)
@@ -105,7 +115,8 @@ class MovingDigitVerifier:
             return 0.0
         cuts = np.stack([_cut(frame, *corner) for frame, corner in zip(clip, _path(direction), strict=True)])
         share = _ink(cuts).sum(1) / np.maximum(_ink(clip).sum((1, 2)), LITTLE)
-        return float(np.mean((self._classifier.predict(cuts) == digit) * share))
+        read = np.mean([classifier.predict(cuts) == digit for classifier in self._classifiers], axis=0)
+        return float(np.mean(read * share))
 
 
 @final

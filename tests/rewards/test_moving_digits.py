@@ -13,7 +13,7 @@ from PIL import Image
 
 from mmgrpo.config.loading import load_config
 from mmgrpo.errors import DataError
-from mmgrpo.examples.digits import load_split, to_image
+from mmgrpo.examples.digits import fit_neighbours, fit_verifier, load_split, to_image
 from mmgrpo.examples.moving_digits import (
     DIRECTIONS,
     MovingDigitJudge,
@@ -109,6 +109,14 @@ def test_a_third_of_the_reward_is_a_frame(held_out: list[Sample]) -> None:
     assert one.video is not None
     mixed = replace(seven, video=[seven.video[0], one.video[1], seven.video[2]])
     assert verifier([mixed]) == [pytest.approx(2 / 3)]
+
+
+def test_a_frame_that_only_one_classifier_reads_counts_half() -> None:
+    split = load_split()
+    images = split.held_out.reshape(len(split.held_out), -1)
+    perceptron, neighbours = (fit().predict(images) == split.held_out_labels for fit in (fit_verifier, fit_neighbours))
+    n = int(np.flatnonzero(perceptron != neighbours)[0])
+    assert MovingDigitVerifier()(clips(split.held_out[n : n + 1], split.held_out_labels[n : n + 1])) == [0.5] * 4
 
 
 def test_ink_beside_the_digit_is_taken_off(held_out: list[Sample]) -> None:
