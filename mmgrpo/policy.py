@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -212,6 +212,36 @@ class Keeping(ABC):
     @abstractmethod
     def using(self, name: str) -> AbstractContextManager[None]:
         """Within the context the policy has the kept weights, frozen; ``reference`` is there from the beginning."""
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Of a call: by place and by name."""
+
+
+class Shard(Protocol):
+    """Shards a module in place: its weights are gathered where it is called, always as a whole and as a module."""
+
+    def __call__(self, name: str, module: nn.Module, *, empty: Callable[[], Arguments] | None = None) -> None:
+        """Shards it.
+
+        Args:
+            name: of the module, for messages.
+            module: whose frozen parameters are sharded.
+            empty: arguments of a call that is made for other processes' sake; None: those of the last call.
+        """
+        ...
+
+
+class Shardable(ABC):
+    """A policy whose modules can lie in parts on the processes of a run."""
+
+    @abstractmethod
+    def shard(self, shard: Shard) -> None:
+        """Has the modules that are worth it sharded, before anything is drawn.
+
+        Args:
+            shard: shards one in place.
+        """
 
 
 class Showing(ABC):

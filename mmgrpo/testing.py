@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mmgrpo.differentiating import backward
 from mmgrpo.policy import Policy
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
 
@@ -238,7 +239,7 @@ def gradients(policy: Policy, rollout: Rollout, rows: Sequence[int] | Tensor | N
     for evaluation in policy.evaluate(rollout, rows):
         index = _rows_of(evaluation.rows, rollout, rows)
         weight = weight_BT[index[:, None], torch.as_tensor(evaluation.columns)].to(evaluation.logprob_BT)
-        (weight * evaluation.logprob_BT).sum().backward()
+        backward((weight * evaluation.logprob_BT).sum())
     found = [torch.zeros_like(p) if p.grad is None else p.grad for p in policy.trainable]
     for parameter in policy.trainable:
         parameter.grad = None

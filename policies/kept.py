@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -35,6 +35,10 @@ class Kept(Protocol):
 
     def using(self, name: str) -> AbstractContextManager[Mapping[str, nn.Module]]:
         """A context of the kept weights; gives the modules that stand in for the trained ones, if others do."""
+        ...
+
+    def trained(self) -> AbstractContextManager[Mapping[str, nn.Module]]:
+        """Within a context of kept weights, one of the trained ones again."""
         ...
 
 
@@ -98,6 +102,10 @@ class Copies:
         require_kept(name, {*self.names, REFERENCE})
         yield self.of(name)
 
+    def trained(self) -> AbstractContextManager[Mapping[str, nn.Module]]:
+        """Gives none: the modules are as they were."""
+        return nullcontext({})
+
 
 class Adapters:
     """Kept weights as further frozen adapters on the layers of the trained ones.
@@ -158,17 +166,27 @@ class Adapters:
     def using(self, name: str) -> Iterator[Mapping[str, nn.Module]]:
         """Gives no stand-ins: within it the modules themselves have the kept adapters, or none."""
         require_kept(name, {*self.names, REFERENCE})
+        with self._active(self.key(name) if name in self.names else None):
+            yield {}
+
+    @contextmanager
+    def trained(self) -> Iterator[Mapping[str, nn.Module]]:
+        """Gives no stand-ins: within it the modules have the trained adapters."""
+        with self._active(ADAPTER):
+            yield {}
+
+    @contextmanager
+    def _active(self, active: str | None) -> Iterator[None]:
+        """Within it layers have one set of adapters, by peft's name, or none."""
         keys = [ADAPTER, *map(self.key, self.names)]
         before = [(parameter, parameter.requires_grad) for key in keys for parameter, _ in self._parameters(key)]
         states = [(layer.active_adapters, layer.disable_adapters) for layer in self._layers]
         for layer in self._layers:
-            if name in self.names:
-                layer.enable_adapters(enabled=True)
-                layer.set_adapter([self.key(name)], inference_mode=True)
-            else:
-                layer.enable_adapters(enabled=False)
+            layer.enable_adapters(enabled=active is not None)
+            if active is not None:
+                layer.set_adapter([active], inference_mode=active != ADAPTER)
         try:
-            yield {}
+            yield
         finally:
             for layer, (active, disabled) in zip(self._layers, states, strict=True):
                 layer.set_adapter(active, inference_mode=True)

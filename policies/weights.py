@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.policies.adapters import DIFFUSERS_FILE, METADATA, PEFT_FILE, PEFT_PREFIX, read_adapter
 from mmgrpo.policies.kept import ADAPTER, Adapters, Copies, require_name
 from mmgrpo.policies.lora import LoraSettings
+from mmgrpo.policy import Shard
 from mmgrpo.values import REFERENCE
 
 KEPT = "kept"
@@ -108,12 +109,28 @@ class Weights:
         The reference that was never kept is the adapters switched off, or full weights as they were when first asked
         for. Raises ConfigError for a name under which nothing is kept.
         """
+        with self._standing_in(self._kept.using(name)):
+            yield
+
+    @contextmanager
+    def trained(self) -> Iterator[None]:
+        """Within ``using``, the modules have the trained weights again."""
+        with self._standing_in(self._kept.trained()):
+            yield
+
+    @contextmanager
+    def _standing_in(self, context: AbstractContextManager[Mapping[str, nn.Module]]) -> Iterator[None]:
         before = self._stand_ins
         try:
-            with self._kept.using(name) as self._stand_ins:
+            with context as self._stand_ins:
                 yield
         finally:
             self._stand_ins = before
+
+    def shard(self, shard: Shard) -> None:
+        """Has every module sharded, as ``Shardable`` says."""
+        for name, module in self.modules.items():
+            shard(name, module)
 
     def begin_from(self, path: Path) -> None:
         """Starts from the weights that another run, or another library, has left; kept weights stay this policy's own.

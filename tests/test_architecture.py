@@ -20,7 +20,7 @@ ROOMS = (
     ("system",),
     ("memory",),
     ("maths",),
-    ("policy", "reward", "environment"),
+    ("policy", "reward", "environment", "differentiating"),
     ("config", "tools", "testing"),
     ("data",),
     ("scoring",),
@@ -53,6 +53,7 @@ CONTRACTS = (
     "policy",
     "reward",
     "environment",
+    "differentiating",
     "data.media",
     "data.sounds",
 )
@@ -261,7 +262,7 @@ def test_nothing_inherits_from_a_concrete_class() -> None:
 def test_bases_are_found_where_they_are_defined() -> None:
     name = "mmgrpo.policies.denoising.policy"
     bases = list(our_bases(name, classes()[f"{name}.DenoisingPolicy"]))
-    contracts = ("Policy", "Supervised", "Scheduled", "Choosing", "Keeping", "Reading", "Seeing")
+    contracts = ("Policy", "Supervised", "Scheduled", "Choosing", "Keeping", "Reading", "Seeing", "Shardable")
     assert bases == [f"mmgrpo.policy.{contract}" for contract in contracts]
     assert defined_at("mmgrpo.policies.denoising.DenoisingPolicy") == f"{name}.DenoisingPolicy"
 

@@ -220,6 +220,7 @@ def make_accelerator(config: RunConfig) -> Accelerator:
     for tracker in config.tracking.trackers:
         if not is_installed(tracker):
             raise missing(tracker, f"tracking.trackers: {tracker}")
+    os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # for which transformers would load on one process alone
     return Accelerator(
         cpu=config.runtime.device == "cpu",
         log_with=list(config.tracking.trackers) or None,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from mmgrpo.errors import ConfigError, MmgrpoError
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.diagnostics import Diagnostics
+from mmgrpo.run.sharding import sharding_of
 
 T = TypeVar("T")
 BUCKET_ELEMENTS = 2**26  # 256 MiB of float32 per collective
@@ -29,6 +30,7 @@ class Job:
         self.accelerator = accelerator
         self.rank = accelerator.process_index
         self.size = accelerator.num_processes
+        self.sharding = sharding_of(accelerator)
 
     @property
     def is_main(self) -> bool:
@@ -58,7 +60,10 @@ class Job:
 
     def gather(self, item: T) -> list[T]:
         """One object of every process, in rank order, on all of them."""
-        return [item] if self.size == 1 else gather_object([item])
+        if self.size == 1:
+            return [item]
+        self.meet()
+        return gather_object([item])
 
     def from_all(self, find: Callable[[], T]) -> list[T]:
         """What a function gives on each process, in rank order; what it raises on purpose on one is raised on all."""
@@ -105,11 +110,13 @@ class Job:
         """Every process starts from the main process's weights."""
         if self.size == 1:
             return
+        self.meet()
         for parameter in parameters:
             torch.distributed.broadcast(parameter.data, src=0)
 
     def wait(self) -> None:
         """Until all processes are here."""
+        self.meet()
         self.accelerator.wait_for_everyone()
 
     def log(self, values: dict[str, Any], step: int) -> None:
@@ -124,9 +131,15 @@ class Job:
 
     def _sum(self, tensor: Tensor) -> Tensor:
         """The tensors of all processes, added."""
+        self.meet()
         total = self.accelerator.reduce(tensor, "sum")
         assert isinstance(total, Tensor)
         return total
+
+    def meet(self) -> None:
+        """Until no process has a sharded module to call; without sharding at once."""
+        if self.sharding is not None:
+            self.sharding.turns.meet()
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:

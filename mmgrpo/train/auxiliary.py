@@ -63,6 +63,7 @@ class Auxiliaries:
         """
         self._seed, self._job = seed, job
         self._supervised = require_supervised(policy, "auxiliary") if configs else None
+        self._parameters = policy.trainable
         self._answers: dict[
             tuple[int, str], tuple[Prompt, Example]
         ] = {}  # the prompt is kept, so that its id stays its own
@@ -118,7 +119,9 @@ class Auxiliaries:
     def _from_examples(self, config: AuxiliaryConfig, number: int) -> tuple[Taught, int]:
         assert self._supervised is not None
         lesson = self._batches[config.label].at(number, self._job, f"auxiliary ({config.label}): batch_size")
-        taught = accumulate_supervised(self._supervised, lesson, job=self._job, scale=config.weight)
+        taught = accumulate_supervised(
+            self._supervised, lesson, parameters=self._parameters, job=self._job, scale=config.weight
+        )
         return taught, len(lesson.examples)
 
     def _from_answers(

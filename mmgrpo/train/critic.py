@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mmgrpo.config import RunConfig
+from mmgrpo.differentiating import backward
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.critics import generalised_advantage, value_loss
 from mmgrpo.maths.diagnostics import Diagnostics
@@ -171,7 +172,7 @@ class Learnt:
                 fixed = (seen.values[VALUE], target_BT, seen.mask_BT)
                 old_BT, wanted_BT, keep_BT = (cells(matrix_BT, part).to(value_BT.device) for matrix_BT in fixed)
                 loss_BT = value_loss(value_BT, old_BT, wanted_BT, clip=self._config.clip).where(keep_BT, 0.0)
-                (loss_BT.sum() / num).backward()
+                backward(loss_BT.sum() / num)
                 kept = (loss_BT.detach(), value_BT.detach().where(keep_BT, 0.0))
                 sums += torch.stack([matrix_BT.double().sum().cpu() for matrix_BT in kept])
                 num_forwards += part.num_forwards

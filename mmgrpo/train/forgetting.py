@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from mmgrpo.differentiating import backward
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.forgetting import FORGETTING, Forgetting, forgetting_loss
 from mmgrpo.policy import Keeping, Policy
@@ -63,7 +64,7 @@ def _backward(policy: Policy, rollouts: Sequence[Rollout], how: Forgetting, num_
             rows = slice(None) if part.rows is None else part.rows
             length_B1 = rollout.mask_BT[rows].sum(1, keepdim=True).to(part.logprob_BT.device)
             loss_BT = forgetting_loss(part.logprob_BT, keep_BT, limit=how.limit) / length_B1.clamp(min=1)
-            (loss_BT.sum() / num_rows).backward()
+            backward(loss_BT.sum() / num_rows)
             entropy += float(part.values[ENTROPY].detach().where(keep_BT, 0.0).sum())
             count += int(keep_BT.sum())
             num_forwards += part.num_forwards

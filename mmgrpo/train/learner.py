@@ -24,6 +24,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from mmgrpo.differentiating import backward
 from mmgrpo.errors import ShapeError
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.decisions import Decisions
@@ -252,7 +253,7 @@ def _slice_by_slice(
         for evaluation in slices:
             decisions = _with_values(_at(whole, evaluation), evaluation)
             loss = objective(decisions)
-            loss.value.backward()
+            backward(loss.value)
             diagnostics += loss.diagnostics
             max_gap = max(max_gap, _gap(decisions))
             num_forwards += evaluation.num_forwards
@@ -302,7 +303,7 @@ def _through(seen: Seen, grad_BT: Tensor) -> int:
 def _backward(parts: Sequence[tuple[Tensor | None, Tensor]], evaluation: Evaluation) -> None:
     """The backward of a slice: of what was computed now, times the coefficients."""
     terms = [(cells(grad_BT, evaluation).to(now) * now).sum() for grad_BT, now in parts if grad_BT is not None]
-    sum(terms, start=torch.zeros_like(terms[0])).backward()
+    backward(sum(terms, start=torch.zeros_like(terms[0])))
 
 
 def _at(whole: Decisions, evaluation: Evaluation) -> Decisions:

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import final
 
+from torch import nn
+
 from mmgrpo.config import Named
 from mmgrpo.config.registry import resolve
+from mmgrpo.differentiating import backward
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.diagnostics import ValueSum
 from mmgrpo.maths.seeds import derive_seed
@@ -73,7 +76,9 @@ class ExampleBatches:
         )
 
 
-def accumulate_supervised(policy: Supervised, lesson: Lesson, *, job: Job, scale: float = 1.0) -> Taught:
+def accumulate_supervised(
+    policy: Supervised, lesson: Lesson, *, parameters: Sequence[nn.Parameter], job: Job, scale: float = 1.0
+) -> Taught:
     """Adds the gradient of the mean over the job's examples to the trainable parameters' ``grad``.
 
     L = scale sum_i n_i l_i / sum_i n_i, l_i the mean loss of example i over its n_i terms, tokens or pictures.
@@ -81,6 +86,7 @@ def accumulate_supervised(policy: Supervised, lesson: Lesson, *, job: Job, scale
     Args:
         policy: what is taught; it is given this process's examples together.
         lesson: of this process.
+        parameters: the trainable ones.
         job: the processes, each of which takes part.
         scale: of the loss.
 
@@ -90,15 +96,22 @@ def accumulate_supervised(policy: Supervised, lesson: Lesson, *, job: Job, scale
     Raises:
         PolicyError: the policy's loss is no ``SupervisedLoss``.
     """
-    found: list[SupervisedLoss] = []
+    before = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
 
     def measured() -> ValueSum:
-        found.append(_loss(policy, lesson.examples, lesson.seeds))
-        return ValueSum(found[0].num_terms, float(found[0].mean.detach()) * found[0].num_terms)
+        loss = _loss(policy, lesson.examples, lesson.seeds)
+        backward(loss.mean * scale)
+        return ValueSum(loss.num_terms, float(loss.mean.detach()) * loss.num_terms)
 
     parts = job.from_all(measured)
     own, whole = parts[job.rank], sum(parts, start=ValueSum(0, 0.0))
-    (found[0].mean * (scale * (own.count / whole.count))).backward()
+    for parameter, earlier in zip(parameters, before, strict=True):
+        if parameter.grad is not None:
+            parameter.grad *= own.count / whole.count  # known once all have met, and no graph is held that long
+        if earlier is not None:
+            parameter.grad = earlier if parameter.grad is None else earlier + parameter.grad
     return Taught(
         mean=float(whole.total / whole.count),
         own_loss=float(scale * own.total / whole.count),
@@ -132,7 +145,7 @@ def accumulate_weighted(
         total = 0.0
         for example, seed, weight in zip(lesson.examples, lesson.seeds, weights, strict=True):
             mean = _loss(policy, [example], [seed]).mean
-            (mean * (scale * weight / num)).backward()
+            backward(mean * (scale * weight / num))
             total += weight * float(mean.detach())
         return ValueSum(sum(weights), total)
 

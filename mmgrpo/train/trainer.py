@@ -17,8 +17,9 @@ from mmgrpo.config.binding import require_credit
 from mmgrpo.config.parts import require_single
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.data.stream import StepPrompts, stream_of
+from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
-from mmgrpo.policy import Policy
+from mmgrpo.policy import Policy, Shardable
 from mmgrpo.run.checkpoint import Place, checkpoint_steps
 from mmgrpo.run.folder import RunFolder, make_accelerator
 from mmgrpo.run.processes import Job
@@ -102,6 +103,10 @@ class Trainer:
         owner = before[task.policy_of] if before and task.policy_of else None
         device = self.config.runtime.device or self.job.accelerator.device
         self.policy = policy = policy_of(policy, self.config, device)
+        if self.job.sharding and owner is None:
+            if not isinstance(policy, Shardable):
+                raise ConfigError(f"{type(policy).__name__} cannot be sharded: leave FSDP out of accelerate's settings")
+            policy.shard(self.job.sharding.shard)
         self.now = Moving(self.config, self.rewards)
         self.stream = stream_of(asked, self.config)
         self.job.shard(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")

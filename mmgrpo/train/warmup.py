@@ -73,7 +73,7 @@ class Warmup:
                 return
             lesson = self._batches.at(step, self.job, "warmup.batch_size")
             self.optimizer.clear()
-            taught = accumulate_supervised(self._supervised, lesson, job=self.job)
+            taught = accumulate_supervised(self._supervised, lesson, parameters=self.optimizer.parameters, job=self.job)
             self.whole_step = None
             applied = self.optimizer.apply()
             self.whole_step = step + 1

@@ -41,7 +41,7 @@ from mmgrpo.policies.denoising.stage import Stage
 from mmgrpo.policies.denoising.supervised import Targets, supervised_loss
 from mmgrpo.policies.denoising.values import require_known
 from mmgrpo.policies.weights import DiffusersFiles, Weights
-from mmgrpo.policy import Choosing, Keeping, Policy, Reading, Scheduled, Seeing, Supervised
+from mmgrpo.policy import Choosing, Keeping, Policy, Reading, Scheduled, Seeing, Shard, Shardable, Supervised
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import REFERENCE, Value
 
@@ -51,7 +51,7 @@ NOTICED_EXCESS = 0.1
 EXACTNESS = {torch.float32: 1e-5, torch.bfloat16: 1e-3}
 
 
-class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading, Seeing):
+class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading, Seeing, Shardable):
     """A diffusers pipeline whose denoising steps are decisions.
 
     The pipeline itself is run, with a scheduler of its own class that draws and records each transition; to score a
@@ -233,6 +233,12 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
         """The reference that was never kept is the adapters off, or full weights as they were when first asked for."""
         with self._weights.using(name), self._stage.substituted(self._weights.stand_ins):
             yield
+
+    def shard(self, shard: Shard) -> None:
+        """Has the denoisers sharded; text encoders and the autoencoder stay whole."""
+        if self.settings.compile:
+            raise ConfigError("policy.compile: sharded denoisers are not compiled; leave it out")
+        self._weights.shard(shard)
 
     def reference(self) -> AbstractContextManager[None]:
         """``using("reference")``."""

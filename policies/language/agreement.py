@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from mmgrpo.differentiating import gradients_of
 from mmgrpo.errors import PolicyError
 from mmgrpo.policies.completion import Completion
 from mmgrpo.policies.language.encoding import Encoded
@@ -137,7 +138,7 @@ def measured(way: Way, trial: Trial, *, alone: bool = False) -> Measurement:
             total = (weights.to(logprob_M) * logprob_M).sum()
             if trial.parameters and not total.requires_grad:
                 raise ValueError("no gradient reaches what is trained")
-            found = torch.autograd.grad(total, trial.parameters, allow_unused=True) if trial.parameters else ()
+            found = gradients_of(total, trial.parameters) if trial.parameters else ()
         for number, gradient in enumerate(found):
             if gradient is not None:
                 entries = _entries(gradient)

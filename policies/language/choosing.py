@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,6 +37,7 @@ class Choice:
         trial: Trial,
         tolerance: Tolerance,
         *,
+        within: Callable[[], AbstractContextManager[None]],
         against: Sequence[str] = (),
     ) -> None:
         """Nothing is decided yet.
@@ -45,6 +47,7 @@ class Choice:
             plain: the plain way.
             trial: what they are compared on; its prompts are put in.
             tolerance: how far they may lie from the plain call.
+            within: a context of the trained weights, whose gradients are compared, whatever view is looked through.
             against: what is known to speak against ways that are no candidates.
         """
         self.way: Cached | Plain = candidates[0] if candidates else plain
@@ -52,6 +55,7 @@ class Choice:
         self._plain = plain
         self._trial = trial
         self._tolerance = tolerance
+        self._within = within
         self._against = against
         self._seen: dict[Kind, list[Encoded]] = {}
 
@@ -71,7 +75,8 @@ class Choice:
     def _decide(self, seen: dict[Kind, list[Encoded]]) -> None:
         prompts = [prompt for known in seen.values() for prompt in known]
         trial = self._trial.on(prompts, self._plain.vocabulary)
-        found = first_exact(self._candidates, self._plain, trial, self._tolerance)
+        with self._within():
+            found = first_exact(self._candidates, self._plain, trial, self._tolerance)
         reasons = "; ".join([*self._against, *found.reasons])
         rows, model = ", ".join(map(_described, seen)), type(self._plain.model).__name__
         if found.way is None:

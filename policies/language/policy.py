@@ -29,6 +29,7 @@ from mmgrpo.policies.language.plain import Plain
 from mmgrpo.policies.language.rollouts import Rollouts
 from mmgrpo.policies.language.scoring import logprobs
 from mmgrpo.policies.language.settings import LanguageSettings
+from mmgrpo.policies.language.sharded import shard_decoder
 from mmgrpo.policies.language.text_ends import text_ends
 from mmgrpo.policies.language.trace import Trace
 from mmgrpo.policies.language.values import OF_STATES, OWN
@@ -42,14 +43,25 @@ from mmgrpo.policies.text_models import (
     language_parameters,
 )
 from mmgrpo.policies.weights import PeftFiles, Weights
-from mmgrpo.policy import Criticising, Joining, Keeping, Policy, Reading, Seeing, Supervised, Writing
+from mmgrpo.policy import (
+    Criticising,
+    Joining,
+    Keeping,
+    Policy,
+    Reading,
+    Seeing,
+    Shard,
+    Shardable,
+    Supervised,
+    Writing,
+)
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
 from mmgrpo.values import ENTROPY, PEERS, REFERENCE, Value
 
 WHOLE = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.empty(0, dtype=torch.long))
 
 
-class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, Seeing, Criticising):
+class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, Seeing, Criticising, Shardable):
     """A causal language model, a vision-language model or an encoder-decoder, whose tokens are decisions.
 
     A prompt, with its pictures, goes through the model once per group in the rollout and once in the update; its
@@ -156,6 +168,10 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
     def using(self, name: str) -> AbstractContextManager[None]:
         """The reference that was never kept is the adapters off, or full weights as they were when first asked for."""
         return self._weights.using(name)
+
+    def shard(self, shard: Shard) -> None:
+        """Has the blocks that read tokens sharded; embeddings, output head and what sees or hears stay whole."""
+        shard_decoder(self.model, shard, compiles=self.settings.compile)
 
     def text_ends(self, sample: Sample) -> Sequence[int]:
         """What each token adds to the text, by decoding."""
@@ -358,7 +374,7 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
             checkpointing=self._checkpointing,
         )
         every, teaching = (
-            Choice(ways, found.plain, trial, self._tolerance, against=found.against)
+            Choice(ways, found.plain, trial, self._tolerance, within=self._weights.trained, against=found.against)
             for ways in ([*found.shared, *found.whole], found.whole)
         )
         return every, teaching

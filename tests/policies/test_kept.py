@@ -11,7 +11,7 @@ import torch
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Keeping, Policy
-from mmgrpo.types import Rollout
+from mmgrpo.types import Prompt, Rollout
 from mmgrpo.values import Value
 from tests.policies import tiny_language, tiny_policies
 from tests.policies.contract import gradients, move, values
@@ -204,3 +204,18 @@ def test_what_was_never_kept_is_named(name: str) -> None:
             policy.keep(wrong)
     with pytest.raises(ConfigError, match=r"decay of kept weights lies in \[0, 1\], got 1.5"):
         policy.keep("average", decay=1.5)
+
+
+def test_prompts_may_be_new_behind_the_reference() -> None:
+    """Ways through a model are compared by their gradients, which the reference of adapters has none of."""
+    policy = tiny_language.policy_of("llama", lora=LORA["lora"])
+    rollout = policy.rollout([Prompt("what")], group_size=2, seed=SEED)
+    longer = policy.behind(rollout, [Prompt("say the number that you see")] * 2)
+    move(policy.trainable)
+    with policy.reference():
+        reference_BT = values(policy, longer)
+    assert all(parameter.requires_grad for parameter in policy.trainable)
+    now_BT = values(policy, longer)
+    assert not torch.equal(reference_BT, now_BT)
+    fresh = tiny_language.policy_of("llama", lora=LORA["lora"])
+    assert torch.equal(values(fresh, longer), reference_BT)

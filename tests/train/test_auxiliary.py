@@ -206,7 +206,7 @@ def test_a_mean_is_over_terms_and_a_weighted_one_over_examples() -> None:
     over_terms = (n * losses[0].mean + m * losses[1].mean) / (n + m)
     weighted = (losses[0].mean + 0.5 * losses[1].mean) / 3  # and a third that is not taught
     grads = [torch.autograd.grad(loss, policy.trainable, retain_graph=True) for loss in (over_terms, weighted)]
-    taught = accumulate_supervised(policy, lesson, job=job, scale=3.0)
+    taught = accumulate_supervised(policy, lesson, parameters=policy.trainable, job=job, scale=3.0)
     torch.testing.assert_close(gradient_of(policy), 3 * flat(grads[0]))
     assert taught.own_loss == 3 * taught.mean == pytest.approx(3 * float(over_terms.detach()), rel=1e-6)
     taught = accumulate_weighted(policy, lesson, [1.0, 0.5], num=3, job=job, scale=2.0)

@@ -1,0 +1,101 @@
+"""Modules whose frozen weights lie in parts on the processes of a run: FSDP2, as Accelerate is asked for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, gather_object
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.policy import Arguments
+from mmgrpo.run.turns import Turns
+
+_OF: WeakKeyDictionary[Accelerator, Sharding] = WeakKeyDictionary()
+
+
+class Sharding:
+    """What shards the modules of a run.
+
+    Attributes:
+        turns: the order of the calls of sharded modules, which whatever else the processes do together waits for.
+    """
+
+    def __init__(self, accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin) -> None:
+        """Nothing is sharded yet.
+
+        Args:
+            accelerator: accelerate's view of the processes.
+            plugin: how it was asked to shard.
+
+        Raises:
+            ConfigError: for FSDP's first version.
+        """
+        if plugin.fsdp_version != 2:
+            raise ConfigError(
+                "FSDP's first version is not supported: set fsdp_version: 2 in accelerate's configuration"
+            )
+        self._accelerator = accelerator
+        self._plugin = plugin
+        self.turns = Turns(accelerator)
+
+    def shard(self, name: str, module: nn.Module, *, empty: Callable[[], Arguments] | None = None) -> None:
+        """Shards what is frozen of a module, in place, block by block: ``Shard``.
+
+        What is trained, and the embeddings of tokens, which output heads may share, stay whole on every process.
+
+        Args:
+            name: of the module, for messages.
+            module: whose trained parameters are the few of an adapter.
+            empty: arguments of a call that is made for other processes' sake; None: those of the last call.
+
+        Raises:
+            ConfigError: all of its parameters are trained, it does not say what its blocks are, or the processes have
+                loaded other weights.
+        """
+        if all(parameter.requires_grad for parameter in module.parameters()):
+            raise ConfigError(f"{name}: only what is frozen is sharded, and all of it is trained: set policy.lora")
+        kinds = set(getattr(module, "_no_split_modules", None) or ())
+        blocks = [part for part in module.modules() if type(part).__name__ in kinds]
+        if not blocks:
+            raise ConfigError(f"{name}: {type(module).__name__} names no blocks (_no_split_modules) to shard it by")
+        self._require_same(name, module)
+        whole = {p for p in module.parameters() if p.requires_grad}
+        whole |= {p for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters()}
+        offload, precision = self._plugin.cpu_offload, self._plugin.mixed_precision_policy
+        for part in (*blocks, module):
+            fully_shard(
+                part,
+                reshard_after_forward=bool(self._plugin.reshard_after_forward) if part is not module else None,
+                offload_policy=offload if isinstance(offload, OffloadPolicy) else OffloadPolicy(),
+                mp_policy=precision if isinstance(precision, MixedPrecisionPolicy) else MixedPrecisionPolicy(),
+                ignored_params=whole,
+            )
+        self.turns.share(module, empty)
+
+    def _require_same(self, name: str, module: nn.Module) -> None:
+        frozen = [p.detach() for p in module.parameters() if not p.requires_grad]
+        found = gather_object([[float(p.double().sum()) for p in frozen]])
+        if any(other != found[0] for other in found):
+            raise ConfigError(
+                f"{name}: the processes have loaded different weights; set fsdp_cpu_ram_efficient_loading: false in "
+                "accelerate's settings (--fsdp_cpu_ram_efficient_loading false), so that each loads them all"
+            )
+
+
+def sharding_of(accelerator: Accelerator) -> Sharding | None:
+    """The sharding that accelerate was asked for, one for all who ask of these processes; None where it was not, or
+    there is one process.
+
+    Raises: ConfigError for a form of it that is not supported.
+    """
+    if accelerator.num_processes == 1 or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
+        return None
+    if accelerator not in _OF:
+        asked = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
+        _OF[accelerator] = Sharding(accelerator, asked or FullyShardedDataParallelPlugin())
+    return _OF[accelerator]

@@ -1,0 +1,139 @@
+"""Two processes that hold a model in parts: to the bit the run of two that each hold it whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from mmgrpo import Trainer
+from mmgrpo.errors import ConfigError
+from mmgrpo.run.sharding import Sharding
+from tests import test_world_sizes as scenarios
+
+EVERYDAY = ("images", "a rank without rows", "joined by answers", "resumed")
+"""A reference, a process that has no call to make, and one that has more of them in one gradient."""
+SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to.
+
+    Attributes:
+        weights: what was trained.
+        lines: of its log.
+        held: share of the frozen weights of the blocks that the first process holds.
+    """
+
+    weights: Tensor
+    lines: list[dict[str, Any]]
+    held: float
+
+
+def resumed(output: Path) -> Trainer:
+    """The second step taken by a trainer that goes on from the first one's checkpoint."""
+    rollout = {"prompts_per_step": 4, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 3}}
+    values = scenarios.base(output, rollout=rollout, checkpoint={"every": 1})
+    given = {"brightness": scenarios.brightness}, scenarios.digit_prompts()
+
+    def policy() -> Any:
+        return scenarios.make_policy(rollout_batch=1, update_batch=1)
+
+    whole = scenarios.finished(Trainer(policy(), *given, values))
+    whole.job.wait()
+    if whole.job.is_main:
+        shutil.rmtree(whole.folder.path / "checkpoints" / "step-000002")
+    whole.job.wait()
+    again = scenarios.finished(Trainer(policy(), *given, values, resume=whole.folder.path))
+    assert all(torch.equal(one, other) for one, other in zip(whole.parameters, again.parameters, strict=True))
+    return again
+
+
+SCENARIOS: dict[str, Callable[[Path], Trainer]] = {**scenarios.SCENARIOS, "resumed": resumed}
+
+
+BY_NIGHT = tuple(name for name in SCENARIOS if name not in EVERYDAY)
+
+
+def untimed(line: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in line.items() if not key.startswith(("time", "memory/"))}
+
+
+def with_adapters() -> None:
+    """Has the scenarios train adapters in place of all weights."""
+    lora: dict[str, Any] = {"lora": {"rank": 2}}
+    for name in ("make_policy", "policy_of", "terse"):
+        setattr(scenarios, name, partial(getattr(scenarios, name), **lora))
+    trained = scenarios.trained
+    scenarios.trained = lambda output, settings, **config: trained(output, settings={**lora, **settings}, **config)
+
+
+def run(folder: Path, names: Sequence[str]) -> dict[str, Outcome]:
+    """The scenarios, on however many processes there are."""
+    with_adapters()
+    found = {}
+    for name in names:
+        torch.manual_seed(0)
+        trainer = SCENARIOS[name](folder / name)
+        weights, lines = scenarios.outcome(trainer)
+        modules: Any = trainer.policy._weights.modules  # pyright: ignore[reportAttributeAccessIssue]
+        frozen = [p for module in modules.values() for p in module.parameters() if isinstance(p, DTensor)]
+        held = sum(p.to_local().numel() for p in frozen) / max(sum(p.numel() for p in frozen), 1)
+        found[name] = Outcome(weights, lines, held)
+    return found
+
+
+def on_two(folder: Path, names: Sequence[str], **environment: str) -> dict[str, Outcome]:
+    script = folder / "script.py"
+    script.write_text(
+        "import os, sys, torch\nfrom pathlib import Path\nfrom tests.test_sharding import run\n"
+        "found = run(Path(sys.argv[1]), sys.argv[3:])\n"
+        "if int(os.environ['RANK']) == 0:\n    torch.save(found, sys.argv[2])\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", str(script)]
+    given = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd()), **environment}
+    command += [str(folder / "runs"), str(folder / "found.pt"), *names]
+    done = subprocess.run(command, env={**os.environ, **given}, timeout=800, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return torch.load(folder / "found.pt", weights_only=False)
+
+
+@pytest.mark.parametrize("names", [EVERYDAY, pytest.param(BY_NIGHT, marks=pytest.mark.nightly)], ids=["day", "night"])
+def test_a_model_in_parts_takes_the_updates_of_a_whole_one(names: Sequence[str], tmp_path: Path) -> None:
+    for folder in ("whole", "parts"):
+        (tmp_path / folder).mkdir()
+    whole, parts = on_two(tmp_path / "whole", names), on_two(tmp_path / "parts", names, **SHARDED)
+    for name in names:
+        assert torch.equal(whole[name].weights, parts[name].weights), name
+        for one, other in zip(whole[name].lines, parts[name].lines, strict=True):
+            assert untimed(one) == untimed(other)
+        assert whole[name].held == 0.0
+        assert parts[name].held == pytest.approx(0.5, abs=0.01)
+
+
+def test_what_cannot_be_sharded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerate import Accelerator
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(ConfigError, match="set fsdp_version: 2"):
+        Sharding(accelerator, FullyShardedDataParallelPlugin(fsdp_version=1))
+    sharding = Sharding(accelerator, FullyShardedDataParallelPlugin(fsdp_version=2))
+    with pytest.raises(ConfigError, match=r"transformer: only what is frozen is sharded.*set policy.lora"):
+        scenarios.make_policy().shard(sharding.shard)
+    with pytest.raises(ConfigError, match=r"head: Linear names no blocks"):
+        sharding.shard("head", torch.nn.Linear(2, 2).requires_grad_(False))
+    with pytest.raises(ConfigError, match=r"policy.compile: sharded denoisers are not compiled"):
+        scenarios.make_policy(lora={"rank": 2}, compile=True).shard(sharding.shard)
