@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from mmgrpo import Trainer
+from mmgrpo.cli.launching import launch
+from mmgrpo.config.loading import LAUNCHES
 from mmgrpo.errors import ConfigError
 from mmgrpo.run.sharding import Sharding
 from tests import test_world_sizes as scenarios
@@ -137,3 +139,17 @@ def test_what_cannot_be_sharded_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         sharding.shard("head", torch.nn.Linear(2, 2).requires_grad_(False))
     with pytest.raises(ConfigError, match=r"policy.compile: sharded denoisers are not compiled"):
         scenarios.make_policy(lora={"rank": 2}, compile=True).shard(sharding.shard)
+
+
+def test_the_command_starts_its_processes(tmp_path: Path) -> None:
+    """As ``--accelerate fsdp2`` does it, on the CPU; what trains all its weights is refused, so it was asked for."""
+    (tmp_path / "mine.yaml").write_text((LAUNCHES / "fsdp2.yaml").read_text() + "use_cpu: true\n")
+    command = [sys.executable, "-m", "mmgrpo.cli", "train", "quickstart/digits-image", "steps=1", "warmup=null"]
+    command += ["evaluation=null", "watchdog=null", "rollout.prompts_per_step=2", "rollout.group_size=2"]
+    command += ["--accelerate", str(tmp_path / "mine.yaml"), "--processes", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, timeout=300, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "transformer: only what is frozen is sharded, and all of it is trained" in done.stderr
+    with pytest.raises(ConfigError, match="--accelerate nowhere: no such file; fsdp2, gpus come with the package"):
+        launch("nowhere", [], processes=None)

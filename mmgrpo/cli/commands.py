@@ -85,9 +85,18 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(help="a run folder or checkpoint to go on from, by its own config.yaml if alone")
     ] = None,
+    accelerate: Annotated[
+        str | None, typer.Option(help="on several processes: gpus, fsdp2, or a file of accelerate config")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="how many with --accelerate; one a GPU")] = None,
 ) -> None:
     """Trains, and writes a run folder with metrics, samples, checkpoints and report.html."""
     with _plain_errors():
+        if accelerate is not None:
+            from mmgrpo.cli.launching import launch
+
+            again = [*([config] if config else []), *(overrides or []), *(["--resume", str(resume)] if resume else [])]
+            launch(accelerate, again, processes=processes)
         from mmgrpo.cli.training import resume_series, train_one, train_series
 
         if resume is not None and is_series(resume):

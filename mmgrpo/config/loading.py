@@ -21,6 +21,7 @@ from mmgrpo.system.targets import import_attribute
 from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parsed_yaml
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+LAUNCHES = CONFIGS / "accelerate"  # settings of accelerate, which are no runs
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ def _is_file(path: Path) -> bool:
 
 def shipped(folder: str = "") -> list[str]:
     """Names of the configurations that come with the package, as ``train`` and ``include`` take them."""
-    found = (CONFIGS / folder).rglob("*.yaml")
+    found = (path for path in (CONFIGS / folder).rglob("*.yaml") if LAUNCHES not in path.parents)
     return sorted(path.relative_to(CONFIGS).with_suffix("").as_posix() for path in found)
 
 

@@ -1,0 +1,44 @@
+"""``mmgrpo train --accelerate``: the same command on several processes, by ``accelerate launch``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from mmgrpo.config.loading import LAUNCHES
+from mmgrpo.errors import ConfigError
+
+
+def launch(accelerate: str, arguments: Sequence[str], *, processes: int | None) -> NoReturn:
+    """Becomes ``accelerate launch`` of ``mmgrpo train``.
+
+    Args:
+        accelerate: a file that ``accelerate config`` wrote, or the name of one that comes with the package.
+        arguments: of ``train``.
+        processes: how many; None: one a GPU.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(_file(accelerate))]
+    command += ["--num_processes", str(processes or _num_gpus()), "-m", "mmgrpo.cli", "train", *arguments]
+    os.execv(sys.executable, command)
+
+
+def _file(name: str) -> Path:
+    for path in (Path(name), LAUNCHES / f"{name}.yaml"):
+        if path.is_file():
+            return path
+    known = ", ".join(sorted(path.stem for path in LAUNCHES.glob("*.yaml")))
+    raise ConfigError(
+        f"--accelerate {name}: no such file; {known} come with the package, accelerate config writes others"
+    )
+
+
+def _num_gpus() -> int:
+    import torch
+
+    return max(torch.cuda.device_count(), 1)
