@@ -26,7 +26,6 @@ from tests import test_world_sizes as scenarios
 
 EVERYDAY = ("images", "a rank without rows", "joined by answers", "resumed")
 """A reference, a process that has no call to make, and one that has more of them in one gradient."""
-SHARDED = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 
 
 @dataclass(frozen=True)
@@ -82,13 +81,15 @@ def with_adapters() -> None:
     scenarios.trained = lambda output, settings, **config: trained(output, settings={**lora, **settings}, **config)
 
 
-def run(folder: Path, names: Sequence[str]) -> dict[str, Outcome]:
+def run(folder: Path, names: Sequence[str], *, in_parts: bool) -> dict[str, Outcome]:
     """The scenarios, on however many processes there are."""
-    with_adapters()
+    os.environ.update({"ACCELERATE_USE_FSDP": str(in_parts).lower(), "FSDP_VERSION": "2"})
+    if not in_parts:
+        with_adapters()
     found = {}
     for name in names:
         torch.manual_seed(0)
-        trainer = SCENARIOS[name](folder / name)
+        trainer = SCENARIOS[name](folder / str(in_parts) / name)
         weights, lines = scenarios.outcome(trainer)
         modules: Any = trainer.policy._weights.modules  # pyright: ignore[reportAttributeAccessIssue]
         frozen = [p for module in modules.values() for p in module.parameters() if isinstance(p, DTensor)]
@@ -97,15 +98,16 @@ def run(folder: Path, names: Sequence[str]) -> dict[str, Outcome]:
     return found
 
 
-def on_two(folder: Path, names: Sequence[str], **environment: str) -> dict[str, Outcome]:
+def on_two(folder: Path, names: Sequence[str]) -> list[dict[str, Outcome]]:
+    """What two processes come to that hold the model whole, and in parts."""
     script = folder / "script.py"
     script.write_text(
         "import os, sys, torch\nfrom pathlib import Path\nfrom tests.test_sharding import run\n"
-        "found = run(Path(sys.argv[1]), sys.argv[3:])\n"
+        "found = [run(Path(sys.argv[1]), sys.argv[3:], in_parts=parts) for parts in (False, True)]\n"
         "if int(os.environ['RANK']) == 0:\n    torch.save(found, sys.argv[2])\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", str(script)]
-    given = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd()), **environment}
+    given = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
     command += [str(folder / "runs"), str(folder / "found.pt"), *names]
     done = subprocess.run(command, env={**os.environ, **given}, timeout=800, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -114,9 +116,7 @@ def on_two(folder: Path, names: Sequence[str], **environment: str) -> dict[str, 
 
 @pytest.mark.parametrize("names", [EVERYDAY, pytest.param(BY_NIGHT, marks=pytest.mark.nightly)], ids=["day", "night"])
 def test_a_model_in_parts_takes_the_updates_of_a_whole_one(names: Sequence[str], tmp_path: Path) -> None:
-    for folder in ("whole", "parts"):
-        (tmp_path / folder).mkdir()
-    whole, parts = on_two(tmp_path / "whole", names), on_two(tmp_path / "parts", names, **SHARDED)
+    whole, parts = on_two(tmp_path, names)
     for name in names:
         assert torch.equal(whole[name].weights, parts[name].weights), name
         for one, other in zip(whole[name].lines, parts[name].lines, strict=True):
@@ -141,6 +141,7 @@ def test_what_cannot_be_sharded_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         scenarios.make_policy(lora={"rank": 2}, compile=True).shard(sharding.shard)
 
 
+@pytest.mark.nightly
 def test_the_command_starts_its_processes(tmp_path: Path) -> None:
     """As ``--accelerate fsdp2`` does it, on the CPU; what trains all its weights is refused, so it was asked for."""
     (tmp_path / "mine.yaml").write_text((LAUNCHES / "fsdp2.yaml").read_text() + "use_cpu: true\n")
