@@ -88,7 +88,9 @@ def train(
     accelerate: Annotated[
         str | None, typer.Option(help="on several processes: gpus, fsdp2, or a file of accelerate config")
     ] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="how many with --accelerate; one a GPU")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="how many, if not as that file says or one a GPU")
+    ] = None,
 ) -> None:
     """Trains, and writes a run folder with metrics, samples, checkpoints and report.html."""
     with _plain_errors():

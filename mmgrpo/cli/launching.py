@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from mmgrpo.config.loading import LAUNCHES
 from mmgrpo.errors import ConfigError
+from mmgrpo.system.yamls import parsed_yaml
 
 
 def launch(accelerate: str, arguments: Sequence[str], *, processes: int | None) -> NoReturn:
@@ -18,13 +19,17 @@ def launch(accelerate: str, arguments: Sequence[str], *, processes: int | None) 
     Args:
         accelerate: a file that ``accelerate config`` wrote, or the name of one that comes with the package.
         arguments: of ``train``.
-        processes: how many; None: one a GPU.
+        processes: how many; None: as the file says, else one a GPU.
 
     Raises:
         ConfigError: there is no such file.
     """
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(_file(accelerate))]
-    command += ["--num_processes", str(processes or _num_gpus()), "-m", "mmgrpo.cli", "train", *arguments]
+    file = _file(accelerate)
+    if processes is None and "num_processes" not in (parsed_yaml(file.read_text()) or {}):
+        processes = _num_gpus()
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
+    command += [] if processes is None else ["--num_processes", str(processes)]
+    command += ["-m", "mmgrpo.cli", "train", *arguments]
     os.execv(sys.executable, command)
 
 

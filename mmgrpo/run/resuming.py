@@ -15,6 +15,7 @@ from mmgrpo.config.registry import settings_type
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.run.checkpoint import Place, is_checkpoint, list_checkpoints, sound_checkpoint, weights_of
 from mmgrpo.run.folder import CONFIG
+from mmgrpo.run.sharding import is_asked
 from mmgrpo.system.files import read_lines
 
 START = Place(step=0, warmup_step=0)
@@ -225,5 +226,7 @@ def how_to_resume(folder: Path, config: RunConfig, num_processes: int) -> str:
         return f'{"MixedTrainer" if config.tasks else "Trainer"}(..., resume="{folder}")'
     command = f"mmgrpo train --resume {shlex.quote(str(folder))}"
     if num_processes > 1:
-        command = f"accelerate launch --num_processes {num_processes} -m mmgrpo.cli {command.removeprefix('mmgrpo ')}"
+        parts = " --use_fsdp --fsdp_version 2" if is_asked() else ""
+        launch = f"accelerate launch --num_processes {num_processes}{parts} -m mmgrpo.cli"
+        command = f"{launch} {command.removeprefix('mmgrpo ')}"
     return command

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from weakref import WeakKeyDictionary
+from functools import cached_property
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, gather_object
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from mmgrpo.differentiating import join
 from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Arguments
 from mmgrpo.run.turns import Turns
 
-_OF: WeakKeyDictionary[Accelerator, Sharding] = WeakKeyDictionary()
+_of_these: list[Sharding] = []
+"""The one of these processes, if it was asked for."""
 
 
 class Sharding:
@@ -67,24 +71,34 @@ class Sharding:
         whole = {p for p in module.parameters() if p.requires_grad}
         whole |= {p for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters()}
         offload, precision = self._plugin.cpu_offload, self._plugin.mixed_precision_policy
-        for part in (*blocks, module):
+        for part in (*reversed(blocks), module):  # a block's own blocks before it
             fully_shard(
                 part,
-                reshard_after_forward=bool(self._plugin.reshard_after_forward) if part is not module else None,
+                mesh=self._mesh,
+                reshard_after_forward=True,  # the root too: saving reshards it on the main process alone
                 offload_policy=offload if isinstance(offload, OffloadPolicy) else OffloadPolicy(),
                 mp_policy=precision if isinstance(precision, MixedPrecisionPolicy) else MixedPrecisionPolicy(),
                 ignored_params=whole,
             )
         self.turns.share(module, empty)
 
+    @cached_property
+    def _mesh(self) -> DeviceMesh:
+        return init_device_mesh(self._accelerator.device.type, (self._accelerator.num_processes,))
+
     def _require_same(self, name: str, module: nn.Module) -> None:
         frozen = [p.detach() for p in module.parameters() if not p.requires_grad]
-        found = gather_object([[float(p.double().sum()) for p in frozen]])
+        found = gather_object([[float(p.sum(dtype=torch.float64)) for p in frozen]])
         if any(other != found[0] for other in found):
             raise ConfigError(
                 f"{name}: the processes have loaded different weights; set fsdp_cpu_ram_efficient_loading: false in "
                 "accelerate's settings (--fsdp_cpu_ram_efficient_loading false), so that each loads them all"
             )
+
+
+def is_asked() -> bool:
+    """Whether accelerate was asked to shard."""
+    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
 def sharding_of(accelerator: Accelerator) -> Sharding | None:
@@ -93,9 +107,10 @@ def sharding_of(accelerator: Accelerator) -> Sharding | None:
 
     Raises: ConfigError for a form of it that is not supported.
     """
-    if accelerator.num_processes == 1 or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
-        return None
-    if accelerator not in _OF:
+    if accelerator.num_processes == 1 or not is_asked():
+        _of_these.clear()
+        join(list)
+    elif not _of_these:
         asked = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
-        _OF[accelerator] = Sharding(accelerator, asked or FullyShardedDataParallelPlugin())
-    return _OF[accelerator]
+        _of_these.append(Sharding(accelerator, asked or FullyShardedDataParallelPlugin()))
+    return _of_these[0] if _of_these else None

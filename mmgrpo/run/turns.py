@@ -103,11 +103,12 @@ class Turns:
     def _take(self, mine: _Wish) -> None:
         """Returns when it is this wish's turn, and makes the calls before it with the others.
 
-        Forwards come first, those of the lowest process before others; then what was differentiable is differentiated.
+        Forwards come first, and of them those without a gradient: who makes one may be within a view, in which an empty
+        call would have none. Then what was differentiable is differentiated.
         """
         while True:
             wishes, unknown = self._wishes(mine)
-            forwards = [wish for wish in wishes if wish[0] in (_Kind.FORWARD, _Kind.GRADIENT)]
+            forwards = [wish for kind in (_Kind.FORWARD, _Kind.GRADIENT) for wish in wishes if wish[0] == kind]
             now = forwards[0] if forwards else max(wishes)
             kind, number = now
             if forwards and any(wish != now and number in lacks for wish, lacks in zip(wishes, unknown, strict=True)):
@@ -133,7 +134,8 @@ class Turns:
     def _lend(self, number: int, leader: int) -> None:
         """The leader's arguments, for those who have none of their own."""
         shared = self._at(number)
-        lent = [shared.last if self.accelerator.process_index == leader else None]
+        lends = self.accelerator.process_index == leader
+        lent = [tree_map_only(Tensor, Tensor.cpu, shared.last) if lends else None]
         broadcast_object_list(lent, from_process=leader)
         if shared.last is None:
             shared.last = tree_map_only(Tensor, lambda one: one.to(self.accelerator.device), lent[0])
