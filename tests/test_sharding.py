@@ -14,10 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from typer.testing import CliRunner
 
 from mmgrpo import Trainer
+from mmgrpo.cli import app
 from mmgrpo.cli.launching import launch
 from mmgrpo.config.loading import LAUNCHES
 from mmgrpo.errors import ConfigError
@@ -125,10 +129,7 @@ def test_a_model_in_parts_takes_the_updates_of_a_whole_one(names: Sequence[str],
         assert parts[name].held == pytest.approx(0.5, abs=0.01)
 
 
-def test_what_cannot_be_sharded_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from accelerate import Accelerator
-    from accelerate.utils import FullyShardedDataParallelPlugin
-
+def test_what_cannot_be_sharded_is_refused() -> None:
     accelerator = Accelerator(cpu=True)
     with pytest.raises(ConfigError, match="set fsdp_version: 2"):
         Sharding(accelerator, FullyShardedDataParallelPlugin(fsdp_version=1))
@@ -139,6 +140,17 @@ def test_what_cannot_be_sharded_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         sharding.shard("head", torch.nn.Linear(2, 2).requires_grad_(False))
     with pytest.raises(ConfigError, match=r"policy.compile: sharded denoisers are not compiled"):
         scenarios.make_policy(lora={"rank": 2}, compile=True).shard(sharding.shard)
+
+
+def test_what_the_command_cannot_start_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--accelerate nowhere: no such file; fsdp2, gpus come with the package"):
+        launch("nowhere", [], processes=None)
+    (tmp_path / "mine.yaml").write_text("a: [")
+    with pytest.raises(ConfigError, match=r"mine.yaml: .*accelerate config writes such a file"):
+        launch(str(tmp_path / "mine.yaml"), [], processes=None)
+    told = CliRunner().invoke(app, ["train", "quickstart/digits-image", "--processes", "2"])
+    assert told.exit_code == 2
+    assert "--processes says how many of --accelerate" in " ".join(told.output.split())
 
 
 @pytest.mark.nightly
@@ -152,5 +164,3 @@ def test_the_command_starts_its_processes(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment, timeout=300, capture_output=True, text=True)
     assert done.returncode != 0
     assert "transformer: only what is frozen is sharded, and all of it is trained" in done.stderr
-    with pytest.raises(ConfigError, match="--accelerate nowhere: no such file; fsdp2, gpus come with the package"):
-        launch("nowhere", [], processes=None)

@@ -99,6 +99,8 @@ def train(
 
             again = [*([config] if config else []), *(overrides or []), *(["--resume", str(resume)] if resume else [])]
             launch(accelerate, again, processes=processes)
+        if processes is not None:
+            raise ConfigError("--processes says how many of --accelerate: give that too, gpus for example")
         from mmgrpo.cli.training import resume_series, train_one, train_series
 
         if resume is not None and is_series(resume):

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from mmgrpo.config.loading import LAUNCHES
 from mmgrpo.errors import ConfigError
-from mmgrpo.system.yamls import parsed_yaml
+from mmgrpo.system.yamls import YamlError, parsed_yaml
 
 
 def launch(accelerate: str, arguments: Sequence[str], *, processes: int | None) -> NoReturn:
@@ -22,10 +22,10 @@ def launch(accelerate: str, arguments: Sequence[str], *, processes: int | None) 
         processes: how many; None: as the file says, else one a GPU.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: there is no such file, or it is no YAML.
     """
     file = _file(accelerate)
-    if processes is None and "num_processes" not in (parsed_yaml(file.read_text()) or {}):
+    if processes is None and not _says_how_many(file):
         processes = _num_gpus()
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
     command += [] if processes is None else ["--num_processes", str(processes)]
@@ -41,6 +41,13 @@ def _file(name: str) -> Path:
     raise ConfigError(
         f"--accelerate {name}: no such file; {known} come with the package, accelerate config writes others"
     )
+
+
+def _says_how_many(file: Path) -> bool:
+    try:
+        return "num_processes" in (parsed_yaml(file.read_text()) or {})
+    except (YamlError, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--accelerate {file}: {error}; accelerate config writes such a file") from error
 
 
 def _num_gpus() -> int:

@@ -157,13 +157,13 @@ class Turns:
         """Within it calls are made for others' sake, and gradients are left as they were."""
         there = [shared for shared in (one() for one in self._shared) if shared is not None]
         trained = [p for shared in there for p in shared.module.parameters() if p.requires_grad]
-        grads, was_empty = [parameter.grad for parameter in trained], self._is_empty
+        grads = [parameter.grad for parameter in trained]
         for parameter in trained:
             parameter.grad = None
         self._is_empty = True
         try:
             yield
         finally:
-            self._is_empty = was_empty
+            self._is_empty = False  # an empty call takes no turns, so it is never within another
             for parameter, grad in zip(trained, grads, strict=True):
                 parameter.grad = grad
