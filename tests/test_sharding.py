@@ -25,8 +25,11 @@ from mmgrpo.cli import app
 from mmgrpo.cli.launching import launch
 from mmgrpo.config.loading import LAUNCHES
 from mmgrpo.errors import ConfigError
+from mmgrpo.run.processes import Job
 from mmgrpo.run.sharding import Sharding
 from tests import test_world_sizes as scenarios
+from tests.policies import tiny_policies
+from tests.policies.contract import gradients
 
 EVERYDAY = ("images", "a rank without rows", "joined by answers", "resumed")
 """A reference, a process that has no call to make, and one that has more of them in one gradient."""
@@ -102,12 +105,37 @@ def run(folder: Path, names: Sequence[str], *, in_parts: bool) -> dict[str, Outc
     return found
 
 
-def on_two(folder: Path, names: Sequence[str]) -> list[dict[str, Outcome]]:
-    """What two processes come to that hold the model whole, and in parts."""
+def run_both(folder: Path, names: Sequence[str]) -> list[dict[str, Outcome]]:
+    """The scenarios of a model that is whole, and in parts."""
+    return [run(folder, names, in_parts=parts) for parts in (False, True)]
+
+
+def gradients_apart(folder: Path, names: Sequence[str]) -> dict[str, float]:
+    """How far a pipeline in parts has its gradients from a whole one's, of their norm; their decisions are the same."""
+    os.environ.update({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"})
+    job, found = Job(Accelerator()), {}
+    assert job.sharding is not None
+    for name in names:
+        torch.manual_seed(0)
+        whole = tiny_policies.policy_of(name, lora={"rank": 2})
+        torch.manual_seed(0)
+        parts = tiny_policies.policy_of(name, lora={"rank": 2})
+        parts.shard(job.sharding.shard)
+        rollouts = [one.rollout(tiny_policies.prompts_of(name), group_size=2, seed=1) for one in (whole, parts)]
+        assert torch.equal(rollouts[0].old_logprob_BT, rollouts[1].old_logprob_BT)
+        job.wait()
+        ours, theirs = gradients(whole, rollouts[0]), gradients(parts, rollouts[1])
+        found[name] = max(float((x - y).norm() / x.norm().clamp(min=1e-12)) for x, y in zip(ours, theirs, strict=True))
+        job.wait()
+    return found
+
+
+def on_two(folder: Path, names: Sequence[str], *, function: str) -> Any:
+    """What a function of this module gives on the first of two processes."""
     script = folder / "script.py"
     script.write_text(
-        "import os, sys, torch\nfrom pathlib import Path\nfrom tests.test_sharding import run\n"
-        "found = [run(Path(sys.argv[1]), sys.argv[3:], in_parts=parts) for parts in (False, True)]\n"
+        f"import os, sys, torch\nfrom pathlib import Path\nfrom tests.test_sharding import {function}\n"
+        f"found = {function}(Path(sys.argv[1]), sys.argv[3:])\n"
         "if int(os.environ['RANK']) == 0:\n    torch.save(found, sys.argv[2])\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", str(script)]
@@ -120,13 +148,20 @@ def on_two(folder: Path, names: Sequence[str]) -> list[dict[str, Outcome]]:
 
 @pytest.mark.parametrize("names", [EVERYDAY, pytest.param(BY_NIGHT, marks=pytest.mark.nightly)], ids=["day", "night"])
 def test_a_model_in_parts_takes_the_updates_of_a_whole_one(names: Sequence[str], tmp_path: Path) -> None:
-    whole, parts = on_two(tmp_path, names)
+    whole, parts = on_two(tmp_path, names, function="run_both")
     for name in names:
         assert torch.equal(whole[name].weights, parts[name].weights), name
         for one, other in zip(whole[name].lines, parts[name].lines, strict=True):
             assert untimed(one) == untimed(other)
         assert whole[name].held == 0.0
         assert parts[name].held == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.nightly
+def test_gradients_of_pipelines_in_parts(tmp_path: Path) -> None:
+    """A U-Net adds in another order; its blocks hold blocks."""
+    apart = on_two(tmp_path, ("flux", "wan", "sd15"), function="gradients_apart")
+    assert apart == {"flux": 0.0, "wan": 0.0, "sd15": pytest.approx(0.0, abs=1e-5)}
 
 
 def test_what_cannot_be_sharded_is_refused() -> None:
