@@ -219,14 +219,18 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Shard(Protocol):
-    """Shards a module in place: its weights are gathered where it is called, always as a whole and as a module."""
+    """Shards a module in place: its weights are gathered where it is called, always as a whole and as a module.
+
+    A collective. Its trained parameters lie in parts from then on, if all of it is trained, and so do their gradients,
+    which are those of all processes; what carries an adapter is sharded but for that.
+    """
 
     def __call__(self, name: str, module: nn.Module, *, empty: Callable[[], Arguments] | None = None) -> None:
         """Shards it.
 
         Args:
             name: of the module, for messages.
-            module: whose frozen parameters are sharded.
+            module: whose parameters are sharded.
             empty: arguments of a call that is made for other processes' sake; None: those of the last call.
         """
         ...

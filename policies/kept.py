@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -74,6 +74,27 @@ class Copies:
         """
         self.modules = modules
         self.copies: dict[str, Mapping[str, nn.Module]] = {}
+        self._made: Callable[[str], nn.Module] = lambda name: _frozen(modules[name])
+
+    def shard(self, shard: Callable[[str, nn.Module], None]) -> None:
+        """Has the copies that are there sharded, and those to come; to be called before the modules are.
+
+        Args:
+            shard: shards a module of that name in place.
+        """
+        for copies in self.copies.values():
+            for name, module in copies.items():
+                shard(name, module)
+        blanks = {name: _blank(module) for name, module in self.modules.items()}
+
+        def made(name: str) -> nn.Module:
+            module = _filled(blanks[name], self.modules[name])
+            shard(name, module)
+            for mine, trained in zip(module.parameters(), self.modules[name].parameters(), strict=True):
+                mine.data.copy_(trained.data)
+            return module
+
+        self._made = made
 
     @property
     def names(self) -> Collection[str]:
@@ -83,7 +104,7 @@ class Copies:
     def of(self, name: str) -> Mapping[str, nn.Module]:
         """The copies under a name, made of the weights of now where there are none."""
         if name not in self.copies:
-            self.copies[name] = {key: _frozen(module) for key, module in self.modules.items()}
+            self.copies[name] = {key: self._made(key) for key in self.modules}
         return self.copies[name]
 
     @torch.no_grad()
@@ -217,8 +238,24 @@ def _blend(kept: torch.Tensor, now: torch.Tensor, decay: float) -> None:
     if decay == 0:
         kept.copy_(now)
     else:
-        kept.lerp_(now.to(kept), 1 - decay)
+        kept.lerp_(now.to(kept.dtype), 1 - decay)
 
 
 def _frozen(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module).requires_grad_(False).eval()
+
+
+def _blank(module: nn.Module) -> nn.Module:
+    """A frozen copy without weights; parameters that are one stay one."""
+    blanks = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=False) for p in module.parameters()}
+    return copy.deepcopy(module, dict(blanks)).eval()
+
+
+def _filled(blank: nn.Module, module: nn.Module) -> nn.Module:
+    """A blank with room for its weights, where the module has its own; buffers are those of now."""
+    device = next(module.parameters()).device
+    room = {id(p): nn.Parameter(torch.empty_like(p, device=device), requires_grad=False) for p in blank.parameters()}
+    filled = copy.deepcopy(blank, dict(room))
+    for mine, now in zip(filled.buffers(), module.buffers(), strict=True):
+        mine.data = now.clone()
+    return filled

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +19,6 @@ from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.policies.adapters import DIFFUSERS_FILE, METADATA, PEFT_FILE, PEFT_PREFIX, read_adapter
 from mmgrpo.policies.kept import ADAPTER, Adapters, Copies, require_name
 from mmgrpo.policies.lora import LoraSettings
-from mmgrpo.policy import Shard
 from mmgrpo.values import REFERENCE
 
 KEPT = "kept"
@@ -127,8 +126,14 @@ class Weights:
         finally:
             self._stand_ins = before
 
-    def shard(self, shard: Shard) -> None:
-        """Has every module sharded, as ``Shardable`` says."""
+    def shard(self, shard: Callable[[str, nn.Module], None]) -> None:
+        """Has every module sharded, and what is kept of it from now on.
+
+        Args:
+            shard: shards one of that name in place.
+        """
+        if isinstance(self._kept, Copies):
+            self._kept.shard(shard)
         for name, module in self.modules.items():
             shard(name, module)
 

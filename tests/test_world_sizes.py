@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from mmgrpo import Example, Prompt, Sample, Trainer
 from mmgrpo.examples.digits import digit_prompts
@@ -316,7 +317,8 @@ def outcome(trainer: Trainer) -> tuple[Tensor, list[dict[str, Any]]]:
     trainer.job.wait()
     logs = [trainer.folder.path / name for name in ("warmup.jsonl", "metrics.jsonl")]
     lines = [json.loads(line) for log in logs if log.is_file() for line in log.read_text().splitlines()]
-    return torch.cat([parameter.detach().flatten() for parameter in trainer.parameters]), lines
+    weights: list[Any] = [parameter.detach() for parameter in trainer.parameters]
+    return torch.cat([(w.full_tensor() if isinstance(w, DTensor) else w).flatten() for w in weights]), lines
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,6 +65,8 @@ def save_checkpoint(
     *,
     keep: int | None,
     averaged: AbstractContextManager[None] | None = None,
+    meet: Callable[[], None] = lambda: None,
+    writes: bool = True,
 ) -> Path:
     """Writes ``folder/checkpoints/step-NNNNNN`` (``warmup-NNNNNN`` before the first step) and drops old ones.
 
@@ -75,6 +77,8 @@ def save_checkpoint(
         state: state dicts of everything else, by name.
         keep: how many of the newest to keep; None keeps all.
         averaged: within it the policy holds its averaged weights, which are then saved in ``average/`` too.
+        meet: called once the weights are written, while they are those that were.
+        writes: whether this process does; the others only hold the same weights, for as long as it needs them.
 
     Returns:
         The checkpoint.
@@ -85,14 +89,22 @@ def save_checkpoint(
     root = folder / FOLDER
     final = root / (f"step-{place.step:06d}" if place.step else f"warmup-{place.warmup_step:06d}")
     partial = root / f".{final.name}"
+    held = (("policy", nullcontext()), ("average", averaged))
+    saved = [(name, weights) for name, weights in held if policy is not None and weights is not None]
+    if not writes:
+        for _, weights in saved:
+            with weights:
+                meet()
+        return final
     try:
         clear_unfinished(folder)
         partial.mkdir(parents=True)
-        for name, weights in (("policy", nullcontext()), ("average", averaged)):
-            if policy is not None and weights is not None:
-                (partial / name).mkdir()
-                with weights:
-                    policy.save(partial / name)
+        for name, weights in saved:
+            assert policy is not None
+            (partial / name).mkdir()
+            with weights:
+                policy.save(partial / name)
+                meet()
         torch.save(dict(state), partial / TRAINING)
         (partial / STATE).write_text(json.dumps(asdict(place)))
         (partial / MANIFEST).write_text(json.dumps({"sha256": dict(_hashes(partial))}, indent=1))

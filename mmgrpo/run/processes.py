@@ -13,10 +13,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from mmgrpo.errors import ConfigError, MmgrpoError
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.diagnostics import Diagnostics
+from mmgrpo.run.parts import Part
 from mmgrpo.run.sharding import sharding_of
 
 T = TypeVar("T")
@@ -24,13 +26,32 @@ BUCKET_ELEMENTS = 2**26  # 256 MiB of float32 per collective
 
 
 class Job:
-    """This process's place among the processes of the run."""
+    """This process's place among the processes of the run.
+
+    Attributes:
+        accelerator: accelerate's view of the processes.
+        rank: the number of this one.
+        size: how many there are.
+        sharding: what shards modules over them, if that was asked for.
+        raised: the error that all processes were last given together.
+    """
 
     def __init__(self, accelerator: Accelerator) -> None:
+        """Nothing was done together yet.
+
+        Args:
+            accelerator: accelerate's view of the processes.
+        """
         self.accelerator = accelerator
         self.rank = accelerator.process_index
         self.size = accelerator.num_processes
         self.sharding = sharding_of(accelerator)
+        self.raised: MmgrpoError | None = None
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether what is trained lies in parts on the processes."""
+        return self.sharding is not None and self.sharding.trains
 
     @property
     def is_main(self) -> bool:
@@ -75,6 +96,7 @@ class Job:
         parts = self.gather(mine)
         for part in parts:
             if isinstance(part, MmgrpoError):
+                self.raised = part
                 raise part
         return cast(list[T], parts)
 
@@ -93,10 +115,13 @@ class Job:
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Adds the gradients of all processes; a parameter without one counts as zero.
 
-        Every process gets a gradient for every parameter that any of them has one for.
+        Every process gets a gradient for every parameter that any of them has one for. Those of parameters that lie in
+        parts were added in their backward.
         """
         if self.size == 1:
             return
+        self.meet()
+        parameters = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
         present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
         anywhere = self._sum(present.to(self.accelerator.device)).bool().tolist()
         wanted = [p for p, used in zip(parameters, anywhere, strict=True) if used]
@@ -106,13 +131,31 @@ class Job:
             for parameter, piece in zip(bucket, pieces, strict=True):
                 parameter.grad = piece.view_as(parameter).clone()
 
+    def grad_norm(self, parts: Sequence[nn.Parameter]) -> Tensor:
+        """The norm of the gradient over what all processes hold together; a collective where that lies in parts.
+
+        Args:
+            parts: of ``held``, with gradients that were summed.
+
+        Returns:
+            A scalar on their device.
+        """
+        whole = [p.grad for p in parts if p.grad is not None and not isinstance(p, Part)]
+        own = [p.grad for p in parts if p.grad is not None and isinstance(p, Part)]
+        norm = torch.nn.utils.get_total_norm(whole)
+        if not self.in_parts:
+            return norm
+        squares = self._sum(torch.nn.utils.get_total_norm(own).to(self.accelerator.device).square())
+        return (norm.to(squares).square() + squares).sqrt()
+
     def broadcast_weights(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Every process starts from the main process's weights."""
+        """Every process starts from the main process's weights; those that lie in parts were found to be the same."""
         if self.size == 1:
             return
         self.meet()
         for parameter in parameters:
-            torch.distributed.broadcast(parameter.data, src=0)
+            if not isinstance(parameter, DTensor):
+                torch.distributed.broadcast(parameter.data, src=0)
 
     def wait(self) -> None:
         """Until all processes are here."""

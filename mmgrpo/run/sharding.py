@@ -1,10 +1,11 @@
-"""Modules whose frozen weights lie in parts on the processes of a run: FSDP2, as Accelerate is asked for it."""
+"""Modules whose weights lie in parts on the processes of a run: FSDP2, as Accelerate is asked for it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -27,6 +28,7 @@ class Sharding:
 
     Attributes:
         turns: the order of the calls of sharded modules, which whatever else the processes do together waits for.
+        trains: whether what is trained lies in parts, and not only what is frozen.
     """
 
     def __init__(self, accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin) -> None:
@@ -46,30 +48,33 @@ class Sharding:
         self._accelerator = accelerator
         self._plugin = plugin
         self.turns = Turns(accelerator)
+        self.trains = False
 
     def shard(self, name: str, module: nn.Module, *, empty: Callable[[], Arguments] | None = None) -> None:
-        """Shards what is frozen of a module, in place, block by block: ``Shard``.
+        """Shards a module in place, block by block: ``Shard``. A collective.
 
-        What is trained, and the embeddings of tokens, which output heads may share, stay whole on every process.
+        What is in no block stays whole on every process, as the embeddings of tokens, which output heads may share, and
+        so do the few trained parameters of an adapter. Gradients of other trained parameters are summed over the
+        processes, never averaged.
 
         Args:
             name: of the module, for messages.
-            module: whose trained parameters are the few of an adapter.
+            module: all of it trained, all of it frozen, or frozen with an adapter.
             empty: arguments of a call that is made for other processes' sake; None: those of the last call.
 
         Raises:
-            ConfigError: all of its parameters are trained, it does not say what its blocks are, or the processes have
-                loaded other weights.
+            ConfigError: it does not say what its blocks are, or the processes have loaded other weights.
         """
-        if all(parameter.requires_grad for parameter in module.parameters()):
-            raise ConfigError(f"{name}: only what is frozen is sharded, and all of it is trained: set policy.lora")
+        trained = {parameter for parameter in module.parameters() if parameter.requires_grad}
+        has_adapter = len(trained) not in (0, sum(1 for _ in module.parameters()))
         kinds = set(getattr(module, "_no_split_modules", None) or ())
         blocks = [part for part in module.modules() if type(part).__name__ in kinds]
         if not blocks:
             raise ConfigError(f"{name}: {type(module).__name__} names no blocks (_no_split_modules) to shard it by")
-        self._require_same(name, module)
-        whole = {p for p in module.parameters() if p.requires_grad}
-        whole |= {p for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters()}
+        if trained:  # else it is a copy that will be filled
+            self._require_same(name, module)
+        whole = set(module.parameters()) - {p for block in blocks for p in block.parameters()}
+        whole |= trained if has_adapter else set()
         offload, precision = self._plugin.cpu_offload, self._plugin.mixed_precision_policy
         for part in (*reversed(blocks), module):  # a block's own blocks before it
             fully_shard(
@@ -80,20 +85,29 @@ class Sharding:
                 mp_policy=precision if isinstance(precision, MixedPrecisionPolicy) else MixedPrecisionPolicy(),
                 ignored_params=whole,
             )
-        self.turns.share(module, empty)
+            _sum_gradients(part)
+        self.trains |= bool(trained - whole)
+        self.turns.share(module, empty, gathers_state=not has_adapter)
 
     @cached_property
     def _mesh(self) -> DeviceMesh:
         return init_device_mesh(self._accelerator.device.type, (self._accelerator.num_processes,))
 
     def _require_same(self, name: str, module: nn.Module) -> None:
-        frozen = [p.detach() for p in module.parameters() if not p.requires_grad]
-        found = gather_object([[float(p.sum(dtype=torch.float64)) for p in frozen]])
+        self.turns.meet()
+        found = gather_object([[float(p.detach().sum(dtype=torch.float64)) for p in module.parameters()]])
         if any(other != found[0] for other in found):
             raise ConfigError(
                 f"{name}: the processes have loaded different weights; set fsdp_cpu_ram_efficient_loading: false in "
                 "accelerate's settings (--fsdp_cpu_ram_efficient_loading false), so that each loads them all"
             )
+
+
+def _sum_gradients(part: Any) -> None:
+    """Has its gradients summed over the processes, and its class go by the name that files know it by."""
+    part.set_gradient_divide_factor(1.0)
+    part.set_force_sum_reduction_for_comms(True)
+    type(part).__name__ = type(part).__mro__[2].__name__
 
 
 def is_asked() -> bool:

@@ -67,6 +67,7 @@ class Stopping:
     def give_up(self) -> None:
         """Ends the step at hand before it changes the weights, on all processes, if one of them was told to."""
         if any(self._job.gather(self.at_once)):
+            self.at_once = True
             raise Terminated
 
     def give_up_alone(self, samples: Sequence[Sample]) -> None:

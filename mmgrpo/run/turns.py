@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -20,10 +21,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from mmgrpo.differentiating import join
 from mmgrpo.policy import Arguments
+from mmgrpo.run.parts import gather_state
 
 
 class _Kind(IntEnum):
@@ -31,6 +34,7 @@ class _Kind(IntEnum):
     FORWARD = 1
     GRADIENT = 2  # a forward that will be differentiated
     BACKWARD = 3  # of all such forwards since the last
+    STATE = 4  # what a module holds, put together
 
 
 _Wish = tuple[int, int]
@@ -69,12 +73,16 @@ class Turns:
     _outputs: list[Tensor] = field(default_factory=list)  # of empty forwards that will be differentiated
     _is_empty: bool = False  # whether this process only calls for others' sake
 
-    def share(self, module: nn.Module, empty: Callable[[], Arguments] | None = None) -> None:
+    def share(
+        self, module: nn.Module, empty: Callable[[], Arguments] | None = None, *, gathers_state: bool = False
+    ) -> None:
         """Calls of the module are taken in turns from now on; every process shares its modules in one order.
 
         Args:
             module: called as a module, and differentiated by ``differentiating`` alone.
             empty: arguments of empty calls; None: those of the last call.
+            gathers_state: whether its ``state_dict`` is put together from all processes, and for the main one alone,
+                whoever asks for it; what it loads is whole as well.
         """
         if not self._shared:
             join(self._before_backward)
@@ -84,10 +92,12 @@ class Turns:
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not self._is_empty:
                 if empty is None:
-                    shared.last = tree_map_only(Tensor, Tensor.detach, (args, kwargs))
+                    shared.last = tree_map_only(Tensor, _like, (args, kwargs))
                 self._take((_Kind.GRADIENT if torch.is_grad_enabled() else _Kind.FORWARD, number))
 
         module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        if gathers_state:
+            gather_state(module, partial(self._take, (_Kind.STATE, number)), keeps=lambda: not self._is_empty)
 
     def meet(self) -> None:
         """Returns once no process has a call to make; to be called before whatever else all of them do together."""
@@ -106,7 +116,7 @@ class Turns:
         Forwards come first, and of them those without a gradient: who makes one may be within a view, in which an empty
         call would have none. Then what was differentiable is differentiated.
         """
-        while True:
+        while not self._is_empty:  # whoever calls for others' sake has no turn of its own
             wishes, unknown = self._wishes(mine)
             forwards = [wish for kind in (_Kind.FORWARD, _Kind.GRADIENT) for wish in wishes if wish[0] == kind]
             now = forwards[0] if forwards else max(wishes)
@@ -147,6 +157,9 @@ class Turns:
             torch.autograd.backward(outputs, [torch.zeros_like(output) for output in outputs])
             return
         shared = self._at(number)
+        if kind is _Kind.STATE:
+            shared.module.state_dict()
+            return
         args, kwargs = shared.arguments
         with torch.set_grad_enabled(kind is _Kind.GRADIENT):
             leaves = tree_flatten(shared.module(*args, **kwargs))[0]
@@ -154,9 +167,13 @@ class Turns:
 
     @contextmanager
     def _emptily(self) -> Iterator[None]:
-        """Within it calls are made for others' sake, and gradients are left as they were."""
+        """Within it calls are made for others' sake, and this process's own gradients are left as they were.
+
+        Those of parameters that lie in parts are all processes', and so change.
+        """
         there = [shared for shared in (one() for one in self._shared) if shared is not None]
-        trained = [p for shared in there for p in shared.module.parameters() if p.requires_grad]
+        parameters = [p for shared in there for p in shared.module.parameters() if p.requires_grad]
+        trained = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
         grads = [parameter.grad for parameter in trained]
         for parameter in trained:
             parameter.grad = None
@@ -167,3 +184,8 @@ class Turns:
             self._is_empty = False  # an empty call takes no turns, so it is never within another
             for parameter, grad in zip(trained, grads, strict=True):
                 parameter.grad = grad
+
+
+def _like(tensor: Tensor) -> Tensor:
+    """The tensor without its graph; what comes of it is differentiable where that was."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)

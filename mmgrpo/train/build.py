@@ -29,6 +29,7 @@ from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy
 from mmgrpo.run.checkpoint import FOLDER, is_checkpoint
+from mmgrpo.run.parts import held
 from mmgrpo.run.processes import Job
 from mmgrpo.run.resuming import weights_at
 from mmgrpo.scoring import Gate, NamedReward, as_reward
@@ -194,9 +195,9 @@ def optimizer_of(
     Raises:
         ConfigError: nothing is trained.
     """
-    update = config.update
+    update, mine = config.update, held(parameters)
     optimizer = build_optimizer(
-        parameters, lr=update.lr, betas=update.betas, eps=update.eps, weight_decay=update.weight_decay
+        mine, lr=update.lr, betas=update.betas, eps=update.eps, weight_decay=update.weight_decay
     )
     schedule = build_schedule(
         optimizer,
@@ -214,7 +215,7 @@ def optimizer_of(
         max_skipped_frac=config.max_skipped_update_frac,
         average=average,
         hooks={
-            f"{number}.{named.name}": bound("update.hooks", HOOKS, named)(parameters)
+            f"{number}.{named.name}": bound("update.hooks", HOOKS, named)(mine)
             for number, named in enumerate(update.hooks)
         },
     )

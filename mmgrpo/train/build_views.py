@@ -68,6 +68,11 @@ def _view(
     if one.weights == "average":
         if average is None:
             raise ConfigError(f"views.{name}: no average is kept: set update.ema, or take other weights")
+        if average.in_parts:
+            raise ConfigError(
+                f"views.{name}: the average of weights that lie in parts cannot be looked through; train "
+                "adapters (policy.lora), or take the reference with reference.ema"
+            )
         return View(name=name, using=average.applied, moves=True, context=context)
     if one.weights == REFERENCE:
         return View(name=name, using=policy.reference, context=context)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mmgrpo.config import EmaConfig
+from mmgrpo.run.parts import Part, held, part_of, whole
 
 
 def kept_share(num_updates: int, config: EmaConfig) -> float:
@@ -29,10 +30,15 @@ class Average:
     """Exponential moving average of a fixed list of parameters, from their values when it is made."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], config: EmaConfig) -> None:
-        self._parameters = list(parameters)
+        self._parameters = held(parameters)
         self._config = config
         self._updates = 0
         self._average = [parameter.detach().clone() for parameter in self._parameters]
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether it is of weights that lie in parts, which all processes have to swap at once."""
+        return any(isinstance(parameter, Part) for parameter in self._parameters)
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -61,14 +67,15 @@ class Average:
             self._set(trained)
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages and how many updates they have seen."""
-        return {"average": self._average, "updates": self._updates}
+        """The averages and how many updates they have seen; a collective for weights that lie in parts."""
+        pairs = zip(self._average, self._parameters, strict=True)
+        return {"average": [whole(average, parameter) for average, parameter in pairs], "updates": self._updates}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores ``state_dict``."""
-        for average, stored in zip(self._average, state["average"], strict=True):
-            average.copy_(stored)
+        for average, stored, parameter in zip(self._average, state["average"], self._parameters, strict=True):
+            average.copy_(part_of(stored, parameter))
         self._updates = state["updates"]
 
     @torch.no_grad()

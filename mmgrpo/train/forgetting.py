@@ -40,7 +40,7 @@ def keep_forgetting(policy: Policy, rollouts: Sequence[Rollout], how: Forgetting
         raise ConfigError(f"the planner draws with weights of its own, and {type(policy).__name__} keeps none")
     num_rows = sum(job.gather(sum(int(rollout.mask_BT.any(1).sum()) for rollout in rollouts)))
     entropy, count, num_forwards = _backward(policy, rollouts, how, num_rows)
-    job.sum_gradients(policy.trainable)
+    job.sum_gradients(policy.trainable)  # all have met, and none takes turns while the weights are elsewhere
     entropies, counts = zip(*job.gather((entropy, count)), strict=True)
     rate = how.rate if sum(entropies) < how.below * sum(counts) else 0.0
     before = [parameter.detach().clone() for parameter in policy.trainable]

@@ -16,6 +16,7 @@ from torch import nn
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.seeds import derive_seed
+from mmgrpo.run.parts import part_of, whole, whole_shape
 
 
 class UpdateHook(ABC):
@@ -93,13 +94,14 @@ class SlowFast(UpdateHook):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the round began, and how far it is."""
-        return {"taken": self._taken, "start": self._start}
+        start = [whole(start, parameter) for start, parameter in zip(self._start, self._parameters, strict=False)]
+        return {"taken": self._taken, "start": start}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on in the midst of a round."""
         self._taken = state["taken"]
         pairs = zip(state["start"], self._parameters, strict=False)
-        self._start = [start.to(parameter.device) for start, parameter in pairs]
+        self._start = [part_of(start, parameter).to(parameter.device) for start, parameter in pairs]
 
 
 @final
@@ -157,5 +159,6 @@ HOOKS: Mapping[str, Callable[..., UpdateHook]] = MappingProxyType({"slow_fast": 
 
 def _drawn(parameter: nn.Parameter, share: float, seed: int) -> torch.Tensor:
     """Whether each weight is trained; drawn on the CPU, so that every machine draws the same."""
-    uniform = torch.rand(parameter.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return (uniform < share).to(parameter.device)
+    generator = torch.Generator().manual_seed(seed)
+    uniform = torch.rand(whole_shape(parameter), generator=generator, dtype=torch.float64)
+    return part_of(uniform < share, parameter).to(parameter.device)

@@ -93,14 +93,14 @@ class Lesson:
 
     def accumulate(self, totals: Totals) -> Gradient:
         """Adds the gradient of the update's rows, and of what is beside them, to that of the lessons before."""
-        with _counted(self._policy, self._weight):
+        with _counted(self._policy, self._weight, self.job):
             gradient = self._added(totals)(rows=self._rows, gather=self.job.gather)
             gradient, self._spent = replace(gradient, num_forwards=gradient.num_forwards + self._spent), 0
             return gradient if self._beside is None else gradient.beside(self._beside(self._number, self._rows))
 
     def applied(self, gradient: Gradient, totals: Totals, applied: Applied) -> Update:
         """What the update came to; the rows are older by one if the weights moved."""
-        odd = nonfinite_rows(self._policy, self._rows, self._added(totals)) if applied.skipped else []
+        odd = nonfinite_rows(self._policy, self._rows, self._added(totals), self.job) if applied.skipped else []
         self._rollout = self._rollout if applied.skipped else self._rollout.aged()
         return Update(number=self._number, gradient=gradient, totals=self._own, applied=applied, odd_rows=odd)
 
@@ -173,7 +173,7 @@ def learn_together(
 
 
 @contextmanager
-def _counted(policy: Policy, weight: float) -> Iterator[None]:
+def _counted(policy: Policy, weight: float, job: Job) -> Iterator[None]:
     """What is added to the gradient within it counts so many times."""
     if weight == 1:
         yield
@@ -182,6 +182,7 @@ def _counted(policy: Policy, weight: float) -> Iterator[None]:
     for parameter in policy.trainable:
         parameter.grad = None
     yield
+    job.meet()  # gradients of weights that lie in parts go on coming while others have rows
     for parameter, there in zip(policy.trainable, before, strict=True):
         added = None if parameter.grad is None else parameter.grad.mul_(weight)
         parameter.grad = added if there is None else there if added is None else there.add_(added)

@@ -32,6 +32,8 @@ from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.maths.modulation import detached
 from mmgrpo.maths.objectives import ZERO_ON_POLICY, Objective
 from mmgrpo.policy import Policy
+from mmgrpo.run.parts import bring_gradients, held
+from mmgrpo.run.processes import Job
 from mmgrpo.train.streaming import cells, evaluations, index_of
 from mmgrpo.train.views import Seen, looked_at, own_of
 from mmgrpo.types import Evaluation, Rollout
@@ -113,7 +115,7 @@ def accumulate_gradient(
     return replace(gradient, num_forwards=gradient.num_forwards + num_forwards)
 
 
-def nonfinite_rows(policy: Policy, rows: Sequence[int], accumulate: Callable[..., Gradient]) -> list[int]:
+def nonfinite_rows(policy: Policy, rows: Sequence[int], accumulate: Callable[..., Gradient], job: Job) -> list[int]:
     """Those of the rows whose own gradient has no finite norm, each tried by itself; for when their sum had none.
 
     Args:
@@ -121,16 +123,22 @@ def nonfinite_rows(policy: Policy, rows: Sequence[int], accumulate: Callable[...
         rows: the samples of a minibatch on this rank.
         accumulate: ``accumulate_gradient`` but for its ``rows``; without ``gather``, so that no other rank is waited
             for, and a selection that looks at the whole job's entropies sees those of the row.
+        job: the processes, which take turns where gradients are those of all of them.
 
     Returns:
         Some of the rows, in their order.
     """
-    found = []
-    for row in rows:
+    parameters, found = policy.trainable, []
+    parts = held(parameters)
+    turns = [(rank, row) for rank, rows in enumerate(job.gather(list(rows))) for row in rows]
+    for rank, row in turns if job.in_parts else [(job.rank, row) for row in rows]:
         _clear(policy)
-        accumulate(rows=[row])
-        grads = [parameter.grad for parameter in policy.trainable if parameter.grad is not None]
-        if not bool(torch.nn.utils.get_total_norm(grads).isfinite()):
+        if rank == job.rank:
+            accumulate(rows=[row])
+        job.meet()
+        bring_gradients(parameters, parts)
+        own = torch.nn.utils.get_total_norm([part.grad for part in parts if part.grad is not None])
+        if not all(norm.isfinite() for norm in (job.gather(own) if job.in_parts else [own])) and rank == job.rank:
             found.append(row)
     _clear(policy)
     return found

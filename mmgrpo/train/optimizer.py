@@ -6,7 +6,7 @@ backward, is no part of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mmgrpo.config.update import UpdateConfig
 from mmgrpo.errors import NonFiniteError
+from mmgrpo.run.parts import bring_gradients, held, part_of, whole
 from mmgrpo.run.processes import Job
 from mmgrpo.train.ema import Average
 from mmgrpo.train.hooks import UpdateHook
@@ -66,7 +67,7 @@ class GuardedOptimizer:
 
         Args:
             parameters: what is trained, in a fixed order.
-            optimizer: over the same parameters.
+            optimizer: over what this process holds of them: ``held``.
             schedule: of its learning rate.
             job: the processes, whose gradients are added.
             max_grad_norm: the gradient is scaled down to this norm; None leaves it.
@@ -75,6 +76,7 @@ class GuardedOptimizer:
             hooks: what is done around each step, in order, by name.
         """
         self.parameters = list(parameters)
+        self._held = held(parameters)
         self.optimizer = optimizer
         self.schedule = schedule
         self._job = job
@@ -91,20 +93,22 @@ class GuardedOptimizer:
 
     def clear(self) -> None:
         """Forgets every gradient."""
-        for parameter in self.parameters:
+        for parameter in (*self.parameters, *self._held):
             parameter.grad = None
 
     def apply(self) -> Applied:
         """One update from the gradients of all processes, or none if they are not finite; clears them either way."""
         self._job.sum_gradients(self.parameters)
-        if all(parameter.grad is None for parameter in self.parameters):
-            for parameter in self.parameters:  # nothing was learnt: the optimiser still takes its step, with zeros
+        bring_gradients(self.parameters, self._held)
+        if all(parameter.grad is None for parameter in self._held):
+            for parameter in self._held:  # nothing was learnt: the optimiser still takes its step, with zeros
                 parameter.grad = torch.zeros_like(parameter)
         hooks = [] if self.rests else list(self._hooks.values())
         for hook in hooks:
             hook.before()
         limit = float("inf") if self.max_grad_norm is None else self.max_grad_norm
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, limit)
+        norm = self._job.grad_norm(self._held)
+        torch.nn.utils.clip_grads_with_norm_(self._held, limit, norm)
         skipped, lr = not bool(norm.isfinite()), float(self.schedule.get_last_lr()[0])
         if not skipped and not self.rests:
             self.optimizer.step()
@@ -133,17 +137,22 @@ class GuardedOptimizer:
             )
 
     def require_finite_weights(self) -> None:
-        """Raises NonFiniteError if a weight is infinite or no number, before it is saved over a good one."""
-        if not all(bool(parameter.isfinite().all()) for parameter in self.parameters):
+        """Raises NonFiniteError if a weight is infinite or no number, before it is saved over a good one.
+
+        A collective for weights that lie in parts.
+        """
+        finite = all(bool(parameter.isfinite().all()) for parameter in self._held)
+        if not (all(self._job.gather(finite)) if self._job.in_parts else finite):
             raise NonFiniteError(
                 "weights are infinite or no numbers, so they are not saved; go on from the newest checkpoint with a "
                 "lower learning rate"
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimiser, schedule and which of the last updates were skipped."""
+        """Optimiser, schedule and which of the last updates were skipped; a collective for weights in parts."""
+        optimizer = self.optimizer.state_dict()
         return {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": {**optimizer, "state": self._each(optimizer["state"], whole)},
             "schedule": self.schedule.state_dict(),
             "recently_skipped": self._recent,
             "hooks": {name: hook.state_dict() for name, hook in self._hooks.items()},
@@ -158,7 +167,8 @@ class GuardedOptimizer:
         """
         settings = [{key: value for key, value in group.items() if key != "params"} for group in self._groups]
         base_lrs = list(self.schedule.base_lrs)
-        self.optimizer.load_state_dict(state["optimizer"])
+        moments = state["optimizer"]
+        self.optimizer.load_state_dict({**moments, "state": self._each(moments["state"], part_of)})
         self.schedule.load_state_dict(state["schedule"])
         self.schedule.base_lrs = base_lrs
         self.schedule.last_epoch = self.schedule.last_epoch if num_updates is None else num_updates
@@ -169,6 +179,14 @@ class GuardedOptimizer:
         self._recent = list(state.get("recently_skipped", []))
         for name in self._hooks.keys() & state.get("hooks", {}).keys():
             self._hooks[name].load_state_dict(state["hooks"][name])
+
+    def _each(
+        self, states: Mapping[int, Mapping[str, Any]], of: Callable[[torch.Tensor, nn.Parameter], torch.Tensor]
+    ) -> dict[int, dict[str, Any]]:
+        """The optimiser's state of each parameter, tensor by tensor; torch numbers them in their order."""
+        return {
+            number: {name: of(one, self._held[number]) for name, one in own.items()} for number, own in states.items()
+        }
 
     @property
     def _groups(self) -> list[dict[str, Any]]:

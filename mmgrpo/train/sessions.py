@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+from torch.distributed.tensor import DTensor
+
 from mmgrpo.config import RunConfig
 from mmgrpo.errors import CheckpointError, ConfigError, MmgrpoError
 from mmgrpo.memory import Memory
@@ -45,8 +47,11 @@ class Trained:
     critic: Learnt | None = None
     owns: bool = True
 
-    def save(self, folder: Path, place: Place, keep: int | None, memory: Memory) -> None:
-        """Writes a checkpoint of weights that are those of the place. Raises NonFiniteError for infinite ones."""
+    def save(self, folder: Path, place: Place, keep: int | None, memory: Memory, job: Job) -> None:
+        """Writes a checkpoint of weights that are those of the place, on the main process.
+
+        All processes call it if the weights lie in parts. Raises NonFiniteError for infinite ones.
+        """
         state = {"memory": memory.state_dict()}
         if self.owns:
             self.optimizer.require_finite_weights()
@@ -59,7 +64,10 @@ class Trained:
         if self.critic:
             state["critic"] = self.critic.state_dict()
         averaged = average.applied() if average else None
-        save_checkpoint(folder, place, self.policy if self.owns else None, state, keep=keep, averaged=averaged)
+        policy, together = self.policy if self.owns else None, {"meet": job.meet, "writes": job.is_main}
+        save_checkpoint(
+            folder, place, policy, state, keep=keep, averaged=averaged, **(together if job.in_parts else {})
+        )
 
     def restore(self, checkpoint: Path, *, updates_per_step: int | None, memory: Memory) -> tuple[Place, Memory]:
         """Becomes what a checkpoint holds.
@@ -75,7 +83,8 @@ class Trained:
         Raises:
             CheckpointError: it is of another policy or cannot be read.
         """
-        device = self.policy.trainable[0].device
+        one = self.policy.trainable[0]
+        device = "cpu" if isinstance(one, DTensor) else one.device  # whole, and so not where its part is
         place, state = load_checkpoint(checkpoint, self.policy if self.owns else None, device)
         num_updates = None if updates_per_step is None else place.step * updates_per_step
         try:
@@ -196,7 +205,7 @@ class Session:
             place: where the weights are.
             drops: whether old ones go then; otherwise they stay until ``drop_old``.
         """
-        if place != self._saved and self._job.is_main:
+        if place != self._saved and self._writes:
             self._write(place, self._config.checkpoint.keep if drops else None)
         self._saved = place
         self._job.wait()
@@ -206,9 +215,15 @@ class Session:
         if self._job.is_main:
             drop_old(self.folder.path, self._config.checkpoint.keep)
 
-    def rescue(self, place: Place | None, *, drops: bool = True) -> None:
-        """Saves what is whole before an early end, on the main process alone: the others may be gone."""
-        if place is None or place in (self._saved, START) or not self._job.is_main or self._folder is None:
+    def rescue(self, place: Place | None, *, drops: bool = True, together: bool = False) -> None:
+        """Saves what is whole before an early end, on the main process alone: the others may be gone.
+
+        Weights that lie in parts are saved if all processes end for the same reason, and so are all here.
+        """
+        if place is None or place in (self._saved, START) or not self._writes or self._folder is None:
+            return
+        if self._job.in_parts and not together:
+            logger.warning("the weights lie in parts and a process is gone: the newest checkpoint is what is left")
             return
         try:
             self._write(place, self._config.checkpoint.keep if drops else None)
@@ -249,11 +264,18 @@ class Session:
         return [f"{status}; to go on from {where}: {how}"]
 
     def _machine(self) -> dict[str, Any]:
-        return machine(self._job.accelerator.device, self._job.size)
+        sharded = {"sharding": "FSDP2"} if self._job.sharding else {}
+        return machine(self._job.accelerator.device, self._job.size) | sharded
 
     def _write(self, place: Place, keep: int | None) -> None:
-        self.folder.sync()
-        self._trained.save(self.folder.path, place, keep, self.memory)
+        if self._job.is_main:
+            self.folder.sync()
+        self._trained.save(self.folder.path, place, keep, self.memory, self._job)
+
+    @property
+    def _writes(self) -> bool:
+        """Whether this process has a part in a checkpoint."""
+        return self._job.is_main or self._job.in_parts
 
     def _tidy(self) -> None:
         """Ends what a process that was killed had begun to delete."""

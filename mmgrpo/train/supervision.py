@@ -102,14 +102,14 @@ def accumulate_supervised(
 
     def measured() -> ValueSum:
         loss = _loss(policy, lesson.examples, lesson.seeds)
-        backward(loss.mean * scale)
+        backward(loss.mean * (scale * loss.num_terms if job.size > 1 else scale))
         return ValueSum(loss.num_terms, float(loss.mean.detach()) * loss.num_terms)
 
     parts = job.from_all(measured)
     own, whole = parts[job.rank], sum(parts, start=ValueSum(0, 0.0))
     for parameter, earlier in zip(parameters, before, strict=True):
-        if parameter.grad is not None:
-            parameter.grad *= own.count / whole.count  # known once all have met, and no graph is held that long
+        if parameter.grad is not None and job.size > 1:
+            parameter.grad /= whole.count  # known once all have met, and no graph is held that long
         if earlier is not None:
             parameter.grad = earlier if parameter.grad is None else earlier + parameter.grad
     return Taught(

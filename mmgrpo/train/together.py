@@ -102,10 +102,10 @@ class Together:
                 status = self._stopping.status
                 if isinstance(told, KeyboardInterrupt):
                     raise
-                self._rescue()
+                self._rescue(together=True)
             except BaseException as error:
                 failure = error
-                self._rescue()
+                self._rescue(together=error is self._job.raised)
                 raise
             finally:
                 for said in self._closed(status, failure):
@@ -155,12 +155,12 @@ class Together:
                 task.session.drop_old()
             self._whole.saved()
 
-    def _rescue(self) -> None:
-        """Saves what is whole before an early end: all tasks at the same step, or nothing."""
+    def _rescue(self, *, together: bool) -> None:
+        """Saves what is whole before an early end, which all may have: all tasks at the same step, or none."""
         places = [(task, task.session.place) for task in self._tasks.values()]
         if all(place and place.step == own_step(self.step, task.config) for task, place in places):
             for task, place in places:
-                task.session.rescue(place, drops=self._whole is None)
+                task.session.rescue(place, drops=self._whole is None, together=together)
 
     def _closed(self, status: str, failure: BaseException | None) -> list[str]:
         self._end(status)

@@ -7,6 +7,7 @@ from typing import Any
 
 from mmgrpo.config import RunConfig, WarmupConfig
 from mmgrpo.policy import Policy
+from mmgrpo.run.parts import held
 from mmgrpo.run.processes import Job
 from mmgrpo.run.progress import WarmupStep
 from mmgrpo.train.build import build_optimizer, build_schedule
@@ -47,7 +48,7 @@ class Warmup:
         self._supervised = require_supervised(policy, "warmup")
         self._batches = ExampleBatches(load_examples(config.examples, "warmup.examples"), config.batch_size, seed)
         optimizer = build_optimizer(
-            policy.trainable, lr=config.lr, betas=config.betas, eps=1e-8, weight_decay=config.weight_decay
+            held(policy.trainable), lr=config.lr, betas=config.betas, eps=1e-8, weight_decay=config.weight_decay
         )
         schedule = build_schedule(
             optimizer, name="cosine", num_updates=config.steps, num_warmup=config.lr_warmup_steps, floor=config.lr_floor

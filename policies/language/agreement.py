@@ -64,7 +64,7 @@ class Trial:
     Attributes:
         trace: prompts of every kind, each with two completions of different lengths.
         sampling: the distribution the tokens are scored under, nothing cut off.
-        parameters: what is trained.
+        parameters: what is trained; none: only values are compared.
         head_bytes: float32 logits held at a time.
         end_ids: tokens that end a completion; none is in the trace.
         special: further tokens that are not put into it; some models count positions past their padding.
@@ -130,7 +130,7 @@ def measured(way: Way, trial: Trial, *, alone: bool = False) -> Measurement:
     values: dict[int, Tensor] = {}
     gradients = [torch.zeros(0)] * len(trial.parameters)
     for batch in [[row] for row in trial.rows] if alone else way.batches(trial.trace, trial.rows):
-        with torch.enable_grad(), trial.checkpointing():
+        with torch.set_grad_enabled(len(trial.parameters) > 0), trial.checkpointing():
             logprob_M, _ = logprobs(way, trial.trace, batch, head_bytes=trial.head_bytes)
             lengths = [len(trial.trace.completions[row].token_T) for row in batch]
             values |= zip(batch, logprob_M.detach().cpu().split(lengths), strict=True)

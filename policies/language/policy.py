@@ -29,7 +29,7 @@ from mmgrpo.policies.language.plain import Plain
 from mmgrpo.policies.language.rollouts import Rollouts
 from mmgrpo.policies.language.scoring import logprobs
 from mmgrpo.policies.language.settings import LanguageSettings
-from mmgrpo.policies.language.sharded import shard_decoder
+from mmgrpo.policies.language.sharded import lies_in_parts, shard_decoder
 from mmgrpo.policies.language.text_ends import text_ends
 from mmgrpo.policies.language.trace import Trace
 from mmgrpo.policies.language.values import OF_STATES, OWN
@@ -171,7 +171,8 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
 
     def shard(self, shard: Shard) -> None:
         """Has the blocks that read tokens sharded; embeddings, output head and what sees or hears stay whole."""
-        shard_decoder(self.model, shard, compiles=self.settings.compile)
+        self._weights.shard(lambda _, model: shard_decoder(model, shard, compiles=self.settings.compile))
+        self._choice, self._teaching = self._choices()
 
     def text_ends(self, sample: Sample) -> Sequence[int]:
         """What each token adds to the text, by decoding."""
@@ -367,7 +368,7 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
         trial = Trial(
             trace=Trace([], [], []),
             sampling=self._sampling,
-            parameters=self.trainable,
+            parameters=[] if lies_in_parts(self.trainable) else self.trainable,
             head_bytes=self.settings.head_bytes,
             end_ids=self._end_ids,
             special=self._tokenizer.all_special_ids,

@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Arguments, Shard
 
 
-def shard_decoder(model: PreTrainedModel, shard: Shard, *, compiles: bool) -> None:
+def shard_decoder(model: nn.Module, shard: Shard, *, compiles: bool) -> None:
     """Has the blocks that read tokens sharded; embeddings, output head and what sees or hears stay whole.
 
     Raises: ConfigError for what has no such blocks alone, or is compiled.
     """
+    assert isinstance(model, PreTrainedModel)
     if compiles or model.config.is_encoder_decoder:
         raise ConfigError(
             f"{type(model).__name__} cannot be sharded: of language models only decoders can, and without "
             "policy.compile"
         )
+    decoder, embeddings = model.get_decoder(), model.get_input_embeddings()
+    trains_all = all(parameter.requires_grad for parameter in decoder.parameters())
+    if not trains_all and _is_fed_by_trained(model, decoder):
+        raise ConfigError(
+            f"{type(model).__name__} cannot be sharded with adapters on what sees or hears, or on its embeddings: "
+            "name layers of its decoder in policy.lora.targets"
+        )
 
     def empty() -> Arguments:
+        """A token that is differentiable where real ones are, so that both have one order of backward."""
         width = model.config.get_text_config(decoder=True).hidden_size
         token = torch.zeros(1, 1, width, dtype=model.dtype, device=model.device)
-        return (), {"inputs_embeds": token, "use_cache": False}
+        is_trained = any(parameter.requires_grad for parameter in embeddings.parameters())
+        return (), {"inputs_embeds": token.requires_grad_(is_trained), "use_cache": False}
 
-    shard("model", model.get_decoder(), empty=empty)
+    shard("model", decoder, empty=empty)
+
+
+def _is_fed_by_trained(model: PreTrainedModel, decoder: nn.Module) -> bool:
+    """Whether anything before the decoder's blocks is trained."""
+    head = model.get_output_embeddings()
+    after = {*decoder.parameters(), *(head.parameters() if head is not None else ())}
+    before = {*model.parameters()} - after | {*model.get_input_embeddings().parameters()}
+    return any(parameter.requires_grad for parameter in before)
+
+
+def lies_in_parts(parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether gradients of these are of all processes, and no process can ask for its own."""
+    return any(isinstance(parameter, DTensor) for parameter in parameters)

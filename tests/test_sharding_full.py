@@ -1,0 +1,199 @@
+"""All weights trained in parts on two processes: the updates of two that hold them whole, and files that fit either."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import SD3Transformer2DModel
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mmgrpo import Sample, Trainer
+from mmgrpo.errors import RewardError
+from mmgrpo.run.checkpoint import list_checkpoints, load_checkpoint
+from tests import test_world_sizes as scenarios
+from tests.test_sharding import SCENARIOS, Outcome, on_two, run_full
+
+RELATIVE = 1e-7
+EVERYDAY = ("images", "a rank without rows")
+BY_NIGHT = tuple(name for name in SCENARIOS if name not in EVERYDAY)
+SAME = ("loss", "reward/mean", "optimizer/grad_norm", "rollout/rounds", "advantage/abs_mean")
+
+
+def kept(output: Path, **changes: Any) -> Trainer:
+    """An average, hooks, a moving reference, evaluations and a checkpoint a step; the last update is skipped.
+
+    In the third step one group earns so much that its gradient is infinite.
+    """
+
+    def reward(samples: Sequence[Sample]) -> list[float]:
+        if trainer.step < 2 or len({one.member for one in samples}) == 1:
+            return scenarios.brightness(samples)
+        return [(3e38 if one.group == 1 else 1.0) * (1 if one.member else -1) for one in samples]
+
+    rollout = {"prompts_per_step": 4, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 2}}
+    hooks = [{"name": "slow_fast", "inner": 2, "alpha": 0.5}, {"name": "mask", "share": 0.5}]
+    values = scenarios.base(
+        output,
+        steps=3,
+        rollout=rollout,
+        advantage={"scale": "none"},
+        objective={"divergence": "gaussian", "kl_beta": 0.1},
+        reference={"ema": {"decay": 0.5}},
+        update={"minibatches": 1, "ema": {"decay": 0.5}, "hooks": hooks},
+        checkpoint={"every": 1},
+        evaluation={"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "limit": 3}, "every": 1},
+    )
+    policy = scenarios.make_policy(rollout_batch=1, update_batch=1)
+    trainer = Trainer(policy, {"brightness": reward}, scenarios.digit_prompts(), {**values, **changes})
+    return trainer
+
+
+def told_to_end(output: Path, *, raises: bool) -> Trainer:
+    """The second step is given up because one process is told to, or its reward fails; no checkpoint is due."""
+    rollout = {"prompts_per_step": 4, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 2}}
+    values = scenarios.base(output, rollout=rollout, checkpoint={"every": None})
+
+    def ending(samples: Sequence[Sample]) -> list[float]:
+        if trainer.step == 1 and os.environ["RANK"] == "1":
+            if raises:
+                raise RewardError("this one is out of order")
+            os.kill(os.getpid(), signal.SIGTERM)
+        return scenarios.brightness(samples)
+
+    policy = scenarios.make_policy(rollout_batch=1, update_batch=1)
+    trainer = Trainer(policy, {"ending": ending}, scenarios.digit_prompts(), values)
+    with pytest.raises(RewardError, match="out of order") if raises else nullcontext():
+        trainer.train()
+    return trainer
+
+
+def of_files(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The scenarios, and runs whose files are looked at."""
+    found: list[dict[str, Any]] = list(run_full(folder, names))
+    for number, parts in enumerate((False, True)):
+        os.environ["ACCELERATE_USE_FSDP"] = str(parts).lower()
+        made = {
+            "kept": kept,
+            "terminated": partial(told_to_end, raises=False),
+            "failed": partial(told_to_end, raises=True),
+        }
+        for name, make in made.items():
+            trainer = make(folder / str(parts) / name)
+            if name == "kept":
+                trainer.train()
+            found[number][name] = str(trainer.folder.path), scenarios.outcome(trainer)[0]
+        assert trainer.job.in_parts == parts
+    return found
+
+
+def lines(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and float((one - other).norm()) <= 1e-5 * float(one.norm()) + 1e-9
+
+
+def same_updates(whole: dict[str, Outcome], parts: dict[str, Outcome], name: str) -> None:
+    ours, theirs = whole[name], parts[name]
+    assert float((ours.weights - theirs.weights).norm() / ours.weights.norm()) < RELATIVE, name
+    assert theirs.held == pytest.approx(0.5, abs=0.01)
+    assert len(ours.lines) == len(theirs.lines) > 0
+    for one, other in zip(ours.lines, theirs.lines, strict=True):
+        for key in SAME:
+            if key in one:
+                assert other[key] == pytest.approx(one[key], rel=1e-5, abs=1e-7), (name, key)
+
+
+@pytest.mark.nightly
+def test_weights_in_parts_take_the_updates_of_whole_ones_in_every_scenario(tmp_path: Path) -> None:
+    whole, parts = on_two(tmp_path, BY_NIGHT, function="run_full")
+    for name in BY_NIGHT:
+        same_updates(whole, parts, name)
+
+
+def test_weights_in_parts_on_two_processes(tmp_path: Path) -> None:
+    runs = on_two(tmp_path, EVERYDAY, function="of_files", module="tests.test_sharding_full")
+    for name in EVERYDAY:
+        same_updates(runs[0], runs[1], name)
+    checkpoints_are_whole(runs)
+    evaluations_are_of_the_average(runs)
+    rows_at_fault_are_named(runs)
+    one_process_goes_on(runs)
+    for name in ("terminated", "failed"):
+        the_last_whole_step_is_saved(runs, name)
+
+
+def checkpoints_are_whole(runs: Any) -> None:
+    whole, parts = (Path(one["kept"][0]) for one in runs)
+    assert [one.name for one in list_checkpoints(parts)] == ["step-000001", "step-000002", "step-000003"]
+    last = [one / "checkpoints" / "step-000003" for one in (whole, parts)]
+    files = [sorted(str(path.relative_to(one)) for path in one.rglob("*.safetensors")) for one in last]
+    assert files[0] == files[1]
+    assert {name.split("/")[0] for name in files[0]} == {"policy", "average"}
+    assert any("kept/reference" in name for name in files[0])
+    for name in files[0]:
+        ours, theirs = (load_file(one / name) for one in last)
+        assert ours.keys() == theirs.keys()
+        assert all(close(ours[key], theirs[key]) for key in ours), name
+    ours, theirs = (load_checkpoint(one, None, "cpu")[1] for one in last)
+    for number, state in ours["optimizer"]["state"].items():
+        assert close(state["exp_avg"], theirs["optimizer"]["state"][number]["exp_avg"])
+        assert torch.equal(state["step"], theirs["optimizer"]["state"][number]["step"])
+    of_hooks = ours["hooks"]["0.slow_fast"]["start"], theirs["hooks"]["0.slow_fast"]["start"]
+    assert all(close(one, other) for one, other in zip(*of_hooks, strict=True))
+    config = json.loads((last[1] / "policy/transformer/config.json").read_text())
+    assert config["_class_name"] == "SD3Transformer2DModel"
+    loaded = SD3Transformer2DModel.from_pretrained(last[1] / "policy" / "transformer")
+    assert close(torch.cat([p.detach().flatten() for p in loaded.parameters()]), runs[0]["kept"][1])
+
+
+def evaluations_are_of_the_average(runs: Any) -> None:
+    ours, theirs = (lines(Path(one["kept"][0]), "evaluation.jsonl") for one in runs)
+    assert [line["step"] for line in ours] == [0, 1, 2, 3]
+    means = [[line["eval/brightness/mean"] for line in each] for each in (ours, theirs)]
+    assert means[1] == pytest.approx(means[0], rel=1e-4)
+
+
+def rows_at_fault_are_named(runs: Any) -> None:
+    for folder, _ in (one["kept"] for one in runs):
+        (line,) = lines(Path(folder), "skipped.jsonl")
+        assert [(one["group"], one["member"]) for one in line["samples"]] == [(1, 0), (1, 1)]
+
+
+def one_process_goes_on(runs: Any) -> None:
+    ends = []
+    for folder, _ in (one["kept"] for one in runs):
+        again = kept(Path(folder).parent, steps=4)
+        again = Trainer(
+            scenarios.make_policy(rollout_batch=1, update_batch=1),
+            {"brightness": scenarios.brightness},
+            scenarios.digit_prompts(),
+            again.config,
+            resume=Path(folder),
+        )
+        again.train()
+        assert again.step == 4
+        ends.append(torch.cat([p.detach().flatten() for p in again.parameters]))
+    assert close(*ends)
+    assert not close(ends[0], runs[0]["kept"][1])
+
+
+def the_last_whole_step_is_saved(runs: Any, name: str) -> None:
+    for folder, weights in (one[name] for one in runs):
+        assert json.loads((Path(folder) / "run.json").read_text())["status"] == name
+        (last,) = list_checkpoints(Path(folder))
+        assert last.name == "step-000001"
+        policy = scenarios.make_policy()
+        policy.load(last / "policy")
+        assert torch.equal(torch.cat([p.detach().flatten() for p in policy.trainable]), weights)
