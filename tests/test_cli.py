@@ -216,7 +216,11 @@ def exiting(samples):
 
 @pytest.mark.parametrize(
     ("signal", "code", "status", "step"),
-    [pytest.param("SIGINT", 130, "interrupted", 2, marks=pytest.mark.slow), ("SIGTERM", 143, "terminated", 1)],
+    [
+        pytest.param("SIGINT", 130, "interrupted", 2, marks=pytest.mark.slow),
+        ("SIGTERM", 143, "terminated", 1),
+        ("SIGUSR1", 143, "terminated", 1),
+    ],
 )
 def test_a_process_that_is_told_to_end_says_how_to_go_on(
     signal: str, code: int, status: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

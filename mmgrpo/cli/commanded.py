@@ -215,19 +215,31 @@ def _shown_by(settings: RunConfig, checkpoint: Path | None) -> Callable[[Sequenc
     return Behind(policy_of(load_config(config_of(leader)), at), settings.task).show
 
 
-def weights_for(config: str, checkpoint: Path | None, task: str | None = None) -> Path | None:
+def weights_for(config: str, checkpoint: Path | None, task: str | None = None, *, best: bool = False) -> Path | None:
     """The checkpoint to use: the one that was asked for, else the run's that stands for the configuration.
 
     Args:
         config: what was given.
         checkpoint: what was asked for; the folder of a mixed run is that of the task in it.
         task: of a mixed run.
+        best: whether it is to be the best of the run's checkpoints.
 
     Returns:
         A checkpoint or run folder.
+
+    Raises:
+        ConfigError: the best is asked for where there is no run.
+        CheckpointError: the run keeps no best one.
     """
     path = checkpoint or (Path(config) if _is_run(config) else None)
     if path is None:
+        if best:
+            raise ConfigError(f"--best is of a run, and {config} is none: give its folder, or --checkpoint RUN")
         PlainConsole(stderr=True).say("note: the weights are as loaded, neither warmed up nor trained")
         return None
-    return path / task if task and (path / task / "config.yaml").is_file() else path
+    path = path / task if task and (path / task / "config.yaml").is_file() else path
+    if best:
+        from mmgrpo.run.best import best_checkpoint
+
+        return best_checkpoint(path)
+    return path
