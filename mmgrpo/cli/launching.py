@@ -33,7 +33,7 @@ def launch(accelerate: str, arguments: Sequence[str], *, processes: int | None) 
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
     command += [] if processes is None else ["--num_processes", str(processes)]
     command += ["-m", "mmgrpo.cli", "train", *arguments]
-    os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", SIGNALS)
+    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", SIGNALS)
     os.execv(sys.executable, command)
 
 
