@@ -117,7 +117,7 @@ def is_series(path: str | Path) -> bool:
     return os.path.isfile(os.path.join(path, SERIES))
 
 
-def _is_run(config: str) -> bool:
+def is_run(config: str) -> bool:
     """Whether it is a run folder or a checkpoint, by a file that such folders hold."""
     return any(os.path.isfile(os.path.join(config, file)) for file in ("config.yaml", "state.json"))
 
@@ -127,7 +127,7 @@ def _config_file(config: str) -> str | Path:
     if is_series(config):
         runs = ", ".join(str(path.parent) for path in sorted(Path(config).glob("*/config.yaml")))
         raise ConfigError(f"{config} is the folder of a series; name one of its runs: {runs or 'none has begun'}")
-    if not _is_run(config):
+    if not is_run(config):
         return config
     from mmgrpo.run.resuming import config_of
 
@@ -231,7 +231,7 @@ def weights_for(config: str, checkpoint: Path | None, task: str | None = None, *
         ConfigError: the best is asked for where there is no run.
         CheckpointError: the run keeps no best one.
     """
-    path = checkpoint or (Path(config) if _is_run(config) else None)
+    path = checkpoint or (Path(config) if is_run(config) else None)
     if path is None:
         if best:
             raise ConfigError(f"--best is of a run, and {config} is none: give its folder, or --checkpoint RUN")

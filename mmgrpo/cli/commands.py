@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -176,6 +176,35 @@ def evaluate(
             sys.stdout.write(json.dumps(found) + "\n")
         elif found:
             console.print(table)
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="a run folder or checkpoint")],
+    to: Annotated[
+        Path | None, typer.Option(help="the folder, or one beside it where it is taken; exports/RUN if not given")
+    ] = None,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="adapters made part of the model, which is written whole")
+    ] = False,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"] | None, typer.Option(help="of a model that is written whole; as it was loaded")
+    ] = None,
+    best: BestOption = False,
+    task: TaskOption = None,
+    push: Annotated[str | None, typer.Option(help="owner/name on the hub to upload it to")] = None,
+    public: Annotated[bool, typer.Option("--public", help="a repository made for --push is for everybody")] = False,
+) -> None:
+    """Writes a run's adapters, or its whole model, as diffusers, peft and transformers load them, with a model card."""
+    with plain_errors():
+        from mmgrpo.cli.exporting import Wanted, export_run, push_export
+
+        if public and push is None:
+            raise ConfigError("--public says who may see what --push uploads; give that too")
+        folder = export_run(run, Wanted(to=to, merged=merged, dtype=dtype, best=best, task=task))
+        console.say(f"exported to {folder}")
+        if push is not None:
+            console.say(f"pushed: {push_export(folder, push, public=public)}")
 
 
 @app.command()
