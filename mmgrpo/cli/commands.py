@@ -45,6 +45,9 @@ TaskOption = Annotated[str | None, typer.Option(help="of a mixed run: the task t
 BestOption = Annotated[
     bool, typer.Option("--best", help="of the run's checkpoints the best by checkpoint.best, not the newest")
 ]
+TrustOption = Annotated[
+    bool, typer.Option("--trust", help="a run folder that is not yours may run the code and ask the servers it names")
+]
 CheckpointOption = Annotated[Path | None, typer.Option(help="a run folder or checkpoint whose weights are used")]
 
 
@@ -69,6 +72,7 @@ def train(
         str | None, typer.Argument(help="a YAML file, or a shipped name; may be left out with --resume")
     ] = None,
     overrides: Overrides = None,
+    trust: TrustOption = False,
     resume: Annotated[
         Path | None, typer.Option(help="a run folder or checkpoint to go on from, by its own config.yaml if alone")
     ] = None,
@@ -97,7 +101,7 @@ def train(
         elif config is None:
             raise ConfigError("train needs a configuration (a YAML file or a shipped name), or --resume RUN")
         else:
-            settings = settings_of(config, overrides)
+            settings = settings_of(config, overrides, trust=trust)
             ended = train_series(settings, console.say) if settings.runs else train_one(settings)
         if ended.main:
             console.say(f"report: {ended.run / 'report.html'}")
@@ -112,6 +116,7 @@ def sample(
     checkpoint: CheckpointOption = None,
     best: BestOption = False,
     task: TaskOption = None,
+    trust: TrustOption = False,
     out: Annotated[Path, typer.Option(help="folder for the results; where it has some, one beside it")] = Path(
         "samples"
     ),
@@ -132,7 +137,7 @@ def sample(
         from mmgrpo.run.drawing import captions_of, draw, write
         from mmgrpo.train.build import build_rewards, exchange_plan
 
-        settings = single_settings_of(config, overrides, task)
+        settings = single_settings_of(config, overrides, task, trust=trust)
         judges = (settings.evaluation and settings.evaluation.rewards) or settings.rewards
         policy = policy_of(settings, weights_for(config, checkpoint, task, best=best))
         columns = parsed_pairs(column or [], "--column", "label=3")
@@ -156,6 +161,7 @@ def evaluate(
     checkpoint: CheckpointOption = None,
     best: BestOption = False,
     task: TaskOption = None,
+    trust: TrustOption = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="print one line of JSON, for machines; of a mixed run by task")
     ] = False,
@@ -166,8 +172,8 @@ def evaluate(
 
         table = Table("judge", "mean", "spread", "judged", "failed", box=None, header_style="bold")
         found: dict[str, float] = {}
-        for name, settings in evaluated_settings_of(config, overrides, task).items():
-            judged = judged_by(settings, weights_for(config, checkpoint, task or name, best=best))
+        for name, settings in evaluated_settings_of(config, overrides, task, trust=trust).items():
+            judged = judged_by(settings, weights_for(config, checkpoint, task or name, best=best), trust=trust)
             for row in judged.rows() if judged else ():
                 table.add_row(f"{name}/{row[0]}" if name else row[0], *row[1:])
             for key, value in judged.metrics().items() if judged else ():
@@ -192,6 +198,7 @@ def export(
     ] = None,
     best: BestOption = False,
     task: TaskOption = None,
+    trust: TrustOption = False,
     push: Annotated[str | None, typer.Option(help="owner/name on the hub to upload it to")] = None,
     public: Annotated[bool, typer.Option("--public", help="a repository made for --push is for everybody")] = False,
 ) -> None:
@@ -201,7 +208,7 @@ def export(
 
         if public and push is None:
             raise ConfigError("--public says who may see what --push uploads; give that too")
-        folder = export_run(run, Wanted(to=to, merged=merged, dtype=dtype, best=best, task=task))
+        folder = export_run(run, Wanted(to=to, merged=merged, dtype=dtype, best=best, task=task, trust=trust))
         console.say(f"exported to {folder}")
         if push is not None:
             console.say(f"pushed: {push_export(folder, push, public=public)}")
@@ -245,14 +252,14 @@ def compare(
 
 
 @app.command()
-def doctor(config: Config, overrides: Overrides = None) -> None:
+def doctor(config: Config, overrides: Overrides = None, trust: TrustOption = False) -> None:
     """Checks exactness, windows, the reference and the rewards on your own model, and prints cures."""
     with plain_errors():
         from mmgrpo.config.parts import tasks_of
         from mmgrpo.doctor.examination import examine, render
         from mmgrpo.train.build import build_rewards
 
-        whole, sound = settings_of(config, overrides), True
+        whole, sound = settings_of(config, overrides, trust=trust), True
         for name, settings in (tasks_of(whole) or {"": whole}).items():
             rewards, prompts = build_rewards(settings.rewards), prompts_of(settings)
             policy = policy_of(settings, None)
@@ -266,14 +273,14 @@ def doctor(config: Config, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def explain(config: Config, overrides: Overrides = None) -> None:
+def explain(config: Config, overrides: Overrides = None, trust: TrustOption = False) -> None:
     """Prints the resolved formula with its numbers, the batch geometry and what a sample costs; loads no model."""
     with plain_errors():
         from mmgrpo.config.parts import singles_of
         from mmgrpo.docgen.declared import require_rewards
         from mmgrpo.explain.explanation import explanation
 
-        for settings in singles_of(settings_of(config, overrides, computes=False)):
+        for settings in singles_of(settings_of(config, overrides, computes=False, trust=trust)):
             require_rewards(settings)
             typer.echo(shown(explanation(settings)))
 
@@ -289,6 +296,7 @@ def serve_rewards(
     window_ms: Annotated[float, typer.Option(min=0, help="how long a request waits for others")] = 5.0,
     max_body_mb: Annotated[int, typer.Option(min=1, help="largest request, in MiB")] = 256,
     task: TaskOption = None,
+    trust: TrustOption = False,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="time that judging a request may take")] = 110.0,
 ) -> None:
     """Serves the configuration's rewards to runs elsewhere, whose reward is then named remote."""
@@ -305,7 +313,7 @@ def serve_rewards(
         limits = Limits(
             max_batch=max_batch, window_s=window_ms / 1000, max_body=max_body_mb * 2**20, score_timeout_s=timeout_s
         )
-        settings = single_settings_of(config, overrides, task)
+        settings = single_settings_of(config, overrides, task, trust=trust)
         rewards = build_rewards(settings.rewards)
         app = make_app(rewards, limits=limits, token=token_of(token_variable))
         served = ", ".join(reward.name for reward in rewards)

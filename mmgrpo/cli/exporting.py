@@ -26,6 +26,7 @@ class Wanted:
         dtype: of a whole model; None: as it was loaded.
         best: whether it is the run's best checkpoint.
         task: of a mixed run.
+        trust: whether a run of others may name the code that its model is loaded by.
     """
 
     to: Path | None = None
@@ -33,6 +34,7 @@ class Wanted:
     dtype: str | None = None
     best: bool = False
     task: str | None = None
+    trust: bool = False
 
 
 def export_run(run: str, wanted: Wanted) -> Path:
@@ -78,7 +80,8 @@ def export_run(run: str, wanted: Wanted) -> Path:
             if adapters and not wanted.merged:
                 copy_adapters(weights, partial, base=policy_values.get("model"), revision=policy_values.get("revision"))
             else:
-                _write_whole(single_settings_of(run, None, wanted.task), checkpoint, partial, wanted.dtype)
+                settings = single_settings_of(run, None, wanted.task, trust=wanted.trust)
+                _write_whole(settings, checkpoint, partial, wanted.dtype)
             _describe(folder, partial, name=name, weights=_in_words(weights))
             sync_tree(partial)
             partial.replace(target)

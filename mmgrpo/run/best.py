@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.loading import load_config
+from mmgrpo.config.loading import read_layers
 from mmgrpo.config.registry import suggestion
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.run.checkpoint import checkpoint_steps, fault_of, is_checkpoint, list_checkpoints, place_named
@@ -51,8 +51,9 @@ def best_checkpoint(run: Path) -> Path:
     """
     if is_checkpoint(run):
         raise CheckpointError(f"{run} is one checkpoint: the best is one of a run's, give its folder")
-    reward = load_config(config_of(run)).checkpoint.best
-    if reward is None:
+    checkpoint = read_layers(config_of(run)).get("checkpoint")  # read, so that nothing of a stranger's is imported
+    reward = checkpoint.get("best") if isinstance(checkpoint, dict) else None
+    if not isinstance(reward, str):
         raise CheckpointError(f"{run} keeps no best checkpoint: train it with checkpoint.best=REWARD, or name one")
     held = {place_named(one).step: one for one in list_checkpoints(run)}
     for step in _ranked(run, reward):
