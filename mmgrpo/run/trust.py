@@ -42,7 +42,7 @@ MAX_KNOWN = 2**24
 
 def note_written(config: Path) -> None:
     """Takes down that this user's program has written a run's configuration; where it cannot, ``--trust`` is needed."""
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):  # the latter of a user without a home
         path = _known_file()
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not is_ours(config):
@@ -54,7 +54,7 @@ def is_ours(config: Path) -> bool:
     try:
         with _known_file().open("rb") as file:
             return _identity(config).encode() in file.read(MAX_KNOWN).split(b"\n")
-    except OSError:
+    except (OSError, RuntimeError):
         return False
 
 
