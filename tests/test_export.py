@@ -194,6 +194,21 @@ def test_what_a_strangers_run_says_is_code_in_its_card(adapters: Path, tmp_path:
     assert "javascript" not in without_code(text)
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "checkpoints/step-000002/policy", "checkpoints"])
+def test_links_out_of_a_strangers_run_are_not_followed(name: str, adapters: Path, tmp_path: Path) -> None:
+    """What they lead to would be exported, and pushed, as if it were the run's."""
+    run = tmp_path / "run"
+    shutil.copytree(adapters, run)
+    (run / "checkpoints/step-000002/manifest.json").unlink()  # a stranger need not give one
+    (run / name).rename(tmp_path / "elsewhere")
+    (run / name).symlink_to(tmp_path / "elsewhere")
+    done = call("export", str(run), "--to", str(tmp_path / "x"))
+    assert done.exit_code == 2
+    assert f"leads out of {run}" in done.stderr.replace("\n", " ")
+    assert not (tmp_path / "x").exists()
+    assert call("export", str(run), "--to", str(tmp_path / "x"), "--trust").exit_code == 0
+
+
 def without_code(text: str) -> str:
     """Markdown without its fenced blocks and spans of code, as CommonMark finds them."""
     text = re.sub(r"(?ms)^(`{3,})[a-z]*\n.*?^\1\n", "", text)

@@ -55,8 +55,10 @@ def export_run(run: str, wanted: Wanted) -> Path:
         OutputError: the folder cannot be written.
     """
     from mmgrpo.run.exporting import copy_adapters, has_adapters
+    from mmgrpo.run.folder import CONFIG as RUN_CONFIG
     from mmgrpo.run.folder import claimed
     from mmgrpo.run.resuming import config_of, run_of, weights_at
+    from mmgrpo.run.trust import require_within
     from mmgrpo.system.files import sync_tree, writing
 
     if not is_run(run):
@@ -64,6 +66,8 @@ def export_run(run: str, wanted: Wanted) -> Path:
     checkpoint = weights_for(run, None, wanted.task, best=wanted.best)
     assert checkpoint is not None
     weights, folder = weights_at(checkpoint), run_of(checkpoint)
+    require_within(folder, folder / RUN_CONFIG, trust=wanted.trust)
+    require_within(run_of(weights.parent), weights, trust=wanted.trust)
     adapters = has_adapters(weights)
     if wanted.merged and not adapters:
         raise ConfigError(f"--merged: {weights} holds no adapters but all weights, which are written whole as it is")

@@ -79,6 +79,12 @@ def require_trusted(config: Path, *, trust: bool) -> None:
         )
 
 
+def require_within(run: Path, path: Path, *, trust: bool) -> None:
+    """Refuses (ConfigError) what leads out of a run folder by links, unless the run is this user's own or trusted."""
+    if not (trust or is_ours(run / "config.yaml") or path.resolve().is_relative_to(run.resolve())):
+        raise ConfigError(f"{path} leads out of {run}, to {path.resolve()}: give --trust if that is what you want")
+
+
 def suspects(values: Any, where: str = "") -> Iterator[str]:
     """What of a configuration's values runs code or asks servers, as ``key: value``, in its order."""
     if isinstance(values, Mapping):
