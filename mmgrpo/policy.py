@@ -248,6 +248,24 @@ class Shardable(ABC):
         """
 
 
+class Exporting(ABC):
+    """A policy whose whole model can be had as its own library writes it."""
+
+    @abstractmethod
+    def export(self, directory: Path, *, dtype: str | None = None) -> None:
+        """Writes model and processor, or the pipeline, for ``from_pretrained``, adapters made part of its weights.
+
+        The policy is of no use after that.
+
+        Args:
+            directory: an existing folder.
+            dtype: of the trained model, ``float32`` or ``bfloat16``; None: that in which it was loaded.
+
+        Raises:
+            ConfigError: there is no library that would read it.
+        """
+
+
 class Showing(ABC):
     """A policy whose samples are neither texts nor pictures, and which makes pictures of them for people."""
 

@@ -60,7 +60,8 @@ def pretrained(source: str, settings: Source, *, what: str) -> tuple[PreTrainedM
     Raises:
         ConfigError: it cannot be loaded.
     """
-    where = {"pretrained_model_name_or_path": source, "revision": settings.revision or "main"}
+    where: dict[str, Any] = {"pretrained_model_name_or_path": source, "revision": settings.revision or "main"}
+    where |= {"trust_remote_code": False}  # left out, transformers would ask at the terminal
     try:
         config = AutoConfig.from_pretrained(**where)
         writer = getattr(config, "thinker_config", config)  # of a model that speaks, too, the part that writes
@@ -72,7 +73,7 @@ def pretrained(source: str, settings: Source, *, what: str) -> tuple[PreTrainedM
         chosen: dict[str, Any] = {} if writer is config else {"config": writer}
         chosen |= {} if settings.attention is None else {"attn_implementation": settings.attention}
         model = model_class.from_pretrained(**where, dtype=DTYPES[settings.dtype], **chosen)
-        return model, processor_class.from_pretrained(**where, **settings.processor)
+        return model, processor_class.from_pretrained(**{**where, **settings.processor})
     except (OSError, ValueError, ImportError) as error:
         why = why_not(source, error, revision=settings.revision)
         raise ConfigError(f"policy.model {source!r} cannot be loaded as {what}: {why}") from error

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import tempfile
+
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="mmgrpo-state-")  # runs of tests are no runs of a person
 
 
 def pytest_collection_finish() -> None:

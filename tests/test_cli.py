@@ -15,6 +15,8 @@ from PIL import Image, ImageChops, ImageStat
 from typer.testing import CliRunner, Result
 
 from mmgrpo.cli import app
+from mmgrpo.cli.launching import launch
+from mmgrpo.config.loading import LAUNCHES
 from tests.tiny.language_models import make
 
 SMALL = [
@@ -216,7 +218,11 @@ def exiting(samples):
 
 @pytest.mark.parametrize(
     ("signal", "code", "status", "step"),
-    [pytest.param("SIGINT", 130, "interrupted", 2, marks=pytest.mark.slow), ("SIGTERM", 143, "terminated", 1)],
+    [
+        pytest.param("SIGINT", 130, "interrupted", 2, marks=pytest.mark.slow),
+        ("SIGTERM", 143, "terminated", 1),
+        ("SIGUSR1", 143, "terminated", 1),
+    ],
 )
 def test_a_process_that_is_told_to_end_says_how_to_go_on(
     signal: str, code: int, status: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -247,3 +253,19 @@ def test_a_reward_that_exits_fails_the_run(tmp_path: Path, monkeypatch: pytest.M
     assert result.exit_code == 2
     assert "it raised SystemExit: 0" in result.stderr.replace("\n", " ")
     assert not list((tmp_path / "runs").iterdir())
+
+
+def test_the_launcher_passes_on_what_slurm_warns_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.run import get_args_parser
+
+    monkeypatch.setenv("PET_SIGNALS_TO_HANDLE", "")  # put back as it was in the end
+    monkeypatch.delenv("PET_SIGNALS_TO_HANDLE")
+    became: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, command: became.append(command))
+    launch("gpus", [DIGITS], processes=2)
+    assert became == [
+        [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(LAUNCHES / "gpus.yaml"),
+         "--num_processes", "2", "-m", "mmgrpo.cli", "train", DIGITS]
+    ]  # fmt: skip
+    told = get_args_parser().parse_args(["script.py"]).signals_to_handle  # as accelerate has torch read it
+    assert told == "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"

@@ -34,7 +34,9 @@ def about(trainer: Trainer) -> dict[str, Any]:
     return json.loads((trainer.folder.path / "run.json").read_text())
 
 
-def failing(at_call: int, error: BaseException | None = None, *, judge: Any = brightness) -> Any:
+def failing(
+    at_call: int, error: BaseException | None = None, *, judge: Any = brightness, told: int = signal.SIGTERM
+) -> Any:
     """A reward that raises, or has the process told to end, at a call."""
     calls = []
 
@@ -43,7 +45,7 @@ def failing(at_call: int, error: BaseException | None = None, *, judge: Any = br
         if len(calls) == at_call:
             if error is not None:
                 raise error
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), told)
         return judge(samples)
 
     return reward
@@ -86,11 +88,16 @@ def test_a_reward_that_fails_at_a_step_loses_none_before_it(
     assert about(resumed)["error"] is None
 
 
-def test_sigterm_gives_the_step_up_and_loses_none_before_it(tmp_path: Path, whole: Trainer) -> None:
-    told = started(tmp_path / "half", failing(3))
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_sigterm_and_slurms_warning_give_the_step_up_and_lose_none_before_it(
+    number: int, tmp_path: Path, whole: Trainer
+) -> None:
+    before = signal.getsignal(number)
+    told = started(tmp_path / "half", failing(3, told=number))
     told.train()
     assert told.status == about(told)["status"] == "terminated"
     assert [path.name for path in list_checkpoints(told.folder.path)] == ["step-000002"]
+    assert signal.getsignal(number) == before
     assert [row["step"] for row in lines(told)] == [1, 1, 2, 2]  # the third was drawn and judged, and not learnt from
     resumed = run(tmp_path / "half", resume=told.folder.path)
     assert torch.equal(weights(resumed), weights(whole))

@@ -24,20 +24,29 @@ SERIES = "series.yaml"
 """In the folder of a series: its configuration."""
 
 
-def settings_of(config: str, overrides: list[str] | None, *, computes: bool = True) -> RunConfig:
+def settings_of(config: str, overrides: list[str] | None, *, computes: bool = True, trust: bool = False) -> RunConfig:
     """The configuration that a file, a shipped name, a run folder or a checkpoint names, with overrides over it.
 
     Args:
         config: what names it.
         overrides: ``a.b=c``.
         computes: whether the command goes on to load libraries that compute, which are then settled first.
+        trust: whether a run folder of others may name code and servers.
 
     Returns:
         The configuration.
+
+    Raises:
+        ConfigError: there is none, it is malformed, or it is a stranger's run that is not trusted.
     """
     from mmgrpo.config.loading import load_config
 
-    settings = load_config(_config_file(config), overrides or [])
+    file = _config_file(config)
+    if is_run(config) or _is_of_run(file):
+        from mmgrpo.run.trust import require_trusted
+
+        require_trusted(Path(file), trust=trust)
+    settings = load_config(file, overrides or [])
     if computes:
         _say_loading(settings)
         _settle_libraries()
@@ -45,12 +54,14 @@ def settings_of(config: str, overrides: list[str] | None, *, computes: bool = Tr
     return settings
 
 
-def single_settings_of(config: str, overrides: list[str] | None, task: str | None = None) -> RunConfig:
+def single_settings_of(
+    config: str, overrides: list[str] | None, task: str | None = None, *, trust: bool = False
+) -> RunConfig:
     """The same, where a single run is meant: of a mixed one the named task.
 
     Raises ConfigError for a series, for a mixed run of which no task is named, and for a task that there is not.
     """
-    return _one_of(settings_of(config, overrides), task)
+    return _one_of(settings_of(config, overrides, trust=trust), task)
 
 
 def shown_prompt(
@@ -65,14 +76,16 @@ def shown_prompt(
     return prompt_of_row(row, "prompt", where="what is asked", folder=None, pictures=pictures)
 
 
-def evaluated_settings_of(config: str, overrides: list[str] | None, task: str | None) -> dict[str, RunConfig]:
+def evaluated_settings_of(
+    config: str, overrides: list[str] | None, task: str | None, *, trust: bool = False
+) -> dict[str, RunConfig]:
     """The same, or those of all tasks of a mixed run by their names, where there is something to evaluate.
 
     Raises ConfigError if there is nothing, and as ``single_settings_of``.
     """
     from mmgrpo.config.parts import tasks_of
 
-    settings = settings_of(config, overrides)
+    settings = settings_of(config, overrides, trust=trust)
     each = tasks_of(settings) if settings.tasks and task is None else {"": _one_of(settings, task)}
     found = {name: one for name, one in each.items() if one.evaluation is not None}
     if not found:
@@ -117,9 +130,15 @@ def is_series(path: str | Path) -> bool:
     return os.path.isfile(os.path.join(path, SERIES))
 
 
-def _is_run(config: str) -> bool:
+def is_run(config: str) -> bool:
     """Whether it is a run folder or a checkpoint, by a file that such folders hold."""
     return any(os.path.isfile(os.path.join(config, file)) for file in ("config.yaml", "state.json"))
+
+
+def _is_of_run(file: str | Path) -> bool:
+    """Whether a configuration's file is that of a run folder, which has its header beside it."""
+    path = Path(file)
+    return path.name == "config.yaml" and any((path.parent / beside).exists() for beside in ("run.json", "checkpoints"))
 
 
 def _config_file(config: str) -> str | Path:
@@ -127,7 +146,7 @@ def _config_file(config: str) -> str | Path:
     if is_series(config):
         runs = ", ".join(str(path.parent) for path in sorted(Path(config).glob("*/config.yaml")))
         raise ConfigError(f"{config} is the folder of a series; name one of its runs: {runs or 'none has begun'}")
-    if not _is_run(config):
+    if not is_run(config):
         return config
     from mmgrpo.run.resuming import config_of
 
@@ -160,7 +179,7 @@ def resumed_settings(resume: Path, config: str | None, overrides: list[str]) -> 
 
     if config is not None and "=" in config and not Path(config).is_file():
         config, overrides = None, [config, *overrides]
-    settings = settings_of(config or str(config_of(resume)), overrides)
+    settings = settings_of(config or str(config_of(resume)), overrides, trust=True)  # to train is to run what is named
     return allowed_config(resume, settings).config  # what cannot be is said before a model is loaded
 
 
@@ -177,7 +196,7 @@ def policy_of(settings: RunConfig, checkpoint: Path | None) -> Policy:
     return policy
 
 
-def judged_by(settings: RunConfig, checkpoint: Path | None) -> Judged | None:
+def judged_by(settings: RunConfig, checkpoint: Path | None, *, trust: bool = False) -> Judged | None:
     """What its evaluation says of the policy, with a run's or checkpoint's weights if one is given.
 
     A task that is after another draws what that one, at the same checkpoint, would have shown it. None on all processes
@@ -196,38 +215,53 @@ def judged_by(settings: RunConfig, checkpoint: Path | None) -> Judged | None:
     judges = Scorer(build_rewards(config.rewards or settings.rewards), max_failure_frac=1.0)
     prompts = load_prompts_of(config.prompts, key="evaluation.prompts", note=settings.note)
     policy, plan = policy_of(settings, checkpoint), exchange_plan(settings)
-    return evaluate(
-        policy, prompts, judges, config, Job(Accelerator()), plan=plan, show=_shown_by(settings, checkpoint)
-    )
+    show = _shown_by(settings, checkpoint, trust=trust)
+    return evaluate(policy, prompts, judges, config, Job(Accelerator()), plan=plan, show=show)
 
 
-def _shown_by(settings: RunConfig, checkpoint: Path | None) -> Callable[[Sequence[Prompt]], list[Prompt]] | None:
+def _shown_by(
+    settings: RunConfig, checkpoint: Path | None, *, trust: bool
+) -> Callable[[Sequence[Prompt]], list[Prompt]] | None:
     """Prompts as the task before shows them, of one that is after another."""
     from mmgrpo.config.loading import load_config
     from mmgrpo.run.checkpoint import is_checkpoint
     from mmgrpo.run.resuming import config_of, run_of
+    from mmgrpo.run.trust import require_trusted
     from mmgrpo.train.following import Behind
 
     if settings.task is None or settings.task.after is None or checkpoint is None:
         return None
     leader = run_of(checkpoint).parent / settings.task.after
     at = leader / "checkpoints" / checkpoint.name if is_checkpoint(checkpoint) else leader
+    require_trusted(config_of(leader), trust=trust)
     return Behind(policy_of(load_config(config_of(leader)), at), settings.task).show
 
 
-def weights_for(config: str, checkpoint: Path | None, task: str | None = None) -> Path | None:
+def weights_for(config: str, checkpoint: Path | None, task: str | None = None, *, best: bool = False) -> Path | None:
     """The checkpoint to use: the one that was asked for, else the run's that stands for the configuration.
 
     Args:
         config: what was given.
         checkpoint: what was asked for; the folder of a mixed run is that of the task in it.
         task: of a mixed run.
+        best: whether it is to be the best of the run's checkpoints.
 
     Returns:
         A checkpoint or run folder.
+
+    Raises:
+        ConfigError: the best is asked for where there is no run.
+        CheckpointError: the run keeps no best one.
     """
-    path = checkpoint or (Path(config) if _is_run(config) else None)
+    path = checkpoint or (Path(config) if is_run(config) else None)
     if path is None:
+        if best:
+            raise ConfigError(f"--best is of a run, and {config} is none: give its folder, or --checkpoint RUN")
         PlainConsole(stderr=True).say("note: the weights are as loaded, neither warmed up nor trained")
         return None
-    return path / task if task and (path / task / "config.yaml").is_file() else path
+    path = path / task if task and (path / task / "config.yaml").is_file() else path
+    if best:
+        from mmgrpo.run.best import best_checkpoint
+
+        return best_checkpoint(path)
+    return path

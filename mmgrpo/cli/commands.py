@@ -7,13 +7,10 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.padding import Padding
 from rich.table import Table
 
 from mmgrpo import __version__
@@ -29,14 +26,15 @@ from mmgrpo.cli.commanded import (
     single_settings_of,
     weights_for,
 )
-from mmgrpo.errors import ConfigError, MmgrpoError
-from mmgrpo.system.console import PlainConsole, brief, log_plainly, page, raised_plainly, shown, styled
+from mmgrpo.cli.listings import methods, policies, recipes, rewards
+from mmgrpo.cli.plain import console, plain_errors
+from mmgrpo.errors import ConfigError
+from mmgrpo.system.console import brief, log_plainly, raised_plainly, shown, styled
 
 if TYPE_CHECKING:
     from mmgrpo.types import Sample
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
-console = PlainConsole()
 EXIT_CODES = {"interrupted": 130, "terminated": 143}  # as a shell gives them
 
 Config = Annotated[
@@ -44,21 +42,13 @@ Config = Annotated[
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(help="a.b=c, laid over the file")]
 TaskOption = Annotated[str | None, typer.Option(help="of a mixed run: the task that is meant")]
+BestOption = Annotated[
+    bool, typer.Option("--best", help="of the run's checkpoints the best by checkpoint.best, not the newest")
+]
+TrustOption = Annotated[
+    bool, typer.Option("--trust", help="a run folder that is not yours may run the code and ask the servers it names")
+]
 CheckpointOption = Annotated[Path | None, typer.Option(help="a run folder or checkpoint whose weights are used")]
-
-
-@contextmanager
-def _plain_errors() -> Iterator[None]:
-    """Errors made on purpose are shown as one line; anything else is a bug and keeps its traceback."""
-    try:
-        yield
-    except MmgrpoError as error:
-        PlainConsole(stderr=True).say(styled("error:", "bold red"), brief(error))
-        raise typer.Exit(2) from None
-    except SystemExit as error:  # of foreign code: click's own Exit is another class
-        said = f"something that the run called ended the program with sys.exit({error.code!r})"
-        PlainConsole(stderr=True).say(styled("error:", "bold red"), said)
-        raise typer.Exit(1) from None
 
 
 def _version(asked: bool) -> None:
@@ -82,6 +72,7 @@ def train(
         str | None, typer.Argument(help="a YAML file, or a shipped name; may be left out with --resume")
     ] = None,
     overrides: Overrides = None,
+    trust: TrustOption = False,
     resume: Annotated[
         Path | None, typer.Option(help="a run folder or checkpoint to go on from, by its own config.yaml if alone")
     ] = None,
@@ -93,7 +84,7 @@ def train(
     ] = None,
 ) -> None:
     """Trains, and writes a run folder with metrics, samples, checkpoints and report.html."""
-    with _plain_errors():
+    with plain_errors():
         if accelerate is not None:
             from mmgrpo.cli.launching import launch
 
@@ -110,7 +101,7 @@ def train(
         elif config is None:
             raise ConfigError("train needs a configuration (a YAML file or a shipped name), or --resume RUN")
         else:
-            settings = settings_of(config, overrides)
+            settings = settings_of(config, overrides, trust=trust)
             ended = train_series(settings, console.say) if settings.runs else train_one(settings)
         if ended.main:
             console.say(f"report: {ended.run / 'report.html'}")
@@ -123,7 +114,9 @@ def sample(
     prompt: Annotated[str, typer.Argument(help="what to draw or to answer")],
     overrides: Overrides = None,
     checkpoint: CheckpointOption = None,
+    best: BestOption = False,
     task: TaskOption = None,
+    trust: TrustOption = False,
     out: Annotated[Path, typer.Option(help="folder for the results; where it has some, one beside it")] = Path(
         "samples"
     ),
@@ -139,14 +132,14 @@ def sample(
     ] = False,
 ) -> None:
     """Draws samples for one prompt from the base model or a checkpoint; texts are printed too."""
-    with _plain_errors():
+    with plain_errors():
         from mmgrpo.config.loading import parsed_pairs
         from mmgrpo.run.drawing import captions_of, draw, write
         from mmgrpo.train.build import build_rewards, exchange_plan
 
-        settings = single_settings_of(config, overrides, task)
+        settings = single_settings_of(config, overrides, task, trust=trust)
         judges = (settings.evaluation and settings.evaluation.rewards) or settings.rewards
-        policy = policy_of(settings, weights_for(config, checkpoint, task))
+        policy = policy_of(settings, weights_for(config, checkpoint, task, best=best))
         columns = parsed_pairs(column or [], "--column", "label=3")
         asked = shown_prompt(settings, prompt, columns, images=image or (), audios=audio or ())
         plan = exchange_plan(settings)
@@ -166,19 +159,21 @@ def evaluate(
     config: Config,
     overrides: Overrides = None,
     checkpoint: CheckpointOption = None,
+    best: BestOption = False,
     task: TaskOption = None,
+    trust: TrustOption = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="print one line of JSON, for machines; of a mixed run by task")
     ] = False,
 ) -> None:
     """Judges a run, all tasks of a mixed one, a checkpoint or the base model on its evaluation prompts."""
-    with _plain_errors():
+    with plain_errors():
         from mmgrpo.train.mixed import under_task
 
         table = Table("judge", "mean", "spread", "judged", "failed", box=None, header_style="bold")
         found: dict[str, float] = {}
-        for name, settings in evaluated_settings_of(config, overrides, task).items():
-            judged = judged_by(settings, weights_for(config, checkpoint, task or name))
+        for name, settings in evaluated_settings_of(config, overrides, task, trust=trust).items():
+            judged = judged_by(settings, weights_for(config, checkpoint, task or name, best=best), trust=trust)
             for row in judged.rows() if judged else ():
                 table.add_row(f"{name}/{row[0]}" if name else row[0], *row[1:])
             for key, value in judged.metrics().items() if judged else ():
@@ -190,12 +185,42 @@ def evaluate(
 
 
 @app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="a run folder or checkpoint")],
+    to: Annotated[
+        Path | None, typer.Option(help="the folder, or one beside it where it is taken; exports/RUN if not given")
+    ] = None,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="adapters made part of the model, which is written whole")
+    ] = False,
+    dtype: Annotated[
+        Literal["float32", "bfloat16"] | None, typer.Option(help="of a model that is written whole; as it was loaded")
+    ] = None,
+    best: BestOption = False,
+    task: TaskOption = None,
+    trust: TrustOption = False,
+    push: Annotated[str | None, typer.Option(help="owner/name on the hub to upload it to")] = None,
+    public: Annotated[bool, typer.Option("--public", help="a repository made for --push is for everybody")] = False,
+) -> None:
+    """Writes a run's adapters, or its whole model, as diffusers, peft and transformers load them, with a model card."""
+    with plain_errors():
+        from mmgrpo.cli.exporting import Wanted, export_run, push_export
+
+        if public and push is None:
+            raise ConfigError("--public says who may see what --push uploads; give that too")
+        folder = export_run(run, Wanted(to=to, merged=merged, dtype=dtype, best=best, task=task, trust=trust))
+        console.say(f"exported to {folder}")
+        if push is not None:
+            console.say(f"pushed: {push_export(folder, push, public=public)}")
+
+
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="a run folder; several are put side by side")],
     out: Annotated[Path | None, typer.Option(help="the page of several runs, if not compare.html in the first")] = None,
 ) -> None:
     """Writes report.html into a run folder, or one page that puts several runs side by side."""
-    with _plain_errors():
+    with plain_errors():
         from mmgrpo.report import write_comparison, write_report
 
         if len(runs) == 1 and out is not None:
@@ -214,7 +239,7 @@ def compare(
     out: Annotated[Path | None, typer.Option(help="folder of runs and page; comparisons/TASK if not given")] = None,
 ) -> None:
     """Trains several methods on one task and puts them side by side; given again, it goes on where it was cut off."""
-    with _plain_errors():
+    with plain_errors():
         from mmgrpo.cli.compared import compared
         from mmgrpo.trials.running import Told
 
@@ -227,14 +252,14 @@ def compare(
 
 
 @app.command()
-def doctor(config: Config, overrides: Overrides = None) -> None:
+def doctor(config: Config, overrides: Overrides = None, trust: TrustOption = False) -> None:
     """Checks exactness, windows, the reference and the rewards on your own model, and prints cures."""
-    with _plain_errors():
+    with plain_errors():
         from mmgrpo.config.parts import tasks_of
         from mmgrpo.doctor.examination import examine, render
         from mmgrpo.train.build import build_rewards
 
-        whole, sound = settings_of(config, overrides), True
+        whole, sound = settings_of(config, overrides, trust=trust), True
         for name, settings in (tasks_of(whole) or {"": whole}).items():
             rewards, prompts = build_rewards(settings.rewards), prompts_of(settings)
             policy = policy_of(settings, None)
@@ -248,14 +273,14 @@ def doctor(config: Config, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def explain(config: Config, overrides: Overrides = None) -> None:
+def explain(config: Config, overrides: Overrides = None, trust: TrustOption = False) -> None:
     """Prints the resolved formula with its numbers, the batch geometry and what a sample costs; loads no model."""
-    with _plain_errors():
+    with plain_errors():
         from mmgrpo.config.parts import singles_of
         from mmgrpo.docgen.declared import require_rewards
         from mmgrpo.explain.explanation import explanation
 
-        for settings in singles_of(settings_of(config, overrides, computes=False)):
+        for settings in singles_of(settings_of(config, overrides, computes=False, trust=trust)):
             require_rewards(settings)
             typer.echo(shown(explanation(settings)))
 
@@ -271,10 +296,11 @@ def serve_rewards(
     window_ms: Annotated[float, typer.Option(min=0, help="how long a request waits for others")] = 5.0,
     max_body_mb: Annotated[int, typer.Option(min=1, help="largest request, in MiB")] = 256,
     task: TaskOption = None,
+    trust: TrustOption = False,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="time that judging a request may take")] = 110.0,
 ) -> None:
     """Serves the configuration's rewards to runs elsewhere, whose reward is then named remote."""
-    with _plain_errors():
+    with plain_errors():
         from mmgrpo.serving.wire import token_of
         from mmgrpo.system.extras import missing
         from mmgrpo.train.build import build_rewards
@@ -287,7 +313,7 @@ def serve_rewards(
         limits = Limits(
             max_batch=max_batch, window_s=window_ms / 1000, max_body=max_body_mb * 2**20, score_timeout_s=timeout_s
         )
-        settings = single_settings_of(config, overrides, task)
+        settings = single_settings_of(config, overrides, task, trust=trust)
         rewards = build_rewards(settings.rewards)
         app = make_app(rewards, limits=limits, token=token_of(token_variable))
         served = ", ".join(reward.name for reward in rewards)
@@ -306,7 +332,7 @@ def serve_rewards(
 @app.command()
 def init(folder: Annotated[Path, typer.Argument(help="where to; made if it is not there")] = Path()) -> None:
     """Writes a configuration, a reward and prompts to edit, which train takes as they are."""
-    with _plain_errors():
+    with plain_errors():
         from mmgrpo.cli.starting import start
 
         for path in start(folder):
@@ -314,85 +340,12 @@ def init(folder: Annotated[Path, typer.Argument(help="where to; made if it is no
         console.say(f"{'' if folder == Path() else f'cd {shlex.quote(str(folder))} && '}mmgrpo train run.yaml")
 
 
-@app.command()
-def recipes() -> None:
-    """Lists the configurations that come to be run, with what each wants."""
-    with _plain_errors():
-        from mmgrpo.cli.starting import recipes as notes
-
-        for name, note in notes().items():
-            console.print(styled(name, "bold"))
-            console.print(Padding(note, (0, 0, 1, 2)))
-
-
-@app.command()
-def policies() -> None:
-    """Lists the policy adapters."""
-    _list_names("policies")
-
-
-@app.command()
-def rewards(name: Annotated[str | None, typer.Argument(help="a reward, whose page is shown")] = None) -> None:
-    """Lists the rewards by kind, or shows the page of one."""
-    from mmgrpo.docgen.catalogue import by_kind, page_of, summary_of
-
-    with _plain_errors():
-        if name is not None:
-            console.print(page(page_of(name)))
-            return
-        width = max(len(member) for members in by_kind().values() for member in members)
-        for kind, members in by_kind().items():
-            table = Table(title=kind, title_justify="left", title_style="bold", box=None, show_header=False)
-            table.add_column(no_wrap=True, min_width=width)
-            table.add_column()
-            for member in members:
-                table.add_row(member, page(summary_of(member)))
-            console.print(table, "")
-        console.print("mmgrpo rewards NAME shows a reward's settings, range, source and traps.")
-
-
-@app.command()
-def methods(
-    name: Annotated[str | None, typer.Argument(help="a method, whose section is shown")] = None,
-    papers: Annotated[
-        bool, typer.Option("--papers", help="the papers that were looked at, and how far each is in")
-    ] = False,
-    paper: Annotated[str | None, typer.Option(help="one of them, by its id or arXiv number")] = None,
-    applies_to: Annotated[
-        Literal["tokens", "denoising", "masked"] | None, typer.Option(help="those that are for it")
-    ] = None,
-    kind: Annotated[str | None, typer.Option(help="those of a kind; with --papers of a group")] = None,
-) -> None:
-    """Lists the published methods that come as YAML by kind, or the papers, or shows the values and sources of one."""
-    from mmgrpo.cli.published import method_lines, method_text, paper_lines
-
-    with _plain_errors():
-        if name is not None or paper is not None:
-            console.print(page(method_text(name, paper)))
-            return
-        for line in (paper_lines if papers else method_lines)(applies_to, kind):
-            console.print(line)
-
-
 def _written(sample: Sample) -> str:
     return f"{sample.text}{'' if sample.finished else ' ... (cut off by the length limit)'}"
 
 
-def _list_names(kind: str) -> None:
-    from mmgrpo.config.registry import names, resolve
-
-    table = Table("name", "what it is", "where", box=None, header_style="bold")
-    for name, target in sorted(names(kind).items()):
-        table.add_row(name, _first_line(lambda n=name: resolve(kind, n)), target)
-    console.print(table)
-
-
-def _first_line(load: Callable[[], Any]) -> str:
-    try:
-        return (load().__doc__ or "").strip().split("\n")[0]
-    except MmgrpoError as error:
-        return f"({error})"
-
+for _listing in (recipes, policies, rewards, methods):
+    app.command()(_listing)
 
 for _command in app.registered_commands:  # click cuts a first line that is not given as the short help
     _command.short_help = (inspect.getdoc(_command.callback) or "").partition("\n")[0]

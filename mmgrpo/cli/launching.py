@@ -12,6 +12,9 @@ from mmgrpo.config.loading import LAUNCHES
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.yamls import YamlError, parsed_yaml
 
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
+"""Those that the launcher passes on to its processes; by the last two, with which Slurm warns, it would die."""
+
 
 def launch(accelerate: str, arguments: Sequence[str], *, processes: int | None) -> NoReturn:
     """Becomes ``accelerate launch`` of ``mmgrpo train``.
@@ -30,6 +33,7 @@ def launch(accelerate: str, arguments: Sequence[str], *, processes: int | None) 
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
     command += [] if processes is None else ["--num_processes", str(processes)]
     command += ["-m", "mmgrpo.cli", "train", *arguments]
+    os.environ.setdefault("PET_SIGNALS_TO_HANDLE", SIGNALS)
     os.execv(sys.executable, command)
 
 

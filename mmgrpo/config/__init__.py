@@ -212,6 +212,11 @@ class CheckpointConfig(Section):
     )
     warmup_every: int | None = Field(default=500, ge=1, description="warm-up steps; null: only at its end and as above")
     keep: int | None = Field(default=3, ge=1, description="how many of the newest to keep; null keeps all")
+    best: str | None = Field(
+        default=None,
+        description="a reward of the evaluation: the checkpoint with its highest mean is kept beside the newest; an "
+        "evaluation that is the best so far saves one; of a mixed run TASK/REWARD; null: none",
+    )
 
 
 class TrackingConfig(Section):
@@ -328,6 +333,8 @@ class RunConfig(Section):
             )
         if self.objective.kl_beta > 0 and self.objective.divergence is None:
             raise ValueError("objective.kl_beta > 0 needs objective.divergence, for example gaussian or k3")
+        if self.checkpoint.best is not None and self.evaluation is None and not self.tasks:
+            raise ValueError("checkpoint.best is a reward of the evaluation: add that section, or leave best out")
         if len({run.name for run in self.runs}) < len(self.runs):
             raise ValueError("runs: each has a name of its own, which its folder has")
         labels = [reward.known_as for reward in self.rewards]

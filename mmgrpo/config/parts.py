@@ -73,6 +73,9 @@ def tasks_of(config: RunConfig) -> dict[str, RunConfig]:
         except ConfigError as error:
             raise ConfigError(f"tasks.{name}: {error}") from None
     _require_company(found)
+    best = config.checkpoint.best
+    if config.tasks and best is not None and not any(task.checkpoint.best for task in found.values()):
+        raise ConfigError(f"checkpoint.best: of a mixed run it is TASK/REWARD, got {best!r}; tasks: {', '.join(found)}")
     return found
 
 
@@ -121,6 +124,8 @@ def _task(
         raise ConfigError(f"{', '.join(wrong)}: of the run, for all of its tasks; set it there and leave it out here")
     task = typed({"task": values.get("task") or {}}).task or TaskConfig()
     own = {**values, **shared, "name": name, "task": task.model_dump(mode="json")}
+    of_task, _, best = (at(shared, "checkpoint.best", None) or "").partition("/")
+    own["checkpoint"] = shared["checkpoint"] | {"best": best if of_task == name else None}
     own["steps"] = -(-shared["steps"] // task.every)
     if task.policy_of is not None:
         own |= _sharing(task, own, before)
@@ -145,6 +150,8 @@ def _sharing(task: TaskConfig, own: Mapping[str, Any], before: Mapping[str, RunC
             f"task.every: {task.policy_of} takes part in each {role.every}th step and its policy learns in no other: "
             f"give a multiple of {role.every}, got {task.every}"
         )
+    if at(own, "checkpoint.best", None) is not None:
+        raise ConfigError(f"checkpoint.best: its checkpoints hold no weights; name a reward of {task.policy_of}")
     _require_unsaid(OF_OWNER, own, f"{task.policy_of}, whose policy it trains")
     if at(own, "critic.alone", 0):
         raise ConfigError(f"critic.alone: {task.policy_of} says when their policy stands still; leave it out")

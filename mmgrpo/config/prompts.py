@@ -21,6 +21,11 @@ class ReadingConfig(Section):
     allow_fetch: bool = Field(
         default=False, description="images of rows may be URLs, fetched whenever they are looked at; false: refused"
     )
+    allow_outside: bool = Field(
+        default=False,
+        description="media of rows may lie outside of the folder of their file, or of the hub's cache: by absolute "
+        "paths, .. and links; false: refused",
+    )
 
 
 class SourceConfig(ReadingConfig):

@@ -44,7 +44,7 @@ def opened(image: object) -> Image.Image:
     if isinstance(source, Image.Image):
         return _in_rgb(upright(source))
     try:
-        with Image.open(BytesIO(source) if isinstance(source, bytes) else source) as picture:
+        with image_at(BytesIO(source) if isinstance(source, bytes) else source) as picture:
             return _in_rgb(upright(picture))
     except UNREADABLE as error:
         raise DataError(unreadable(image, error)) from error
@@ -91,6 +91,39 @@ class Gallery(Sequence[Image.Image]):
         return Gallery(self._images[index]) if isinstance(index, slice) else opened(self._images[index])
 
 
+def image_at(source: str | Path | BytesIO) -> Image.Image:
+    """What Pillow finds in a file, not read yet.
+
+    Raises: DecompressionBombError for more pixels than ``Image.MAX_IMAGE_PIXELS``, of which Pillow would only warn.
+    """
+    image = Image.open(source)
+    try:
+        require_pixels(*image.size)
+    except Image.DecompressionBombError:
+        image.close()
+        raise
+    return image
+
+
+def require_pixels(width: int, height: int) -> None:
+    """Raises DecompressionBombError for more pixels than Pillow takes without a word."""
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and width * height > limit:
+        raise Image.DecompressionBombError(f"{width} x {height} pixels are more than {limit}; it may be a bomb")
+
+
+def require_frames(path: str) -> None:
+    """Looks whether a file is a video, and its frames no larger than a picture may be. Raises DataError if not."""
+    import av
+
+    try:
+        with av.open(path) as file:
+            for stream in file.streams.video[:1]:
+                require_pixels(stream.width, stream.height)
+    except (av.FFmpegError, OSError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path[:200]} cannot be opened as a video ({type(error).__name__}: {error})") from error
+
+
 def upright(image: Image.Image) -> Image.Image:
     """The image turned as its EXIF orientation says, in its own mode."""
     return ImageOps.exif_transpose(image)
@@ -114,7 +147,7 @@ def embedded(text: str) -> bytes | None:
         return None
     try:
         data = base64.b64decode(text)
-        Image.open(BytesIO(data)).close()
+        image_at(BytesIO(data)).close()
     except (*UNREADABLE, binascii.Error):
         return None
     return data

@@ -6,13 +6,14 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, final
 
 from PIL import Image
 
-from mmgrpo.data.media import UNREADABLE, embedded, is_fetched, is_url, path_of, unreadable, upright
+from mmgrpo.data.media import UNREADABLE, embedded, image_at, is_fetched, is_url, path_of, unreadable, upright
 from mmgrpo.data.sounds import embedded_sound, heard, require_sound
 from mmgrpo.errors import DataError
 from mmgrpo.samples import Audio
@@ -119,17 +120,60 @@ def refuse_fetch(source: str, where: str, *, allow_fetch: bool) -> None:
         )
 
 
-def refuse_fetches(value: Any, where: str) -> None:
-    """Refuses (DataError) encoded media as datasets store them that lie on the network, however deep in a value."""
+def refuse_outside(path: str, where: str, roots: Sequence[Path] | None) -> None:
+    """Refuses (DataError) a file, links followed, that lies in none of the folders; None: it may lie anywhere."""
+    if roots is None:
+        return
+    real = Path(os.path.realpath(path))
+    if not any(real.is_relative_to(_real(root.absolute())) for root in roots):
+        raise DataError(
+            f"{where}: {path[:200]!r} lies outside of {' and '.join(map(str, roots))}, where data may not send the "
+            "trainer; put it there, or set prompts.allow_outside: true if the data is yours"
+        )
+
+
+def refuse_far(value: Any, where: str, *, allow_fetch: bool, roots: Sequence[Path] | None) -> None:
+    """Refuses (DataError) encoded media as datasets store them, however deep in a value, that lie elsewhere.
+
+    Args:
+        value: of a column.
+        where: what to call it in an error.
+        allow_fetch: whether they may lie on the network.
+        roots: the folders that they may lie in; None: anywhere.
+    """
     if isinstance(value, Mapping):
         source = value.get("path")
         if isinstance(source, str) and value.get("bytes") is None:
-            refuse_fetch(source, where, allow_fetch=False)
+            refuse_fetch(source, where, allow_fetch=allow_fetch)
+            if not is_fetched(source):
+                refuse_outside(archive_of(source), where, roots)
         for inner in value.values():
-            refuse_fetches(inner, where)
+            refuse_far(inner, where, allow_fetch=allow_fetch, roots=roots)
     if isinstance(value, list | tuple):
         for inner in value:
-            refuse_fetches(inner, where)
+            refuse_far(inner, where, allow_fetch=allow_fetch, roots=roots)
+
+
+def hub_folders() -> tuple[Path, ...]:
+    """Where the hub's libraries keep what they have downloaded."""
+    import datasets.config
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE), Path(datasets.config.HF_DATASETS_CACHE)
+
+
+def archive_of(source: str) -> str:
+    """The file of this machine that a path names, or a chain of fsspec (``zip://a.png::b.zip``) that ends in one.
+
+    One that ends in an address (``local:///b.zip``) means different files to different libraries: the root, then.
+    """
+    last = source.rpartition("::")[2]
+    return os.sep if "://" in last else last
+
+
+@cache
+def _real(folder: Path) -> Path:
+    return Path(os.path.realpath(folder))
 
 
 def stored_items(table: Any, row: int, column: str) -> Sequence[Any]:
@@ -189,11 +233,13 @@ class Place:
         where: what to call it in an error.
         folder: what its relative paths count from; None leaves them as they are.
         allow_fetch: whether its images may lie on the network.
+        roots: the folders that its media may lie in; None: anywhere.
     """
 
     where: str
     folder: Path | None
     allow_fetch: bool = False
+    roots: tuple[Path, ...] | None = None
 
     def media(self, row: Mapping[str, Any], kind: str) -> list[Medium]:
         """The media of a kind in their columns, in order."""
@@ -235,6 +281,7 @@ class Place:
         path = path_of(item)
         placed = path if self.folder is None else str(self.folder / path)
         if os.path.exists(placed):
+            refuse_outside(placed, self.where, self.roots)
             return placed
         try:
             data = _EMBEDDED[kind](item) if kind in _EMBEDDED else None
@@ -255,6 +302,8 @@ class Place:
                 "its path"
             )
         refuse_fetch(source, self.where, allow_fetch=self.allow_fetch)
+        if not is_fetched(source):
+            refuse_outside(archive_of(source), self.where, self.roots)
         return Elsewhere(source)
 
     def _checked(self, item: Any, kind: str) -> Any:
@@ -294,13 +343,13 @@ _OR = {"image": "", "video": " or a list of frames", "audio": " or have an array
 
 def _identify(item: str | bytes | StoredMedium) -> None:
     if isinstance(item, str):
-        Image.open(item).close()
+        image_at(item).close()
         return
     data = memoryview(item if isinstance(item, bytes) else item.data())
     try:
-        Image.open(BytesIO(data[:HEAD_BYTES])).close()
+        image_at(BytesIO(data[:HEAD_BYTES])).close()
     except UNREADABLE:  # some formats are read whole
-        Image.open(BytesIO(data)).close()
+        image_at(BytesIO(data)).close()
 
 
 def _decoded(item: Any, kind: str) -> Any:
@@ -309,7 +358,7 @@ def _decoded(item: Any, kind: str) -> Any:
     if kind == "audio":
         return heard(item if isinstance(item, bytes) else bytes(item.data()))
     try:
-        return upright(Image.open(BytesIO(item if isinstance(item, bytes) else item.data())))
+        return upright(image_at(BytesIO(item if isinstance(item, bytes) else item.data())))
     except UNREADABLE as error:
         raise DataError(unreadable(item, error)) from error
 

@@ -14,9 +14,10 @@ from mmgrpo.data.prompt_media import (
     COLUMNS,
     StoredMedium,
     holds_media,
+    hub_folders,
     missing,
+    refuse_far,
     refuse_fetch,
-    refuse_fetches,
     stored_items,
 )
 from mmgrpo.data.rows import MEDIA_COLUMNS, form_of, prompt_of_row
@@ -39,6 +40,7 @@ def load_prompts(
     limit: int | None = None,
     allow_fetch: bool = False,
     pictures: Sequence[str] = (),
+    allow_outside: bool = False,
 ) -> list[Prompt]:
     """The prompts of a file, a folder, a dataset of the Hub or a Python function.
 
@@ -69,6 +71,8 @@ def load_prompts(
         allow_fetch: rows may name images, and columns for the rewards media, that lie on the network; videos that the
             model is shown may not.
         pictures: further columns that hold pictures, one or a list (masks, edges), found and opened as ``image`` is.
+        allow_outside: media may lie outside of the file's folder, by absolute paths, ``..`` and links; those of a live
+            dataset may in any case.
 
     Returns:
         At least one prompt, in the order of the source.
@@ -80,7 +84,7 @@ def load_prompts(
     """
     if limit is not None and limit < 1:
         raise DataError(f"limit must be at least 1 or absent, got {limit}")
-    rules = _Rules(text_column, allow_fetch, tuple(pictures))
+    rules = _Rules(text_column, allow_fetch, tuple(pictures), allow_outside)
     read = _read(str(source), split, rules) if isinstance(source, str | Path) else _live(source, split, rules)
     where = source if isinstance(source, str | Path) else "the dataset"
     prompts = list(islice(read, limit))
@@ -161,11 +165,18 @@ def _is_place(source: str) -> bool:
 @final
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """How rows are read: the column of the prompt, whether their images may be fetched, and further columns of them."""
+    """How rows are read: the prompt's column, where media may lie, further columns of pictures."""
 
     text_column: str
     allow_fetch: bool
     pictures: tuple[str, ...] = ()
+    allow_outside: bool = False
+
+    def roots(self, folder: Path | None) -> tuple[Path, ...] | None:
+        """The folders that media may lie in: that of the file, or for a dataset of the hub those it is kept in."""
+        if self.allow_outside:
+            return None
+        return hub_folders() if folder is None else (folder,)
 
     def prompt(self, row: Any, where: str, folder: Path | None) -> Prompt:
         """The prompt that a row stands for."""
@@ -176,6 +187,7 @@ class _Rules:
             folder=folder,
             allow_fetch=self.allow_fetch,
             pictures=self.pictures,
+            roots=self.roots(folder),
         )
 
 
@@ -196,6 +208,7 @@ def _read(source: str, split: str | None, rules: _Rules) -> Iterable[Prompt]:
 
 
 def _live(dataset: Dataset | DatasetDict, split: str | None, rules: _Rules) -> Iterator[Prompt]:
+    rules = replace(rules, allow_outside=True)  # whoever holds it has said where its media lie
     return _from_dataset(_one_split(dataset, "the dataset", split), rules, "the dataset", None)
 
 
@@ -335,12 +348,14 @@ def _from_dataset(dataset: Any, rules: _Rules, where: str, folder: Path | None) 
         )
     shown = [name for name in (form.column, *MEDIA_COLUMNS, *rules.pictures) if holds_media(dataset.features.get(name))]
     encoded, plain = dataset.select_columns(shown).with_format("arrow"), dataset.remove_columns(shown)
-    decoded = [name for name in plain.column_names if not rules.allow_fetch and holds_media(plain.features[name])]
+    roots = rules.roots(folder)
+    decoded = [name for name in plain.column_names if holds_media(plain.features[name])]
     as_stored = plain.select_columns(decoded).with_format("arrow")
     for number in range(len(dataset)):
         place = f"{where}, row {number}"
         for name in decoded:  # before they are decoded, which would fetch them
-            refuse_fetches(as_stored[number].column(name)[0].as_py(), f"{place}, column '{name}'")
+            value, called = as_stored[number].column(name)[0].as_py(), f"{place}, column '{name}'"
+            refuse_far(value, called, allow_fetch=rules.allow_fetch, roots=roots)
         row = plain[number] if plain.column_names else {}
         stored = {name: _stored(encoded, number, name, rules.pictures) for name in shown}
         yield rules.prompt({**row, **stored}, place, folder)
@@ -380,7 +395,6 @@ def _refuse_split(source: str, split: str | None) -> None:
 def _refuse_rules(source: str | Path, rules: _Rules) -> None:
     if rules.text_column != "prompt":
         raise DataError(f"{source} has no columns, so text_column={rules.text_column!r} does nothing; remove it")
-    if rules.allow_fetch:
-        raise DataError(f"{source} names no images to fetch, so allow_fetch does nothing; remove it")
-    if rules.pictures:
-        raise DataError(f"{source} names no files, so pictures={list(rules.pictures)} does nothing; remove it")
+    said = {"allow_fetch": rules.allow_fetch, "allow_outside": rules.allow_outside, "pictures": list(rules.pictures)}
+    if idle := [name for name, value in said.items() if value]:
+        raise DataError(f"{source} names no files, so {' and '.join(idle)} do nothing; remove that")

@@ -62,6 +62,7 @@ def prompt_of_row(
     folder: Path | None,
     allow_fetch: bool = False,
     pictures: Sequence[str] = (),
+    roots: tuple[Path, ...] | None = None,
 ) -> Prompt:
     """The prompt that a row of data stands for; what is no prompt, negative prompt or medium is a column.
 
@@ -72,13 +73,14 @@ def prompt_of_row(
         folder: what relative paths of media count from; None leaves them as they are.
         allow_fetch: whether its images and sounds may lie on the network.
         pictures: further columns that hold pictures, one or a list; those that the row has.
+        roots: the folders that its media may lie in; None: anywhere.
 
     Returns:
         The prompt.
 
     Raises:
         DataError: for a row without a prompt, malformed chat messages, more or fewer placeholders than media, an image
-            that does not exist or cannot be opened, or a medium that would be fetched.
+            that does not exist or cannot be opened, or a medium that would be fetched or lies outside of the folders.
     """
     if not isinstance(row, Mapping):
         raise DataError(f"{where} must be an object with a '{text_column}', got {type(row).__name__}")
@@ -89,7 +91,7 @@ def prompt_of_row(
             f"{where} has no prompt: '{text_column}' must be a text or a list of chat messages, got {asked!r:.60}; its "
             f"columns are {', '.join(map(str, row))}; text_column names the one that holds the prompt"
         )
-    place = Place(where, folder, allow_fetch)
+    place = Place(where, folder, allow_fetch, roots)
     beside = {kind: place.media(row, kind) for kind in COLUMNS}
     tags = form.always_tagged or any(name in row for name in MEDIA_COLUMNS)
     messages, offered = _messages(asked, row, form, place), _ground_truth(row)

@@ -64,6 +64,7 @@ def save_checkpoint(
     state: Mapping[str, Any],
     *,
     keep: int | None,
+    best: int | None = None,
     averaged: AbstractContextManager[None] | None = None,
     meet: Callable[[], None] = lambda: None,
     writes: bool = True,
@@ -76,6 +77,7 @@ def save_checkpoint(
         policy: whose weights are saved, in ``policy/``; None: of a task that trains the policy of another.
         state: state dicts of everything else, by name.
         keep: how many of the newest to keep; None keeps all.
+        best: the step whose checkpoint stays in any case.
         averaged: within it the policy holds its averaged weights, which are then saved in ``average/`` too.
         meet: called once the weights are written, while they are those that were.
         writes: whether this process does; the others only hold the same weights, for as long as it needs them.
@@ -111,7 +113,7 @@ def save_checkpoint(
         sync_tree(partial)
         replace_folder(partial, final)
         sync(root)
-        drop_old(folder, keep)
+        drop_old(folder, keep, best)
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have no OSError for a full disk
         shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, MmgrpoError):
@@ -128,10 +130,11 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda entry: (place_named(entry), entry.name))
 
 
-def drop_old(folder: Path, keep: int | None) -> None:
-    """Deletes all but the newest ``keep`` checkpoints; None keeps all."""
+def drop_old(folder: Path, keep: int | None, best: int | None = None) -> None:
+    """Deletes all but the newest ``keep`` checkpoints and that of the step ``best``; a ``keep`` of None keeps all."""
     for old in list_checkpoints(folder)[:-keep] if keep else []:
-        remove_folder(old)
+        if best is None or place_named(old).step != best:
+            remove_folder(old)
 
 
 def clear_unfinished(folder: Path) -> None:

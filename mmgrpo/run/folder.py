@@ -22,6 +22,7 @@ from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import dump_config
 from mmgrpo.errors import OutputError
 from mmgrpo.run.samples import write_samples
+from mmgrpo.run.trust import note_written
 from mmgrpo.system.extras import is_installed, missing
 from mmgrpo.system.files import append_line, read_lines, replace_folder, replace_text, sync, writing
 from mmgrpo.types import Sample, Scores
@@ -54,6 +55,7 @@ class RunFolder:
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         replace_text(self.path / CONFIG, dump_config(config))
+        note_written(self.path / CONFIG)
         self._update_header(
             name=config.name,
             command=_command(),
@@ -71,6 +73,7 @@ class RunFolder:
         header = self.header()
         self._active_s = header.get("active_s", 0.0)
         replace_text(self.path / CONFIG, dump_config(config))
+        note_written(self.path / CONFIG)
         self._update_header(
             status="running",
             finished=None,

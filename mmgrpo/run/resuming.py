@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.loading import load_config, validated
+from mmgrpo.config.loading import load_config, read_layers, validated
 from mmgrpo.config.parts import singles_of
 from mmgrpo.config.registry import settings_type
+from mmgrpo.config.tasks import TASK_NAME
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.run.checkpoint import Place, is_checkpoint, list_checkpoints, sound_checkpoint, weights_of
 from mmgrpo.run.folder import CONFIG
@@ -108,14 +110,13 @@ def weights_at(path: Path) -> Path:
     found = sound_checkpoint(path).path
     if (found / "policy").is_dir():
         return weights_of(path)
-    task = load_config(config_of(found)).task
-    if task is None or task.policy_of is None:
+    task = read_layers(config_of(found)).get("task")  # read, so that nothing of a stranger's is imported
+    policy_of = task.get("policy_of") if isinstance(task, dict) else None
+    if not isinstance(policy_of, str) or not re.match(TASK_NAME, policy_of):
         raise CheckpointError(f"{found} holds no weights; give another checkpoint, or start the run again")
-    owner = run_of(found).parent / task.policy_of
+    owner = run_of(found).parent / policy_of
     if is_checkpoint(path):
-        raise CheckpointError(
-            f"{path} holds no weights: they are those of {task.policy_of}; give a checkpoint of {owner}"
-        )
+        raise CheckpointError(f"{path} holds no weights: they are those of {policy_of}; give a checkpoint of {owner}")
     return weights_of(owner)
 
 

@@ -1,4 +1,4 @@
-"""How a run is told to end: Ctrl-C, and SIGTERM of whoever runs the machine."""
+"""How a run is told to end: Ctrl-C, and SIGTERM, SIGUSR1 or SIGUSR2 of whoever runs the machine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any, final
 
 from mmgrpo.run.processes import Job
 from mmgrpo.types import Sample
+
+TERMINATING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+"""Slurm pre-empts by the first, and warns by the one that ``--signal`` names; submitit takes the last."""
 
 BOUNCE_S = 1.0  # a launcher passes on the Ctrl-C that the terminal sent to its processes as well
 
@@ -43,10 +46,11 @@ class Stopping:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Within it the first Ctrl-C asks for the end of the step, the second ends it there; SIGTERM gives it up."""
+        """Within it the first Ctrl-C asks for the end of the step, the second ends it there; the others give it up."""
         before: dict[int, Any] = {}
         try:
-            for number, answer in ((signal.SIGINT, self._on_interrupt), (signal.SIGTERM, self._on_terminate)):
+            for number in (signal.SIGINT, *TERMINATING):
+                answer = self._on_interrupt if number == signal.SIGINT else self._on_terminate
                 before[number] = signal.signal(number, answer)
         except ValueError:  # not in the main thread: whoever owns it owns the signals
             pass

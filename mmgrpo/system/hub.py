@@ -1,9 +1,12 @@
-"""Why something cannot be had from the hub, in one line that says what to do."""
+"""The hub: why something cannot be had from it, in one line that says what to do, and how a folder gets there."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
+
+from mmgrpo.errors import ConfigError
 
 MAX_SAID = 400
 
@@ -28,6 +31,43 @@ def why_not(source: str, error: BaseException, *, revision: str | None = None, k
     plain = isinstance(error, (OSError, ValueError)) and f"{error}"
     said = " ".join((f"{error}" if plain else f"{type(error).__name__}: {error}").split())
     return said if len(said) <= MAX_SAID else f"{said[:MAX_SAID]} ..."
+
+
+def push(folder: Path, repository: str, *, public: bool, message: str) -> str:
+    """Uploads a folder as a model of the hub, which is made if it is not there.
+
+    Args:
+        folder: what is uploaded, whole.
+        repository: ``owner/name``.
+        public: whether one that is made now is for everybody to see.
+        message: of the commit.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        ConfigError: it is no repository's name, nobody is logged in, or the hub refuses or cannot be reached.
+    """
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise ConfigError(f"{repository!r} is no name of a repository, owner/name: {error}") from error
+    if get_token() is None:
+        raise ConfigError(
+            f"{repository} cannot be written: nobody is logged in; do so (hf auth login), or set HF_TOKEN"
+        )
+    api = HfApi()
+    try:
+        api.create_repo(repository, repo_type="model", private=not public, exist_ok=True)
+        done = api.upload_folder(
+            repo_id=repository, repo_type="model", folder_path=folder, commit_message=message, ignore_patterns=[".*"]
+        )
+    except Exception as error:  # of the hub, the network and what lies between
+        raise ConfigError(f"{repository} cannot be written: {why_not(repository, error)}") from error
+    return str(done.commit_url)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -14,6 +14,7 @@ from mmgrpo.errors import CheckpointError, ConfigError, MmgrpoError
 from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy
 from mmgrpo.report import write_report
+from mmgrpo.run.best import best_step
 from mmgrpo.run.checkpoint import Place, clear_unfinished, drop_old, load_checkpoint, save_checkpoint, set_aside
 from mmgrpo.run.folder import RunFolder, claim_folder, start_trackers
 from mmgrpo.run.processes import Job
@@ -47,7 +48,9 @@ class Trained:
     critic: Learnt | None = None
     owns: bool = True
 
-    def save(self, folder: Path, place: Place, keep: int | None, memory: Memory, job: Job) -> None:
+    def save(
+        self, folder: Path, place: Place, keep: int | None, memory: Memory, job: Job, *, best: int | None = None
+    ) -> None:
         """Writes a checkpoint of weights that are those of the place, on the main process.
 
         All processes call it if the weights lie in parts. Raises NonFiniteError for infinite ones.
@@ -65,9 +68,8 @@ class Trained:
             state["critic"] = self.critic.state_dict()
         averaged = average.applied() if average else None
         policy, together = self.policy if self.owns else None, {"meet": job.meet, "writes": job.is_main}
-        save_checkpoint(
-            folder, place, policy, state, keep=keep, averaged=averaged, **(together if job.in_parts else {})
-        )
+        together = together if job.in_parts else {}
+        save_checkpoint(folder, place, policy, state, keep=keep, best=best, averaged=averaged, **together)
 
     def restore(self, checkpoint: Path, *, updates_per_step: int | None, memory: Memory) -> tuple[Place, Memory]:
         """Becomes what a checkpoint holds.
@@ -213,7 +215,21 @@ class Session:
     def drop_old(self) -> None:
         """Deletes all checkpoints but the newest that are kept."""
         if self._job.is_main:
-            drop_old(self.folder.path, self._config.checkpoint.keep)
+            drop_old(self.folder.path, self._config.checkpoint.keep, self._best())
+
+    def keep_best(self, *, drops: bool = True) -> None:
+        """Writes a checkpoint after an evaluation, if it is the best so far by ``checkpoint.best``.
+
+        Args:
+            drops: whether the best before goes then, if it is none of the newest.
+        """
+        place, reward = self.place, self._config.checkpoint.best
+        if reward is None or place is None or place.step == 0:
+            return
+        if self._job.from_main(lambda: best_step(self.folder.path, reward, now=place.step)) == place.step:
+            self.save(place, drops=False)
+            if drops:
+                self.drop_old()
 
     def rescue(self, place: Place | None, *, drops: bool = True, together: bool = False) -> None:
         """Saves what is whole before an early end, on the main process alone: the others may be gone.
@@ -270,17 +286,22 @@ class Session:
     def _write(self, place: Place, keep: int | None) -> None:
         if self._job.is_main:
             self.folder.sync()
-        self._trained.save(self.folder.path, place, keep, self.memory, self._job)
+        best = self._best() if self._job.is_main else None
+        self._trained.save(self.folder.path, place, keep, self.memory, self._job, best=best)
 
     @property
     def _writes(self) -> bool:
         """Whether this process has a part in a checkpoint."""
         return self._job.is_main or self._job.in_parts
 
+    def _best(self) -> int | None:
+        reward = self._config.checkpoint.best
+        return None if reward is None else best_step(self.folder.path, reward)
+
     def _tidy(self) -> None:
         """Ends what a process that was killed had begun to delete."""
         clear_unfinished(self.folder.path)
-        drop_old(self.folder.path, self._config.checkpoint.keep)
+        drop_old(self.folder.path, self._config.checkpoint.keep, self._best())
 
     def _prepared(self, explanation: str) -> list[str]:
         if self.resumption is None:

@@ -20,6 +20,7 @@ from mmgrpo.data.stream import StepPrompts, stream_of
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.policy import Policy, Shardable
+from mmgrpo.run.best import require_best
 from mmgrpo.run.checkpoint import Place, checkpoint_steps
 from mmgrpo.run.folder import RunFolder, make_accelerator
 from mmgrpo.run.processes import Job
@@ -125,6 +126,7 @@ class Trainer:
         evaluation = self.config.evaluation
         judges = build_rewards(evaluation.rewards) if evaluation and evaluation.rewards else self.rewards
         self.judges = Scorer(judges, max_failure_frac=1.0, cache_mb=self.config.reward_cache_mb)
+        require_best(self.config, self.judges.names)
         names = self.now.scorer.names, self.judges.names
         subject = watched(self.config, *names, checkpoints=lambda: checkpoint_steps(self.folder.path))
         self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
@@ -351,15 +353,15 @@ class Trainer:
                 show=self.behind.show if self.behind else None,
             )
         self.session.evaluated.add(self.step)
-        if judged is None:
-            return
-        line = {"step": self.step, **judged.metrics(), "time/evaluation_s": time.perf_counter() - clock}
-        self.folder.save_samples(self.step, *judged.shown(config.pictures))
-        self._seat.show(self.step, *judged.shown(MAX_SHOWN))
-        self._log("evaluation.jsonl", line)
-        progress.judged(line)
-        self.session.report()
-        self._heed(self.watchdog.judged(line) if self.watchdog else [])
+        if judged is not None:
+            line = {"step": self.step, **judged.metrics(), "time/evaluation_s": time.perf_counter() - clock}
+            self.folder.save_samples(self.step, *judged.shown(config.pictures))
+            self._seat.show(self.step, *judged.shown(MAX_SHOWN))
+            self._log("evaluation.jsonl", line)
+            progress.judged(line)
+            self.session.report()
+            self._heed(self.watchdog.judged(line) if self.watchdog else [])
+        self.session.keep_best(drops=self._seat.within is None)  # of tasks, old ones go once all have theirs
 
     def _log(self, file: str, line: dict[str, Any]) -> None:
         if self.job.is_main:

@@ -15,6 +15,7 @@ from typing import final
 
 from mmgrpo.report.numbers import duration
 from mmgrpo.run.folder import has_ended
+from mmgrpo.run.stopping import TERMINATING
 from mmgrpo.trials.plan import Comparison, Trial
 
 
@@ -118,12 +119,12 @@ class Carrying:
 
 @contextmanager
 def _told_to_end() -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise what tells them apart."""
+    """Ctrl-C, SIGTERM and what Slurm warns by raise what tells them apart."""
 
     def told(number: int, frame: FrameType | None) -> None:
         raise Told(number)
 
-    before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, told) for number in (signal.SIGINT, *TERMINATING)}
     try:
         yield
     finally:

@@ -40,8 +40,9 @@ from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.denoising.stage import Stage
 from mmgrpo.policies.denoising.supervised import Targets, supervised_loss
 from mmgrpo.policies.denoising.values import require_known
+from mmgrpo.policies.exporting import merge_for_good
 from mmgrpo.policies.weights import DiffusersFiles, Weights
-from mmgrpo.policy import Choosing, Keeping, Policy, Reading, Scheduled, Seeing, Shard, Shardable, Supervised
+from mmgrpo.policy import Choosing, Exporting, Keeping, Policy, Reading, Scheduled, Seeing, Shard, Shardable, Supervised
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import REFERENCE, Value
 
@@ -51,7 +52,7 @@ NOTICED_EXCESS = 0.1
 EXACTNESS = {torch.float32: 1e-5, torch.bfloat16: 1e-3}
 
 
-class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading, Seeing, Shardable):
+class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading, Seeing, Shardable, Exporting):
     """A diffusers pipeline whose denoising steps are decisions.
 
     The pipeline itself is run, with a scheduler of its own class that draws and records each transition; to score a
@@ -219,6 +220,11 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
     def save(self, directory: Path) -> None:
         """LoRA as diffusers' ``pytorch_lora_weights.safetensors``, full weights as ``save_pretrained`` folders."""
         self._weights.save(directory)
+
+    def export(self, directory: Path, *, dtype: str | None = None) -> None:
+        """The whole pipeline by ``save_pretrained``."""
+        merge_for_good(self._weights, dtype)
+        self.pipeline.save_pretrained(directory)
 
     def load(self, directory: Path) -> None:
         """Restores what ``save`` wrote."""

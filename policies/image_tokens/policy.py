@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.policies.distribution import OF_LOGITS, seen_by, views_of
+from mmgrpo.policies.exporting import merge_for_good
 from mmgrpo.policies.image_tokens.codes import Range
 from mmgrpo.policies.image_tokens.loading import load
 from mmgrpo.policies.image_tokens.painter import Painter
@@ -26,7 +27,7 @@ from mmgrpo.policies.image_tokens.trace import Scoring, Trace
 from mmgrpo.policies.rescoring import placed, rescored
 from mmgrpo.policies.text_models import checkpointing, enable_checkpointing, language_linears
 from mmgrpo.policies.weights import PeftFiles, Weights
-from mmgrpo.policy import Joining, Keeping, Policy, Reading, Scheduled, Seeing, Supervised
+from mmgrpo.policy import Exporting, Joining, Keeping, Policy, Reading, Scheduled, Seeing, Supervised
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import ENTROPY, REFERENCE, Value
 
@@ -34,7 +35,7 @@ TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 """How far the log-probabilities of drawing may lie from those of a plain forward, on average, in nats."""
 
 
-class ImageTokensPolicy(Policy, Supervised, Scheduled, Reading, Keeping, Joining, Seeing):
+class ImageTokensPolicy(Policy, Supervised, Scheduled, Reading, Keeping, Joining, Seeing, Exporting):
     """A unified model of transformers, or a causal one over codes, whose image tokens are decisions.
 
     A token is drawn from the guided distribution and scored under it, both sides with grad. What a model puts between
@@ -144,6 +145,12 @@ class ImageTokensPolicy(Policy, Supervised, Scheduled, Reading, Keeping, Joining
         """LoRA as peft's own folder, full weights as ``save_pretrained`` has them, the processor beside."""
         self._weights.save(directory)
         self.processor.save_pretrained(directory if self._weights.lora else directory / "model")
+
+    def export(self, directory: Path, *, dtype: str | None = None) -> None:
+        """The model and its processor by ``save_pretrained``."""
+        merge_for_good(self._weights, dtype)
+        self.model.save_pretrained(directory)
+        self.processor.save_pretrained(directory)
 
     def load(self, directory: Path) -> None:
         """Restores what ``save`` wrote."""

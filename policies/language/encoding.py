@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmgrpo.data.media import local_file, opened
+from mmgrpo.data.media import local_file, opened, require_frames
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.language.sounds import is_of_sounds, sound_arguments
@@ -276,6 +276,8 @@ class Encoder:
         options: dict[str, Any] = {"image_patch_size": patch} if isinstance(patch, int) else {}
         try:
             source = local_file(video) if isinstance(video, str) else [opened(frame) for frame in video]
+            if isinstance(source, str):
+                require_frames(source)
             frames, facts = fetch_video({"video": source, **self.settings.video}, return_video_metadata=True, **options)
         except (OSError, ValueError, RuntimeError) as error:
             raise DataError(f"the video {video!r:.80} cannot be read: {error}") from error

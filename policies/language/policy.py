@@ -15,15 +15,12 @@ from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policies.distribution import OF_LOGITS, seen_by, views_of
+from mmgrpo.policies.exporting import merge_for_good
 from mmgrpo.policies.language.agreement import TOLERANCES, Trial, require_plain
 from mmgrpo.policies.language.choosing import Choice, candidates_of
 from mmgrpo.policies.language.critic import Hidden, LanguageCritic
 from mmgrpo.policies.language.encoding import Encoded, Encoder
-from mmgrpo.policies.language.loading import (
-    end_ids,
-    load_model,
-    suppressed_ids,
-)
+from mmgrpo.policies.language.loading import end_ids, load_model, suppressed_ids
 from mmgrpo.policies.language.peers import peer_divergence
 from mmgrpo.policies.language.plain import Plain
 from mmgrpo.policies.language.rollouts import Rollouts
@@ -36,15 +33,11 @@ from mmgrpo.policies.language.values import OF_STATES, OWN
 from mmgrpo.policies.language.ways import Cached, Way
 from mmgrpo.policies.rescoring import placed, rescored
 from mmgrpo.policies.sampling import Sampling
-from mmgrpo.policies.text_models import (
-    checkpointing,
-    enable_checkpointing,
-    language_linears,
-    language_parameters,
-)
+from mmgrpo.policies.text_models import checkpointing, enable_checkpointing, language_linears, language_parameters
 from mmgrpo.policies.weights import PeftFiles, Weights
 from mmgrpo.policy import (
     Criticising,
+    Exporting,
     Joining,
     Keeping,
     Policy,
@@ -61,7 +54,7 @@ from mmgrpo.values import ENTROPY, PEERS, REFERENCE, Value
 WHOLE = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.empty(0, dtype=torch.long))
 
 
-class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, Seeing, Criticising, Shardable):
+class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, Seeing, Criticising, Shardable, Exporting):
     """A causal language model, a vision-language model or an encoder-decoder, whose tokens are decisions.
 
     A prompt, with its pictures, goes through the model once per group in the rollout and once in the update; its
@@ -160,6 +153,12 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
     def load(self, directory: Path) -> None:
         """Restores what ``save`` wrote."""
         self._weights.load(directory)
+
+    def export(self, directory: Path, *, dtype: str | None = None) -> None:
+        """The model and its processor by ``save_pretrained``."""
+        merge_for_good(self._weights, dtype)
+        self.model.save_pretrained(directory)
+        self.processor.save_pretrained(directory)
 
     def keep(self, name: str, *, decay: float = 0.0) -> None:
         """Kept adapters are further frozen adapters, kept full weights a further frozen copy of the model."""

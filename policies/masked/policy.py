@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policies.distribution import OF_LOGITS, seen_by, views_of
+from mmgrpo.policies.exporting import merge_for_good
 from mmgrpo.policies.masked.drawing import Filled, Sampler, fill
 from mmgrpo.policies.masked.loading import load, predictor_of
 from mmgrpo.policies.masked.reading import read_trace
@@ -25,12 +26,12 @@ from mmgrpo.policies.masked.trace import Drawing, Look, Trace, reveal_looks
 from mmgrpo.policies.overriding import overridden
 from mmgrpo.policies.rescoring import rescored
 from mmgrpo.policies.weights import Weights
-from mmgrpo.policy import Keeping, Policy, Reading, Scheduled, Seeing, Supervised
+from mmgrpo.policy import Exporting, Keeping, Policy, Reading, Scheduled, Seeing, Supervised
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
 from mmgrpo.values import ENTROPY, REFERENCE, Value
 
 
-class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
+class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping, Exporting):
     """A model of hidden tokens, whose reveals are decisions.
 
     A sample begins hidden. At each reveal tokens are drawn at all hidden places and some of them are shown; what is
@@ -94,6 +95,18 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping):
         if self.predictor.facts.beside is not None:
             (name,) = self.predictor.facts.modules
             self.predictor.facts.beside.save_pretrained(directory if self.settings.lora else directory / name)
+
+    def export(self, directory: Path, *, dtype: str | None = None) -> None:
+        """The model of transformers and its tokenizer by ``save_pretrained``."""
+        facts = self.predictor.facts
+        if facts.beside is None:
+            raise ConfigError(
+                "a masked pipeline is not written as a whole: its checkpoints hold adapters that diffusers loads, or "
+                "the transformer as save_pretrained has it"
+            )
+        (model,) = merge_for_good(self._weights, dtype).values()
+        model.save_pretrained(directory)  # pyright: ignore[reportCallIssue] (the stub of a module hides it)
+        facts.beside.save_pretrained(directory)
 
     def load(self, directory: Path) -> None:
         """Restores what ``save`` wrote."""

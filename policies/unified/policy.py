@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mmgrpo.errors import ConfigError
 from mmgrpo.policies.unified.rows import Part, Parts, whole
 from mmgrpo.policies.unified.settings import DRAWS, WRITES, UnifiedSettings
-from mmgrpo.policy import Keeping, Policy, Reading, Seeing, Supervised
+from mmgrpo.policy import Exporting, Keeping, Policy, Reading, Seeing, Supervised
 from mmgrpo.system.targets import import_attribute
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import REFERENCE, Value
@@ -24,7 +24,7 @@ WRITER, DRAWER = "mmgrpo.policies.language:LanguagePolicy", "mmgrpo.policies.ima
 LOADER = "mmgrpo.policies.image_tokens.loading:load"
 
 
-class UnifiedPolicy(Policy, Supervised, Reading, Keeping, Seeing):
+class UnifiedPolicy(Policy, Supervised, Reading, Keeping, Seeing, Exporting):
     """One model whose rows are texts or pictures, as their prompts ask: two policies over the same weights.
 
     A rollout has rows of both kinds, padded to the longest. Each kind is what its policy alone would make of it.
@@ -73,6 +73,10 @@ class UnifiedPolicy(Policy, Supervised, Reading, Keeping, Seeing):
     def save(self, directory: Path) -> None:
         """As a language policy does."""
         self.write.save(directory)
+
+    def export(self, directory: Path, *, dtype: str | None = None) -> None:
+        """As a language policy does."""
+        self.write.export(directory, dtype=dtype)
 
     def load(self, directory: Path) -> None:
         """Restores what ``save`` wrote."""

@@ -1,0 +1,21 @@
+"""A held-out reward that says what a test wrote down for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+
+from mmgrpo.types import Sample
+
+SAID: list[float | None] = []
+"""What the held-out reward is to say at each evaluation to come; those before are gone."""
+
+
+def held_out(samples: Sequence[Sample]) -> list[float | None]:
+    """As scripted; at its end the process is told to end."""
+    if not SAID:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return [0.0] * len(samples)
+    said = SAID.pop(0)
+    return [said] * len(samples)

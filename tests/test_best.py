@@ -1,0 +1,174 @@
+"""The best checkpoint by a held-out reward: which it is, that it stays, and that a run which goes on knows it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mmgrpo.cli.commanded import weights_for
+from mmgrpo.config.loading import validated
+from mmgrpo.config.parts import tasks_of
+from mmgrpo.errors import CheckpointError, ConfigError
+from mmgrpo.examples.digits import digit_prompts
+from mmgrpo.run.best import best_checkpoint, best_step
+from mmgrpo.run.checkpoint import list_checkpoints
+from mmgrpo.train.mixed import MixedTrainer
+from mmgrpo.train.trainer import Trainer
+from tests.scripted import SAID
+from tests.test_resuming import timeless
+from tests.test_trainer import BASE, brightness, lines, make_policy, run, weights
+
+EVALUATION: dict[str, Any] = {
+    "prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "limit": 2},
+    "every": 1,
+    "rewards": [{"name": "python:tests.scripted:held_out", "label": "held_out"}],
+}
+
+
+def judged(output: Path, said: Sequence[float | None], *, resume: Path | None = None, **changes: Any) -> Trainer:
+    """A run whose evaluations find what is given, from that at step 0 on; or that one goes on with."""
+    SAID[:] = said
+    checkpoint = {"every": 1, "keep": 1, "best": "held_out", **changes.pop("checkpoint", {})}
+    changes = {"steps": len(said) - 1, "evaluation": EVALUATION, **changes}
+    return run(output, resume=resume, checkpoint=checkpoint, **changes)
+
+
+def names(trainer: Trainer) -> list[str]:
+    return [path.name for path in list_checkpoints(trainer.folder.path)]
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ([9, 1, 3, 2, 1], ["step-000002", "step-000004"]),  # before the first step nothing is trained
+        ([0, 1, 2, 3, 4], ["step-000004"]),
+        ([0, 3, 3, 1, 3], ["step-000001", "step-000004"]),  # of equal ones the first
+        ([0, None, 1, None, None], ["step-000002", "step-000004"]),  # where it applies to nothing there is no mean
+        ([0, None, None, None, None], ["step-000004"]),
+    ],
+)
+def test_the_best_stays_beside_the_newest(said: list[float | None], kept: list[str], tmp_path: Path) -> None:
+    assert names(judged(tmp_path, said)) == kept
+
+
+def test_an_evaluation_between_checkpoints_that_is_the_best_saves_one(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", checkpoint={"keep": None, "every": 1})
+    trainer = judged(tmp_path / "best", [0, 1, 3, 2, 2], checkpoint={"every": 4})
+    assert names(trainer) == ["step-000002", "step-000004"]
+    assert best_checkpoint(trainer.folder.path).name == "step-000002"
+    saved, own = (
+        load_file(one.folder.path / "checkpoints/step-000002/policy/transformer/diffusion_pytorch_model.safetensors")
+        for one in (trainer, whole)
+    )
+    assert saved.keys() == own.keys()
+    assert all(torch.equal(saved[key], own[key]) for key in own)
+    assert torch.equal(weights(trainer), weights(whole))  # what is saved changes nothing of the run
+
+
+def test_a_run_that_goes_on_knows_the_best_before(tmp_path: Path) -> None:
+    whole = judged(tmp_path / "whole", [0, 1, 3, 0, 1])
+    told = judged(tmp_path / "half", [0, 1, 3], steps=4)  # is told to end by the third step's evaluation, which says 0
+    assert told.status == "terminated"
+    assert names(told) == ["step-000002", "step-000003"]
+    resumed = judged(tmp_path / "half", [1], steps=4, resume=told.folder.path)
+    assert names(resumed) == names(whole) == ["step-000002", "step-000004"]
+    assert timeless(lines(resumed, "evaluation.jsonl")) == timeless(lines(whole, "evaluation.jsonl"))
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_a_process_killed_between_the_evaluation_and_its_checkpoint_loses_nothing(tmp_path: Path) -> None:
+    whole = judged(tmp_path / "whole", [0, 1, 3, 2, 1], checkpoint={"every": 4})
+    run_folder = tmp_path / "half" / "run"
+    shutil.copytree(whole.folder.path, run_folder)
+    for step in (2, 4):  # as if it had ended before the second was saved
+        shutil.rmtree(run_folder / "checkpoints" / f"step-{step:06d}")
+    rows = lines(whole, "evaluation.jsonl")[:3]
+    (run_folder / "evaluation.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert best_step(run_folder, "held_out") is None
+    resumed = judged(tmp_path / "half", [0, 1, 3, 2, 1], checkpoint={"every": 4}, resume=run_folder)
+    assert names(resumed) == ["step-000002", "step-000004"]
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_going_back_forgets_what_was_the_best_after(tmp_path: Path) -> None:
+    first = judged(tmp_path, [0, 1, 2, 1, 9], checkpoint={"keep": None})
+    chosen = first.folder.path / "checkpoints" / "step-000003"
+    resumed = judged(tmp_path, [1], steps=4, resume=chosen)
+    assert names(resumed) == ["step-000002", "step-000004"]
+    assert sorted(path.name for path in (chosen.parent / "aside").iterdir()) == ["step-000004"]
+
+
+def test_a_damaged_best_is_passed_over_for_the_next_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = judged(tmp_path, [0, 2, 3, 1], checkpoint={"keep": None}).folder.path
+    assert weights_for(str(folder), None, best=True) == folder / "checkpoints/step-000002"
+    (folder / "checkpoints/step-000002/training.pt").write_bytes(b"")
+    assert best_checkpoint(folder).name == "step-000001"
+    assert "step-000002 is damaged (training.pt is not what was written)" in caplog.text
+    for step in (1, 3):
+        (folder / f"checkpoints/step-{step:06d}/training.pt").unlink()
+    with pytest.raises(CheckpointError, match="has no checkpoint that was judged by held_out"):
+        best_checkpoint(folder)
+    with pytest.raises(CheckpointError, match="is one checkpoint: the best is one of a run's"):
+        best_checkpoint(folder / "checkpoints/step-000001")
+
+
+def test_another_reward_from_here_on_is_asked_of_what_is_still_there(tmp_path: Path) -> None:
+    """The best by it may have gone already; of those that are left the best is kept."""
+    first = judged(tmp_path, [0, 5, 4, 3, 2], checkpoint={"best": None, "keep": 2})
+    resumed = judged(tmp_path, [3, 1], steps=6, checkpoint={"keep": 2}, resume=first.folder.path)
+    assert [row["eval/held_out/mean"] for row in lines(resumed, "evaluation.jsonl")] == [0, 5, 4, 3, 2, 3, 1]
+    assert names(resumed) == ["step-000003", "step-000005", "step-000006"]
+
+
+def test_a_best_that_cannot_be_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"checkpoint.best is a reward of the evaluation: add that section"):
+        validated({"checkpoint": {"best": "held_out"}})
+    with pytest.raises(ConfigError, match=r"the evaluation has no reward 'held_ot'; did you mean held_out\?"):
+        judged(tmp_path, [0], checkpoint={"best": "held_ot"})
+    without = run(tmp_path, steps=1)
+    with pytest.raises(CheckpointError, match=r"keeps no best checkpoint: train it with checkpoint.best=REWARD"):
+        best_checkpoint(without.folder.path)
+
+
+@pytest.mark.parametrize(
+    ("best", "said"),
+    [
+        ("held_out", "of a mixed run it is TASK/REWARD, got 'held_out'; tasks: a, b"),
+        ("b/held_out", "tasks.b: checkpoint.best: its checkpoints hold no weights; name a reward of a"),
+    ],
+)
+def test_of_a_mixed_run_it_is_the_reward_of_a_task_with_weights(best: str, said: str) -> None:
+    values: dict[str, Any] = {"tasks": {"a": TASK, "b": {"task": {"policy_of": "a"}}}, "checkpoint": {"best": best}}
+    with pytest.raises(ConfigError, match=said):
+        validated(values)
+    tasks = tasks_of(validated({**values, "checkpoint": {"best": "a/held_out"}}))
+    assert [task.checkpoint.best for task in tasks.values()] == ["held_out", None]
+
+
+TASK: dict[str, Any] = {key: value for key, value in BASE.items() if key != "steps"} | {"evaluation": EVALUATION}
+
+
+def test_in_a_mixed_run_each_task_has_its_best_and_some_step_stays_whole(tmp_path: Path) -> None:
+    """A best one of one task alone drives out none of the step that all have."""
+    SAID[:] = [0, 1, 2, 3]  # and the process is told to end in the fifth evaluation, of a at step 4
+    trainer = MixedTrainer(
+        {
+            "tasks": {"a": TASK, "b": {**TASK, "evaluation": None}},
+            "steps": 5,
+            "checkpoint": {"every": 2, "keep": 1, "best": "a/held_out"},
+            "output": str(tmp_path),
+        },
+        policies={"a": make_policy(), "b": make_policy()},
+        rewards={"a": {"brightness": brightness}, "b": {"brightness": brightness}},
+        prompts={"a": digit_prompts(), "b": digit_prompts()},
+    )
+    trainer.train()
+    found = {name: [one.name for one in list_checkpoints(task.folder.path)] for name, task in trainer.tasks.items()}
+    assert found == {"a": ["step-000003", "step-000004"], "b": ["step-000004"]}

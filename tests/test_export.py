@@ -1,0 +1,312 @@
+"""``mmgrpo export``: what it writes is read by stock libraries and gives what the policy gives; cards; pushing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import yaml
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from mmgrpo.cli import app
+from mmgrpo.cli.commanded import policy_of
+from mmgrpo.config.loading import load_config, validated
+from mmgrpo.examples.digits import digit_prompts
+from mmgrpo.report.card import code, licence_of
+from mmgrpo.run.best import best_checkpoint
+from mmgrpo.system import hub
+from mmgrpo.train.build import build_policy
+from mmgrpo.train.trainer import Trainer
+from mmgrpo.types import Prompt
+from tests.test_trainer import BASE, CALL, brightness
+from tests.test_trainer_language import TEXTS, vowels
+from tests.tiny import language_models
+
+TOKENS = torch.tensor([[5, 9, 2, 14, 7, 3]])
+LORA = {"rank": 2, "alpha": 4.0}
+CARD = "---\nlicense: apache-2.0\nlicense_link: https://example.org/x\n---\n# A tiny model\n"
+
+
+def call(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def written(output: Path, *, lora: dict[str, Any] | None, **changes: Any) -> Path:
+    """A run of a few updates of a small language model that lies in a folder, with a card of its own."""
+    model = output / "model"
+    model.mkdir(parents=True)
+    language_models.save("llama", model)
+    (model / "README.md").write_text(CARD)
+    values = {
+        "name": "writing",
+        "output": str(output),
+        "runtime": {"device": "cpu"},
+        "policy": {"name": "language", "model": str(model), "lora": lora, "max_new_tokens": 7},
+        "rollout": {"prompts_per_step": 2, "group_size": 4},
+        "update": {"lr": 0.05},
+        "steps": 2,
+        **changes,
+    }
+    config = Trainer(build_policy(validated(values), "cpu"), {"vowels": vowels}, PROMPTS, values)
+    return config.train()
+
+
+PROMPTS = [Prompt(text) for text in TEXTS[:2]]
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("adapters"), lora=LORA)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("whole"), lora=None, update={"lr": 0.01, "ema": {"decay": 0.5}})
+
+
+def logits_of(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=TOKENS).logits
+
+
+def gap(model: Any, run: Path) -> float:
+    """How far a model is from the policy of a run, and that the policy is another than the model it began from."""
+    trained = logits_of(policy_of(load_config(run / "config.yaml"), run).model)  # pyright: ignore
+    untrained = logits_of(AutoModelForCausalLM.from_pretrained(run.parent / "model"))
+    assert (trained - untrained).norm() > 0.01 * untrained.norm()
+    return float((logits_of(model) - trained).norm() / trained.norm())
+
+
+def head_of(folder: Path) -> dict[str, Any]:
+    return yaml.safe_load((folder / "README.md").read_text().split("---")[1])
+
+
+def test_adapters_are_what_peft_loads_onto_the_base(adapters: Path, tmp_path: Path) -> None:
+    done = call("export", str(adapters), "--to", str(tmp_path / "x"))
+    assert done.exit_code == 0, done.output
+    assert f"exported to {tmp_path / 'x'}" in done.output.replace("\n", "")
+    told = json.loads((tmp_path / "x" / "adapter_config.json").read_text())
+    assert told["base_model_name_or_path"] == str(adapters.parent / "model")
+    base = AutoModelForCausalLM.from_pretrained(told["base_model_name_or_path"])
+    assert gap(PeftModel.from_pretrained(base, tmp_path / "x").eval(), adapters) < 1e-6
+    assert AutoTokenizer.from_pretrained(tmp_path / "x")("how many").input_ids
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x"]  # nothing half written is left
+    assert not (tmp_path / "x" / "kept").exists()
+    assert (tmp_path / "x" / "mmgrpo.yaml").read_text() == (adapters / "config.yaml").read_text()
+
+
+def test_adapters_become_part_of_the_model(adapters: Path, tmp_path: Path) -> None:
+    assert call("export", str(adapters), "--to", str(tmp_path / "x"), "--merged").exit_code == 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "x")
+    assert not [key for key in model.state_dict() if "lora" in key]
+    assert gap(model, adapters) < 2e-6  # the sum of weight and adapters is rounded to float32
+    done = call("export", str(adapters), "--to", str(tmp_path / "x"), "--merged", "--dtype", "bfloat16")
+    assert done.exit_code == 0, done.output
+    halved = AutoModelForCausalLM.from_pretrained(tmp_path / "x-2", dtype="auto")
+    assert halved.dtype == torch.bfloat16
+    assert 1e-6 < gap(halved.float(), adapters) < 0.05
+
+
+def test_all_weights_are_written_averaged_where_they_are(whole: Path, tmp_path: Path) -> None:
+    assert (whole / "checkpoints/step-000002/average").is_dir()
+    done = call("export", str(whole / "checkpoints/step-000002"), "--to", str(tmp_path / "x"))
+    assert done.exit_code == 0, done.output
+    assert gap(AutoModelForCausalLM.from_pretrained(tmp_path / "x"), whole) == 0.0
+    assert "the weights of step-000002, averaged over its updates" in (tmp_path / "x/README.md").read_text()
+
+
+def test_the_best_is_written_if_asked_for(tmp_path: Path) -> None:
+    evaluation = {"prompts": {"source": "python:tests.test_export:held_out_prompts"}, "every": 1}
+    checkpoint = {"every": 1, "keep": 1, "best": "vowels"}
+    run = written(tmp_path, lora=LORA, steps=3, evaluation=evaluation, checkpoint=checkpoint)
+    best = best_checkpoint(run)
+    done = call("export", str(run), "--best", "--to", str(tmp_path / "x"))
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "x/adapter_model.safetensors").read_bytes() == (
+        best / "policy/adapter_model.safetensors"
+    ).read_bytes()
+    assert f"the weights of {best.name}" in (tmp_path / "x/README.md").read_text()
+
+
+def held_out_prompts() -> list[Prompt]:
+    return PROMPTS
+
+
+def test_a_pipelines_adapters_are_what_diffusers_loads(tmp_path: Path) -> None:
+    """The file that the run has saved, which tests/policies/test_denoising_weights.py loads into stock pipelines."""
+    policy = {
+        "name": "denoising",
+        "model": "python:mmgrpo.examples.pipelines:digits_pipeline",
+        "call": CALL,
+        "lora": LORA,
+    }
+    values = {**BASE, "steps": 1, "output": str(tmp_path), "policy": policy}
+    run = Trainer(build_policy(validated(values), "cpu"), {"b": brightness}, digit_prompts(), values).train()
+    done = call("export", str(run), "--to", str(tmp_path / "x"))
+    assert done.exit_code == 0, done.output
+    name = "pytorch_lora_weights.safetensors"
+    assert (tmp_path / "x" / name).read_bytes() == (run / "checkpoints/step-000001/average" / name).read_bytes()
+    assert head_of(tmp_path / "x")["library_name"] == "diffusers"
+    assert 'pipeline.load_lora_weights("THIS_FOLDER_OR_REPOSITORY")' in (tmp_path / "x/README.md").read_text()
+
+
+def test_the_card_says_where_a_model_is_from(adapters: Path, tmp_path: Path) -> None:
+    call("export", str(adapters), "--to", str(tmp_path / "x"))
+    head, text = head_of(tmp_path / "x"), (tmp_path / "x/README.md").read_text()
+    assert head == {
+        "library_name": "peft",
+        "tags": ["mmgrpo", "reinforcement-learning", "lora"],
+        "license": "apache-2.0",
+        "license_link": "https://example.org/x",
+    }
+    rows = [json.loads(line) for line in (adapters / "metrics.jsonl").read_text().splitlines()]
+    about = json.loads((adapters / "run.json").read_text())
+    assert f"| 2 | {rows[-1]['reward/mean']:.3f} |" in text
+    assert f"| `base model` | `{adapters.parent / 'model'}` |" in text
+    assert about["command"] in text
+    assert f"| `mmgrpo` | `{about['versions']['mmgrpo']}` |" in text
+    assert "model = PeftModel.from_pretrained(base," in text
+
+
+def test_what_a_strangers_run_says_is_code_in_its_card(adapters: Path, tmp_path: Path) -> None:
+    """No markup, no link, no further front matter, whatever it is."""
+    run = tmp_path / "run"
+    shutil.copytree(adapters, run)
+    evil = "</code><script>alert(1)</script> [x](javascript:y) ```\n---\nlicense: mine\n---\n| a | `` b"
+    about = json.loads((run / "run.json").read_text()) | {"command": evil, "explain": evil, "versions": {evil: evil}}
+    (run / "run.json").write_text(json.dumps(about))
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config |= {"method": {"name": "m", "title": evil, "paper": evil}}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    done = call("export", str(run), "--to", str(tmp_path / "x"))
+    assert done.exit_code == 0, done.output
+    assert "license" not in head_of(tmp_path / "x") or head_of(tmp_path / "x")["license"] == "apache-2.0"
+    text = (tmp_path / "x/README.md").read_text().split("---\n", 2)[2]
+    assert "<script>" in text  # as code
+    assert "<script>" not in without_code(text)
+    assert "javascript" not in without_code(text)
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "checkpoints/step-000002/policy", "checkpoints"])
+def test_links_out_of_a_strangers_run_are_not_followed(name: str, adapters: Path, tmp_path: Path) -> None:
+    """What they lead to would be exported, and pushed, as if it were the run's."""
+    run = tmp_path / "run"
+    shutil.copytree(adapters, run)
+    (run / "checkpoints/step-000002/manifest.json").unlink()  # a stranger need not give one
+    (run / name).rename(tmp_path / "elsewhere")
+    (run / name).symlink_to(tmp_path / "elsewhere")
+    done = call("export", str(run), "--to", str(tmp_path / "x"))
+    assert done.exit_code == 2
+    assert f"leads out of {run}" in done.stderr.replace("\n", " ")
+    assert not (tmp_path / "x").exists()
+    assert call("export", str(run), "--to", str(tmp_path / "x"), "--trust").exit_code == 0
+
+
+def without_code(text: str) -> str:
+    """Markdown without its fenced blocks and spans of code, as CommonMark finds them."""
+    text = re.sub(r"(?ms)^(`{3,})[a-z]*\n.*?^\1\n", "", text)
+    return re.sub(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)", "", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a", "`a`"), ("a`b", "``a`b``"), ("``", "``` `` ```"), ("", "`-`"), (" a\n b ", "`a b`"), ("a|b", "`a\\|b`")],
+)
+def test_a_span_of_code_ends_where_it_should(text: str, expected: str) -> None:
+    assert code(text) == expected
+
+
+def test_the_licence_is_that_of_the_bases_card_or_not_known(tmp_path: Path) -> None:
+    assert licence_of(str(tmp_path)) == {}
+    for text, expected in (
+        (CARD, {"license": "apache-2.0", "license_link": "https://example.org/x"}),
+        ("---\nlicense: other\nlicense_name: my licence\n---\n", {"license": "other", "license_name": "my licence"}),
+        ("---\nlicense: '<b>'\n---\n", {}),
+        ("---\n[", {}),
+        ("no card", {}),
+    ):
+        (tmp_path / "README.md").write_text(text)
+        assert licence_of(str(tmp_path)) == expected
+    assert licence_of("owner/no-such-model-here") == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--dtype", "bfloat16"], "--dtype is of a model that is written whole: add --merged"),
+        (["--public"], "--public says who may see what --push uploads"),
+        (["--best"], "keeps no best checkpoint"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_leaves_nothing(
+    options: list[str], said: str, adapters: Path, tmp_path: Path
+) -> None:
+    done = call("export", str(adapters), "--to", str(tmp_path / "x"), *options)
+    assert done.exit_code == 2
+    assert said in done.stderr.replace("\n", " ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_merging_is_of_adapters_and_an_export_of_a_run(whole: Path, tmp_path: Path) -> None:
+    done = call("export", str(whole), "--to", str(tmp_path / "x"), "--merged")
+    assert "holds no adapters but all weights" in done.stderr.replace("\n", " ")
+    assert "is no run folder and no checkpoint" in call("export", str(tmp_path)).stderr.replace("\n", " ")
+    assert list(tmp_path.iterdir()) == []
+
+
+class Hub:
+    """Takes down what it is asked for."""
+
+    asked: ClassVar[list[Any]] = []
+
+    def create_repo(self, repository: str, **named: Any) -> None:
+        self.asked.append((repository, named))
+
+    def upload_folder(self, **named: Any) -> Any:
+        self.asked.append(named)
+        return type("Done", (), {"commit_url": "https://hub/owner/name/commit/1"})
+
+
+def test_a_folder_is_pushed_as_a_private_repository(
+    adapters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "token")
+    done = call("export", str(adapters), "--to", str(tmp_path / "x"), "--push", "owner/name")
+    assert done.exit_code == 0, done.output
+    assert "pushed: https://hub/owner/name/commit/1" in done.output
+    created, uploaded = Hub.asked
+    assert created == ("owner/name", {"repo_type": "model", "private": True, "exist_ok": True})
+    assert (uploaded["repo_id"], uploaded["folder_path"]) == ("owner/name", tmp_path / "x")
+    assert hub.push(tmp_path / "x", "owner/name", public=True, message="m").startswith("https://hub/")
+    assert Hub.asked[2][1]["private"] is False
+
+
+def test_without_a_token_or_a_hub_it_says_so_and_the_folder_stays(
+    adapters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    done = call("export", str(adapters), "--to", str(tmp_path / "x"), "--push", "owner/name")
+    assert done.exit_code == 2
+    said = done.stderr.replace("\n", " ")
+    assert "owner/name cannot be written: nobody is logged in; do so (hf auth login), or set HF_TOKEN" in said
+    assert f"what was exported stays in {tmp_path / 'x'}" in said
+    assert (tmp_path / "x/README.md").is_file()
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "token")
+
+    class Down(Hub):
+        def create_repo(self, repository: str, **named: Any) -> None:
+            raise ConnectionError("no route to host")
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Down)
+    done = call("export", str(adapters), "--to", str(tmp_path / "x"), "--push", "owner/name")
+    assert (done.exit_code, "owner/name cannot be written: " in done.stderr.replace("\n", " ")) == (2, True)
+    done = call("export", str(adapters), "--to", str(tmp_path / "x"), "--push", "no name")
+    assert "'no name' is no name of a repository, owner/name" in done.stderr.replace("\n", " ")

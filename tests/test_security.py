@@ -1,0 +1,150 @@
+"""What our own code never does, read off the source; and files of a checkpoint that would run something."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmgrpo.errors import CheckpointError, ConfigError
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.rewards.models.checkpoints import weights
+from mmgrpo.run.checkpoint import MANIFEST, TRAINING, Place, load_checkpoint, save_checkpoint
+from tests.test_architecture import modules
+from tests.test_docs import shown
+
+UNPICKLING = ("pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal")
+
+RUNS_TEXT = {"mmgrpo.rewards.execution.dialogue"}
+"""What runs within the sandbox, as a program of its own."""
+
+LOADS_FOREIGN_CODE = {
+    "mmgrpo.policies.masked.settings",
+    "mmgrpo.policies.masked.loading",
+    "mmgrpo.policies.text_models",
+    "mmgrpo.run.trust",
+}
+"""Where ``trust_remote_code`` may be written: as off, as a setting that somebody has to set, and by who seeks it."""
+
+
+def calls() -> list[tuple[str, str, ast.Call]]:
+    """(module, what is called as it is written, the call) of all our code."""
+    return [
+        (module, ast.unparse(node.func), node)
+        for module, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+    ]
+
+
+def keyword(call: ast.Call, name: str) -> str | None:
+    return next((ast.unparse(given.value) for given in call.keywords if given.arg == name), None)
+
+
+def test_nothing_is_unpickled() -> None:
+    imported = [
+        f"{module}: {name}"
+        for module, tree in modules().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""])
+        if name.split(".")[0] in UNPICKLING
+    ]
+    assert imported == []
+    loads = [(module, keyword(call, "weights_only")) for module, name, call in calls() if name == "torch.load"]
+    assert dict(loads) == {"mmgrpo.run.checkpoint": "True", "mmgrpo.rewards.models.checkpoints": "True"}
+    arrays = [(module, call) for module, name, call in calls() if name in ("np.load", "numpy.load")]
+    assert [module for module, call in arrays if keyword(call, "allow_pickle") not in (None, "False")] == []
+
+
+def test_no_text_becomes_code() -> None:
+    assert {module for module, name, _ in calls() if name in ("eval", "exec")} == RUNS_TEXT
+    assert [module for module, name, call in calls() if keyword(call, "shell") == "True" or name == "os.system"] == []
+    unsafe = ("yaml.unsafe_load", "yaml.full_load", "yaml.load_all", "yaml.unsafe_load_all")
+    assert [module for module, name, _ in calls() if name in unsafe] == []
+    assert {module for module, name, _ in calls() if name == "yaml.load"} == {"mmgrpo.system.yamls"}  # its own loader
+
+
+def test_code_of_a_hub_is_spoken_of_where_it_is_known() -> None:
+    named = {
+        module
+        for module, tree in modules().items()
+        for node in ast.walk(tree)
+        if "trust_remote_code" in (getattr(node, "id", ""), getattr(node, "arg", ""), getattr(node, "value", ""))
+    }
+    assert named == LOADS_FOREIGN_CODE
+
+
+class Planted:
+    """Leaves a mark where it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.mark),)
+
+
+def test_a_checkpoint_that_holds_a_pickle_is_an_error_and_runs_nothing(tmp_path: Path) -> None:
+    policy: Any = shown("design.md")["LetterPolicy"]()
+    checkpoint = save_checkpoint(tmp_path, Place(1, 0), policy, {"optimizer": {}}, keep=None)
+    planted = pickle.dumps(Planted(tmp_path / "ran"))
+    (checkpoint / TRAINING).write_bytes(planted)
+    (checkpoint / MANIFEST).unlink()  # as if a stranger had written it
+    with pytest.raises(CheckpointError, match="cannot be read: UnpicklingError"):
+        load_checkpoint(checkpoint, policy, "cpu")
+    with zipfile.ZipFile(checkpoint / TRAINING, "w") as archive:
+        archive.writestr("archive/data.pkl", planted)
+        archive.writestr("archive/version", "3\n")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_checkpoint(checkpoint, policy, "cpu")
+    (checkpoint / "policy/letters.safetensors").write_bytes(planted)
+    with pytest.raises(CheckpointError, match="cannot be read: SafetensorError"):
+        load_checkpoint(checkpoint, policy, "cpu")
+    assert not (tmp_path / "ran").exists()
+
+
+MODEL_CODE = """
+from pathlib import Path
+Path({mark!r}).touch()
+from transformers import LlamaConfig
+class PlantedConfig(LlamaConfig):
+    model_type = "planted"
+"""
+
+
+def test_a_models_own_code_is_not_run_whoever_sits_at_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"model_type": "planted", "auto_map": {"AutoConfig": "planted.PlantedConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "planted.py").write_text(MODEL_CODE.format(mark=str(tmp_path / "ran")))
+    monkeypatch.setattr("builtins.input", lambda *asked: "y")
+    with pytest.raises(ConfigError, match="cannot be loaded as a language model"):
+        LanguagePolicy.from_config({"model": str(tmp_path)})
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_pipelines_own_code_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": ["planted_pipeline", "Planted"]}))
+    (tmp_path / "planted_pipeline.py").write_text(
+        f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n"
+        "from diffusers import DiffusionPipeline\nclass Planted(DiffusionPipeline):\n    def __init__(self): pass\n"
+    )
+    with pytest.raises(ConfigError, match="cannot be loaded as a diffusers pipeline"):
+        DenoisingPolicy.from_config({"model": str(tmp_path)})
+    assert not (tmp_path / "ran").exists()
+
+
+def test_weights_of_a_judge_that_are_a_pickle_run_nothing(tmp_path: Path) -> None:
+    (tmp_path / "judge.pt").write_bytes(pickle.dumps(Planted(tmp_path / "ran")))
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        weights(str(tmp_path / "judge.pt"))
+    assert not (tmp_path / "ran").exists()

@@ -1,0 +1,187 @@
+"""The run folder of a stranger: what its configuration names is neither imported nor asked, unless a person says so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from mmgrpo.cli import app
+from mmgrpo.config.loading import read_layers
+from mmgrpo.run.checkpoint import Place, save_checkpoint
+from mmgrpo.run.trust import is_ours, note_written, suspects
+from tests.test_docs import shown
+
+DIGITS = "quickstart/digits-image"
+TINY = ("warmup=null", "watchdog=null", "steps=1", "rollout.group_size=2", "rollout.prompts_per_step=2")
+PROMPTS = "python:mmgrpo.examples.digits:digit_prompts"
+
+PLANTED = """
+from pathlib import Path
+Path(__file__).with_name("ran.txt").write_text("it did")
+
+def reward(samples):
+    return [1.0] * len(samples)
+"""
+
+
+def call(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that came from elsewhere, entered by whoever looks at it: a run, and a module that its rewards name."""
+    folder = tmp_path / "run"
+    policy: Any = shown("design.md")["LetterPolicy"]()
+    save_checkpoint(folder, Place(1, 0), policy, {}, keep=None)
+    (folder / "run.json").write_text(json.dumps({"name": "letters", "status": "finished"}))
+    (tmp_path / "planted_module.py").write_text(PLANTED)
+    say(folder, rewards=[{"name": "python:planted_module:reward"}])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "planted_module", raising=False)
+    return folder
+
+
+def say(folder: Path, **values: Any) -> None:
+    """The configuration of the run: pictures of digits, and what is given."""
+    values = {
+        "name": "letters",
+        "policy": {"name": "denoising", "model": "python:mmgrpo.examples.pipelines:digits_pipeline"},
+        "prompts": {"source": PROMPTS},
+        "evaluation": {"prompts": {"source": PROMPTS}},
+        **values,
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+
+
+COMMANDS = {
+    "evaluate": lambda run: ["evaluate", run],
+    "evaluate the file": lambda run: ["evaluate", f"{run}/config.yaml"],
+    "evaluate a checkpoint": lambda run: ["evaluate", f"{run}/checkpoints/step-000001"],
+    "sample": lambda run: ["sample", run, "a digit"],
+    "export": lambda run: ["export", run],
+    "doctor": lambda run: ["doctor", run],
+    "explain": lambda run: ["explain", run],
+    "serve-rewards": lambda run: ["serve-rewards", run],
+    "train": lambda run: ["train", run],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_runs_what_a_strangers_run_names(command: str, stranger: Path) -> None:
+    done = call(*COMMANDS[command](str(stranger)))
+    assert done.exit_code == 2, done.output
+    said = " ".join(done.stderr.split())
+    assert "would run code or ask servers, and was not written there by a run of yours" in said
+    assert "rewards[0].name: 'python:planted_module:reward'" in said
+    assert "give --trust" in said
+    assert not (stranger.parent / "ran.txt").exists()
+    assert not (stranger.parent / "exports").exists() or not any((stranger.parent / "exports").iterdir())
+
+
+def test_a_folder_with_nothing_but_a_configuration_is_a_strangers_too(stranger: Path) -> None:
+    shutil.rmtree(stranger / "checkpoints")
+    (stranger / "run.json").unlink()
+    done = call("sample", str(stranger), "a digit")
+    assert "would run code or ask servers" in " ".join(done.stderr.split())
+    assert not (stranger.parent / "ran.txt").exists()
+
+
+def test_a_report_of_it_needs_no_trust(stranger: Path) -> None:
+    assert call("report", str(stranger)).exit_code == 0
+    assert "planted_module" in (stranger / "report.html").read_text()
+    assert not (stranger.parent / "ran.txt").exists()
+
+
+def test_with_trust_it_runs(stranger: Path) -> None:
+    call("evaluate", str(stranger), "--trust")
+    assert (stranger.parent / "ran.txt").exists()
+
+
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "policy": ({"policy": {"name": "python:os:abort"}}, "policy.name: 'python:os:abort'"),
+    "model": ({"policy": {"name": "denoising", "model": "python:os:abort"}}, "policy.model"),
+    "prompts": ({"prompts": {"source": "python:os:abort"}}, "prompts.source"),
+    "more prompts": ({"prompts": {"sources": [{"source": "python:os:abort"}]}}, "prompts.sources[0].source"),
+    "a part of mmgrpo": ({"prompts": {"source": "python:mmgrpo.cli:app"}}, "prompts.source"),
+    "the objective": ({"objective": {"surrogate": {"name": "python:os:abort"}}}, "objective.surrogate.name"),
+    "by a bare name": ({"objective": {"surrogate": "python:os:abort"}}, "objective.surrogate"),
+    "tools": ({"rollout": {"environment": {"name": "tools", "functions": ["os:system"]}}}, "environment.functions"),
+    "code of a hub": ({"policy": {"name": "masked", "trust_remote_code": True}}, "policy.trust_remote_code"),
+    "as an argument": (
+        {"policy": {"name": "language", "processor": {"trust_remote_code": True}}},
+        "policy.processor.trust_remote_code",
+    ),
+    "a command": ({"rewards": [{"name": "command", "command": ["id"]}]}, "rewards[0].name: 'command'"),
+    "programs": ({"evaluation": {"rewards": [{"name": "code_tests"}]}}, "evaluation.rewards[0].name: 'code_tests'"),
+    "a server": ({"rewards": [{"name": "remote", "url": "http://x"}]}, "rewards[0].url: 'http://x'"),
+    "a key": (
+        {"rewards": [{"name": "api_judge", "key_variable": "AWS_SECRET_ACCESS_KEY"}]},
+        "rewards[0].key_variable: 'AWS_SECRET_ACCESS_KEY'",
+    ),
+    "addresses in data": ({"prompts": {"source": "x.jsonl", "allow_fetch": True}}, "prompts.allow_fetch: True"),
+    "a task": ({"tasks": {"a": {"rewards": [{"name": "python:os:abort"}]}}}, "tasks.a.rewards[0].name"),
+    "a run of a series": ({"runs": [{"name": "a", "set": {"prompts.source": "python:os:abort"}}]}, "runs[0].set."),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_whatever_names_code_or_a_server_is_named(case: str) -> None:
+    values, where = CASES[case]
+    assert [said for said in suspects(values) if where in said]
+
+
+def test_an_included_file_hides_nothing(stranger: Path) -> None:
+    (stranger / "below.yaml").write_text("rewards: [{name: 'python:planted_module:reward'}]")
+    (stranger / "config.yaml").write_text("include: below.yaml\n")
+    assert "python:planted_module" in call("evaluate", str(stranger)).stderr
+    assert not (stranger.parent / "ran.txt").exists()
+
+
+def test_ordinary_configurations_are_not_suspect() -> None:
+    """Whoever shares a run of rewards, models and examples of ours is read without a word."""
+    for name in (DIGITS, "quickstart/arithmetic-text", "quickstart/digits-vlm", "recipes/sd3.5-flow-grpo-fast"):
+        from mmgrpo.config.loading import find_config
+
+        assert list(suspects(read_layers(find_config(name)))) == []
+
+
+def test_ones_own_runs_are_known_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_scores.py").write_text("def one(samples):\n    return [0.5] * len(samples)\n")
+    monkeypatch.chdir(tmp_path)
+    evaluation = f"evaluation={{prompts: {{source: '{PROMPTS}', limit: 2}}}}"
+    done = call("train", DIGITS, *TINY, "rewards=[{name: 'python:my_scores:one', label: one}]", evaluation)
+    assert done.exit_code == 0, done.output
+    run = tmp_path / "runs" / "digits-image"
+    judged = call("evaluate", str(run), "--json")
+    assert judged.exit_code == 0, judged.output
+    assert json.loads(judged.stdout.strip().splitlines()[-1])["eval/one/mean"] == 0.5
+    shutil.copytree(run, tmp_path / "copy")  # as it comes from somebody who has it from me
+    assert "would run code" in " ".join(call("evaluate", str(tmp_path / "copy")).stderr.split())
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("my_scores", "planted"))
+    assert "'python:planted:one'" in " ".join(call("evaluate", str(run)).stderr.split())
+
+
+def test_what_is_ours_is_its_text_at_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    config, other = tmp_path / "a" / "config.yaml", tmp_path / "b" / "config.yaml"
+    for file in (config, other):
+        file.parent.mkdir()
+        file.write_text("name: x\n")
+    assert not is_ours(config)
+    note_written(config)
+    note_written(config)
+    assert (is_ours(config), is_ours(other)) == (True, False)
+    assert len((tmp_path / "state/mmgrpo/runs").read_text().splitlines()) == 1
+    config.write_text("name: y\n")
+    assert not is_ours(config)
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null/nowhere")
+    note_written(config)  # without a home, nothing is known, and nothing fails
+    assert not is_ours(config)
