@@ -206,6 +206,45 @@ def test_what_the_command_cannot_start_is_said(tmp_path: Path) -> None:
     assert "--processes says how many of --accelerate" in " ".join(told.output.split())
 
 
+def test_what_the_engine_does_not_have_is_said(tmp_path: Path) -> None:
+    (tmp_path / "zero.yaml").write_text("distributed_type: DEEPSPEED\n")
+    with pytest.raises(ConfigError, match="DeepSpeed is not supported; fsdp2 parts weights"):
+        launch(str(tmp_path / "zero.yaml"), [], processes=None)
+
+
+def test_a_node_of_slurm_has_to_know_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(ConfigError, match="2 nodes of Slurm needs to know the first: export MASTER_ADDR"):
+        launch("gpus", [], processes=None)
+
+
+@pytest.mark.nightly
+def test_two_nodes_of_slurm_are_one_run(tmp_path: Path) -> None:
+    """What srun starts on each of two nodes, both of them this machine."""
+    (tmp_path / "mine.yaml").write_text((LAUNCHES / "fsdp2.yaml").read_text() + "use_cpu: true\n")
+    command = [sys.executable, "-m", "mmgrpo.cli", "train", "quickstart/digits-image", "steps=1", "warmup=null"]
+    command += ["evaluation=null", "watchdog=null", "rollout.prompts_per_step=2", "rollout.group_size=2"]
+    command += ["--accelerate", str(tmp_path / "mine.yaml"), "--processes", "2"]
+    given = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd()), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29713"}
+    nodes = [
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, **given, "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [node.communicate(timeout=300)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert json.loads((folder / "run.json").read_text())["machine"]["processes"] == 2
+
+
 @pytest.mark.nightly
 def test_the_command_starts_its_processes(tmp_path: Path) -> None:
     """As ``--accelerate fsdp2`` does it, on the CPU."""

@@ -29,6 +29,8 @@ from tests.test_trainer_language import trained
 from tests.train.test_credit_of_turns import CORRIDOR
 
 RELATIVE = 1e-7
+TIMES = int(os.environ.get("MMGRPO_TIMES", "1"))
+"""How many times as many groups and examples a step has; 3 lets three processes share them."""
 TEXTS = ("one", "a", "two red squares on the left", "is one red", "what", "say the number that you see", "b", "c d e")
 SCRIPT = """
 import sys
@@ -65,6 +67,9 @@ def read_aloud(samples: int = 8) -> list[Example]:
 def base(output: Path, **sections: Any) -> dict[str, Any]:
     # AdamW divides by the size of a gradient, and so blows up roundings of small ones: eps is large here
     update = {"minibatches": 2, "lr": 1e-3, "eps": 1e-2, **sections.pop("update", {})}
+    for section, key in (("rollout", "prompts_per_step"), ("warmup", "batch_size")):
+        if section in sections:
+            sections[section] = {**sections[section], key: TIMES * sections[section][key]}
     return {"output": str(output), "steps": 2, "update": update, "runtime": {"device": "cpu"}, **sections}
 
 
@@ -86,7 +91,9 @@ def on_images_remembered(output: Path) -> Trainer:
 
 
 def on_pictures_and_words(output: Path) -> Trainer:
-    return trained(output, settings={"rollout_batch": 1, "update_tokens": 1}, update=base(output)["update"])
+    values = base(output, rollout={"prompts_per_step": 4, "group_size": 4})
+    settings = {"rollout_batch": 1, "update_tokens": 1}
+    return trained(output, settings=settings, update=values["update"], rollout=values["rollout"])
 
 
 def a_rank_without_rows(output: Path) -> Trainer:
@@ -229,13 +236,13 @@ def in_chains(output: Path) -> Trainer:
 
 def warmed_on_texts(output: Path) -> Trainer:
     warmup = {"examples": "python:tests.test_world_sizes:read_aloud", "steps": 3, "batch_size": 8}
-    values = base(output, steps=0, warmup={**warmup, "log_every": 1})
+    values = base(output, steps=0, rollout={"prompts_per_step": 2}, warmup={**warmup, "log_every": 1})
     return finished(Trainer(policy_of("llama", batch=1), {"length": lengths}, prompts_of("llama"), values))
 
 
 def warmed_on_images(output: Path) -> Trainer:
     warmup = {"examples": {"name": "mislabelled_digits", "fraction": 0.5}, "steps": 3, "batch_size": 4, "log_every": 1}
-    values = base(output, steps=0, warmup=warmup)
+    values = base(output, steps=0, rollout={"prompts_per_step": 2}, warmup=warmup)
     return finished(Trainer(make_policy(), {"brightness": brightness}, digit_prompts(), values))
 
 
@@ -245,7 +252,12 @@ def joined_by_answers(output: Path) -> Trainer:
     foreign = {"surrogate": {"name": "shaped", "gamma": 0.1}, "ratio_level": "sequence", "weight": 0.5}
     terms = [{"name": "negative_logprob", "origins": ["given"], "weight": 0.1}]
     failed = {"label": "failed", "column": "solution", "by_success": {"name": "below", "rate": 0.7}}
-    read = {"label": "aloud", "examples": "python:tests.test_world_sizes:read_aloud", "batch_size": 4, "weight": 0.3}
+    read = {
+        "label": "aloud",
+        "examples": "python:tests.test_world_sizes:read_aloud",
+        "batch_size": 4 * TIMES,
+        "weight": 0.3,
+    }
     values = base(output, rollout=rollout, objective={"foreign": foreign, "terms": terms})
     values["auxiliary"] = [failed, read]
     prompts = [replace(one, columns={"solution": text}) for one, text in zip(prompts_of("llama"), TEXTS, strict=False)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mmgrpo.config.loading import LAUNCHES
 from mmgrpo.errors import ConfigError
@@ -19,22 +19,45 @@ SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
 def launch(accelerate: str, arguments: Sequence[str], *, processes: int | None) -> NoReturn:
     """Becomes ``accelerate launch`` of ``mmgrpo train``.
 
+    Under ``srun`` with a task a node, and ``MASTER_ADDR`` set, it starts the processes of its own node.
+
     Args:
         accelerate: a file that ``accelerate config`` wrote, or the name of one that comes with the package.
         arguments: of ``train``.
-        processes: how many; None: as the file says, else one a GPU.
+        processes: how many, on all nodes; None: as the file says, else one a GPU.
 
     Raises:
-        ConfigError: there is no such file, or it is no YAML.
+        ConfigError: there is no such file, it is no YAML or asks for what is not there, or nobody says which node is
+            the first.
     """
-    file = _file(accelerate)
-    if processes is None and not _says_how_many(file):
-        processes = _num_gpus()
+    file, nodes = _file(accelerate), int(os.environ.get("SLURM_STEP_NUM_NODES", "1"))
+    settings = _settings(file)
+    if str(settings.get("distributed_type", "")).upper() == "DEEPSPEED":
+        raise ConfigError(
+            f"--accelerate {accelerate}: DeepSpeed is not supported; fsdp2 parts weights, gradients and moments as its "
+            "ZeRO-3 does: --accelerate fsdp2"
+        )
+    if processes is None and "num_processes" not in settings:
+        processes = nodes * _num_gpus()
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
     command += [] if processes is None else ["--num_processes", str(processes)]
+    command += _of_node(nodes) if nodes > 1 else []
     command += ["-m", "mmgrpo.cli", "train", *arguments]
     os.environ.setdefault("PET_SIGNALS_TO_HANDLE", SIGNALS)
     os.execv(sys.executable, command)
+
+
+def _of_node(nodes: int) -> list[str]:
+    """What accelerate is told of the nodes of a Slurm job's step."""
+    address = os.environ.get("MASTER_ADDR")
+    if address is None:
+        raise ConfigError(
+            f"--accelerate on {nodes} nodes of Slurm needs to know the first: export MASTER_ADDR before srun, as "
+            "docs/deploy/slurm.sh does"
+        )
+    rank, port = os.environ["SLURM_NODEID"], os.environ.get("MASTER_PORT", "29500")
+    told = {"num_machines": str(nodes), "machine_rank": rank, "main_process_ip": address, "main_process_port": port}
+    return [part for name, value in told.items() for part in (f"--{name}", value)]
 
 
 def _file(name: str) -> Path:
@@ -47,9 +70,10 @@ def _file(name: str) -> Path:
     )
 
 
-def _says_how_many(file: Path) -> bool:
+def _settings(file: Path) -> Mapping[str, Any]:
     try:
-        return "num_processes" in (parsed_yaml(file.read_text()) or {})
+        found = parsed_yaml(file.read_text())
+        return found if isinstance(found, Mapping) else {}
     except (YamlError, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--accelerate {file}: {error}; accelerate config writes such a file") from error
 

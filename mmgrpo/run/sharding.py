@@ -121,6 +121,10 @@ def sharding_of(accelerator: Accelerator) -> Sharding | None:
 
     Raises: ConfigError for a form of it that is not supported.
     """
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        raise ConfigError(
+            "accelerate's settings ask for DeepSpeed, which is not supported: use FSDP2 (use_fsdp, fsdp_version 2)"
+        )
     if accelerator.num_processes == 1 or not is_asked():
         _of_these.clear()
         join(list)

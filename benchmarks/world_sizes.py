@@ -1,0 +1,122 @@
+"""One process against two and three, each with the whole model or with a part of it: how far the runs lie apart.
+
+    python -m benchmarks.world_sizes --into /tmp/worlds
+
+Every scenario of ``tests/test_world_sizes.py`` with three times as many groups, which one, two and three processes can
+share. What is compared with one process: the weights at the end, of their norm; and the rewards of every step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PROCESSES = (1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the scenarios are run.
+
+    Attributes:
+        processes: how many.
+        sharded: whether the model lies in parts on them.
+        trains: all weights, or adapters.
+    """
+
+    processes: int
+    sharded: bool
+    trains: str
+
+    @property
+    def name(self) -> str:
+        """Of its file and its column."""
+        return f"{self.trains}-{self.processes}{'-fsdp2' if self.sharded else ''}"
+
+
+WAYS = tuple(
+    Way(processes, sharded, trains)
+    for trains in ("all", "adapters")
+    for processes in PROCESSES
+    for sharded in (False, True)
+    if processes > 1 or not sharded
+)
+
+Outcome = tuple[Tensor, list[dict[str, Any]]]
+"""The weights at the end, and the lines of the log."""
+
+
+def started(way: Way, into: Path, names: Sequence[str]) -> Path:
+    """Runs the scenarios in processes of their own, unless that was done; gives the file of what came of it."""
+    found = into / f"{way.name}.pt"
+    if not found.exists():
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={way.processes}", "--standalone"]
+        command += ["-m", "benchmarks.world_sizes", "--way", way.name, "--into", str(into), "--only", *names]
+        own = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "MMGRPO_TIMES": "3", "FSDP_VERSION": "2"}
+        own |= {"ACCELERATE_USE_FSDP": str(way.sharded).lower()}
+        with (into / f"{way.name}.log").open("w") as log:
+            subprocess.run(command, env={**os.environ, **own}, stdout=log, stderr=log, check=True)
+    return found
+
+
+def run(way: Way, into: Path, names: Sequence[str]) -> None:
+    """The scenarios in this process, one of several; the main one leaves what came of them."""
+    from tests import test_sharding, test_world_sizes
+
+    if way.trains == "adapters":
+        test_sharding.with_adapters()
+    found: dict[str, Outcome] = {}
+    for name in names or test_world_sizes.SCENARIOS:
+        torch.manual_seed(0)
+        trainer = test_world_sizes.SCENARIOS[name](into / "runs" / way.name / name)
+        found[name] = test_world_sizes.outcome(trainer)
+    if os.environ["RANK"] == "0":
+        torch.save(found, into / f"{way.name}.pt")
+
+
+def apart(one: Outcome, other: Outcome) -> tuple[float, float]:
+    """The distance of the weights, of their norm, and the largest difference of a step's mean reward."""
+    rewards = [[line["reward/mean"] for line in lines if "reward/mean" in line] for _, lines in (one, other)]
+    distance = float((other[0] - one[0]).norm() / one[0].norm())
+    return distance, max((abs(a - b) for a, b in zip(*rewards, strict=True)), default=0.0)
+
+
+def table(found: Mapping[str, Mapping[str, Outcome]]) -> Iterator[str]:
+    """A row per scenario, a column per way but for those that the others are compared with."""
+    others = [way for way in WAYS if way.processes > 1]
+    yield "| scenario | " + " | ".join(way.name for way in others) + " |"
+    yield "| --- |" + " --- |" * len(others)
+    for name in found["all-1"]:
+        cells = []
+        for way in others:
+            distance, reward = apart(found[f"{way.trains}-1"][name], found[way.name][name])
+            cells.append(f"{distance:.0e}" + (f" (rewards {reward:.0e})" if reward > 1e-6 else ""))
+        yield f"| {name} | " + " | ".join(cells) + " |"
+
+
+def main() -> None:
+    """Runs what was not run yet, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--into", type=Path, required=True, help="a folder for what the runs come to")
+    parser.add_argument("--only", nargs="*", default=[], help="these scenarios")
+    parser.add_argument("--way", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.way:
+        run(next(way for way in WAYS if way.name == asked.way), asked.into, asked.only)
+        return
+    asked.into.mkdir(parents=True, exist_ok=True)
+    found = {way.name: torch.load(started(way, asked.into, asked.only), weights_only=False) for way in WAYS}
+    print("\n".join(table(found)))
+
+
+if __name__ == "__main__":
+    main()
