@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mmgrpo.config.loading import load_config, validated
-from mmgrpo.errors import CheckpointError, ConfigError, RewardError
+from mmgrpo.errors import CheckpointError, ConfigError, OutOfMemoryError, RewardError
 from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.run.checkpoint import list_checkpoints
 from mmgrpo.run.resuming import allowed_config, changed
@@ -115,7 +115,7 @@ def test_a_failure_in_the_midst_of_a_steps_updates_saves_nothing(tmp_path: Path,
         return apply()
 
     trainer.optimizer.apply = broken
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(OutOfMemoryError, match="out of memory in the update at step 3"):
         trainer.train()
     assert [path.name for path in list_checkpoints(trainer.folder.path)] == ["step-000002"]
     resumed = run(tmp_path, resume=trainer.folder.path)

@@ -12,6 +12,7 @@ from mmgrpo.run.processes import Job
 from mmgrpo.run.progress import Progress
 from mmgrpo.run.showing import show
 from mmgrpo.run.stopping import Stopping, Terminated
+from mmgrpo.train.exhaustion import naming_phase
 from mmgrpo.train.phases import Gathered, Judged, Seat, Task, take_updates
 from mmgrpo.types import Sample, Scores
 
@@ -91,8 +92,9 @@ class Together:
                 return "finished"
             try:
                 self._begin()
-                for task in self._tasks.values():
-                    task.warm_up()
+                with naming_phase("the warm-up", self.step):
+                    for task in self._tasks.values():
+                        task.warm_up()
                 while self.step < self._config.steps and not self._stopping.is_told():
                     self._train_step()
                 self._save()
@@ -126,20 +128,24 @@ class Together:
         """One step of GRPO of every task that takes part in it."""
         tasks = {name: task for name, task in self._tasks.items() if self.step % _role(task).every == 0}
         gathered: dict[str, Gathered] = {}
-        for name, task in tasks.items():
-            gathered[name] = task.gather(gathered)
+        with naming_phase("the rollout", self.step + 1):
+            for name, task in tasks.items():
+                gathered[name] = task.gather(gathered)
         judged: dict[str, Judged] = {}
-        for name, task in reversed(tasks.items()):
-            judged[name] = task.judge(gathered[name], judged)
-        for owner, task in tasks.items():
-            if not _role(task).policy_of:
-                take_updates([(tasks[name], judged[name]) for name in self._training(owner) if name in tasks])
+        with naming_phase("judging", self.step + 1):
+            for name, task in reversed(tasks.items()):
+                judged[name] = task.judge(gathered[name], judged)
+        with naming_phase("the update", self.step + 1):
+            for owner, task in tasks.items():
+                if not _role(task).policy_of:
+                    take_updates([(tasks[name], judged[name]) for name in self._training(owner) if name in tasks])
         self.step += 1
         every = self._config.checkpoint.every
         if (every and self.step % every == 0) or self.step == self._config.steps:
             self._save()
-        for task in tasks.values():
-            task.evaluate()
+        with naming_phase("the evaluation", self.step):
+            for task in tasks.values():
+                task.evaluate()
 
     def _training(self, owner: str) -> list[str]:
         """The tasks that train a task's policy: itself, and those that have theirs of it."""

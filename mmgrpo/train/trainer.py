@@ -38,6 +38,7 @@ from mmgrpo.train.credit import Batch, Credit, estimate, valued
 from mmgrpo.train.critic import Learnt, build_critic
 from mmgrpo.train.ema import Average
 from mmgrpo.train.evaluation import evaluate, try_out
+from mmgrpo.train.exhaustion import naming_phase
 from mmgrpo.train.following import Behind, require_told, told
 from mmgrpo.train.gather import Experience, Followed, gather
 from mmgrpo.train.judge import judge
@@ -169,7 +170,8 @@ class Trainer:
             self._heed(given)  # a process may have been killed before it gave them
         if self._warms_up():
             asked = [self.now.scorer, self.judges] if self.config.evaluation else [self.now.scorer]
-            self.job.from_main(lambda: try_out(self.policy, self.stream.take(0)[0][1], asked))
+            with naming_phase("the rollout", self.step):
+                self.job.from_main(lambda: try_out(self.policy, self.stream.take(0)[0][1], asked))
 
     def warm_up(self) -> None:
         """What comes before the first step: supervised updates, if there are any, and an evaluation."""
@@ -178,7 +180,8 @@ class Trainer:
             self.now.settle_reference(self.policy)  # what averages begin with, and what the reference is
             if self.average:
                 self.average.restart()
-        self.evaluate()
+        with naming_phase("the evaluation", self.step):
+            self.evaluate()
 
     def gather(self, before: Mapping[str, Gathered]) -> Gathered:
         """Draws what the planner asks for at this step, and hands it to the rewards."""
