@@ -139,6 +139,28 @@ def test_the_warm_up_is_saved_and_gone_on_with(tmp_path: Path) -> None:
     assert sorted(path.name for path in aside.iterdir()) == ["step-000001", "warmup-000003"]
 
 
+def test_the_reference_is_of_the_end_of_a_warm_up_that_was_interrupted(tmp_path: Path) -> None:
+    moving = {"controllers": {"objective.kl_beta": {"name": "adaptive_kl", "target": 1e-6}}}
+    settings: dict[str, Any] = {"warmup": WARMUP, "steps": 1, **moving}
+    whole = run(tmp_path / "whole", **settings)
+    trainer = started(tmp_path / "cut", brightness, **settings)
+    assert trainer.warmup is not None
+    apply, calls = trainer.warmup.optimizer.apply, []
+
+    def interrupted() -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return apply()
+
+    trainer.warmup.optimizer.apply = interrupted
+    trainer.train()
+    assert [path.name for path in list_checkpoints(trainer.folder.path)] == ["warmup-000002"]
+    resumed = run(tmp_path / "cut", resume=trainer.folder.path, **settings)
+    assert lines(resumed)[0]["policy/kl_mean"] == 0.0
+    assert torch.equal(weights(resumed), weights(whole))
+
+
 def test_an_average_begins_where_the_warm_up_ends(tmp_path: Path) -> None:
     trainer = run(tmp_path, warmup=WARMUP, steps=0, update={"ema": {"decay": 0.5}})
     assert trainer.average is not None

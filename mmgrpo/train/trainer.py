@@ -176,6 +176,8 @@ class Trainer:
     def warm_up(self) -> None:
         """What comes before the first step: supervised updates, if there are any, and an evaluation."""
         self._warm_up()
+        if self.warmup and not self.step and self.warmup.whole_step != self.warmup.config.steps:
+            return  # told to end: what begins after the warm-up does so when that is done
         if not self.step:
             self.now.settle_reference(self.policy)  # what averages begin with, and what the reference is
             if self.average:
