@@ -56,5 +56,9 @@ class OutOfMemoryError(MmgrpoError, MemoryError):
     """Memory, of the machine or of the accelerator, that did not suffice."""
 
 
+class ProcessLostError(MmgrpoError, ConnectionError):
+    """Another process of the job, without which this one cannot go on."""
+
+
 class OutputError(MmgrpoError, OSError):
     """A file or folder of the run that cannot be written."""

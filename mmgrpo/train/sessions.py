@@ -16,7 +16,7 @@ from mmgrpo.policy import Policy
 from mmgrpo.report import write_report
 from mmgrpo.run.best import best_step
 from mmgrpo.run.checkpoint import Place, clear_unfinished, drop_old, load_checkpoint, save_checkpoint, set_aside
-from mmgrpo.run.folder import RunFolder, claim_folder, start_trackers
+from mmgrpo.run.folder import RunFolder, claim_folder
 from mmgrpo.run.processes import Job
 from mmgrpo.run.resuming import START, Resumption, evaluated_steps, how_to_resume
 from mmgrpo.system.machine import machine
@@ -199,7 +199,7 @@ class Session:
             self._config, self._folder = config, RunFolder(self._job.from_main(lambda: claim_folder(config)))
         said = self._job.from_main(lambda: self._prepared(explanation))
         if self._config.tracking.trackers and within is None:
-            start_trackers(self._job.accelerator, self._config, self.folder.path)
+            self._job.trackers.start(self._config, self.folder.path)
         return said
 
     def save(self, place: Place, *, drops: bool = True) -> None:
