@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -29,9 +30,9 @@ import torch
 
 from mmgrpo import Trainer
 from mmgrpo.types import Sample
-from tests.faults.disturbed import FAULTS, Whole, settled
+from tests.faults.disturbed import FAULTS, OF_TWO, Whole, settled
 from tests.faults.runs import CASES, Case, differing, left_behind
-from tests.faults.sittings import CLEAR, DONE, INTERRUPTED, Place, placed, sit, watched
+from tests.faults.sittings import CLEAR, DONE, INTERRUPTED, Place, placed, sit, sit_both, watched
 
 MEMORY = "/dev/shm"  # a killed process loses nothing that it wrote, and syncing a disk takes most of the time
 SAYS_WHAT_TO_DO = ("start the run again", "beginning again")
@@ -59,6 +60,14 @@ def whole_run(case: Case, place: Place) -> Whole:
     return Whole(left, took_s, events, num_bytes, counts["forward"], counts["asked"])
 
 
+def whole_run_of_two(case: Case, place: Place, whole: Whole) -> Whole:
+    """The same on two processes, whose gradients are added in another order."""
+    began = time.monotonic()
+    sitting = sit_both(case, place)
+    assert sitting.code == DONE, sitting.said
+    return replace(whole, left=left_behind(place.run), took_s=time.monotonic() - began)
+
+
 def wrongs(case: Case, kind: str, place: Place, whole: Whole, draw: random.Random) -> Iterator[tuple[str, str]]:
     """Tries a fault.
 
@@ -72,16 +81,17 @@ def wrongs(case: Case, kind: str, place: Place, whole: Whole, draw: random.Rando
     Yields:
         tuple[str, str]: first how the disturbed sitting ended; then what was done, and what is wrong for it.
     """
-    found = FAULTS[kind](case, place, whole, draw)
+    goes_on = sit if kind in FAULTS else sit_both
+    found = (FAULTS | OF_TWO)[kind](case, place, whole, draw)
     yield "", _named(found.sitting.code)
     if not found.sitting.is_clear:
         yield found.what, f"ended with {found.sitting.code}: {found.sitting.said}"
     if not (place.run / "config.yaml").is_file():  # before there was a run
         shutil.rmtree(place.run, ignore_errors=True)
-    last = sit(case, place)
+    last = goes_on(case, place)
     if last.code == CLEAR and any(said in last.said for said in SAYS_WHAT_TO_DO):
         shutil.rmtree(place.run)
-        last = sit(case, place)
+        last = goes_on(case, place)
     if last.code != DONE:
         yield found.what, f"went on to {last.code}: {last.said}"
         return
@@ -119,6 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--in-turn", action="store_true", help="a fault is tried on one policy, the next on the next")
     parser.add_argument("--policies", nargs="+", default=list(CASES), choices=CASES)
     parser.add_argument("--faults", nargs="+", default=list(FAULTS), choices=FAULTS)
+    parser.add_argument("--of-two", type=int, default=0, help="further trials, of runs on two processes")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
     tried, wrong, ends = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[tuple[str, str]]()
@@ -131,13 +142,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 case.make(first.output, None, case.reward).train()  # imports everything, once for all processes
             whole[name] = whole_run(case, placed(Path(root) / name))
             print(f"{name}: undisturbed {whole[name].took_s:.1f} s, {len(whole[name].events)} events", flush=True)
-        for number in range(asked.trials):
+        of_two = {
+            name: whole_run_of_two(CASES[name], placed(Path(root) / f"{name}-two"), whole[name])
+            for name in (asked.policies if asked.of_two else [])
+        }
+        for number in range(asked.trials + asked.of_two):
             name = asked.policies[number % len(asked.policies)]
             kind = asked.faults[(number if asked.in_turn else number // len(asked.policies)) % len(asked.faults)]
+            kind = kind if number < asked.trials else next(iter(OF_TWO))
             place = placed(Path(root) / f"trial-{number}")
             draw = random.Random(f"{asked.seed} {number}")
             try:
-                (_, end), *found = wrongs(CASES[name], kind, place, whole[name], draw)
+                (_, end), *found = wrongs(CASES[name], kind, place, (of_two if kind in OF_TWO else whole)[name], draw)
             finally:
                 settled(place)
             tried[name, kind] += 1

@@ -15,7 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, final
+from functools import partial
+from typing import Any, TypeVar, final
 
 import torch.distributed
 
@@ -24,7 +25,10 @@ from mmgrpo.run.processes import Job
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 LOOK_S = 1.0
+ANSWER_S = 3.0
+FAILED_CODE = 2  # of the command line, for errors made on purpose
 GRACE_S = 15.0
 """What a process that is told so has to end by itself; most fail by then in what they exchange."""
 CLOSE_S = 20.0
@@ -74,13 +78,13 @@ class Peers:
             yield
             return
         self._meet()
-        threading.Thread(target=self._watch, args=(close,), name="peers", daemon=True).start()
+        for work in (self._talk, partial(self._watch, close)):
+            threading.Thread(target=work, name="peers", daemon=True).start()
         try:
             yield
         finally:
             self._ended.set()
-            with suppress(Exception), self._turn:  # a store that is gone is nobody's concern any more
-                self._store.set(f"{_DONE}/{self._job.rank}", "1")
+            self._asked(lambda: self._store.set(f"{_DONE}/{self._job.rank}", "1"))
 
     def explained(self, error: BaseException) -> BaseException:
         """An error of this process, or what is wrong with another where that is its cause; the others are told."""
@@ -111,11 +115,9 @@ class Peers:
         """Whether this process is to write down how the run ended, as the main one is gone."""
         if self.lost is None or self._job.is_main or not self._is_gone(0):
             return False
-        with suppress(Exception):
-            return int(self._store.add("heirs", 1)) == 1
-        return min(rank for rank in range(1, self._job.size) if rank == self._job.rank or not self._is_gone(rank)) == (
-            self._job.rank
-        )
+        turn = self._asked(lambda: int(self._store.add("heirs", 1)))
+        here = (rank for rank in range(1, self._job.size) if rank == self._job.rank or not self._is_gone(rank))
+        return turn == 1 if turn is not None else min(here) == self._job.rank
 
     def _meet(self) -> None:
         from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
@@ -129,19 +131,32 @@ class Peers:
         self._pids = {rank: pid for rank, (on, pid) in enumerate(known) if on == host and rank != self._job.rank}
         self._heard = {rank: (b"", time.monotonic()) for rank in range(size) if rank != self._job.rank}
 
-    def _watch(self, close: Callable[[ProcessLostError], None]) -> None:
+    def _talk(self) -> None:
+        """Says that this process is there, and hears of the others, as long as the store answers."""
         count = 0
         while not self._ended.wait(LOOK_S):
             count += 1
+            with suppress(Exception):  # of a store whose keeper is gone: all are silent then
+                self._store.set(f"{_BEAT}/{self._job.rank}", str(count))
+                if self._store.check([_FAILED]):
+                    self._told(self._store.get(_FAILED).decode())
+                for rank, (before, _) in list(self._heard.items()):
+                    key = f"{_BEAT}/{rank}"
+                    beat = self._store.get(key) if self._store.check([key]) else b""
+                    if beat != before or self._store.check([f"{_DONE}/{rank}"]):
+                        self._heard[rank] = (beat, time.monotonic())
+
+    def _watch(self, close: Callable[[ProcessLostError], None]) -> None:
+        while not self._ended.wait(LOOK_S):
             with self._turn:
                 if self._ended.is_set():
                     return
-                self._look(count)
+                self._look()
             if self.lost is not None:
                 break
         if self.lost is None or self._ended.wait(GRACE_S) or not self._turn.acquire(timeout=0):
             return
-        late = threading.Timer(CLOSE_S, os._exit, [1])
+        late = threading.Timer(CLOSE_S, os._exit, [FAILED_CODE])
         late.daemon = True
         late.start()
         try:
@@ -149,27 +164,17 @@ class Peers:
             close(self.lost)
         finally:
             sys.stdout.flush()
-            os._exit(1)
+            os._exit(FAILED_CODE)
 
-    def _look(self, count: int = 0) -> None:
-        """Shows that this process is there, and finds out whether the others are."""
+    def _look(self) -> None:
+        """Finds out whether the others are there."""
         gone = next((rank for rank in self._pids if not _is_there(self._pids[rank]) and not self._is_done(rank)), None)
         if gone is not None:
             self._tell(
                 f"{self._names[gone]} is gone: it was killed or crashed, and its own output may say why (where a "
                 "machine runs out of memory the kernel kills one, and dmesg says so)"
             )
-        now = time.monotonic()
-        with suppress(Exception):  # of a store whose keeper is gone: all are silent then
-            self._store.set(f"{_BEAT}/{self._job.rank}", str(count))
-            if self._store.check([_FAILED]):
-                self._told(self._store.get(_FAILED).decode())
-            for rank, (before, _) in self._heard.items():
-                key = f"{_BEAT}/{rank}"
-                beat = self._store.get(key) if self._store.check([key]) else b""
-                if beat != before or self._is_done(rank):
-                    self._heard[rank] = (beat, now)
-        silent = [rank for rank, (_, heard_s) in self._heard.items() if now - heard_s > self._silent_s]
+        silent = [rank for rank in self._heard if self._is_silent(rank)]
         if silent:
             self._tell(
                 f"{self._names[silent[0]]} gave no sign of life for {self._silent_s:g} s: it is stopped, hangs in a "
@@ -178,9 +183,21 @@ class Peers:
 
     def _tell(self, cause: str) -> None:
         """Leaves the cause for all, if none has before."""
-        with suppress(Exception):
-            self._store.compare_set(_FAILED, "", cause[:2000])
+        self._asked(lambda: self._store.compare_set(_FAILED, "", cause[:2000]))
         self._told(cause)
+
+    def _asked(self, call: Callable[[], T]) -> T | None:
+        """What the store says; None if it does not answer soon, as where the process that keeps it is stopped."""
+        said: list[T] = []
+
+        def ask() -> None:
+            with suppress(Exception):
+                said.append(call())
+
+        thread = threading.Thread(target=ask, name="peers", daemon=True)
+        thread.start()
+        thread.join(ANSWER_S)
+        return said[0] if said else None
 
     def _told(self, cause: str) -> None:
         if self.lost is None and not cause.startswith(f"process {self._job.rank} of "):
@@ -189,14 +206,13 @@ class Peers:
             )
 
     def _is_done(self, rank: int) -> bool:
-        with suppress(Exception):
-            return bool(self._store.check([f"{_DONE}/{rank}"]))
-        return False
+        return bool(self._asked(lambda: self._store.check([f"{_DONE}/{rank}"])))
+
+    def _is_silent(self, rank: int) -> bool:
+        return rank in self._heard and time.monotonic() - self._heard[rank][1] > self._silent_s
 
     def _is_gone(self, rank: int) -> bool:
-        if rank in self._pids and not _is_there(self._pids[rank]):
-            return True
-        return rank in self._heard and time.monotonic() - self._heard[rank][1] > self._silent_s
+        return (rank in self._pids and not _is_there(self._pids[rank])) or self._is_silent(rank)
 
 
 def _is_there(pid: int) -> bool:

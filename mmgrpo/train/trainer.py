@@ -17,6 +17,7 @@ from mmgrpo.config.binding import require_credit
 from mmgrpo.config.parts import require_single
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.data.stream import StepPrompts, stream_of
+from mmgrpo.data.unreadable import readable
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.policy import Policy, Shardable
@@ -133,6 +134,8 @@ class Trainer:
         self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
         held_out = partial(load_prompts_of, key="evaluation.prompts", note=self.config.note)
         self.held_out = held_out(evaluation.prompts) if evaluation else []
+        if evaluation and evaluation.prompts.when_unreadable == "skip":
+            self.held_out = readable(self.held_out, "evaluation.prompts")
         self.status = "running"
         self._explanation = explanation(self.config)
         set_seed(self.config.seed)
@@ -171,7 +174,7 @@ class Trainer:
         if self._warms_up():
             asked = [self.now.scorer, self.judges] if self.config.evaluation else [self.now.scorer]
             with naming_phase("the rollout", self.step):
-                self.job.from_main(lambda: try_out(self.policy, self.stream.take(0)[0][1], asked))
+                self.job.from_main(lambda: try_out(self.policy, self.stream.at_step(0).prompt(0), asked))
 
     def warm_up(self) -> None:
         """What comes before the first step: supervised updates, if there are any, and an evaluation."""
@@ -219,6 +222,8 @@ class Trainer:
         )
         metrics = step_metrics(experience, verdict, batch, config.advantage, self.job) | self.now.metrics
         metrics |= source_metrics(verdict.scores, verdict.root_N, prompts.prompt)
+        if self.stream.skips:
+            metrics["prompts/unreadable"] = prompts.num_replaced
         replay, requests = self.now.planner.replay, experience.requests
         facts = step_facts(verdict, batch, prompts.key, step=self.step, replay=replay, job=self.job, requests=requests)
         metrics |= {"time/rollout_s": gathered.took_s, "time/reward_s": time.perf_counter() - clock}

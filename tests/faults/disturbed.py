@@ -21,7 +21,7 @@ from mmgrpo.run.checkpoint import FOLDER, list_checkpoints
 from mmgrpo.run.stopping import BOUNCE_S
 from tests.faults.runs import LINES, Case
 from tests.faults.services import MODES, Faulty
-from tests.faults.sittings import Place, Sitting, begin, ended, sit, watched
+from tests.faults.sittings import CLEAR, DONE, LIMIT_S, UNCLEAR, Place, Sitting, begin, begin_both, ended, sit, watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +160,35 @@ def out_of_memory(case: Case, place: Place, whole: Whole, draw: random.Random) -
     return Disturbed(what=f"out of memory at forward {at}", sitting=sit(case, place, within=within))
 
 
+def bereaved(case: Case, place: Place, whole: Whole, draw: random.Random) -> Disturbed:
+    """Two processes, one of which is killed, stopped, or fails alone; the other must say so, and soon."""
+    how, victim = draw.choice(["killed", "stopped", "failing"]), draw.randrange(2)
+    after_s, at = draw.uniform(0, 1) * whole.took_s, draw.randint(1, whole.num_forwards // 2)
+
+    def within(trainer: Trainer) -> None:
+        if how == "failing" and trainer.job.rank == victim:
+            on_forward(case, trainer, at, lambda: {}["lost"])
+
+    pids = begin_both(case, place, within=within)
+    began = time.monotonic()
+    while how != "failing" and not (place.run / "run.json").is_file() and time.monotonic() - began < LIMIT_S:
+        time.sleep(0.01)  # what comes before is the launcher's to watch
+    if how != "failing":
+        time.sleep(after_s)
+        os.kill(pids[victim], signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+    fell = time.monotonic()
+    found = ended(pids[1 - victim], place, log=f"said-{1 - victim}.log")
+    took_s = time.monotonic() - fell
+    os.kill(pids[victim], signal.SIGKILL)
+    left = ended(pids[victim], place, log=f"said-{victim}.log")
+    what = f"process {victim} {how} after {after_s} s, at forward {at}: the other ended {took_s:.1f} s later"
+    if found.code != CLEAR and found.code == left.code == DONE:
+        return Disturbed(what=what, sitting=found)  # it had ended before
+    if found.code == CLEAR and "process" in found.said and took_s > 60:
+        found = Sitting(UNCLEAR, f"too late: {found.said}")
+    return Disturbed(what=what, sitting=found)
+
+
 FAULTS: dict[str, Fault] = {
     "killed at a moment": killed_at_a_moment,
     "killed at an event of its files": killed_at_an_event,
@@ -171,6 +200,8 @@ FAULTS: dict[str, Fault] = {
     "reward service": unserved,
     "out of memory": out_of_memory,
 }
+OF_TWO: dict[str, Fault] = {"one of two processes": bereaved}
+"""Of runs on two processes, which take more of the machine."""
 
 
 def on_forward(case: Case, trainer: Trainer, at: int, do: Callable[[], object]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,36 @@ def begin(
     finally:
         sys.stdout.flush()
         os._exit(code)
+
+
+def begin_both(case: Case, place: Place, *, within: Callable[[Trainer], None] = lambda trainer: None) -> list[int]:
+    """Begins or goes on with a run on two processes, without a launcher.
+
+    Args:
+        case: the run.
+        place: where.
+        within: is called in each with the trainer, before it trains.
+
+    Returns:
+        The processes, in rank order; ``said-RANK.log`` is what each prints.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    known = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
+
+    def before(rank: int) -> None:
+        os.environ.update(known, RANK=str(rank), LOCAL_RANK=str(rank))
+
+    return [
+        begin(case, place, within=within, before=partial(before, rank), log=f"said-{rank}.log") for rank in range(2)
+    ]
+
+
+def sit_both(case: Case, place: Place) -> Sitting:
+    """A sitting of two processes that nobody disturbs: how the first ended, or the second if that went wrong."""
+    pids = begin_both(case, place)
+    found = [ended(pid, place, log=f"said-{rank}.log") for rank, pid in enumerate(pids)]
+    return found[0] if found[1].code == DONE else found[1]
 
 
 def ended(pid: int, place: Place, *, log: str = "said.log", limit_s: float = LIMIT_S) -> Sitting:
