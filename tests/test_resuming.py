@@ -161,6 +161,16 @@ def test_the_reference_is_of_the_end_of_a_warm_up_that_was_interrupted(tmp_path:
     assert torch.equal(weights(resumed), weights(whole))
 
 
+def test_torn_lines_of_a_run_that_is_over_are_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole = run(tmp_path, steps=1)
+    file = whole.folder.path / "metrics.jsonl"
+    text = file.read_text()
+    file.write_text(text + '{"step": 1, "upd')
+    run(tmp_path, resume=whole.folder.path, steps=1)
+    assert file.read_text() == text
+    assert "metrics.jsonl: 1 unreadable line(s) dropped" in caplog.messages
+
+
 def test_an_average_begins_where_the_warm_up_ends(tmp_path: Path) -> None:
     trainer = run(tmp_path, warmup=WARMUP, steps=0, update={"ema": {"decay": 0.5}})
     assert trainer.average is not None

@@ -107,6 +107,7 @@ class Peers:
                 )
             if self.lost is None:
                 self._tell(f"process {self._job.rank} of {self._job.size} failed: {said}")
+                time.sleep(2 * LOOK_S)  # so that they hear of it where this process keeps the store
         finally:
             self._turn.release()
         return self.lost or error
@@ -138,8 +139,6 @@ class Peers:
             count += 1
             with suppress(Exception):  # of a store whose keeper is gone: all are silent then
                 self._store.set(f"{_BEAT}/{self._job.rank}", str(count))
-                if self._store.check([_FAILED]):
-                    self._told(self._store.get(_FAILED).decode())
                 for rank, (before, _) in list(self._heard.items()):
                     key = f"{_BEAT}/{rank}"
                     beat = self._store.get(key) if self._store.check([key]) else b""
@@ -167,7 +166,9 @@ class Peers:
             os._exit(FAILED_CODE)
 
     def _look(self) -> None:
-        """Finds out whether the others are there."""
+        """Finds out whether the others are there, and what they say."""
+        if told := self._asked(lambda: self._store.get(_FAILED).decode() if self._store.check([_FAILED]) else ""):
+            self._told(told)
         gone = next((rank for rank in self._pids if not _is_there(self._pids[rank]) and not self._is_done(rank)), None)
         if gone is not None:
             self._tell(
