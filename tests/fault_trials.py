@@ -18,7 +18,6 @@ import random
 import shutil
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -29,6 +28,7 @@ from pathlib import Path
 import torch
 
 from mmgrpo import Trainer
+from mmgrpo.run.folder import status_of
 from mmgrpo.types import Sample
 from tests.faults.disturbed import FAULTS, OF_TWO, Whole, settled
 from tests.faults.runs import CASES, Case, differing, left_behind
@@ -50,22 +50,19 @@ def whole_run(case: Case, place: Place) -> Whole:
         _note(counted, "asked")
         return case.reward(samples)
 
-    began = time.monotonic()
     sitting = sit(case, place, before=watched(place), within=within, reward=reward)
-    took_s = time.monotonic() - began
     assert sitting.code == DONE, sitting.said
     counts = Counter(counted.read_text().split())
     num_bytes = sum(path.stat().st_size for path in place.run.rglob("*") if path.is_file())
     left, events = left_behind(place.run), tuple(place.events.read_text().splitlines())
-    return Whole(left, took_s, events, num_bytes, counts["forward"], counts["asked"])
+    return Whole(left, sitting.worked_s, events, num_bytes, counts["forward"], counts["asked"])
 
 
 def whole_run_of_two(case: Case, place: Place, whole: Whole) -> Whole:
     """The same on two processes, whose gradients are added in another order."""
-    began = time.monotonic()
     sitting = sit_both(case, place)
     assert sitting.code == DONE, sitting.said
-    return replace(whole, left=left_behind(place.run), took_s=time.monotonic() - began)
+    return replace(whole, left=left_behind(place.run), took_s=sitting.worked_s)
 
 
 def wrongs(case: Case, kind: str, place: Place, whole: Whole, draw: random.Random) -> Iterator[tuple[str, str]]:
@@ -83,7 +80,7 @@ def wrongs(case: Case, kind: str, place: Place, whole: Whole, draw: random.Rando
     """
     goes_on = sit if kind in FAULTS else sit_both
     found = (FAULTS | OF_TWO)[kind](case, place, whole, draw)
-    yield "", _named(found.sitting.code)
+    yield "", _named(found.sitting.code, status_of(place.run))
     if not found.sitting.is_clear:
         yield found.what, f"ended with {found.sitting.code}: {found.sitting.said}"
     if not (place.run / "config.yaml").is_file():  # before there was a run
@@ -99,8 +96,10 @@ def wrongs(case: Case, kind: str, place: Place, whole: Whole, draw: random.Rando
         yield found.what, said
 
 
-def _named(code: int) -> str:
-    known = {DONE: "came to its end, or was ended in order", CLEAR: "a clear error", INTERRUPTED: "at once"}
+def _named(code: int, status: str) -> str:
+    if code == DONE:
+        return "not at all" if status == "finished" else "in order"
+    known = {CLEAR: "a clear error", INTERRUPTED: "at once"}
     return known.get(code, "killed" if code < 0 else "an unclear error")
 
 
@@ -141,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 first = placed(Path(root) / f"{name}-first")
                 case.make(first.output, None, case.reward).train()  # imports everything, once for all processes
             whole[name] = whole_run(case, placed(Path(root) / name))
-            print(f"{name}: undisturbed {whole[name].took_s:.1f} s, {len(whole[name].events)} events", flush=True)
+            print(f"{name}: {whole[name].took_s:.1f} s of work, {len(whole[name].events)} events", flush=True)
         of_two = {
             name: whole_run_of_two(CASES[name], placed(Path(root) / f"{name}-two"), whole[name])
             for name in (asked.policies if asked.of_two else [])

@@ -21,7 +21,20 @@ from mmgrpo.run.checkpoint import FOLDER, list_checkpoints
 from mmgrpo.run.stopping import BOUNCE_S
 from tests.faults.runs import LINES, Case
 from tests.faults.services import MODES, Faulty
-from tests.faults.sittings import CLEAR, DONE, LIMIT_S, UNCLEAR, Place, Sitting, begin, begin_both, ended, sit, watched
+from tests.faults.sittings import (
+    CLEAR,
+    DONE,
+    LIMIT_S,
+    UNCLEAR,
+    Place,
+    Sitting,
+    begin,
+    begin_both,
+    ended,
+    sit,
+    watched,
+    worked_s,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +43,7 @@ class Whole:
 
     Attributes:
         left: what it left behind.
-        took_s: from its start to its end.
+        took_s: of work, from its start to its end.
         events: in its folder, in order.
         num_bytes: of its folder.
         num_forwards: of its policy.
@@ -163,7 +176,7 @@ def out_of_memory(case: Case, place: Place, whole: Whole, draw: random.Random) -
 def bereaved(case: Case, place: Place, whole: Whole, draw: random.Random) -> Disturbed:
     """Two processes, one of which is killed, stopped, or fails alone; the other must say so, and soon."""
     how, victim = draw.choice(["killed", "stopped", "failing"]), draw.randrange(2)
-    after_s, at = draw.uniform(0, 1) * whole.took_s, draw.randint(1, whole.num_forwards // 2)
+    after_s, at = draw.uniform(0, 0.8) * whole.took_s, draw.randint(1, whole.num_forwards // 2)
 
     def within(trainer: Trainer) -> None:
         if how == "failing" and trainer.job.rank == victim:
@@ -227,9 +240,13 @@ def _signalled(
     case: Case, place: Place, told: list[tuple[signal.Signals, float]], within: Callable[[Trainer], None] | None = None
 ) -> Sitting:
     pid = begin(case, place, within=within or (lambda trainer: None))
-    for number, after_s in told:
+    (first, work_s), *others = told
+    while (worked := worked_s(pid)) is not None and worked < work_s:
+        time.sleep(0.001)
+    os.kill(pid, first)  # it waits for us, even where it has ended
+    for number, after_s in others:
         time.sleep(after_s)
-        os.kill(pid, number)  # it waits for us, even where it has ended
+        os.kill(pid, number)
     return ended(pid, place)
 
 

@@ -32,10 +32,12 @@ class Sitting:
     Attributes:
         code: of the process: done, an error of ours, Ctrl-C, something else; negative: the signal that killed it.
         said: the end of what it printed.
+        worked_s: seconds that it was on a processor.
     """
 
     code: int
     said: str
+    worked_s: float = 0.0
 
     @property
     def is_clear(self) -> bool:
@@ -164,13 +166,23 @@ def sit_both(case: Case, place: Place) -> Sitting:
 def ended(pid: int, place: Place, *, log: str = "said.log", limit_s: float = LIMIT_S) -> Sitting:
     """Waits for a process; one that does not end is killed, which is code 1."""
     until = time.monotonic() + limit_s
-    while (found := os.waitpid(pid, os.WNOHANG))[0] == 0 and time.monotonic() < until:
+    while (found := os.wait4(pid, os.WNOHANG))[0] == 0 and time.monotonic() < until:
         time.sleep(0.005)
     if found[0] == 0:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         return Sitting(UNCLEAR, f"it did not end within {limit_s:g} s: {_said(place, log)}")
-    return Sitting(os.waitstatus_to_exitcode(found[1]), _said(place, log))
+    worked = found[2].ru_utime + found[2].ru_stime
+    return Sitting(os.waitstatus_to_exitcode(found[1]), _said(place, log), worked)
+
+
+def worked_s(pid: int) -> float | None:
+    """Seconds that a process was on a processor, which do not go by what else the machine does; None: it has ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return None if state == "Z" else int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    except OSError:
+        return None
 
 
 def sit(case: Case, place: Place, **given: Any) -> Sitting:
