@@ -152,6 +152,12 @@ class RunFolder:
         """Writes groups that were trained on, with the advantage of each sample; returns their folder."""
         return self._save_samples(f"train-{step:06d}", samples, scores, advantage_B)
 
+    def save_skipped(
+        self, step: int, update: int, samples: Sequence[Sample], scores: Scores, advantage_B: Tensor
+    ) -> Path:
+        """Writes the samples whose gradient is not finite, for which an update was skipped; returns their folder."""
+        return self._save_samples(f"skipped-{step:06d}-{update}", samples, scores, advantage_B)
+
     def _save_samples(
         self, name: str, samples: Sequence[Sample], scores: Scores, advantage_B: Tensor | None = None
     ) -> Path:

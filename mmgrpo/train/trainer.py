@@ -23,6 +23,7 @@ from mmgrpo.explain.explanation import explanation
 from mmgrpo.policy import Policy, Shardable
 from mmgrpo.run.best import require_best
 from mmgrpo.run.checkpoint import Place, checkpoint_steps
+from mmgrpo.run.drawing import shown_by
 from mmgrpo.run.folder import RunFolder, make_accelerator
 from mmgrpo.run.processes import Job
 from mmgrpo.run.resuming import config_given, plan_resumption
@@ -35,7 +36,7 @@ from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_o
 from mmgrpo.train.auxiliary import Auxiliaries
 from mmgrpo.train.build import build_plan, build_rewards, build_setting, exchange_plan, optimizer_of
 from mmgrpo.train.build_views import build_views
-from mmgrpo.train.credit import Batch, Credit, estimate, valued
+from mmgrpo.train.credit import Credit, estimate, valued
 from mmgrpo.train.critic import Learnt, build_critic
 from mmgrpo.train.ema import Average
 from mmgrpo.train.evaluation import evaluate, try_out
@@ -272,7 +273,7 @@ class Trainer:
 
     def _updated(self, account: Account, update: Update) -> None:
         if update.applied.skipped:
-            self._name_skipped(update, account.batch)
+            self._name_skipped(update, account)
         measured = update_metrics(update, self.job)
         of_critic = self.critic.metrics if self.critic else {}
         told = {**measured, **of_critic, **self.now.course.resting({**account.metrics, **measured})}
@@ -302,16 +303,22 @@ class Trainer:
             if self.config.watchdog and alarm.kind in self.config.watchdog.stop:
                 self._seat.stopping.stop_for(alarm.kind)
 
-    def _name_skipped(self, update: Update, batch: Batch) -> None:
-        """Says which samples, of all processes, gave a gradient that is not finite."""
-        advantage_B = batch.credit.advantage_B[batch.mine]
-        mine = [
-            identity(batch.rollout.samples[row]) | {"advantage": float(advantage_B[row])} for row in update.odd_rows
-        ]
+    def _name_skipped(self, update: Update, account: Account) -> None:
+        """Says which samples, of all processes, gave a gradient that is not finite, and keeps them."""
+        batch = account.batch
+        mine = [(batch.mine.start + row, batch.rollout.samples[row]) for row in update.odd_rows]
         everyones = [one for part in self.job.gather(mine) for one in part]
+        rows, samples = [row for row, _ in everyones], [sample for _, sample in everyones]
         if self.job.is_main:
-            self.folder.log("skipped.jsonl", {"step": self.step, "update": update.number, "samples": everyones})
-        self._seat.progress.skipped(self.step, [f"{one['group']}.{one['member']}" for one in everyones])
+            advantage_B = batch.credit.advantage_B[rows]
+            named = [
+                identity(one) | {"advantage": float(a)} for one, a in zip(samples, advantage_B.tolist(), strict=True)
+            ]
+            self.folder.log("skipped.jsonl", {"step": self.step, "update": update.number, "samples": named})
+            if samples:
+                shown = [shown_by(self.policy, one) for one in samples]
+                self.folder.save_skipped(self.step, update.number, shown, account.scores.rows(rows), advantage_B)
+        self._seat.progress.skipped(self.step, [f"{one.group}.{one.member}" for one in samples])
 
     def _keep(self, samples: Sequence[Sample], scores: Scores, credit: Credit) -> None:
         """Keeps the step's first groups of texts, at the first step and whenever an evaluation is due."""
