@@ -18,7 +18,7 @@ import torch
 from mmgrpo import Trainer
 from mmgrpo.rewards.judges.remote import Remote
 from mmgrpo.run.checkpoint import FOLDER, list_checkpoints
-from mmgrpo.run.stopping import BOUNCE_S
+from mmgrpo.run.stopping import BOUNCE_S, TERMINATING
 from tests.faults.runs import LINES, Case
 from tests.faults.services import MODES, Faulty
 from tests.faults.sittings import (
@@ -91,9 +91,9 @@ def killed_at_an_event(case: Case, place: Place, whole: Whole, draw: random.Rand
 
 
 def terminated(case: Case, place: Place, whole: Whole, draw: random.Random) -> Disturbed:
-    """SIGTERM, as of whoever takes the machine back."""
-    after_s = draw.uniform(0, whole.took_s)
-    return Disturbed(what=f"SIGTERM after {after_s}", sitting=_signalled(case, place, [(signal.SIGTERM, after_s)]))
+    """A signal of whoever takes the machine back."""
+    after_s, number = draw.uniform(0, whole.took_s), draw.choice(TERMINATING)
+    return Disturbed(what=f"{number.name} after {after_s}", sitting=_signalled(case, place, [(number, after_s)]))
 
 
 def interrupted(case: Case, place: Place, whole: Whole, draw: random.Random) -> Disturbed:
@@ -205,7 +205,7 @@ def bereaved(case: Case, place: Place, whole: Whole, draw: random.Random) -> Dis
 FAULTS: dict[str, Fault] = {
     "killed at a moment": killed_at_a_moment,
     "killed at an event of its files": killed_at_an_event,
-    "SIGTERM": terminated,
+    "SIGTERM, SIGUSR1, SIGUSR2": terminated,
     "Ctrl-C, once or twice": interrupted,
     "full disk": full_disk,
     "damaged checkpoint": damaged,

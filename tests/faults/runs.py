@@ -68,6 +68,7 @@ def images(output: Path, resume: Path | None, reward: Reward) -> Trainer:
         **BASE,
         **ALL,
         "output": str(output),
+        "checkpoint": {**ALL["checkpoint"], "best": "brightness"},
         "warmup": {"examples": {"name": "mislabelled_digits", "fraction": 0.45}, "steps": 4, "batch_size": 4},
         "evaluation": {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "limit": 2}, "every": 2},
     }
@@ -79,6 +80,7 @@ def texts(output: Path, resume: Path | None, reward: Reward) -> Trainer:
     values = {
         **ALL,
         "output": str(output),
+        "checkpoint": {**ALL["checkpoint"], "best": "length"},
         "rollout": {"prompts_per_step": 2, "group_size": 3, "planner": {"name": "with_replay", "num": 1}},
         "objective": {"divergence": "k3", "kl_beta": 0.1},
         "update": {"minibatches": 2, "lr": 1e-3, "ema": {"decay": 0.5}},
