@@ -18,6 +18,7 @@ from accelerate.state import AcceleratorState, PartialState
 
 from mmgrpo import Trainer
 from mmgrpo.errors import MmgrpoError
+from mmgrpo.run.stopping import TERMINATING
 from tests.faults.runs import Case, Reward
 
 EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.fsync")
@@ -49,7 +50,7 @@ class Sitting:
             -signal.SIGKILL,
             -signal.SIGALRM,
             -signal.SIGINT,
-            -signal.SIGTERM,
+            *(-number for number in TERMINATING),
         )
 
 
