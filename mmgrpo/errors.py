@@ -52,5 +52,13 @@ class CheckpointError(MmgrpoError, RuntimeError):
     """A checkpoint that is missing, incomplete or of another run."""
 
 
+class OutOfMemoryError(MmgrpoError, MemoryError):
+    """Memory, of the machine or of the accelerator, that did not suffice."""
+
+
+class ProcessLostError(MmgrpoError, ConnectionError):
+    """Another process of the job, without which this one cannot go on."""
+
+
 class OutputError(MmgrpoError, OSError):
     """A file or folder of the run that cannot be written."""

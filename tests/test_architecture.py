@@ -58,7 +58,7 @@ CONTRACTS = (
     "data.sounds",
 )
 CONTRACTS += ("data.sounds", "serving.wire", "system.lazy", "system.extras", "system.hub", "system.targets")
-CONTRACTS += ("system.bounded",)
+CONTRACTS += ("system.bounded", "system.exhausted")
 """What adapters may import of the engine."""
 
 MAX_LINES = 400

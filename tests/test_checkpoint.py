@@ -22,6 +22,7 @@ from mmgrpo.run.checkpoint import (
     weights_of,
 )
 from tests.test_docs import shown
+from tests.tiny.language_models import make
 
 STATE = {"optimizer": {"lr": 0.5}}
 
@@ -134,6 +135,24 @@ def test_a_save_that_fails_leaves_those_before(folder: Path, policy: object, mon
         save(policy, folder, Place(4, 9), keep=1)
     assert names(folder) == ["warmup-000009", "step-000001", "step-000002", "step-000003"]
     assert not list((folder / "checkpoints").glob(".*"))
+
+
+def test_a_full_disk_is_known_in_the_words_of_tokenizers_too(folder: Path, policy: object) -> None:
+    class Writing:
+        def save(self, directory: Path) -> None:
+            tokenizer = make("llama")[1]
+            tokenizer.backend_tokenizer.save("/dev/full")  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+
+    with pytest.raises(OutputError, match=r"step-000004 cannot be written: No space left on device"):
+        save_checkpoint(folder, Place(4, 9), Writing(), STATE, keep=None)  # pyright: ignore[reportArgumentType]
+    assert names(folder)[-1] == "step-000003"
+
+    class Wrong:
+        def save(self, directory: Path) -> None:
+            raise TypeError("a mistake of its own")
+
+    with pytest.raises(TypeError, match="a mistake of its own"):
+        save_checkpoint(folder, Place(4, 9), Wrong(), STATE, keep=None)  # pyright: ignore[reportArgumentType]
 
 
 def test_one_without_a_manifest_is_read_and_what_it_is_not_is_said(folder: Path, policy: object) -> None:

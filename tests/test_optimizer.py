@@ -93,6 +93,11 @@ def test_only_the_samples_at_fault_are_named(tmp_path: Path) -> None:
     trainer.train()
     (line,) = lines(trainer, "skipped.jsonl")
     assert [(one["group"], one["member"]) for one in line["samples"]] == [(1, 0), (1, 1)]
+    kept = trainer.folder.path / "samples" / "skipped-000001-0"
+    rows = [json.loads(row) for row in (kept / "samples.jsonl").read_text().splitlines()]
+    assert [(row["group"], row["member"]) for row in rows] == [(1, 0), (1, 1)]
+    assert [row["advantage"] for row in rows] == [one["advantage"] for one in line["samples"]]
+    assert len(list(kept.glob("*.png"))) == 2
 
 
 def test_a_run_that_mostly_skips_ends_with_its_good_weights(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mmgrpo.config.loading import load_config, validated
-from mmgrpo.errors import CheckpointError, ConfigError, RewardError
+from mmgrpo.errors import CheckpointError, ConfigError, OutOfMemoryError, RewardError
 from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.run.checkpoint import list_checkpoints
 from mmgrpo.run.resuming import allowed_config, changed
@@ -115,7 +115,7 @@ def test_a_failure_in_the_midst_of_a_steps_updates_saves_nothing(tmp_path: Path,
         return apply()
 
     trainer.optimizer.apply = broken
-    with pytest.raises(RuntimeError, match="out of memory"):
+    with pytest.raises(OutOfMemoryError, match="out of memory in the update at step 3"):
         trainer.train()
     assert [path.name for path in list_checkpoints(trainer.folder.path)] == ["step-000002"]
     resumed = run(tmp_path, resume=trainer.folder.path)
@@ -137,6 +137,38 @@ def test_the_warm_up_is_saved_and_gone_on_with(tmp_path: Path) -> None:
     assert [row["step"] for row in lines(from_middle, "warmup.jsonl")] == [1, 3]
     aside = from_middle.folder.path / "checkpoints" / "aside"
     assert sorted(path.name for path in aside.iterdir()) == ["step-000001", "warmup-000003"]
+
+
+def test_the_reference_is_of_the_end_of_a_warm_up_that_was_interrupted(tmp_path: Path) -> None:
+    moving = {"controllers": {"objective.kl_beta": {"name": "adaptive_kl", "target": 1e-6}}}
+    settings: dict[str, Any] = {"warmup": WARMUP, "steps": 1, **moving}
+    whole = run(tmp_path / "whole", **settings)
+    trainer = started(tmp_path / "cut", brightness, **settings)
+    assert trainer.warmup is not None
+    apply, calls = trainer.warmup.optimizer.apply, []
+
+    def interrupted() -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return apply()
+
+    trainer.warmup.optimizer.apply = interrupted
+    trainer.train()
+    assert [path.name for path in list_checkpoints(trainer.folder.path)] == ["warmup-000002"]
+    resumed = run(tmp_path / "cut", resume=trainer.folder.path, **settings)
+    assert lines(resumed)[0]["policy/kl_mean"] == 0.0
+    assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_torn_lines_of_a_run_that_is_over_are_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole = run(tmp_path, steps=1)
+    file = whole.folder.path / "metrics.jsonl"
+    text = file.read_text()
+    file.write_text(text + '{"step": 1, "upd')
+    run(tmp_path, resume=whole.folder.path, steps=1)
+    assert file.read_text() == text
+    assert "metrics.jsonl: 1 unreadable line(s) dropped" in caplog.messages
 
 
 def test_an_average_begins_where_the_warm_up_ends(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from accelerate import Accelerator
 from PIL import Image
 
 from mmgrpo.config import RunConfig
-from mmgrpo.run.folder import start_trackers
 from mmgrpo.run.showing import show
+from mmgrpo.run.tracking import Trackers
 from mmgrpo.types import Prompt, Sample, Scores
 
 SCORES = Scores(
@@ -33,12 +33,12 @@ TEXTS = [Sample(Prompt("a | b"), 0, n, text=text) for n, text in enumerate(("one
 def shown(tracker: str, folder: Path) -> None:
     """An evaluation of pictures at step 0, and one of texts at step 3, in a tracker."""
     accelerator = Accelerator(cpu=True, log_with=[tracker], project_dir=str(folder))
-    start_trackers(accelerator, RunConfig.model_validate({"name": "shown"}), folder)
-    show(accelerator, 0, PICTURES, SCORES)
-    accelerator.log({"eval/right/mean": 1.0}, step=3)
-    show(accelerator, 3, TEXTS, SCORES)
-    for one in accelerator.trackers:
-        one.finish()
+    trackers = Trackers(accelerator)
+    trackers.start(RunConfig.model_validate({"name": "shown"}), folder)
+    show(trackers, 0, PICTURES, SCORES)
+    trackers.log({"eval/right/mean": 1.0}, step=3)
+    show(trackers, 3, TEXTS, SCORES)
+    assert trackers.finish() == []
 
 
 def test_tensorboard_has_a_sheet_of_pictures_and_a_table_of_texts(tmp_path: Path) -> None:

@@ -212,6 +212,10 @@ class Encoded(Sequence[Any]):
     def __iter__(self) -> Iterator[Any]:
         return (_decoded(item, self._kind) for item in self._items)
 
+    def here(self) -> Iterator[Any]:
+        """Those that this machine has, decoded."""
+        return (_decoded(item, self._kind) for item in self._items if not isinstance(item, Elsewhere))
+
     def __reduce__(self) -> Any:
         """What travels between processes are the media of the row, not the dataset they lie in."""
         carried = (bytes(item.data()) if isinstance(item, StoredMedium | Elsewhere) else item for item in self._items)
@@ -360,7 +364,8 @@ def _decoded(item: Any, kind: str) -> Any:
     try:
         return upright(image_at(BytesIO(item if isinstance(item, bytes) else item.data())))
     except UNREADABLE as error:
-        raise DataError(unreadable(item, error)) from error
+        lies = f"row {item.row} of the dataset, column '{item.column}'," if isinstance(item, StoredMedium) else item
+        raise DataError(unreadable(lies.source if isinstance(lies, Elsewhere) else lies, error)) from error
 
 
 def _listed(value: Any, *, whole: bool = False) -> list[Any]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from mmgrpo.config import PromptsConfig, ReadingConfig
+from mmgrpo.data.json_texts import json_of, row_of, text_of
 from mmgrpo.data.prompt_media import (
     COLUMNS,
     StoredMedium,
@@ -21,6 +23,7 @@ from mmgrpo.data.prompt_media import (
     stored_items,
 )
 from mmgrpo.data.rows import MEDIA_COLUMNS, form_of, prompt_of_row
+from mmgrpo.data.unreadable import Unreadable
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.hub import why_not
 from mmgrpo.system.targets import is_own, own_attribute
@@ -41,6 +44,7 @@ def load_prompts(
     allow_fetch: bool = False,
     pictures: Sequence[str] = (),
     allow_outside: bool = False,
+    when_unreadable: Literal["stop", "skip"] = "stop",
 ) -> list[Prompt]:
     """The prompts of a file, a folder, a dataset of the Hub or a Python function.
 
@@ -73,6 +77,7 @@ def load_prompts(
         pictures: further columns that hold pictures, one or a list (masks, edges), found and opened as ``image`` is.
         allow_outside: media may lie outside of the file's folder, by absolute paths, ``..`` and links; those of a live
             dataset may in any case.
+        when_unreadable: rows that cannot be read stop it, or are counted, named in a warning and left out.
 
     Returns:
         At least one prompt, in the order of the source.
@@ -84,10 +89,12 @@ def load_prompts(
     """
     if limit is not None and limit < 1:
         raise DataError(f"limit must be at least 1 or absent, got {limit}")
-    rules = _Rules(text_column, allow_fetch, tuple(pictures), allow_outside)
+    unreadable = Unreadable(skip=when_unreadable == "skip")
+    rules = _Rules(text_column, allow_fetch, unreadable, tuple(pictures), allow_outside)
     read = _read(str(source), split, rules) if isinstance(source, str | Path) else _live(source, split, rules)
     where = source if isinstance(source, str | Path) else "the dataset"
     prompts = list(islice(read, limit))
+    unreadable.tell(str(where), len(prompts))
     if not prompts:
         raise DataError(f"{where} holds no prompts; it needs at least one")
     for name in rules.pictures:
@@ -169,6 +176,7 @@ class _Rules:
 
     text_column: str
     allow_fetch: bool
+    unreadable: Unreadable
     pictures: tuple[str, ...] = ()
     allow_outside: bool = False
 
@@ -178,16 +186,18 @@ class _Rules:
             return None
         return hub_folders() if folder is None else (folder,)
 
-    def prompt(self, row: Any, where: str, folder: Path | None) -> Prompt:
-        """The prompt that a row stands for."""
-        return prompt_of_row(
-            row,
-            self.text_column,
-            where=where,
-            folder=folder,
-            allow_fetch=self.allow_fetch,
-            pictures=self.pictures,
-            roots=self.roots(folder),
+    def prompt(self, find: Callable[[], Any], where: str, folder: Path | None) -> Iterator[Prompt]:
+        """The prompt that a row stands for, once the row is found; none where it is left out."""
+        return self.unreadable.read(
+            lambda: prompt_of_row(
+                find(),
+                self.text_column,
+                where=where,
+                folder=folder,
+                allow_fetch=self.allow_fetch,
+                pictures=self.pictures,
+                roots=self.roots(folder),
+            )
         )
 
 
@@ -232,31 +242,27 @@ def _from_file(path: Path, rules: _Rules) -> Iterator[Prompt]:
 
 def _from_text(path: Path, rules: _Rules) -> Iterator[Prompt]:
     _refuse_rules(path, rules)
-    return (Prompt(line.strip()) for line in _text_of(path).split("\n") if line.strip())
+    return (Prompt(line.strip()) for line in text_of(path).split("\n") if line.strip())
 
 
 def _from_json_lines(path: Path, rules: _Rules) -> Iterator[Prompt]:
-    for number, line in enumerate(_text_of(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            row = _json_of(line, where)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{where} is not JSON: {error.msg} at column {error.colno}") from error
-        yield rules.prompt(row, where, path.parent)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                where = f"{path}, line {number}"
+                yield from rules.prompt(partial(row_of, line, where), where, path.parent)
 
 
 def _from_json(path: Path, rules: _Rules) -> Iterator[Prompt]:
     try:
-        rows = _json_of(_text_of(path), str(path))
+        rows = json_of(text_of(path), str(path))
     except json.JSONDecodeError as error:
         cure = "; one object per line belongs in a .jsonl file" if error.msg == "Extra data" else ""
         raise DataError(f"{path}, line {error.lineno} is not JSON: {error.msg}{cure}") from error
     if not isinstance(rows, list):
         raise DataError(f"{path} must hold a list of objects, got {type(rows).__name__}")
     for number, row in enumerate(rows):
-        yield rules.prompt(row, f"{path}, item {number}", path.parent)
+        yield from rules.prompt(partial(_itself, row), f"{path}, item {number}", path.parent)
 
 
 def _from_parquet(path: Path, rules: _Rules) -> Iterator[Prompt]:
@@ -351,14 +357,16 @@ def _from_dataset(dataset: Any, rules: _Rules, where: str, folder: Path | None) 
     roots = rules.roots(folder)
     decoded = [name for name in plain.column_names if holds_media(plain.features[name])]
     as_stored = plain.select_columns(decoded).with_format("arrow")
-    for number in range(len(dataset)):
-        place = f"{where}, row {number}"
+
+    def row(number: int) -> dict[str, Any]:
         for name in decoded:  # before they are decoded, which would fetch them
-            value, called = as_stored[number].column(name)[0].as_py(), f"{place}, column '{name}'"
+            value, called = as_stored[number].column(name)[0].as_py(), f"{where}, row {number}, column '{name}'"
             refuse_far(value, called, allow_fetch=rules.allow_fetch, roots=roots)
-        row = plain[number] if plain.column_names else {}
-        stored = {name: _stored(encoded, number, name, rules.pictures) for name in shown}
-        yield rules.prompt({**row, **stored}, place, folder)
+        found = plain[number] if plain.column_names else {}
+        return {**found, **{name: _stored(encoded, number, name, rules.pictures) for name in shown}}
+
+    for number in range(len(dataset)):
+        yield from rules.prompt(partial(row, number), f"{where}, row {number}", folder)
 
 
 def _stored(table: Any, row: int, name: str, pictures: Sequence[str]) -> Any:
@@ -368,23 +376,8 @@ def _stored(table: Any, row: int, name: str, pictures: Sequence[str]) -> Any:
     return [StoredMedium(table, row, name, index) for index in range(len(stored_items(table, row, name)))]
 
 
-def _json_of(text: str, where: str) -> Any:
-    """The value of a JSON text; JSONDecodeError where it is none, DataError where it is one that Python cannot hold."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        raise
-    except RecursionError as error:
-        raise DataError(f"{where} is nested too deeply; at most a few hundred levels can be read") from error
-    except ValueError as error:
-        raise DataError(f"{where} cannot be read: {error}") from error
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
+def _itself(row: Any) -> Any:
+    return row
 
 
 def _refuse_split(source: str, split: str | None) -> None:

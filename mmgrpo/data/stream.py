@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -10,11 +11,14 @@ from mmgrpo.config import RunConfig
 from mmgrpo.config.binding import build_estimators, build_planner, columns_read
 from mmgrpo.data.keys import prompt_keys
 from mmgrpo.data.samplers import Pool, PromptSampler, build_sampler, in_order, permutation, shuffled
+from mmgrpo.data.unreadable import fault_of_media
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.prompt_weights import apportioned
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.memory import Column, Memory, Outcomes
 from mmgrpo.types import Prompt
+
+logger = logging.getLogger(__name__)
 
 FURTHER = -1  # keys the order of a step's further prompts, apart from every epoch
 SHARE_SEED = -2  # keeps the shares of sources apart from the orders of prompts
@@ -35,8 +39,11 @@ def stream_of(prompts: Sequence[Prompt], config: RunConfig) -> PromptStream:
             f"rollout.planner.source: {source!r} is the label of none of prompts.sources, which are "
             f"{', '.join(labels) or 'not there'}; label the source that it takes"
         )
+    parts = [*section.sources] if section else []
+    skipping = [part.known_as for part in parts if part.when_unreadable == "skip"]
     return PromptStream(
         prompts,
+        skipping=[*skipping, *([None] if section and section.when_unreadable == "skip" else [])],
         num_per_step=config.rollout.prompts_per_step,
         seed=config.seed,
         shuffle=section is None or section.shuffle,
@@ -71,7 +78,11 @@ class _Source:
 
 @final
 class StepPrompts:
-    """The prompts of a step by number: its own first, then further ones, none twice before all were."""
+    """The prompts of a step by number: its own first, then further ones, none twice before all were.
+
+    Attributes:
+        num_replaced: how many of its own cannot be read, so that others took their place.
+    """
 
     def __init__(
         self,
@@ -79,12 +90,31 @@ class StepPrompts:
         keys: Sequence[str],
         own: Sequence[int],
         further: Callable[[], Sequence[int]],
+        is_readable: Callable[[int], bool] = lambda place: True,
     ) -> None:
+        """Chooses the step's own.
+
+        Args:
+            prompts: all there are.
+            keys: what each is remembered by.
+            own: the places of those that are the step's own.
+            further: finds those of the further ones, in their order.
+            is_readable: by its place, of a prompt in whose stead another is taken where it is not.
+
+        Raises:
+            DataError: too few can be read.
+        """
         self._prompts = prompts
         self._keys = keys
-        self._own = own
-        self._find_further = further
-        self._further: Sequence[int] | None = None
+        self._is_readable = is_readable
+        self._rest = self._readable(further)
+        self._further: list[int] = []
+        kept = [place if is_readable(place) else None for place in own]
+        filled = [next(self._rest, None) if place is None else place for place in kept]
+        self._own = [place for place in filled if place is not None]
+        self.num_replaced = sum(place is None for place in kept)
+        if len(self._own) < len(own):
+            raise DataError("a step cannot be filled: too few prompts are left whose images and sounds can be read")
 
     def prompt(self, number: int) -> Prompt:
         """The prompt of a number from 0."""
@@ -97,9 +127,13 @@ class StepPrompts:
     def _index(self, number: int) -> int:
         if number < len(self._own):
             return self._own[number]
-        if self._further is None:
-            self._further = self._find_further()
-        return self._further[(number - len(self._own)) % len(self._further)]
+        wanted = number - len(self._own)
+        while len(self._further) <= wanted and (found := next(self._rest, None)) is not None:
+            self._further.append(found)
+        return (self._further or self._own)[wanted % len(self._further or self._own)]
+
+    def _readable(self, further: Callable[[], Sequence[int]]) -> Iterator[int]:
+        yield from (place for place in further() if self._is_readable(place))
 
 
 @final
@@ -129,6 +163,7 @@ class PromptStream:
         sampler: PromptSampler | None = None,
         weights: Mapping[str, float] | None = None,
         columns: Sequence[Column] = (),
+        skipping: Collection[str | None] = (),
     ) -> None:
         """Takes the prompts.
 
@@ -140,6 +175,7 @@ class PromptStream:
             sampler: which prompts a step takes; None: as ``shuffle`` says.
             weights: of several sources, by the label that their prompts have as ``source``; None: all are of one.
             columns: of the memory, that others read beside the sampler.
+            skipping: the sources, by the label of their prompts, whose unreadable prompts are left out.
 
         Raises:
             DataError: there are no prompts, or none of one of the sources.
@@ -166,6 +202,8 @@ class PromptStream:
         self.learners: tuple[Callable[[Memory, Outcomes], Memory], ...] = (
             (self._sampler.learn,) if self._sampler.learn else ()
         )
+        self._skipping = frozenset(skipping)
+        self._faults: dict[int, str | None] = {}
         self._begun: list[list[int]] = [[0] * len(self._sources)]
 
     def take(self, step: int, memory: Memory | None = None) -> list[tuple[int, Prompt]]:
@@ -184,7 +222,22 @@ class PromptStream:
         """The prompts of a step by their numbers: ``num_per_step`` of its own, then further ones."""
         memory = memory or self.memory
         own = self._own(step, memory)
-        return StepPrompts(self._prompts, self.keys, own, lambda: self._further(step, memory, own))
+        return StepPrompts(self._prompts, self.keys, own, lambda: self._further(step, memory, own), self._is_readable)
+
+    @property
+    def skips(self) -> bool:
+        """Whether any prompts that cannot be read are left out."""
+        return bool(self._skipping)
+
+    def _is_readable(self, place: int) -> bool:
+        if self._prompts[place].source not in self._skipping:
+            return True
+        if place not in self._faults:
+            self._faults[place] = fault = fault_of_media(self._prompts[place])
+            if fault is not None:
+                num = sum(one is not None for one in self._faults.values())
+                logger.warning("prompt %d is left out, number %d of those that cannot be read: %s", place, num, fault)
+        return self._faults[place] is None
 
     def _own(self, step: int, memory: Memory) -> list[int]:
         chosen: list[int] = []

@@ -114,14 +114,19 @@ def save_checkpoint(
         replace_folder(partial, final)
         sync(root)
         drop_old(folder, keep, best)
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have no OSError for a full disk
+    except Exception as error:
         shutil.rmtree(partial, ignore_errors=True)
-        if isinstance(error, MmgrpoError):
+        if isinstance(error, MmgrpoError) or not _is_of_the_system(error):
             raise
         raise OutputError(f"the checkpoint {final} cannot be written: {error}; those there are stay as they are") from (
             error
         )
     return final
+
+
+def _is_of_the_system(error: Exception) -> bool:
+    """Whether it may be about the disk: torch, safetensors and tokenizers have no OSError for one that is full."""
+    return isinstance(error, OSError | RuntimeError | SafetensorError) or "os error" in str(error)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

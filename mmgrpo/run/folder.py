@@ -10,12 +10,13 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
 from torch import Tensor
 
 from mmgrpo.config import RunConfig
@@ -151,6 +152,12 @@ class RunFolder:
         """Writes groups that were trained on, with the advantage of each sample; returns their folder."""
         return self._save_samples(f"train-{step:06d}", samples, scores, advantage_B)
 
+    def save_skipped(
+        self, step: int, update: int, samples: Sequence[Sample], scores: Scores, advantage_B: Tensor
+    ) -> Path:
+        """Writes the samples whose gradient is not finite, for which an update was skipped; returns their folder."""
+        return self._save_samples(f"skipped-{step:06d}-{update}", samples, scores, advantage_B)
+
     def _save_samples(
         self, name: str, samples: Sequence[Sample], scores: Scores, advantage_B: Tensor | None = None
     ) -> Path:
@@ -226,17 +233,10 @@ def make_accelerator(config: RunConfig) -> Accelerator:
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # for which transformers would load on one process alone
     return Accelerator(
         cpu=config.runtime.device == "cpu",
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=config.runtime.wait_s))],
         log_with=list(config.tracking.trackers) or None,
-        project_dir=str(Path(config.output).absolute()),  # start_trackers names the run's own
+        project_dir=str(Path(config.output).absolute()),  # the trackers are told the run's own
     )
-
-
-def start_trackers(accelerator: Accelerator, config: RunConfig, folder: Path) -> None:
-    """Begins the run in every tracker, under its name and with its resolved configuration; files go beside its own."""
-    flat = {key: str(value) for key, value in config.model_dump(mode="json").items()}
-    accelerator.project_configuration.logging_dir = str(folder)
-    wandb = {"name": config.name, "dir": os.environ.get("WANDB_DIR", str(folder))}
-    accelerator.init_trackers(config.tracking.project, flat, {"wandb": wandb})
 
 
 def _command() -> str:

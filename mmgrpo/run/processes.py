@@ -7,7 +7,7 @@ gradients are added once per optimiser update.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from accelerate import Accelerator
@@ -20,6 +20,7 @@ from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.run.parts import Part
 from mmgrpo.run.sharding import sharding_of
+from mmgrpo.run.tracking import Trackers
 
 T = TypeVar("T")
 BUCKET_ELEMENTS = 2**26  # 256 MiB of float32 per collective
@@ -33,6 +34,7 @@ class Job:
         rank: the number of this one.
         size: how many there are.
         sharding: what shards modules over them, if that was asked for.
+        trackers: of the run, on the main process.
         raised: the error that all processes were last given together.
     """
 
@@ -46,6 +48,7 @@ class Job:
         self.rank = accelerator.process_index
         self.size = accelerator.num_processes
         self.sharding = sharding_of(accelerator)
+        self.trackers = Trackers(accelerator)
         self.raised: MmgrpoError | None = None
 
     @property
@@ -161,16 +164,6 @@ class Job:
         """Until all processes are here."""
         self.meet()
         self.accelerator.wait_for_everyone()
-
-    def log(self, values: dict[str, Any], step: int) -> None:
-        """To the trackers."""
-        if self.accelerator.trackers:
-            self.accelerator.log(values, step=step)
-
-    def finish_trackers(self) -> None:
-        """Closes the run in every tracker; the processes stay together, for whatever the caller does next."""
-        for tracker in self.accelerator.trackers:
-            tracker.finish()
 
     def _sum(self, tensor: Tensor) -> Tensor:
         """The tensors of all processes, added."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from accelerate import Accelerator
 from PIL import Image
 
 from mmgrpo.run.drawing import captions_of, contact_sheet, picture_of
+from mmgrpo.run.tracking import Trackers
 from mmgrpo.types import Sample, Scores
 
 MAX_SHOWN = 16
@@ -26,36 +26,33 @@ class _Texts:
     rows: list[Any]
 
 
-def show(accelerator: Accelerator, step: int, samples: Sequence[Sample], scores: Scores, *, task: str = "") -> None:
+def show(trackers: Trackers, step: int, samples: Sequence[Sample], scores: Scores, *, task: str = "") -> None:
     """Hands an evaluation's samples to every tracker of the run.
 
     Args:
-        accelerator: has the trackers.
+        trackers: of the run.
         step: of the run.
         samples: pictures, videos, of which the middle frame is shown, or texts.
         scores: what the judges said of them.
         task: of a mixed run: in the names under which they are found.
     """
-    if not samples or not accelerator.trackers:
+    if not samples or not trackers.are_there:
         return
     drawn = [(picture, row) for row, sample in enumerate(samples) if (picture := picture_of(sample)) is not None]
     pictures, captions = [picture for picture, _ in drawn], [captions_of(scores, row) for _, row in drawn]
     texts, under = _texts(samples, scores), f"{EVALUATION}/{task}" if task else EVALUATION
-    for tracker in accelerator.trackers:
+    prompts = [samples[row].prompt.text for _, row in drawn]
+
+    def say(tracker: Any) -> None:
         if tracker.name == "tensorboard":
             _in_tensorboard(tracker.tracker, under, step, pictures, captions, texts)
         elif tracker.name == "wandb":
-            prompts = [samples[row].prompt.text for _, row in drawn]
-            _in_wandb(
-                tracker.tracker,
-                under,
-                step,
-                pictures,
-                [", ".join([p, *c]) for p, c in zip(prompts, captions, strict=True)],
-                texts,
-            )
+            told = [", ".join([p, *c]) for p, c in zip(prompts, captions, strict=True)]
+            _in_wandb(tracker.tracker, under, step, pictures, told, texts)
         elif tracker.name == "trackio":
             _in_trackio(tracker.tracker, under, step, pictures, captions, texts)
+
+    trackers.tell(say)
 
 
 def _texts(samples: Sequence[Sample], scores: Scores) -> _Texts | None:

@@ -17,6 +17,7 @@ class Account:
 
     Attributes:
         batch: what is learnt from.
+        scores: what the rewards said, of the whole job's samples.
         metrics: of the step, which each line has.
         num_updates: of the step.
         last: the last line.
@@ -30,6 +31,7 @@ class Account:
             num_updates: how many updates it has.
         """
         self.batch = judged.batch
+        self.scores = judged.verdict.scores
         self.metrics = dict(judged.metrics)
         self.num_updates = num_updates
         self.last: dict[str, Any] = dict(judged.metrics)

@@ -205,14 +205,26 @@ def _assign(requests: Sequence[Request], owner: dict[int, int], loads: list[int]
     for request in requests:
         costs[request.prompt] = costs.get(request.prompt, 0) + len(request.members)
     new = [prompt for prompt in costs if prompt not in owner]
-    total, before = sum(costs[prompt] for prompt in new), 0
     first = not any(loads)
-    for prompt in new:
-        owner[prompt] = before * len(loads) // total if first else loads.index(min(loads))
-        before += costs[prompt]
+    blocks = _blocks([costs[prompt] for prompt in new], len(loads)) if first else []
+    for number, prompt in enumerate(new):
+        owner[prompt] = blocks[number] if first else loads.index(min(loads))
         loads[owner[prompt]] += costs[prompt]
     for prompt in costs.keys() - set(new):
         loads[owner[prompt]] += costs[prompt]
+
+
+def _blocks(costs: Sequence[int], num: int) -> list[int]:
+    """Which of so many blocks of about equal cost each item is in; none is empty where there are enough items."""
+    found: list[int] = []
+    total, before = sum(costs), 0
+    for number, cost in enumerate(costs):
+        nearest = (2 * before + cost) * num // (2 * total)
+        last = found[-1] if found else -1
+        left = num - len(costs) + number if len(costs) >= num else 0  # those after it fill the blocks after its own
+        found.append(max(min(nearest, last + 1), left, last, 0))
+        before += cost
+    return found
 
 
 def _sizes(requests: Sequence[Request]) -> dict[int, int]:

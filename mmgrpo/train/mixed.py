@@ -19,7 +19,7 @@ from mmgrpo.explain.explanation import explanation
 from mmgrpo.policy import Policy
 from mmgrpo.report import write_report
 from mmgrpo.run.checkpoint import Place, fault_of, is_checkpoint, list_checkpoints, place_named, set_aside
-from mmgrpo.run.folder import CONFIG, RunFolder, claim_folder, make_accelerator, start_trackers
+from mmgrpo.run.folder import CONFIG, RunFolder, claim_folder, make_accelerator
 from mmgrpo.run.processes import Job
 from mmgrpo.run.resuming import allowed_config, changed, config_given, how_to_resume
 from mmgrpo.run.showing import show
@@ -217,7 +217,7 @@ class MixedFolder:
             self._folder = RunFolder(self._job.from_main(lambda: claim_folder(self._config)))
         self._job.from_main(self._prepared)
         if self._config.tracking.trackers:
-            start_trackers(self._job.accelerator, self._config, self.folder.path)
+            self._job.trackers.start(self._config, self.folder.path)
         return self.folder.path
 
     def begun(self) -> None:
@@ -237,11 +237,11 @@ class MixedFolder:
         told = self._named(name, line)
         if self._job.is_main:
             self.folder.log(file, told)
-        self._job.log({key: value for key, value in told.items() if "/" in key}, told["step"])
+        self._job.trackers.log({key: value for key, value in told.items() if "/" in key}, told["step"])
 
     def show(self, name: str, step: int, samples: Sequence[Sample], scores: Scores) -> None:
         """What a task's evaluation drew, in the trackers under the task's name."""
-        show(self._job.accelerator, self._step(name, step), samples, scores, task=name)
+        show(self._job.trackers, self._step(name, step), samples, scores, task=name)
 
     def saved(self) -> None:
         """The page is made anew."""

@@ -16,7 +16,7 @@ from mmgrpo.policy import Policy
 from mmgrpo.report import write_report
 from mmgrpo.run.best import best_step
 from mmgrpo.run.checkpoint import Place, clear_unfinished, drop_old, load_checkpoint, save_checkpoint, set_aside
-from mmgrpo.run.folder import RunFolder, claim_folder, start_trackers
+from mmgrpo.run.folder import RunFolder, claim_folder
 from mmgrpo.run.processes import Job
 from mmgrpo.run.resuming import START, Resumption, evaluated_steps, how_to_resume
 from mmgrpo.system.machine import machine
@@ -172,6 +172,8 @@ class Session:
             return False
         if self._job.is_main:
             self._tidy()
+            for said in self._rewound():
+                logger.warning("%s", said)
             self.folder.settle()
             self.report()
         return True
@@ -197,7 +199,7 @@ class Session:
             self._config, self._folder = config, RunFolder(self._job.from_main(lambda: claim_folder(config)))
         said = self._job.from_main(lambda: self._prepared(explanation))
         if self._config.tracking.trackers and within is None:
-            start_trackers(self._job.accelerator, self._config, self.folder.path)
+            self._job.trackers.start(self._config, self.folder.path)
         return said
 
     def save(self, place: Place, *, drops: bool = True) -> None:
@@ -303,6 +305,12 @@ class Session:
         clear_unfinished(self.folder.path)
         drop_old(self.folder.path, self._config.checkpoint.keep, self._best())
 
+    def _rewound(self) -> list[str]:
+        """Drops the lines after where it goes on, and those that cannot be read, which is what it gives."""
+        steps = self.start.step if self.start.step or self._warmed(self.start) else -1
+        limits = dict.fromkeys(("metrics.jsonl", "alarms.jsonl", "skipped.jsonl", "evaluation.jsonl"), steps)
+        return self.folder.rewind(limits | {"warmup.jsonl": self.start.warmup_step})
+
     def _prepared(self, explanation: str) -> list[str]:
         if self.resumption is None:
             self.folder.open(self._config, explanation=explanation, machine=self._machine())
@@ -311,16 +319,7 @@ class Session:
         said = [f"run folder: {path}, going on from {_named(self.start)}", *self.resumption.notes]
         said += [f"{moved.name} lies ahead and is now {moved}" for moved in set_aside(path, self.start)]
         self._tidy()
-        steps = self.start.step if self.start.step or self._warmed(self.start) else -1
-        said += self.folder.rewind(
-            {
-                "metrics.jsonl": steps,
-                "alarms.jsonl": steps,
-                "skipped.jsonl": steps,
-                "evaluation.jsonl": steps,
-                "warmup.jsonl": self.start.warmup_step,
-            }
-        )
+        said += self._rewound()
         record = self.resumption.as_record(self.start) | {"machine": self._machine()}
         self.folder.reopen(self._config, record, explanation=explanation)
         return said + [f"changed from here on: {change}" for change in self.resumption.changes]

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from mmgrpo.config import RunConfig, TaskConfig
+from mmgrpo.errors import ProcessLostError
+from mmgrpo.run.folder import RunFolder
+from mmgrpo.run.peers import Peers
 from mmgrpo.run.processes import Job
 from mmgrpo.run.progress import Progress
 from mmgrpo.run.showing import show
 from mmgrpo.run.stopping import Stopping, Terminated
+from mmgrpo.train.exhaustion import naming_phase
 from mmgrpo.train.phases import Gathered, Judged, Seat, Task, take_updates
 from mmgrpo.types import Sample, Scores
 
@@ -74,6 +78,7 @@ class Together:
         self._job = job
         self._whole = whole
         self._stopping = Stopping(job)
+        self._peers = Peers(job, silent_s=config.runtime.silent_s)
         self._progress = self._made_progress()
 
     def train(self) -> str:
@@ -84,15 +89,17 @@ class Together:
         """
         sessions = [task.session for task in self._tasks.values()]
         status, failure = "failed", None
-        with self._stopping.listening(), next(iter(self._progress.values())) as progress:
+        listening = self._stopping.listening(), self._peers.watched(self._abandon)
+        with listening[0], listening[1], next(iter(self._progress.values())) as progress:
             if all(session.is_over() for session in sessions):
                 progress.noted(f"nothing to do: {self._where()} stands at step {self.step} of {self._config.steps}")
                 self._end("finished")
                 return "finished"
             try:
                 self._begin()
-                for task in self._tasks.values():
-                    task.warm_up()
+                with naming_phase("the warm-up", self.step):
+                    for task in self._tasks.values():
+                        task.warm_up()
                 while self.step < self._config.steps and not self._stopping.is_told():
                     self._train_step()
                 self._save()
@@ -104,20 +111,22 @@ class Together:
                     raise
                 self._rescue(together=True)
             except BaseException as error:
-                failure = error
-                self._rescue(together=error is self._job.raised)
-                raise
+                together = error is self._job.raised
+                failure = error if together else self._peers.explained(error)
+                self._rescue(together=together)
+                if failure is error:
+                    raise
+                raise failure from error
             finally:
-                for said in self._closed(status, failure):
+                for said in [*self._job.trackers.finish(), *self._closed(status, failure)]:
                     progress.noted(said)
-                self._job.finish_trackers()
         return status
 
     def _begin(self) -> None:
         within = self._whole.begin() if self._whole else None
         for name, task in self._tasks.items():
             log = partial(self._whole.log, name) if self._whole else self._log
-            shown = partial(self._whole.show, name) if self._whole else partial(show, self._job.accelerator)
+            shown = partial(self._whole.show, name) if self._whole else partial(show, self._job.trackers)
             task.begin(Seat(progress=self._progress[name], stopping=self._stopping, log=log, show=shown, within=within))
         if self._whole:
             self._whole.begun()
@@ -126,20 +135,24 @@ class Together:
         """One step of GRPO of every task that takes part in it."""
         tasks = {name: task for name, task in self._tasks.items() if self.step % _role(task).every == 0}
         gathered: dict[str, Gathered] = {}
-        for name, task in tasks.items():
-            gathered[name] = task.gather(gathered)
+        with naming_phase("the rollout", self.step + 1):
+            for name, task in tasks.items():
+                gathered[name] = task.gather(gathered)
         judged: dict[str, Judged] = {}
-        for name, task in reversed(tasks.items()):
-            judged[name] = task.judge(gathered[name], judged)
-        for owner, task in tasks.items():
-            if not _role(task).policy_of:
-                take_updates([(tasks[name], judged[name]) for name in self._training(owner) if name in tasks])
+        with naming_phase("judging", self.step + 1):
+            for name, task in reversed(tasks.items()):
+                judged[name] = task.judge(gathered[name], judged)
+        with naming_phase("the update", self.step + 1):
+            for owner, task in tasks.items():
+                if not _role(task).policy_of:
+                    take_updates([(tasks[name], judged[name]) for name in self._training(owner) if name in tasks])
         self.step += 1
         every = self._config.checkpoint.every
         if (every and self.step % every == 0) or self.step == self._config.steps:
             self._save()
-        for task in tasks.values():
-            task.evaluate()
+        with naming_phase("the evaluation", self.step):
+            for task in tasks.values():
+                task.evaluate()
 
     def _training(self, owner: str) -> list[str]:
         """The tasks that train a task's policy: itself, and those that have theirs of it."""
@@ -164,19 +177,33 @@ class Together:
 
     def _closed(self, status: str, failure: BaseException | None) -> list[str]:
         self._end(status)
+        if failure is not None and self._peers.is_heir():
+            self._record(failure)
         said = [line for task in self._tasks.values() for line in task.session.end(status, failure)]
         return self._whole.end(status, failure) if self._whole else said
+
+    def _abandon(self, failure: ProcessLostError) -> None:
+        """Ends the run on another thread than its own, which waits for a process that is gone."""
+        self._rescue(together=False)
+        self._closed("failed", failure)
 
     def _end(self, status: str) -> None:
         for task in self._tasks.values():
             task.status = status
+
+    def _record(self, failure: BaseException) -> None:
+        """Writes down in place of the main process, which is gone, how the run ended."""
+        folders = [task.session.folder for task in self._tasks.values()]
+        for folder in [*folders, *([RunFolder(folders[0].path.parent)] if self._whole else [])]:
+            if folder.header().get("status") == "running":
+                folder.close("failed", failure)
 
     def _where(self) -> Path:
         folder = next(iter(self._tasks.values())).session.folder.path
         return folder.parent if self._whole else folder
 
     def _log(self, file: str, line: Mapping[str, Any]) -> None:
-        self._job.log({key: value for key, value in line.items() if "/" in key}, line["step"])
+        self._job.trackers.log({key: value for key, value in line.items() if "/" in key}, line["step"])
 
     def _made_progress(self) -> dict[str, Progress]:
         """What tells how far each task is: one console, whose bars or lines name them."""

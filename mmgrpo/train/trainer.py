@@ -17,11 +17,13 @@ from mmgrpo.config.binding import require_credit
 from mmgrpo.config.parts import require_single
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.data.stream import StepPrompts, stream_of
+from mmgrpo.data.unreadable import readable
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.policy import Policy, Shardable
 from mmgrpo.run.best import require_best
 from mmgrpo.run.checkpoint import Place, checkpoint_steps
+from mmgrpo.run.drawing import shown_by
 from mmgrpo.run.folder import RunFolder, make_accelerator
 from mmgrpo.run.processes import Job
 from mmgrpo.run.resuming import config_given, plan_resumption
@@ -34,10 +36,11 @@ from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_o
 from mmgrpo.train.auxiliary import Auxiliaries
 from mmgrpo.train.build import build_plan, build_rewards, build_setting, exchange_plan, optimizer_of
 from mmgrpo.train.build_views import build_views
-from mmgrpo.train.credit import Batch, Credit, estimate, valued
+from mmgrpo.train.credit import Credit, estimate, valued
 from mmgrpo.train.critic import Learnt, build_critic
 from mmgrpo.train.ema import Average
 from mmgrpo.train.evaluation import evaluate, try_out
+from mmgrpo.train.exhaustion import naming_phase
 from mmgrpo.train.following import Behind, require_told, told
 from mmgrpo.train.gather import Experience, Followed, gather
 from mmgrpo.train.judge import judge
@@ -132,6 +135,8 @@ class Trainer:
         self.watchdog = Watchdog(subject) if subject and self.job.is_main else None
         held_out = partial(load_prompts_of, key="evaluation.prompts", note=self.config.note)
         self.held_out = held_out(evaluation.prompts) if evaluation else []
+        if evaluation and evaluation.prompts.when_unreadable == "skip":
+            self.held_out = readable(self.held_out, "evaluation.prompts")
         self.status = "running"
         self._explanation = explanation(self.config)
         set_seed(self.config.seed)
@@ -169,16 +174,20 @@ class Trainer:
             self._heed(given)  # a process may have been killed before it gave them
         if self._warms_up():
             asked = [self.now.scorer, self.judges] if self.config.evaluation else [self.now.scorer]
-            self.job.from_main(lambda: try_out(self.policy, self.stream.take(0)[0][1], asked))
+            with naming_phase("the rollout", self.step):
+                self.job.from_main(lambda: try_out(self.policy, self.stream.at_step(0).prompt(0), asked))
 
     def warm_up(self) -> None:
         """What comes before the first step: supervised updates, if there are any, and an evaluation."""
         self._warm_up()
+        if self.warmup and not self.step and self.warmup.whole_step != self.warmup.config.steps:
+            return  # told to end: what begins after the warm-up does so when that is done
         if not self.step:
             self.now.settle_reference(self.policy)  # what averages begin with, and what the reference is
             if self.average:
                 self.average.restart()
-        self.evaluate()
+        with naming_phase("the evaluation", self.step):
+            self.evaluate()
 
     def gather(self, before: Mapping[str, Gathered]) -> Gathered:
         """Draws what the planner asks for at this step, and hands it to the rewards."""
@@ -214,6 +223,8 @@ class Trainer:
         )
         metrics = step_metrics(experience, verdict, batch, config.advantage, self.job) | self.now.metrics
         metrics |= source_metrics(verdict.scores, verdict.root_N, prompts.prompt)
+        if self.stream.skips:
+            metrics["prompts/unreadable"] = prompts.num_replaced
         replay, requests = self.now.planner.replay, experience.requests
         facts = step_facts(verdict, batch, prompts.key, step=self.step, replay=replay, job=self.job, requests=requests)
         metrics |= {"time/rollout_s": gathered.took_s, "time/reward_s": time.perf_counter() - clock}
@@ -262,7 +273,7 @@ class Trainer:
 
     def _updated(self, account: Account, update: Update) -> None:
         if update.applied.skipped:
-            self._name_skipped(update, account.batch)
+            self._name_skipped(update, account)
         measured = update_metrics(update, self.job)
         of_critic = self.critic.metrics if self.critic else {}
         told = {**measured, **of_critic, **self.now.course.resting({**account.metrics, **measured})}
@@ -292,16 +303,22 @@ class Trainer:
             if self.config.watchdog and alarm.kind in self.config.watchdog.stop:
                 self._seat.stopping.stop_for(alarm.kind)
 
-    def _name_skipped(self, update: Update, batch: Batch) -> None:
-        """Says which samples, of all processes, gave a gradient that is not finite."""
-        advantage_B = batch.credit.advantage_B[batch.mine]
-        mine = [
-            identity(batch.rollout.samples[row]) | {"advantage": float(advantage_B[row])} for row in update.odd_rows
-        ]
+    def _name_skipped(self, update: Update, account: Account) -> None:
+        """Says which samples, of all processes, gave a gradient that is not finite, and keeps them."""
+        batch = account.batch
+        mine = [(batch.mine.start + row, batch.rollout.samples[row]) for row in update.odd_rows]
         everyones = [one for part in self.job.gather(mine) for one in part]
+        rows, samples = [row for row, _ in everyones], [sample for _, sample in everyones]
         if self.job.is_main:
-            self.folder.log("skipped.jsonl", {"step": self.step, "update": update.number, "samples": everyones})
-        self._seat.progress.skipped(self.step, [f"{one['group']}.{one['member']}" for one in everyones])
+            advantage_B = batch.credit.advantage_B[rows]
+            named = [
+                identity(one) | {"advantage": float(a)} for one, a in zip(samples, advantage_B.tolist(), strict=True)
+            ]
+            self.folder.log("skipped.jsonl", {"step": self.step, "update": update.number, "samples": named})
+            if samples:
+                shown = [shown_by(self.policy, one) for one in samples]
+                self.folder.save_skipped(self.step, update.number, shown, account.scores.rows(rows), advantage_B)
+        self._seat.progress.skipped(self.step, [f"{one.group}.{one.member}" for one in samples])
 
     def _keep(self, samples: Sequence[Sample], scores: Scores, credit: Credit) -> None:
         """Keeps the step's first groups of texts, at the first step and whenever an evaluation is due."""

@@ -26,6 +26,7 @@ from mmgrpo.policies.denoising.shown import Showing
 from mmgrpo.policies.denoising.stage import Stage, require_denoisers
 from mmgrpo.policies.denoising.trace import Trace
 from mmgrpo.splits import APART
+from mmgrpo.system.exhausted import is_out_of_memory
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
 
 logger = logging.getLogger(__name__)
@@ -148,9 +149,11 @@ class Drafter:
         arguments = self.stage.form.arguments(rows, call)
         try:
             return self.stage.run(session, arguments, seed=rows[0].seed)
-        except (MmgrpoError, torch.OutOfMemoryError):
+        except MmgrpoError:
             raise
         except WRONG_CALL as error:
+            if is_out_of_memory(error):
+                raise
             if not self.exactness.is_new and (self.stage.form.is_proven or not self.stage.form.shows(rows[0])):
                 raise
             given = ", ".join(sorted(arguments))

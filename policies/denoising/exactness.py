@@ -12,6 +12,7 @@ from torch import Tensor
 from mmgrpo.errors import ReplayError
 from mmgrpo.policies.denoising.calls import CallForm
 from mmgrpo.policies.denoising.trace import Trace
+from mmgrpo.system.exhausted import is_out_of_memory
 from mmgrpo.types import Rollout
 
 BATCH_ROUNDING = 10.0  # times the tolerance: kernels of another batch size round otherwise
@@ -108,9 +109,9 @@ class Exactness:
         states = rollout.state_BT[list(rows), column].tolist()
         try:
             found_N = self.replay(rollout.trace, rows, column, states=states, run_ghosts=run_ghosts)
-        except torch.OutOfMemoryError:
-            raise
         except WRONG_CALL as error:
+            if is_out_of_memory(error):
+                raise
             if run_ghosts:
                 raise ReplayError(f"replaying {self.name} failed: {error}") from error
             return float("inf")
@@ -123,9 +124,9 @@ class Exactness:
         try:
             alone_N = torch.cat([self.replay(beside, [n], column, states=[n], run_ghosts=run_ghosts) for n in rows])
             together_N = self.replay(beside, rows, column, states=rows, run_ghosts=run_ghosts)
-        except torch.OutOfMemoryError:
-            raise
-        except WRONG_CALL:
+        except WRONG_CALL as error:
+            if is_out_of_memory(error):
+                raise
             return float("inf")
         drawn = _largest(alone_N[: len(real)] - rollout.old_logprob_BT[list(real), column])
         return max(drawn, _largest(together_N - alone_N))

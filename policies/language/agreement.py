@@ -24,6 +24,7 @@ from mmgrpo.policies.language.trace import Trace
 from mmgrpo.policies.language.ways import Cached, Way
 from mmgrpo.policies.sampling import Sampling
 from mmgrpo.policies.tape import Tape
+from mmgrpo.system.exhausted import is_out_of_memory
 
 LENGTHS = (3, 2)  # tokens of the two completions that each prompt is tried with
 ENTRIES = 65536  # of a parameter's gradient that are compared, evenly spaced
@@ -244,7 +245,7 @@ def require_plain(plain: Plain, trace: Trace, tolerance: Tolerance, *, head_byte
 
 def in_one_line(error: Exception) -> str:
     """An error of someone else's code in one line; running out of memory is nobody's."""
-    if isinstance(error, torch.OutOfMemoryError):
+    if is_out_of_memory(error):
         raise error
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.200}"
 

@@ -18,6 +18,7 @@ from mmgrpo.errors import PolicyError
 from mmgrpo.policies.language.encoding import MASK, Encoded, batches_of
 from mmgrpo.policies.language.heads import Head
 from mmgrpo.policies.prefix import Prefix, extended, joined, mergeable
+from mmgrpo.system.exhausted import is_out_of_memory
 
 PROBE_TOKENS = 3
 
@@ -143,7 +144,7 @@ class Transformer:
             with self._decoder_positions() as positions:
                 output = self._run(**inputs, past_key_values=DynamicCache(config=self.model.config), use_cache=True)
         except (ValueError, RuntimeError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
+            if is_out_of_memory(error):
                 raise
             raise PolicyError(
                 f"{type(self.model).__name__} cannot read the prompt {prompts[0].prompt.text!r:.60}: {error}"

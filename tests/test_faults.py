@@ -1,4 +1,4 @@
-"""A few of the kills of ``python -m tests.kill_trials``, which does as many as are asked for."""
+"""A few of the trials of ``python -m tests.fault_trials``, which does as many as are asked for."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 
-def test_killed_runs_go_on_as_if_nobody_had_killed_them() -> None:
-    command = [sys.executable, "-m", "tests.kill_trials", "--random", "1", "--points", "2", "--save", "none"]
+def test_disturbed_runs_end_as_if_nobody_had_disturbed_them() -> None:
+    command = [sys.executable, "-m", "tests.fault_trials", "--trials", "6", "--seed", "2", "--in-turn"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "3 kills, 0 of them changed something" in ended.stdout
+    assert "6 trials, 0 of them wrong" in ended.stdout

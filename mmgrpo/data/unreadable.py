@@ -1,0 +1,97 @@
+"""Rows that cannot be read: an error that names the first, or, where that is asked for, counted, named and left out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import final
+
+from mmgrpo.data.media import opened
+from mmgrpo.data.prompt_media import Encoded
+from mmgrpo.errors import DataError
+from mmgrpo.types import Prompt
+
+logger = logging.getLogger(__name__)
+NUM_NAMED = 20
+
+
+@final
+class Unreadable:
+    """What is done about the rows of a source that cannot be read."""
+
+    def __init__(self, *, skip: bool) -> None:
+        """Nothing was read yet.
+
+        Args:
+            skip: whether they are left out.
+        """
+        self._skip = skip
+        self._said: list[str] = []
+
+    def read(self, find: Callable[[], Prompt]) -> Iterator[Prompt]:
+        """The prompt of a row, or nothing where it is left out.
+
+        Args:
+            find: reads it.
+
+        Yields:
+            Prompt: the prompt.
+
+        Raises:
+            DataError: it cannot be read, and such rows are not to be left out.
+        """
+        try:
+            found = find()
+        except DataError as error:
+            if not self._skip:
+                raise
+            self._said.append(str(error))
+        else:
+            yield found
+
+    def tell(self, source: str, num_read: int) -> None:
+        """Warns of the rows that were left out."""
+        tell(source, self._said, num_read)
+
+
+def tell(source: str, faults: Sequence[str], num_read: int) -> None:
+    """Warns of rows that are left out, with their number and the first of them by name.
+
+    Args:
+        source: where they are.
+        faults: what is wrong with each, with its name.
+        num_read: how many others there are.
+    """
+    if faults:
+        num = len(faults)
+        named = "; ".join([*faults[:NUM_NAMED], *([f"and {num - NUM_NAMED} more"] if num > NUM_NAMED else [])])
+        logger.warning("%s: %d of %d rows cannot be read and are left out: %s", source, num, num + num_read, named)
+
+
+def fault_of_media(prompt: Prompt) -> str | None:
+    """What is wrong with the first of a prompt's images and sounds that cannot be decoded whole; None if nothing is.
+
+    Media that lie elsewhere are not looked at: what the network has may differ from process to process.
+    """
+    try:
+        for images in (prompt.images, *(value for value in prompt.columns.values() if isinstance(value, Encoded))):
+            for image in images.here() if isinstance(images, Encoded) else images:
+                opened(image)
+        for _ in prompt.audios.here() if isinstance(prompt.audios, Encoded) else ():
+            pass
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def readable(prompts: list[Prompt], source: str) -> list[Prompt]:
+    """Those whose images and sounds can be decoded; the others are counted and named.
+
+    Raises DataError if there are none.
+    """
+    faults = [fault_of_media(prompt) for prompt in prompts]
+    kept = [prompt for prompt, fault in zip(prompts, faults, strict=True) if fault is None]
+    tell(source, [fault for fault in faults if fault is not None], len(kept))
+    if not kept:
+        raise DataError(f"{source}: no row has media that can be read")
+    return kept

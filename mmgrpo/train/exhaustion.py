@@ -1,0 +1,54 @@
+"""Where in a step memory ran out, and which settings take less of it."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from mmgrpo.errors import MmgrpoError, OutOfMemoryError
+from mmgrpo.system.exhausted import is_out_of_memory
+
+_ROLLOUT = "lower policy.rollout_batch"
+_UPDATE = (
+    "lower policy.update_batch (images and videos) or policy.update_tokens (texts), or set "
+    "policy.gradient_checkpointing: true"
+)
+REMEDIES = {
+    "the warm-up": _UPDATE,
+    "the rollout": _ROLLOUT,
+    "judging": "lower policy.rollout_batch, or give rewards a machine of their own (mmgrpo serve-rewards)",
+    "the update": _UPDATE,
+    "the evaluation": f"{_ROLLOUT}, or give rewards a machine of their own (mmgrpo serve-rewards)",
+}
+"""What takes less memory, by the phase of a step."""
+
+
+@contextmanager
+def naming_phase(phase: str, step: int) -> Iterator[None]:
+    """Where memory runs out within it, what was held is given back, so that what is whole can still be saved.
+
+    Args:
+        phase: one of ``REMEDIES``.
+        step: that was being taken.
+
+    Raises:
+        OutOfMemoryError: memory ran out; it says where, and what to lower.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, MmgrpoError) or not is_out_of_memory(error):
+            raise
+        traceback.clear_frames(error.__traceback__)  # they hold the activations
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise OutOfMemoryError(
+            f"out of memory in {phase} at step {step}: {REMEDIES[phase]}; batch sizes change nothing "
+            f"that is learnt, and may be given to a run that goes on (docs/symptoms.md). It was said: {said:.300}"
+        ) from error

@@ -1,0 +1,171 @@
+"""Disturbs training runs, takes the cause away, goes on, and compares with runs that nobody disturbed, bit for bit.
+
+    python -m tests.fault_trials --trials 200 --seed 0
+
+A trial is a run of a small policy (images with all weights, texts with adapters; each with a warm-up, an average of the
+weights, a sampler and a controller that remember, and evaluations) and a fault, drawn from the seed: when, and how. The
+sitting that is disturbed must end as it was told to, by itself, or with an error that says what to change; and what is
+left once the run has gone on to its end (weights, optimiser, memory, every line and sample) must be that of a run that
+nobody disturbed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import random
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from mmgrpo import Trainer
+from mmgrpo.run.folder import status_of
+from mmgrpo.types import Sample
+from tests.faults.disturbed import FAULTS, OF_TWO, Whole, settled
+from tests.faults.runs import CASES, Case, differing, left_behind
+from tests.faults.sittings import CLEAR, DONE, INTERRUPTED, Place, placed, sit, sit_both, watched
+
+MEMORY = "/dev/shm"  # a killed process loses nothing that it wrote, and syncing a disk takes most of the time
+SAYS_WHAT_TO_DO = ("start the run again", "beginning again")
+"""Of a run whose only checkpoint is damaged."""
+
+
+def whole_run(case: Case, place: Place) -> Whole:
+    """The run that the others are compared with."""
+    counted = place.root / "counted"
+
+    def within(trainer: Trainer) -> None:
+        case.module(trainer.policy).register_forward_pre_hook(lambda *_: _note(counted, "forward"))
+
+    def reward(samples: Sequence[Sample]) -> Sequence[float | None]:
+        _note(counted, "asked")
+        return case.reward(samples)
+
+    sitting = sit(case, place, before=watched(place), within=within, reward=reward)
+    assert sitting.code == DONE, sitting.said
+    counts = Counter(counted.read_text().split())
+    num_bytes = sum(path.stat().st_size for path in place.run.rglob("*") if path.is_file())
+    left, events = left_behind(place.run), tuple(place.events.read_text().splitlines())
+    return Whole(left, sitting.worked_s, events, num_bytes, counts["forward"], counts["asked"])
+
+
+def whole_run_of_two(case: Case, place: Place, whole: Whole) -> Whole:
+    """The same on two processes, whose gradients are added in another order."""
+    sitting = sit_both(case, place)
+    assert sitting.code == DONE, sitting.said
+    return replace(whole, left=left_behind(place.run), took_s=sitting.worked_s)
+
+
+def wrongs(case: Case, kind: str, place: Place, whole: Whole, draw: random.Random) -> Iterator[tuple[str, str]]:
+    """Tries a fault.
+
+    Args:
+        case: the run.
+        kind: the fault.
+        place: where.
+        whole: the same, undisturbed.
+        draw: says when and how.
+
+    Yields:
+        tuple[str, str]: first how the disturbed sitting ended; then what was done, and what is wrong for it.
+    """
+    goes_on = sit if kind in FAULTS else sit_both
+    found = (FAULTS | OF_TWO)[kind](case, place, whole, draw)
+    yield "", _named(found.sitting.code, status_of(place.run))
+    if not found.sitting.is_clear:
+        yield found.what, f"ended with {found.sitting.code}: {found.sitting.said}"
+    if not (place.run / "config.yaml").is_file():  # before there was a run
+        shutil.rmtree(place.run, ignore_errors=True)
+    last = goes_on(case, place)
+    if last.code == CLEAR and any(said in last.said for said in SAYS_WHAT_TO_DO):
+        shutil.rmtree(place.run)
+        last = goes_on(case, place)
+    if last.code != DONE:
+        yield found.what, f"went on to {last.code}: {last.said}"
+        return
+    for said in islice(differing(left_behind(place.run), whole.left), 3):
+        yield found.what, said
+
+
+def _named(code: int, status: str) -> str:
+    if code == DONE:
+        return "not at all" if status == "finished" else "in order"
+    known = {CLEAR: "a clear error", INTERRUPTED: "at once"}
+    return known.get(code, "killed" if code < 0 else "an unclear error")
+
+
+def _note(file: Path, word: str) -> None:
+    with file.open("a") as log:
+        log.write(f"{word}\n")
+
+
+def table(tried: Counter[tuple[str, str]], wrong: Counter[tuple[str, str]], ends: Counter[tuple[str, str]]) -> str:
+    """The trials by policy and fault, in Markdown."""
+    names = sorted({name for name, _ in tried})
+    heads = ["fault", *names, "other than undisturbed, or unclear", "how the disturbed sitting ended"]
+    lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
+    for kind in dict.fromkeys(kind for _, kind in tried):
+        how = ", ".join(f"{end} {num}" for (of, end), num in sorted(ends.items()) if of == kind)
+        cells = [kind, *(str(tried[name, kind]) for name in names), str(sum(wrong[name, kind] for name in names)), how]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the trials; returns how many were other than they should be."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=200, help="how many, over all policies and faults in turn")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--in-turn", action="store_true", help="a fault is tried on one policy, the next on the next")
+    parser.add_argument("--policies", nargs="+", default=list(CASES), choices=CASES)
+    parser.add_argument("--faults", nargs="+", default=list(FAULTS), choices=FAULTS)
+    parser.add_argument("--of-two", type=int, default=0, help="further trials, of runs on two processes")
+    asked = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    tried, wrong, ends = Counter[tuple[str, str]](), Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+    with tempfile.TemporaryDirectory(dir=MEMORY if Path(MEMORY).is_dir() else None) as root:
+        whole: dict[str, Whole] = {}
+        for name in asked.policies:
+            case = CASES[name]
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                first = placed(Path(root) / f"{name}-first")
+                case.make(first.output, None, case.reward).train()  # imports everything, once for all processes
+            whole[name] = whole_run(case, placed(Path(root) / name))
+            print(f"{name}: {whole[name].took_s:.1f} s of work, {len(whole[name].events)} events", flush=True)
+        of_two = {
+            name: whole_run_of_two(CASES[name], placed(Path(root) / f"{name}-two"), whole[name])
+            for name in (asked.policies if asked.of_two else [])
+        }
+        for number in range(asked.trials + asked.of_two):
+            name = asked.policies[number % len(asked.policies)]
+            kind = asked.faults[(number if asked.in_turn else number // len(asked.policies)) % len(asked.faults)]
+            kind = kind if number < asked.trials else next(iter(OF_TWO))
+            place = placed(Path(root) / f"trial-{number}")
+            draw = random.Random(f"{asked.seed} {number}")
+            try:
+                (_, end), *found = wrongs(CASES[name], kind, place, (of_two if kind in OF_TWO else whole)[name], draw)
+            finally:
+                settled(place)
+            tried[name, kind] += 1
+            wrong[name, kind] += bool(found)
+            ends[kind, end] += 1
+            for what, said in found:
+                print(f"trial {number}, {name}, {kind} ({what}): {said}", flush=True)
+            shutil.rmtree(place.root)
+    print(table(tried, wrong, ends))
+    print(f"{tried.total()} trials, {wrong.total()} of them wrong")
+    return wrong.total()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(min(main(), 1))

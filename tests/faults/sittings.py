@@ -1,0 +1,237 @@
+"""One sitting of a run, in a process of its own: forked, so that the libraries are imported once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from accelerate.state import AcceleratorState, PartialState
+
+from mmgrpo import Trainer
+from mmgrpo.errors import MmgrpoError
+from mmgrpo.run.stopping import TERMINATING
+from tests.faults.runs import Case, Reward
+
+EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.fsync")
+DONE, CLEAR, INTERRUPTED, UNCLEAR = 0, 2, 130, 1
+LIMIT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sitting:
+    """How a sitting ended.
+
+    Attributes:
+        code: of the process: done, an error of ours, Ctrl-C, something else; negative: the signal that killed it.
+        said: the end of what it printed.
+        worked_s: seconds that it was on a processor.
+    """
+
+    code: int
+    said: str
+    worked_s: float = 0.0
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether it ended as it should: by itself, as it was told to, or with an error that is made on purpose."""
+        return self.code in (
+            DONE,
+            CLEAR,
+            INTERRUPTED,
+            -signal.SIGKILL,
+            -signal.SIGALRM,
+            -signal.SIGINT,
+            *(-number for number in TERMINATING),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a trial lies: what the run writes, and beside it what is written about it."""
+
+    root: Path
+
+    @property
+    def output(self) -> Path:
+        """What the run is told to write to; it may be a disk of its own."""
+        return self.root / "output"
+
+    @property
+    def run(self) -> Path:
+        """The run folder."""
+        return self.output / "run"
+
+    @property
+    def events(self) -> Path:
+        """A line for each event in the run folder, of the last sitting."""
+        return self.root / "events.log"
+
+
+def placed(root: Path) -> Place:
+    """A new place."""
+    place = Place(root=root)
+    place.output.mkdir(parents=True)
+    return place
+
+
+def begin(
+    case: Case,
+    place: Place,
+    *,
+    reward: Reward | None = None,
+    within: Callable[[Trainer], None] = lambda trainer: None,
+    before: Callable[[], None] = lambda: None,
+    log: str = "said.log",
+) -> int:
+    """Begins or goes on with a run in a process of its own.
+
+    Args:
+        case: the run.
+        place: where.
+        reward: what judges it; None: what does as a rule.
+        within: is called there with the trainer, before it trains.
+        before: is called there first.
+        log: what it prints goes there, after what is there.
+
+    Returns:
+        The process.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    code = UNCLEAR
+    try:
+        handle = os.open(place.root / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
+        PartialState._reset_state()  # the parent's, of one process
+        AcceleratorState._reset_state()
+        before()
+        trainer = case.make(
+            place.output, place.run if (place.run / "config.yaml").is_file() else None, reward or case.reward
+        )
+        within(trainer)
+        trainer.train()
+        code = DONE
+    except MmgrpoError as error:
+        print(f"error: {error}", flush=True)
+        code = CLEAR
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def begin_both(case: Case, place: Place, *, within: Callable[[Trainer], None] = lambda trainer: None) -> list[int]:
+    """Begins or goes on with a run on two processes, without a launcher.
+
+    Args:
+        case: the run.
+        place: where.
+        within: is called in each with the trainer, before it trains.
+
+    Returns:
+        The processes, in rank order; ``said-RANK.log`` is what each prints.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    known = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
+
+    def before(rank: int) -> None:
+        os.environ.update(known, RANK=str(rank), LOCAL_RANK=str(rank))
+
+    return [
+        begin(case, place, within=within, before=partial(before, rank), log=f"said-{rank}.log") for rank in range(2)
+    ]
+
+
+def sit_both(case: Case, place: Place) -> Sitting:
+    """A sitting of two processes that nobody disturbs: how the first ended, or the second if that went wrong."""
+    pids = begin_both(case, place)
+    found = [ended(pid, place, log=f"said-{rank}.log") for rank, pid in enumerate(pids)]
+    return found[0] if found[1].code == DONE else found[1]
+
+
+def ended(pid: int, place: Place, *, log: str = "said.log", limit_s: float = LIMIT_S) -> Sitting:
+    """Waits for a process; one that does not end is killed, which is code 1."""
+    until = time.monotonic() + limit_s
+    while (found := os.wait4(pid, os.WNOHANG))[0] == 0 and time.monotonic() < until:
+        time.sleep(0.005)
+    if found[0] == 0:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return Sitting(UNCLEAR, f"it did not end within {limit_s:g} s: {_said(place, log)}")
+    worked = found[2].ru_utime + found[2].ru_stime
+    return Sitting(os.waitstatus_to_exitcode(found[1]), _said(place, log), worked)
+
+
+def worked_s(pid: int) -> float | None:
+    """Seconds that a process was on a processor, which do not go by what else the machine does; None: it has ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return None if state == "Z" else int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+    except OSError:
+        return None
+
+
+def sit(case: Case, place: Place, **given: Any) -> Sitting:
+    """Both, of a sitting that nobody disturbs from without."""
+    return ended(begin(case, place, **given), place)
+
+
+def watched(place: Place, at: int | None = None, late_s: float | None = None) -> Callable[[], None]:
+    """What notes each event that touches the run folder, and dies right before one, or a moment after it began.
+
+    Args:
+        place: of the run.
+        at: the number of the event, from 1; None: it lives.
+        late_s: seconds after it began; None: right before.
+
+    Returns:
+        To be called in the process itself.
+    """
+
+    def watch() -> None:
+        log = os.open(place.events, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        inside, count, fsync = str(place.run), 0, os.fsync
+
+        def happened(event: str, path: str) -> None:
+            nonlocal count
+            count += 1
+            os.write(log, f"{event} {path.removeprefix(inside)}\n".encode())
+            if count != at:
+                return
+            if late_s is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel ends it, in the midst of whatever it does
+            signal.setitimer(signal.ITIMER_REAL, max(late_s or 0, 1e-6))
+
+        def audited(event: str, arguments: tuple[Any, ...]) -> None:
+            touched = [str(one) for one in arguments[:2] if str(one).startswith(inside)]
+            if event in EVENTS and touched:
+                happened(event, touched[0])
+
+        def synced(handle: int) -> None:
+            happened("os.fsync", os.readlink(f"/proc/self/fd/{handle}"))
+            fsync(handle)
+
+        sys.addaudithook(audited)
+        os.fsync = synced
+
+    return watch
+
+
+def _said(place: Place, log: str) -> str:
+    return (place.root / log).read_text(errors="replace")[-3000:]

@@ -1,0 +1,83 @@
+"""Two processes of which one is lost: the other ends within a minute, with the cause in its output and in the run's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+import json, os, signal, sys, time
+from pathlib import Path
+import torch
+from tests.faults.disturbed import on_forward
+from tests.faults.runs import CASES
+from tests.faults.sittings import begin_both, ended, placed
+
+case, found = CASES["language"], {}
+torch.set_num_threads(1)
+for how, victim in (("killed", 0), ("killed", 1), ("failing", 0), ("failing", 1)):
+    def within(trainer):
+        group = torch.distributed.distributed_c10d._get_default_group()
+        seconds = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+        (place.root / "timeout").write_text(str(seconds))
+        def fall():
+            (place.root / "fell").write_text(str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL) if how == "killed" else {}["lost"]
+        if trainer.job.rank == victim:
+            on_forward(case, trainer, 60, fall)
+    place = placed(Path(sys.argv[1]) / f"{how}-{victim}")
+    pids = begin_both(case, place, within=within)
+    other = ended(pids[1 - victim], place, log=f"said-{1 - victim}.log")
+    took_s = time.time() - float((place.root / "fell").read_text())
+    left = ended(pids[victim], place, log=f"said-{victim}.log")
+    about = json.loads((place.run / "run.json").read_text())
+    found[f"{how} {victim}"] = {
+        "code": other.code, "said": other.said, "took_s": took_s, "victim": left.code, "pid": pids[victim],
+        "timeout_s": float((place.root / "timeout").read_text()), "status": about["status"], "error": about["error"],
+        "checkpoints": sorted(path.name for path in (place.run / "checkpoints").iterdir()),
+    }
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path_factory.mktemp("peers"))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_one_that_is_killed_is_missed(victim: int, found: dict[str, dict[str, Any]]) -> None:
+    one = found[f"killed {victim}"]
+    cause = f"process {victim} of 2 (pid {one['pid']} on "
+    assert (one["code"], one["victim"]) == (2, -9)
+    assert one["took_s"] < 60
+    assert cause in one["said"]
+    assert one["status"] == "failed"
+    assert one["error"].startswith(f"ProcessLostError: {cause}")
+    assert "is gone: it was killed or crashed" in one["error"]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_what_fails_on_one_alone_is_said_by_all(victim: int, found: dict[str, dict[str, Any]]) -> None:
+    one = found[f"failing {victim}"]
+    assert (one["code"], one["victim"]) == (2, 1)
+    assert one["took_s"] < 60
+    assert f"process {victim} of 2 failed: KeyError: 'lost'" in one["said"]
+    assert one["status"] == "failed"
+    # the main process writes its own error down; where another failed, what that one said
+    said = "KeyError: 'lost'" if victim == 0 else "ProcessLostError: process 1 of 2 failed: KeyError: 'lost'"
+    assert one["error"].startswith(said)
+
+
+def test_the_time_that_one_waits_for_another_is_the_settings(found: dict[str, dict[str, Any]]) -> None:
+    assert {one["timeout_s"] for one in found.values()} == {3600.0}

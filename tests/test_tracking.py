@@ -1,0 +1,85 @@
+"""Trackers that are down: said once, tried again later, and no reason for a run to end."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, final
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.tracking import GeneralTracker
+
+from mmgrpo.config import RunConfig
+from mmgrpo.run import tracking
+from mmgrpo.run.tracking import Trackers
+from tests.test_trainer import lines, run, weights
+
+
+@final
+class Failing(GeneralTracker):
+    """A tracker as accelerate takes them, of which some calls fail."""
+
+    name = "far-away"
+    requires_logging_directory = False
+    main_process_only = True
+
+    def __init__(self, *, down: set[int]) -> None:
+        super().__init__()
+        self.down, self.calls, self.got = down, 0, list[tuple[int | None, dict[str, Any]]]()
+
+    @property
+    def tracker(self) -> Failing:
+        return self
+
+    def start(self) -> None:
+        """Nothing."""
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        self.calls += 1
+        if self.calls in self.down:
+            raise ConnectionError("api.far-away.com does not answer")
+        self.got.append((step, values))
+
+
+def started(tracker: Failing, folder: Path) -> Trackers:
+    trackers = Trackers(Accelerator(cpu=True, log_with=[tracker], project_dir=str(folder)))
+    trackers.start(RunConfig(), folder)
+    return trackers
+
+
+def test_one_that_is_down_is_said_once_and_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(tracking.time, "monotonic", lambda: clock[0])
+    tracker = Failing(down={2, 3})
+    trackers = started(tracker, tmp_path)
+    with caplog.at_level(logging.WARNING):
+        for step, now_s in enumerate((0, 1, 2, 31, 80, 92, 93)):
+            clock[0] = now_s
+            trackers.log({"reward/mean": step}, step)
+    # asked at 0 and 1 (fails: none before 31), 31 (fails: none before 91), 92 and 93
+    assert tracker.got == [(step, {"reward/mean": step}) for step in (0, 5, 6)]
+    assert [record.message for record in caplog.records] == [
+        "tracker far-away failed (ConnectionError: api.far-away.com does not answer); training goes on, and it is "
+        "tried again later"
+    ]
+    assert trackers.finish() == [
+        "tracker far-away did not get everything: 4 call(s) were lost, the first to ConnectionError: "
+        "api.far-away.com does not answer; the run folder has all that was logged"
+    ]
+
+
+def test_one_that_cannot_begin_ends_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = run(tmp_path / "plain", steps=1)
+    # tensorboard makes a folder of the project's name in that of the run, where there is a file of it
+    down = run(tmp_path / "down", steps=1, tracking={"trackers": ["tensorboard"], "project": "config.yaml"})
+    assert torch.equal(weights(plain), weights(down))
+    assert len(lines(down)) == len(lines(plain)) == 2
+    assert down.status == "finished"
+    assert "tracker tensorboard got nothing: it could not begin (FileExistsError: " in capsys.readouterr().out
