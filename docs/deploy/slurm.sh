@@ -1,6 +1,6 @@
 #!/bin/bash
-# Several nodes under Slurm: sbatch docs/deploy/slurm.sh recipes/sd3.5-flow-grpo output=/shared/runs
-# To go on:                  sbatch docs/deploy/slurm.sh --resume /shared/runs/sd3.5-flow-grpo
+# Several nodes under Slurm: sbatch docs/deploy/slurm.sh recipes/sd3.5-flow-grpo-fast output=/shared/runs
+# To go on:                  sbatch docs/deploy/slurm.sh --resume /shared/runs/sd3.5-flow-grpo-fast
 #SBATCH --job-name=mmgrpo
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
