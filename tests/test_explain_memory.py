@@ -80,3 +80,12 @@ def test_a_plan_is_told() -> None:
     assert plan.seconds(2, Machine(), sharded=True).gathers == pytest.approx(
         2 * plan.seconds(2, Machine(link_gb_s=100.0), sharded=True).gathers
     )
+
+
+@pytest.mark.nightly
+def test_the_page_has_what_is_predicted_now() -> None:
+    from benchmarks.scale import table
+    from mmgrpo.config.loading import CONFIGS
+
+    page = (CONFIGS.resolve().parent / "docs" / "scale.md").read_text()
+    assert "\n".join(table()) in page

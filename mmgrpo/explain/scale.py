@@ -160,7 +160,9 @@ def planned(config: RunConfig, *, prompt_tokens: int = 512) -> Planned:
         name = "a live policy" if config.policy is None else f"policy {config.policy.name}"
         raise ConfigError(f"memory and time are predicted for the policies denoising and language, not for {name}")
     settings = settings_type(config.policy.name)(**config.policy.numbers)
-    found = outline(settings, prompt_tokens=prompt_tokens, group_size=config.rollout.group_size)
+    group_size = config.rollout.group_size
+    num_rows = config.rollout.prompts_per_step * group_size
+    found = outline(settings, prompt_tokens=prompt_tokens, group_size=group_size, num_rows=num_rows)
     reads = config.advantage.kl_beta > 0 or REFERENCE in build_objective(config.objective).views
     copies = int(reads) if _lora(config) is None else 0
     return Planned(config=config, outline=found, passes=passes_of(found), names_kept=copies)

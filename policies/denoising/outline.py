@@ -23,8 +23,10 @@ CLIP_TOKENS = 77  # of Stable Diffusion 3's two CLIP encoders, beside which its 
 Inputs = Callable[[Any, Mapping[str, Any], int, torch.dtype, int], dict[str, Tensor]]
 
 
-def outline_of(settings: DenoisingSettings, *, prompt_tokens: int = 0, group_size: int = 1) -> Outline:
-    """The outline of the pipeline that the settings name; neither number matters to it.
+def outline_of(
+    settings: DenoisingSettings, *, prompt_tokens: int = 0, group_size: int = 1, num_rows: int = 1
+) -> Outline:
+    """The outline of the pipeline that the settings name; the numbers do not matter to it.
 
     Raises ConfigError where it is not known how it is called.
     """
@@ -78,7 +80,7 @@ def _modules(shapes: Shapes) -> dict[str, nn.Module]:
     with torch.device("meta"):
         for name, (library, kind, config) in shapes.components.items():
             own: Any = getattr({"diffusers": diffusers, "transformers": transformers}[library], kind, None)
-            if own is None or not issubclass(own, nn.Module):
+            if own is None or not hasattr(own, "forward"):
                 continue
             if library == "diffusers":
                 found[name] = own.from_config(dict(config))

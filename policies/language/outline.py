@@ -18,13 +18,14 @@ from mmgrpo.policies.text_models import checkpointing, enable_checkpointing, lan
 from mmgrpo.policies.weights import PeftFiles, Weights
 
 
-def outline_of(settings: LanguageSettings, *, prompt_tokens: int, group_size: int) -> Outline:
+def outline_of(settings: LanguageSettings, *, prompt_tokens: int, group_size: int, num_rows: int) -> Outline:
     """The outline of the model that the settings name.
 
     Args:
         settings: of the policy.
         prompt_tokens: of each prompt, those of its pictures included.
         group_size: rows of a prompt.
+        num_rows: of a step, which no batch is larger than.
 
     Returns:
         The outline.
@@ -44,7 +45,8 @@ def outline_of(settings: LanguageSettings, *, prompt_tokens: int, group_size: in
     length = settings.max_new_tokens
     shared = not settings.gradient_checkpointing and settings.share_prefix is not False
     alone, beside = (prompt_tokens, length) if shared else (0, prompt_tokens + length)
-    rows = min(max((settings.update_tokens - alone) // beside, 1), group_size if shared else settings.update_tokens)
+    rows = min(max((settings.update_tokens - alone) // beside, 1), group_size if shared else num_rows)
+    drawn = min(settings.rollout_batch, num_rows)
     calls = _Calls(model, settings, prompt_tokens)
     return Outline(
         modules={"model": model},
@@ -53,10 +55,10 @@ def outline_of(settings: LanguageSettings, *, prompt_tokens: int, group_size: in
         update=lambda: calls.update(rows, shared=shared),
         update_rows=rows,
         rollout=(
-            Pass(call=lambda: calls.prefill(-(-settings.rollout_batch // group_size))),
-            Pass(call=lambda: calls.step(settings.rollout_batch), times=length),
+            Pass(call=lambda: calls.prefill(-(-drawn // group_size))),
+            Pass(call=lambda: calls.step(drawn), times=length),
         ),
-        rollout_rows=settings.rollout_batch,
+        rollout_rows=drawn,
         assumed=(
             f"sizes of {said}",
             f"prompts of {prompt_tokens} tokens, answers of {length}, as long as they may be",
