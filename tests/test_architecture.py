@@ -20,7 +20,7 @@ ROOMS = (
     ("system",),
     ("memory",),
     ("maths",),
-    ("policy", "reward", "environment", "differentiating"),
+    ("policy", "reward", "environment", "differentiating", "outline"),
     ("config", "tools", "testing"),
     ("data",),
     ("scoring",),
@@ -54,6 +54,7 @@ CONTRACTS = (
     "reward",
     "environment",
     "differentiating",
+    "outline",
     "data.media",
     "data.sounds",
 )

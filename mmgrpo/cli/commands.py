@@ -273,16 +273,37 @@ def doctor(config: Config, overrides: Overrides = None, trust: TrustOption = Fal
 
 
 @app.command()
-def explain(config: Config, overrides: Overrides = None, trust: TrustOption = False) -> None:
+def explain(
+    config: Config,
+    overrides: Overrides = None,
+    trust: TrustOption = False,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="predict memory and time on each of so many, from shapes alone")
+    ] = None,
+    accelerate: Annotated[str, typer.Option(help="how they hold the model: gpus or fsdp2")] = "gpus",
+    tflops: Annotated[float, typer.Option(min=1e-6, help="1e12 operations a second that a process gets done")] = 400.0,
+    memory_gb_s: Annotated[float, typer.Option(min=1e-6, help="at which weights are read")] = 2500.0,
+    link_gb_s: Annotated[float, typer.Option(min=1e-6, help="between processes, of each")] = 50.0,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="of a language model's prompts, pictures included")] = 512,
+) -> None:
     """Prints the resolved formula with its numbers, the batch geometry and what a sample costs; loads no model."""
     with plain_errors():
         from mmgrpo.config.parts import singles_of
         from mmgrpo.docgen.declared import require_rewards
         from mmgrpo.explain.explanation import explanation
 
+        if accelerate not in ("gpus", "fsdp2"):
+            raise ConfigError(f"--accelerate {accelerate}: what is predicted is gpus or fsdp2")
         for settings in singles_of(settings_of(config, overrides, computes=False, trust=trust)):
             require_rewards(settings)
             typer.echo(shown(explanation(settings)))
+            if processes is not None:
+                from mmgrpo.explain.explanation import told
+                from mmgrpo.explain.scale import Machine, planned, scale_rows
+
+                machine = Machine(tflops=tflops, memory_gb_s=memory_gb_s, link_gb_s=link_gb_s)
+                plan = planned(settings, prompt_tokens=prompt_tokens)
+                typer.echo(told(scale_rows(plan, processes, machine, sharded=accelerate == "fsdp2")))
 
 
 @app.command("serve-rewards")

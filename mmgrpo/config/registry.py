@@ -156,6 +156,12 @@ EXAMPLES: Mapping[str, str] = {
     "careless_sums": "mmgrpo.examples.arithmetic:careless_sums",
 }
 
+OUTLINES: Mapping[str, str] = {
+    "denoising": "mmgrpo.policies.denoising.outline:outline_of",
+    "language": "mmgrpo.policies.language.outline:outline_of",
+}
+"""What tells a policy's shapes without its weights, for those that can."""
+
 ENVIRONMENTS: Mapping[str, str] = {"tools": "mmgrpo.tools:ToolEnvironment"}
 
 MAX_LISTED = 60
@@ -204,6 +210,11 @@ def settings_type(policy: str) -> Any:
     if policy in known:
         return import_attribute(known[policy])
     return getattr(resolve("policies", policy), "settings_type", None)
+
+
+def outline_of(policy: str) -> Any:
+    """What makes the outline of a policy of this name from its settings; None where nothing does."""
+    return import_attribute(OUTLINES[policy]) if policy in OUTLINES else None
 
 
 def is_scheduled(policy: str) -> bool:

@@ -6,7 +6,7 @@ Every formula is the line of the docstring of the function that computes it, so 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -59,8 +59,7 @@ TRUNCATED = {
 def explanation(config: RunConfig) -> str:
     """The resolved formula with its numbers, the geometry of the batch, the passes that run and what a sample costs.
 
-    Raises ConfigError if the objective, the advantages, the planner, the window or the policy's settings cannot be used
-    as written.
+    Raises ConfigError if objective, advantages, planner, window or the policy's settings cannot be used as written.
     """
     build_objective(config.objective)
     require_credit(config)
@@ -77,7 +76,12 @@ def explanation(config: RunConfig) -> str:
         _passes(config, settings),
         cost_rows(config, settings, cases),
     ]
-    return "\n\n".join("\n".join(_row(label, text) for label, text in part) for part in parts) + "\n"
+    return "\n\n".join(map(told, parts)) + "\n"
+
+
+def told(rows: Iterable[tuple[str, str]]) -> str:
+    """Labels and texts as lines."""
+    return "\n".join(_row(label, text) for label, text in rows)
 
 
 def _what(config: RunConfig) -> Iterator[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -71,10 +71,10 @@ class Sharding:
         blocks = [part for part in module.modules() if type(part).__name__ in kinds]
         if not blocks:
             raise ConfigError(f"{name}: {type(module).__name__} names no blocks (_no_split_modules) to shard it by")
-        if trained:  # else it is a copy that will be filled
-            self._require_same(name, module)
         whole = set(module.parameters()) - {p for block in blocks for p in block.parameters()}
         whole |= trained if has_adapter else set()
+        if trained:  # else it is a copy that will be filled
+            self._require_same(name, [p for p in module.parameters() if p not in whole])
         offload, precision = self._plugin.cpu_offload, self._plugin.mixed_precision_policy
         for part in (*reversed(blocks), module):  # a block's own blocks before it
             fully_shard(
@@ -93,9 +93,9 @@ class Sharding:
     def _mesh(self) -> DeviceMesh:
         return init_device_mesh(self._accelerator.device.type, (self._accelerator.num_processes,))
 
-    def _require_same(self, name: str, module: nn.Module) -> None:
+    def _require_same(self, name: str, parameters: Sequence[nn.Parameter]) -> None:
         self.turns.meet()
-        found = gather_object([[float(p.detach().sum(dtype=torch.float64)) for p in module.parameters()]])
+        found = gather_object([[float(p.detach().sum(dtype=torch.float64)) for p in parameters]])
         if any(other != found[0] for other in found):
             raise ConfigError(
                 f"{name}: the processes have loaded different weights; set fsdp_cpu_ram_efficient_loading: false in "

@@ -1,0 +1,125 @@
+"""What ``mmgrpo explain --processes 1`` predicts beside what the engine takes: ``python -m benchmarks.planner_error``.
+
+Held bytes are compared with live weights, gradients and moments; peaks with a count of live tensors while the engine
+itself draws and learns; seconds with the clock, at the throughput of one matrix product measured before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from mmgrpo.config import RunConfig
+from mmgrpo.config.binding import build_objective
+from mmgrpo.config.loading import validated
+from mmgrpo.explain.metering import Meter
+from mmgrpo.explain.scale import Machine, planned
+from mmgrpo.maths.aggregates import count
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policy import Policy
+from mmgrpo.train.learner import accumulate_gradient
+from mmgrpo.types import Prompt
+
+GROUP, STEPS, LENGTH, SIDE = 4, 4, 16, 1024
+LORA = {"rank": 4, "alpha": 8.0}
+MODELS: dict[str, dict[str, Any]] = {
+    "denoising": {
+        "name": "denoising",
+        "model": "python:benchmarks.model:mid_size_pipeline",
+        "call": {
+            "height": 64,
+            "width": 64,
+            "num_inference_steps": STEPS,
+            "guidance_scale": 1.0,
+            "max_sequence_length": 51,
+        },
+        "rollout_batch": GROUP,
+        "update_batch": GROUP,
+    },
+    "language": {
+        "name": "language",
+        "model": "python:mmgrpo.examples.language_models:arithmetic_lm",
+        "max_new_tokens": LENGTH,
+        "rollout_batch": GROUP,
+    },
+}
+
+
+def main() -> None:
+    """Prints a table of predicted and measured numbers, and of their relative errors."""
+    torch.set_num_threads(1)
+    machine = Machine(tflops=calibrated(), memory_gb_s=10.0)
+    print(f"calibrated: {machine.tflops * 1e3:.1f} GFLOP/s by a product of {SIDE} x {SIDE} matrices, one thread\n")
+    print("| case | number | predicted | measured | error |\n| --- | --- | --- | --- | --- |")
+    for kind in MODELS:
+        for lora in (LORA, None):
+            for checkpointing in (False, True):
+                name = f"{kind}, {'LoRA' if lora else 'all weights'}{', checkpointing' if checkpointing else ''}"
+                for line in compared(kind, lora, checkpointing, machine):
+                    print(f"| {name} | {line} |", flush=True)
+
+
+def calibrated() -> float:
+    """1e12 operations a second of a matrix product, the best of five."""
+    one = torch.randn(SIDE, SIDE)
+    best = min(_seconds(lambda: one @ one) for _ in range(5))
+    return 2 * SIDE**3 / best / 1e12
+
+
+def compared(kind: str, lora: dict[str, Any] | None, checkpointing: bool, machine: Machine) -> Iterator[str]:
+    """Lines of one case."""
+    settings = {**MODELS[kind], "lora": lora, "gradient_checkpointing": checkpointing}
+    config = validated({"policy": settings, "rollout": {"prompts_per_step": 1, "group_size": GROUP}})
+    named = {key: value for key, value in settings.items() if key != "name"}
+    policy = (DenoisingPolicy if kind == "denoising" else LanguagePolicy).from_config(named)
+    prompt = Prompt("one seven")
+    drawn = policy.rollout([prompt], group_size=GROUP, seed=0)  # what is tried first is not measured
+    length = drawn.trace.prompts[0].length if kind == "language" else 1
+    plan = planned(config, prompt_tokens=length)
+    memory, seconds = plan.memory(1, sharded=False), plan.seconds(1, machine, sharded=False)
+    modules = policy.pipeline.components.values() if isinstance(policy, DenoisingPolicy) else [policy.model]
+    parameters = {id(p): p for m in modules if isinstance(m, torch.nn.Module) for p in m.parameters()}
+    optimizer = torch.optim.AdamW(policy.trainable, lr=0.0)
+    for parameter in policy.trainable:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    states = [one for state in optimizer.state.values() for one in state.values()]
+    known = [*parameters.values(), *states, *(p.grad for p in policy.trainable if p.grad is not None)]
+    held = memory.held.total - memory.held.buffers
+    yield _line("bytes held", held, sum(one.nbytes for one in known))
+    with Meter(known) as meter:
+        policy.rollout([prompt], group_size=GROUP, seed=1)
+    yield _line("peak of the rollout", memory.rollout, meter.peak)
+    _learn(policy, config, drawn)
+    with Meter(known) as meter:
+        _learn(policy, config, drawn)
+    yield _line("peak of the update", memory.update, meter.peak)
+    spent = min(_seconds(lambda: policy.rollout([prompt], group_size=GROUP, seed=2)) for _ in range(3))
+    yield _line("seconds of the rollout", seconds.rollout, spent)
+    spent = min(_seconds(lambda: _learn(policy, config, drawn)) for _ in range(3))
+    yield _line("seconds of the update", seconds.update, spent)
+
+
+def _learn(policy: Policy, config: RunConfig, drawn: Any) -> None:
+    objective = build_objective(config.objective)
+    advantage_BT = torch.linspace(-1, 1, GROUP)[:, None].expand(drawn.shape)
+    totals = count(drawn.mask_BT)
+    accumulate_gradient(policy, drawn, advantage_BT, objective, rows=range(GROUP), totals=totals)
+
+
+def _seconds(call: Any) -> float:
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def _line(name: str, predicted: float, measured: float) -> str:
+    return f"{name} | {predicted:,.4g} | {measured:,.4g} | {100 * (predicted / measured - 1):+.0f} %"
+
+
+if __name__ == "__main__":
+    main()

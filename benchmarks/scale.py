@@ -1,0 +1,47 @@
+"""The table of docs/scale.md: ``python -m benchmarks.scale`` prints it; nothing of it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mmgrpo.config.loading import load_config, validated
+from mmgrpo.explain.scale import GIB, Machine, planned
+
+RECIPES = {
+    "recipes/sd3.5-flow-grpo-geneval": 1,
+    "recipes/wan-flow-grpo": 1,
+    "recipes/qwen2.5-vl-clevr-count": 600,
+}
+"""With the tokens of a prompt, which matter to texts alone."""
+
+PROCESSES = (1, 8, 64, 1024)
+NODE, LINKS = 8, (400.0, 50.0)  # processes of a node; GB/s of each within one, and between nodes
+
+
+def table() -> Iterator[str]:
+    """The lines: each recipe as written where its groups are enough, else with as many groups as processes."""
+    yield "| recipe | GPUs | groups | held as | GiB | step, s | rollout | views | update | sums | gathers |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    for recipe, tokens in RECIPES.items():
+        written = load_config(recipe)
+        plan = planned(written, prompt_tokens=tokens)
+        for num in PROCESSES:
+            groups = num * -(-written.rollout.prompts_per_step // num)
+            sized = validated(
+                {**written.model_dump(), "rollout": {**written.rollout.model_dump(), "prompts_per_step": groups}}
+            )
+            plan = type(plan)(config=sized, outline=plan.outline, passes=plan.passes, names_kept=plan.names_kept)
+            machine = Machine(link_gb_s=LINKS[num > NODE])
+            for sharded in (False, True) if num > 1 else (False,):
+                memory, seconds = plan.memory(num, sharded=sharded), plan.seconds(num, machine, sharded=sharded)
+                parts = (seconds.rollout, seconds.views, seconds.update, seconds.sums, seconds.gathers)
+                told = " | ".join(f"{one:.3g}" for one in parts)
+                name = "parts" if sharded else "whole"
+                yield (
+                    f"| {recipe.partition('/')[2]} | {num} | {groups} | {name} | {memory.peak / GIB:.1f} "
+                    f"| {seconds.total:.3g} | {told} |"
+                )
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))

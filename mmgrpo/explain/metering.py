@@ -1,0 +1,157 @@
+"""Bytes that are alive while something runs, counted tensor by tensor; of shapes without values as of real ones.
+
+What a kernel needs within itself, and what an allocator keeps beside it, is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import FlopCounterMode
+
+from mmgrpo.outline import Outline
+
+
+class Meter(TorchDispatchMode):
+    """Within it every new storage counts, until nobody holds it any more.
+
+    Attributes:
+        live: bytes that were made within it and are still held.
+        peak: the most there were at a time.
+    """
+
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+        """Nothing is counted yet.
+
+        Args:
+            known: tensors that are there already; what is written into them is not new.
+        """
+        super().__init__()
+        self.live = self.peak = 0
+        self._known: dict[int, Any] = {}
+        for tensor in known:
+            self._know(tensor, counts=False)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs an operator and counts what it made."""
+        made = func(*args, **(kwargs or {}))
+        for one in tree_iter(made):
+            if isinstance(one, Tensor):
+                self._know(one, counts=True)
+        return made
+
+    def _know(self, tensor: Tensor, *, counts: bool) -> None:
+        storage = tensor.untyped_storage()
+        key = id(storage)
+        if key in self._known:
+            return
+        size = storage.nbytes() if counts else 0
+
+        def gone(_: Any) -> None:
+            self._known.pop(key, None)
+            self.live -= size
+
+        self._known[key] = ref(storage, gone)
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What a call takes.
+
+    Attributes:
+        num_bytes: the most that was alive beside what was there before.
+        flops: of its matrix products, convolutions and attention; a product and its sum are two.
+    """
+
+    num_bytes: int
+    flops: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """What the passes of a policy take, each of one batch on one process.
+
+    Attributes:
+        update: a slice of an update, forward and backward, gradients there already.
+        forward: the same slice without grad.
+        rollout: a batch of a rollout: of a denoiser, one step; peak of its calls, sum of their work.
+        rollout_calls: calls of the model in it.
+    """
+
+    update: Ran
+    forward: Ran
+    rollout: Ran
+    rollout_calls: int
+
+
+def passes_of(outline: Outline) -> Passes:
+    """Runs the outline's passes on shapes alone, on the CPU's kernels; nothing is computed, and no memory is taken.
+
+    A gradient counts where it is, not here. The modules hold shapes without values from now on.
+    """
+    mode, twins = FakeTensorMode(), {}
+    with mode:
+        for module in outline.modules.values():
+            _without_values(module, twins)
+    parameters = [one for one in twins.values() if isinstance(one, nn.Parameter) and one.requires_grad]
+    with mode:
+        for parameter in parameters:
+            parameter.grad = torch.empty_like(parameter)
+        known = [*twins.values(), *(one.grad for one in parameters if one.grad is not None)]
+        with torch.no_grad():
+            drawn = [ran(one.call, known) for one in outline.rollout]
+            forward = ran(outline.update, known)
+        update = ran(lambda: outline.update().backward(), known)
+    work = sum(one.times * found.flops for one, found in zip(outline.rollout, drawn, strict=True))
+    return Passes(
+        update=update,
+        forward=forward,
+        rollout=Ran(num_bytes=max(one.num_bytes for one in drawn), flops=work),
+        rollout_calls=sum(one.times for one in outline.rollout),
+    )
+
+
+def ran(call: Callable[[], object], known: Iterable[Tensor]) -> Ran:
+    """Makes a call, twice, and counts what it takes.
+
+    Args:
+        call: makes it.
+        known: tensors that are there already.
+
+    Returns:
+        Its peak and its work.
+    """
+    with Meter(known) as meter:
+        call()
+    with FlopCounterMode(display=False) as counted:  # by itself: within it what is computed again stays alive
+        call()
+    return Ran(num_bytes=meter.peak, flops=counted.get_total_flops())
+
+
+def _without_values(module: nn.Module, twins: dict[int, Tensor]) -> None:
+    """Replaces what a module holds by shapes, in place; what is one tensor stays one."""
+    for part in module.modules():
+        held: tuple[dict[str, Any], dict[str, Any]] = (part._parameters, part._buffers)
+        for own in held:
+            for name, tensor in own.items():
+                if tensor is not None:
+                    own[name] = _twin(tensor, twins)
+
+
+def _twin(tensor: Tensor, twins: dict[int, Tensor]) -> Tensor:
+    if id(tensor) in twins:
+        return twins[id(tensor)]
+    new = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+    found = nn.Parameter(new, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
+    twins[id(tensor)] = twins[id(found)] = found
+    return found

@@ -1,0 +1,139 @@
+"""A language model in outline: on the meta device, with what an update and a rollout call of its decoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+from mmgrpo.outline import Outline, Pass
+from mmgrpo.policies.language.settings import LanguageSettings
+from mmgrpo.policies.loading import DTYPES, built, named
+from mmgrpo.policies.sampling import Sampling, token_logprobs
+from mmgrpo.policies.shapes import on_meta, shapes_of
+from mmgrpo.policies.text_models import checkpointing, enable_checkpointing, language_linears, language_parameters
+from mmgrpo.policies.weights import PeftFiles, Weights
+
+
+def outline_of(settings: LanguageSettings, *, prompt_tokens: int, group_size: int, num_rows: int) -> Outline:
+    """The outline of the model that the settings name.
+
+    Args:
+        settings: of the policy.
+        prompt_tokens: of each prompt, those of its pictures included.
+        group_size: rows of a prompt.
+        num_rows: of a step, which no batch is larger than.
+
+    Returns:
+        The outline.
+
+    Raises:
+        ConfigError: its sizes are not known.
+    """
+    model, said = _model(settings)
+    with torch.device("meta"):
+        Weights({"model": model}, settings.lora, language_linears(model), PeftFiles())
+    if settings.lora is None and settings.freeze_vision:
+        kept = language_parameters(model)
+        for parameter in model.parameters():
+            parameter.requires_grad_(parameter in kept)
+    if settings.gradient_checkpointing:
+        enable_checkpointing(model)
+    length = settings.max_new_tokens
+    shared = not settings.gradient_checkpointing and settings.share_prefix is not False
+    alone, beside = (prompt_tokens, length) if shared else (0, prompt_tokens + length)
+    rows = min(max((settings.update_tokens - alone) // beside, 1), group_size if shared else num_rows)
+    drawn = min(settings.rollout_batch, num_rows)
+    calls = _Calls(model, settings, prompt_tokens)
+    return Outline(
+        modules={"model": model},
+        trained=("model",),
+        sharded=(model.get_decoder(),),
+        update=lambda: calls.update(rows, shared=shared),
+        update_rows=rows,
+        rollout=(
+            Pass(call=lambda: calls.prefill(-(-drawn // group_size))),
+            Pass(call=lambda: calls.step(drawn), times=length),
+        ),
+        rollout_rows=drawn,
+        assumed=(
+            f"sizes of {said}",
+            f"prompts of {prompt_tokens} tokens, answers of {length}, as long as they may be",
+            "what the parts that see or hear hold is counted, what their passes take is not",
+        ),
+    )
+
+
+def _model(settings: LanguageSettings) -> tuple[PreTrainedModel, str]:
+    source, dtype = named(settings.model), DTYPES[settings.dtype]
+    if source.startswith("python:"):
+        return on_meta(built(source)[0].to(dtype)).eval(), source
+    shapes = shapes_of(source, settings.revision)
+    config = AutoConfig.for_model(**shapes.config)
+    kind = AutoModelForImageTextToText if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING else AutoModelForCausalLM
+    chosen: dict[str, Any] = {} if settings.attention is None else {"attn_implementation": settings.attention}
+    with torch.device("meta"):
+        return kind.from_config(config, dtype=dtype, **chosen).eval(), shapes.source
+
+
+class _Calls:
+    """Calls of a model's decoder and head with tokens of no values."""
+
+    def __init__(self, model: Any, settings: LanguageSettings, prompt_tokens: int) -> None:
+        self._model, self._settings, self._prompt = model, settings, prompt_tokens
+        dtype = DTYPES[settings.dtype]
+        self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
+
+    def update(self, rows: int, *, shared: bool) -> Tensor:
+        """Minus the mean log-probability of the answers of some rows, which have one prompt."""
+        length = self._settings.max_new_tokens
+        with checkpointing(self._model, self._settings.gradient_checkpointing):
+            if shared:
+                cache: Any = DynamicCache(config=self._model.config)
+                self._decoded(1, self._prompt, cache)
+                cache.reorder_cache(torch.zeros(rows, dtype=torch.long))
+                hidden_NTD = self._decoded(rows, length, cache)
+            else:
+                hidden_NTD = self._decoded(rows, self._prompt + length, None)[:, self._prompt - 1 : -1]
+            vocabulary = self._model.get_output_embeddings().weight.shape[0]
+            sampling = Sampling.of(self._settings, torch.zeros(0, dtype=torch.long))
+            hidden_MD = hidden_NTD.reshape(-1, hidden_NTD.shape[-1])
+            token_M = torch.zeros(len(hidden_MD), dtype=torch.long)
+            chunk = self._settings.head_bytes // (4 * vocabulary)
+            logprob_M, _ = token_logprobs(hidden_MD, token_M, self._logits, sampling, chunk=chunk)
+        return -logprob_M.mean()
+
+    def prefill(self, prompts: int) -> Tensor:
+        """Reads the prompts of a batch."""
+        return self._decoded(prompts, self._prompt, DynamicCache(config=self._model.config))
+
+    def step(self, rows: int) -> Tensor:
+        """Writes the last token of some rows, behind a cache of all others."""
+        text = self._model.config.get_text_config(decoder=True)
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        cache: Any = DynamicCache(config=self._model.config)
+        length = self._prompt + self._settings.max_new_tokens - 1
+        for layer in range(text.num_hidden_layers):
+            both = [torch.empty(rows, heads, length, width, dtype=DTYPES[self._settings.dtype]) for _ in "kv"]
+            cache.update(*both, layer)
+        return self._logits(self._decoded(rows, 1, cache)[:, -1]).softmax(-1)
+
+    def _decoded(self, rows: int, length: int, cache: DynamicCache | None) -> Tensor:
+        ids_NL = torch.zeros(rows, length, dtype=torch.long)
+        with self._arithmetic():
+            vectors = self._model.get_input_embeddings()(ids_NL)
+            given = {"past_key_values": cache} if cache is not None else {}
+            return self._model.get_decoder()(
+                inputs_embeds=vectors, use_cache=cache is not None, **given
+            ).last_hidden_state
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        with self._arithmetic():
+            return self._model.get_output_embeddings()(hidden).float()
+
+    def _arithmetic(self) -> torch.autocast:
+        return torch.autocast("cpu", dtype=self._autocast, enabled=self._autocast is not None)

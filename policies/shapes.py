@@ -1,0 +1,82 @@
+"""What a model is made of, read from its configuration files alone: from a folder, from those shipped, from the hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from mmgrpo.errors import ConfigError
+from mmgrpo.system.hub import why_not
+
+M = TypeVar("M", bound=nn.Module)
+SHIPPED = Path(__file__).parents[1] / "configs" / "shapes"
+FILES = ("model_index.json", "config.json", "*/config.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """The configurations of a model.
+
+    Attributes:
+        source: where they are from.
+        config: of a model that is one.
+        components: of a pipeline: library, class and configuration by name.
+    """
+
+    source: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    components: Mapping[str, tuple[str, str, Mapping[str, Any]]] = field(default_factory=dict)
+
+
+def on_meta(module: M) -> M:
+    """The module without its values, in place; parameters that are one stay one, as ``to`` would not have them."""
+    twins: dict[int, Any] = {}
+    for part in module.modules():
+        own: Any
+        for own in (part._parameters, part._buffers):
+            for name, tensor in own.items():
+                if tensor is not None and id(tensor) not in twins:
+                    new = torch.empty_like(tensor, device="meta")
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    twins[id(tensor)] = nn.Parameter(new, requires_grad=tensor.requires_grad) if is_parameter else new
+                own[name] = None if tensor is None else twins[id(tensor)]
+    return module
+
+
+def shapes_of(model: str, revision: str | None = None) -> Shapes:
+    """The configurations of a model by path or hub id. Raises ConfigError where none can be had."""
+    shipped = SHIPPED / f"{model.replace('/', '--')}.json"
+    if Path(model).is_dir():
+        return _of_folder(Path(model), model)
+    if shipped.is_file():
+        said = json.loads(shipped.read_text())
+        parts = {name: (one[0], one[1], one[2]) for name, one in said.get("components", {}).items()}
+        return Shapes(source=said["source"], config=said.get("config", {}), components=parts)
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(model, revision=revision, allow_patterns=list(FILES))
+    except (OSError, ValueError) as error:
+        why = why_not(model, error, revision=revision)
+        raise ConfigError(f"the sizes of policy.model {model!r} are not known: {why}") from error
+    return _of_folder(Path(folder), model)
+
+
+def _of_folder(folder: Path, model: str) -> Shapes:
+    index = folder / "model_index.json"
+    if not index.is_file() and not (folder / "config.json").is_file():
+        raise ConfigError(f"the sizes of policy.model {model!r} are not known: it has no configuration files")
+    if not index.is_file():
+        return Shapes(source=model, config=json.loads((folder / "config.json").read_text()))
+    parts = {}
+    for name, one in json.loads(index.read_text()).items():
+        file = folder / name / "config.json"
+        if isinstance(one, list) and one[0] in ("diffusers", "transformers") and file.is_file():
+            parts[name] = (one[0], one[1], json.loads(file.read_text()))
+    return Shapes(source=model, components=parts)
