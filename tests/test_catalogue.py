@@ -12,6 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from mmgrpo.cli import commands as cli
+from mmgrpo.cli import listings
 from mmgrpo.config import RewardConfig
 from mmgrpo.config.loading import CONFIGS
 from mmgrpo.config.registry import REWARDS, resolve
@@ -95,7 +96,7 @@ def test_every_reward_is_of_a_kind_and_every_module_of_a_kind_exists():
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_the_command_lists_them_by_kind_and_cuts_nothing(width: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cli, "console", Console(width=width))
+    monkeypatch.setattr(listings, "console", Console(width=width))
     output = shown()
     assert "…" not in output
     words = " ".join(output.split())
@@ -112,7 +113,7 @@ def test_the_command_lists_them_by_kind_and_cuts_nothing(width: int, monkeypatch
 
 
 def test_the_command_shows_a_page(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cli, "console", Console(width=100))
+    monkeypatch.setattr(listings, "console", Console(width=100))
     output = shown("pick_score")
     assert "yuvalkirstain/PickScore_v1" in output
     assert "• Traps: trained on, it makes glossy" in output

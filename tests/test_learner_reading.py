@@ -56,9 +56,9 @@ def test_streamed_gradient_is_the_full_graphs(name: str, update_batch: int) -> N
     assert full.norm() > 0
     value, found = streamed(policy, rollout.aged(), objective, parts=[ALL])
     assert value == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert relative(found, full) < 1e-5
+    assert relative(found, full) < 3e-5
     value, found = streamed(policy, rollout.aged(), objective, parts=[[0, 1], [2, 3]])
-    assert relative(found, full) < 1e-5
+    assert relative(found, full) < 3e-5
 
 
 @pytest.mark.parametrize("name", ["awm", "diffusion nft", "dgpo"])

@@ -56,10 +56,10 @@ def drawn(policy: DenoisingPolicy, plan: Plan) -> tuple[Rollout, int]:
 @pytest.mark.parametrize(
     ("name", "rounded"),
     [
-        ("sd3", 0),
-        ("wan", 0),
-        pytest.param("cogvideox", 0, marks=pytest.mark.nightly),
-        pytest.param("ltx", 1e-3, marks=pytest.mark.nightly),  # whose convolutions round otherwise for a single row
+        ("sd3", 1e-3),  # on some processors convolutions round otherwise for a single row
+        ("wan", 1e-3),
+        pytest.param("cogvideox", 1e-3, marks=pytest.mark.nightly),
+        pytest.param("ltx", 1e-3, marks=pytest.mark.nightly),
     ],
 )
 def test_rows_one_after_another_have_the_same_pixels(name: str, rounded: float) -> None:
