@@ -119,9 +119,9 @@ def check_seeds(subject: Subject) -> None:
 def check_prompt_ids(subject: Subject) -> None:
     """The ids of the plan, not the places in the list, key the noise and name the groups.
 
-    Each row is drawn by itself, as what a batch rounds otherwise may tip the choice of a token.
+    A group is a batch both times, as what another batch rounds otherwise may tip the choice of a token.
     """
-    policy = subject.make(1)
+    policy = subject.make(GROUP_SIZE)
     numbered = policy.rollout(subject.prompts, group_size=GROUP_SIZE, seed=SEED, plan=Plan(prompt_ids=(5, 9)))
     assert numbered.prompt_index_B.tolist() == [5] * GROUP_SIZE + [9] * GROUP_SIZE
     assert [sample.member for sample in numbered.samples] == list(range(GROUP_SIZE)) * 2

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.values import OLD, REFERENCE
@@ -91,7 +92,7 @@ class Copies:
             module = _filled(blanks[name], self.modules[name])
             shard(name, module)
             for mine, trained in zip(module.parameters(), self.modules[name].parameters(), strict=True):
-                mine.data.copy_(trained.data)
+                mine.data.copy_(_as_parted(trained.data, mine.data))
             return module
 
         self._made = made
@@ -249,6 +250,13 @@ def _blank(module: nn.Module) -> nn.Module:
     """A frozen copy without weights; parameters that are one stay one."""
     blanks = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=False) for p in module.parameters()}
     return copy.deepcopy(module, dict(blanks)).eval()
+
+
+def _as_parted(value: Tensor, other: Tensor) -> Tensor:
+    """A value that may be whole for a while, as another whose part this process holds lies."""
+    if not isinstance(other, DTensor) or isinstance(value, DTensor):
+        return value
+    return distribute_tensor(value, other.device_mesh, other.placements, src_data_rank=None)
 
 
 def _filled(blank: nn.Module, module: nn.Module) -> nn.Module:

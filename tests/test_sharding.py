@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 from mmgrpo import Trainer
 from mmgrpo.cli import app
 from mmgrpo.cli.launching import launch
+from mmgrpo.config import RuntimeConfig
 from mmgrpo.config.loading import LAUNCHES
 from mmgrpo.errors import ConfigError
 from mmgrpo.run.processes import Job
@@ -31,9 +32,11 @@ from mmgrpo.run.sharding import Sharding
 from tests import test_world_sizes as scenarios
 from tests.policies import tiny_policies
 from tests.policies.contract import gradients
+from tests.policies.tiny_language import prompts_of
 
-EVERYDAY = ("images", "a rank without rows", "joined by answers", "resumed")
-"""A reference, a process that has no call to make, and one that has more of them in one gradient."""
+BLOCKWISE = ", drawn block by block"
+EVERYDAY = ("images", f"a rank without rows{BLOCKWISE}", "joined by answers", f"refilled{BLOCKWISE}", "resumed")
+"""A reference, a process that has no call to make, and one that has more of them in a gradient, or in a rollout."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,22 @@ def resumed(output: Path) -> Trainer:
     return again
 
 
-SCENARIOS: dict[str, Callable[[Path], Trainer]] = {**scenarios.SCENARIOS, "resumed": resumed}
+def block_by_block(output: Path, *, scenario: Callable[[Path], Trainer]) -> Trainer:
+    """A scenario whose rollouts gather the weights where they are called."""
+    base, trained = scenarios.base, scenarios.trained
+    runtime = {"device": "cpu", "gather_for_rollout": False}
+    scenarios.base = lambda output, **sections: base(output, **sections) | {"runtime": runtime}
+    scenarios.trained = lambda output, **given: trained(output, **{"runtime": runtime, **given})
+    try:
+        trainer = scenario(output)
+    finally:
+        scenarios.base, scenarios.trained = base, trained
+    assert not trainer.config.runtime.gather_for_rollout
+    return trainer
+
+
+WHOLE: dict[str, Callable[[Path], Trainer]] = {**scenarios.SCENARIOS, "resumed": resumed}
+SCENARIOS = WHOLE | {f"{name}{BLOCKWISE}": partial(block_by_block, scenario=made) for name, made in WHOLE.items()}
 
 
 BY_NIGHT = tuple(name for name in SCENARIOS if name not in EVERYDAY)
@@ -174,6 +192,44 @@ def test_a_model_in_parts_takes_the_updates_of_a_whole_one(names: Sequence[str],
         assert parts[name].held == pytest.approx(0.5, abs=0.01)
 
 
+def drawn_alone(folder: Path, names: Sequence[str]) -> tuple[list[int], list[Tensor]]:
+    """What the first of two processes holds of a model before, while and after it alone draws from it.
+
+    And what a whole model and that one say of what was drawn, by a reference that is first asked for meanwhile.
+    """
+    os.environ.update({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"})
+    job = Job(Accelerator())
+    assert job.sharding is not None
+    whole, policy = scenarios.policy_of("llama"), scenarios.policy_of("llama")
+    policy.shard(job.sharding.shard)
+
+    def held() -> int:
+        return sum((p.to_local() if isinstance(p, DTensor) else p).numel() for p in policy.trainable)
+
+    found = [held()]
+    with job.drawing(RuntimeConfig()):
+        found.append(held())
+        if job.is_main:  # the other makes no call meanwhile, not even an empty one
+            policy.rollout(prompts_of("llama"), group_size=2, seed=0)
+            found.append(held())
+        job.wait()
+        said: list[Tensor] = []
+        for one in (whole, policy):
+            with one.using("reference"):
+                said.append(one.rollout(prompts_of("llama"), group_size=2, seed=1).old_logprob_BT)
+        job.wait()
+    found.append(held())
+    return found, said
+
+
+def test_a_model_is_whole_on_each_process_while_it_draws(tmp_path: Path) -> None:
+    (parted, *drawing, after), said = on_two(tmp_path, (), function="drawn_alone")
+    assert torch.equal(*said)
+    whole = sum(parameter.numel() for parameter in scenarios.policy_of("llama").trainable)
+    assert after == parted < whole
+    assert drawing == [whole, whole]
+
+
 @pytest.mark.nightly
 def test_gradients_of_pipelines_in_parts(tmp_path: Path) -> None:
     """A U-Net adds in another order; its blocks hold blocks."""
@@ -220,17 +276,21 @@ def test_a_node_of_slurm_has_to_know_the_first(monkeypatch: pytest.MonkeyPatch) 
         launch("gpus", [], processes=None)
 
 
+def _command_on_cpus(folder: Path) -> list[str]:
+    """``mmgrpo train --accelerate fsdp2`` of a step, on two processes without GPUs."""
+    (folder / "mine.yaml").write_text((LAUNCHES / "fsdp2.yaml").read_text() + "use_cpu: true\n")
+    command = [sys.executable, "-m", "mmgrpo.cli", "train", "quickstart/digits-image", "steps=1", "warmup=null"]
+    command += ["evaluation=null", "watchdog=null", "rollout.prompts_per_step=2", "rollout.group_size=2"]
+    return [*command, "--accelerate", str(folder / "mine.yaml"), "--processes", "2"]
+
+
 @pytest.mark.nightly
 def test_two_nodes_of_slurm_are_one_run(tmp_path: Path) -> None:
     """What srun starts on each of two nodes, both of them this machine."""
-    (tmp_path / "mine.yaml").write_text((LAUNCHES / "fsdp2.yaml").read_text() + "use_cpu: true\n")
-    command = [sys.executable, "-m", "mmgrpo.cli", "train", "quickstart/digits-image", "steps=1", "warmup=null"]
-    command += ["evaluation=null", "watchdog=null", "rollout.prompts_per_step=2", "rollout.group_size=2"]
-    command += ["--accelerate", str(tmp_path / "mine.yaml"), "--processes", "2"]
     given = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd()), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29713"}
     nodes = [
         subprocess.Popen(
-            command,
+            _command_on_cpus(tmp_path),
             cwd=tmp_path,
             env={**os.environ, **given, "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": str(rank)},
             stdout=subprocess.PIPE,
@@ -248,10 +308,7 @@ def test_two_nodes_of_slurm_are_one_run(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_the_command_starts_its_processes(tmp_path: Path) -> None:
     """As ``--accelerate fsdp2`` does it, on the CPU."""
-    (tmp_path / "mine.yaml").write_text((LAUNCHES / "fsdp2.yaml").read_text() + "use_cpu: true\n")
-    command = [sys.executable, "-m", "mmgrpo.cli", "train", "quickstart/digits-image", "steps=1", "warmup=null"]
-    command += ["evaluation=null", "watchdog=null", "rollout.prompts_per_step=2", "rollout.group_size=2"]
-    command += ["--accelerate", str(tmp_path / "mine.yaml"), "--processes", "2"]
+    command = _command_on_cpus(tmp_path)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
     done = subprocess.run(command, cwd=tmp_path, env=environment, timeout=300, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]

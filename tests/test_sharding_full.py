@@ -21,10 +21,10 @@ from mmgrpo import Sample, Trainer
 from mmgrpo.errors import RewardError
 from mmgrpo.run.checkpoint import list_checkpoints, load_checkpoint
 from tests import test_world_sizes as scenarios
-from tests.test_sharding import SCENARIOS, Outcome, on_two, run_full
+from tests.test_sharding import BLOCKWISE, SCENARIOS, Outcome, on_two, run_full
 
 RELATIVE = 1e-7
-EVERYDAY = ("images", "a rank without rows")
+EVERYDAY = ("images", f"a rank without rows{BLOCKWISE}")
 BY_NIGHT = tuple(name for name in SCENARIOS if name not in EVERYDAY)
 SAME = ("loss", "reward/mean", "optimizer/grad_norm", "rollout/rounds", "advantage/abs_mean")
 

@@ -248,6 +248,12 @@ class RuntimeConfig(Section):
         description="of several processes: seconds without a sign of life after which one counts as stopped, or as "
         "gone with its machine, and the others end; one that was killed is missed at once",
     )
+    gather_for_rollout: bool = Field(
+        default=True,
+        description="where FSDP2 has parted the policy: it is put together on every process before it draws, parted "
+        "again after; false: block by block wherever it is called (once a token, once a denoising step), where the "
+        "whole of it has no room beside what an update leaves",
+    )
 
 
 class RunConfig(Section):

@@ -7,6 +7,7 @@ gradients are added once per optimiser update.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar, cast
 
 import torch
@@ -15,6 +16,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from mmgrpo.config import RuntimeConfig
 from mmgrpo.errors import ConfigError, MmgrpoError
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.diagnostics import Diagnostics
@@ -159,6 +161,10 @@ class Job:
         for parameter in parameters:
             if not isinstance(parameter, DTensor):
                 torch.distributed.broadcast(parameter.data, src=0)
+
+    def drawing(self, config: RuntimeConfig) -> AbstractContextManager[None]:
+        """Within it the policy draws: with ``gather_for_rollout`` its sharded weights are whole; a collective."""
+        return self.sharding.gathered() if self.sharding and config.gather_for_rollout else nullcontext()
 
     def wait(self) -> None:
         """Until all processes are here."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
+from weakref import ref
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, gather_object
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from mmgrpo.differentiating import join
 from mmgrpo.errors import ConfigError
@@ -49,6 +51,7 @@ class Sharding:
         self._plugin = plugin
         self.turns = Turns(accelerator)
         self.trains = False
+        self._trained: list[ref[nn.Module]] = []
 
     def shard(self, name: str, module: nn.Module, *, empty: Callable[[], Arguments] | None = None) -> None:
         """Shards a module in place, block by block: ``Shard``. A collective.
@@ -80,14 +83,36 @@ class Sharding:
             fully_shard(
                 part,
                 mesh=self._mesh,
-                reshard_after_forward=True,  # the root too: saving reshards it on the main process alone
+                reshard_after_forward=True,  # what was gathered before a step would be the weights before it
                 offload_policy=offload if isinstance(offload, OffloadPolicy) else OffloadPolicy(),
                 mp_policy=precision if isinstance(precision, MixedPrecisionPolicy) else MixedPrecisionPolicy(),
                 ignored_params=whole,
             )
             _sum_gradients(part)
+            _keep_name(part)
+        if trained:
+            self._trained.append(ref(module))
         self.trains |= bool(trained - whole)
         self.turns.share(module, empty, gathers_state=not has_adapter)
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Within it modules that are trained are whole on every process, and called as if they were not shared.
+
+        For drawing, which calls them often, and on each process another number of times; no weight may move within it.
+        A collective where it begins. What is frozen (the reference, averages) stays in parts.
+        """
+        modules = [module for module in (one() for one in self._trained) if module is not None]
+        parts = [part for module in modules for part in module.modules() if isinstance(part, FSDPModule)]
+        self.turns.meet()
+        for part in parts:
+            part.unshard()
+        try:
+            with _kept_whole(parts), self.turns.without(modules):
+                yield
+        finally:
+            for part in parts:
+                part.reshard()
 
     @cached_property
     def _mesh(self) -> DeviceMesh:
@@ -103,10 +128,28 @@ class Sharding:
             )
 
 
+@contextmanager
+def _kept_whole(parts: Sequence[FSDPModule]) -> Iterator[None]:
+    """Within it what was gathered is not let go after it was called."""
+    for part in parts:
+        part.set_reshard_after_forward(False, recurse=False)
+        part.set_reshard_after_backward(False, recurse=False)
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.set_reshard_after_forward(True, recurse=False)
+            part.set_reshard_after_backward(True, recurse=False)
+
+
 def _sum_gradients(part: Any) -> None:
-    """Has its gradients summed over the processes, and its class go by the name that files know it by."""
+    """Has its gradients summed over the processes, as those of whole weights are, and not averaged."""
     part.set_gradient_divide_factor(1.0)
     part.set_force_sum_reduction_for_comms(True)
+
+
+def _keep_name(part: nn.Module) -> None:
+    """Has the class that FSDP2 gives it go by the name that files know it by."""
     type(part).__name__ = type(part).__mro__[2].__name__
 
 

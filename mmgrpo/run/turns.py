@@ -9,7 +9,7 @@ wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -43,11 +43,15 @@ _Wish = tuple[int, int]
 
 @dataclass(slots=True, weakref_slot=True)
 class _Shared:
-    """A module and the arguments of its empty calls: those that are given, or those of its last call."""
+    """A module and the arguments of its empty calls: those that are given, or those of its last call.
+
+    While it is whole, its calls concern no other process.
+    """
 
     module: nn.Module
     given: Callable[[], Arguments] | None
     last: Arguments | None = None
+    is_whole: bool = False
 
     @property
     def is_known(self) -> bool:
@@ -93,11 +97,28 @@ class Turns:
             if not self._is_empty:
                 if empty is None:
                     shared.last = tree_map_only(Tensor, _like, (args, kwargs))
-                self._take((_Kind.GRADIENT if torch.is_grad_enabled() else _Kind.FORWARD, number))
+                if torch.is_grad_enabled() or not shared.is_whole:
+                    self._take((_Kind.GRADIENT if torch.is_grad_enabled() else _Kind.FORWARD, number))
 
         module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
         if gathers_state:
             gather_state(module, partial(self._take, (_Kind.STATE, number)), keeps=lambda: not self._is_empty)
+
+    @contextmanager
+    def without(self, modules: Collection[nn.Module]) -> Iterator[None]:
+        """Within it calls of these modules take no turns, unless they will be differentiated.
+
+        Args:
+            modules: shared ones that were made whole on every process.
+        """
+        there = [shared for shared in (one() for one in self._shared) if shared and shared.module in modules]
+        for shared in there:
+            shared.is_whole = True
+        try:
+            yield
+        finally:
+            for shared in there:
+                shared.is_whole = False
 
     def meet(self) -> None:
         """Returns once no process has a call to make; to be called before whatever else all of them do together."""

@@ -198,7 +198,8 @@ class Trainer:
         prompts, behind = self.stream.at_step(self.step, self.session.memory), None
         if self.behind:
             prompts, behind = self.behind.followed(before, self.job)
-        experience = self._gathered(prompts, behind)
+        with self.job.drawing(self.config.runtime):
+            experience = self._gathered(prompts, behind)
         experience = self.critic.valued(experience) if self.critic else experience
         return Gathered(prompts, experience, time.perf_counter() - clock)
 
@@ -358,7 +359,8 @@ class Trainer:
         share = len(self.held_out[self.job.rank :: self.job.size])
         progress, give_up = self._seat.progress, self._seat.stopping.give_up_alone
         taken = progress.doing("evaluation", share * config.samples_per_prompt, give_up)
-        with self.average.applied() if self.average else nullcontext():
+        averaged = self.average.applied() if self.average else nullcontext()
+        with averaged, self.job.drawing(self.config.runtime):
             judged = evaluate(
                 self.policy,
                 self.held_out,
