@@ -42,20 +42,24 @@ class Memory:
 
     Attributes:
         held: what stays.
-        gathered: blocks that are whole for a moment, where FSDP2 shards.
+        drawing: blocks that are whole beside their parts while a rollout is drawn, where FSDP2 shards: all of them
+            with ``runtime.gather_for_rollout``, else two.
+        learning: those that are in an update, two.
         rollout: beside them, of a batch of the rollout.
         update: beside them, of a slice of an update.
     """
 
     held: Held
-    gathered: int
+    drawing: int
+    learning: int
     rollout: int
     update: int
 
     @property
     def peak(self) -> int:
-        """The most at a time. Gradients are there in the update alone, the larger of the two as a rule."""
-        return self.held.total + self.gathered + max(self.rollout, self.update)
+        """The most at a time; gradients are there in the update alone."""
+        drawing = self.held.total - self.held.gradients + self.drawing + self.rollout
+        return max(drawing, self.held.total + self.learning + self.update)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +71,9 @@ class Seconds:
         views: values and other weights: forwards without grad, operations / throughput.
         update: forwards and backwards, with what checkpointing computes again, operations / throughput.
         sums: of gradients that are whole: 2 (N - 1) / N * their bytes / link, an update (a ring's all-reduce).
-        gathers: of blocks in parts: (N - 1) / N * their bytes / link, once a call without grad; twice, and once more
-            where they are trained, for a call with grad.
+        gathers: of blocks in parts: (N - 1) / N * their bytes / link, once a rollout, or a call of it without
+            ``runtime.gather_for_rollout``; once another call without grad; twice, and once more where they are trained,
+            a call with grad.
     """
 
     rollout: float
@@ -105,7 +110,8 @@ class Planned:
                 averages=self.config.update.ema is not None,
                 num_copies=self.names_kept,
             ),
-            gathered=gathered_bytes(parts),
+            drawing=sum(block_sizes(parts)) if self.config.runtime.gather_for_rollout else gathered_bytes(parts),
+            learning=gathered_bytes(parts),
             rollout=self.passes.rollout.num_bytes,
             update=self.passes.update.num_bytes,
         )
@@ -127,7 +133,8 @@ class Planned:
         summed = held.gradients
         if sharded and num_processes > 1:
             trains = _lora(config) is None
-            times = calls + slices * (beside + (3 if trains else 2) * learnt)
+            drawn_by = 1 if config.runtime.gather_for_rollout else calls
+            times = drawn_by + slices * (beside + (3 if trains else 2) * learnt)
             gathers = times * share * sum(block_sizes(outline.sharded)) / link
             whole = held_by(outline.modules.values()).gradients
             parted = sum(block_sizes(outline.sharded)) if trains else 0
@@ -183,7 +190,8 @@ def scale_rows(plan: Planned, num_processes: int, machine: Machine, *, sharded: 
         "moments": held.moments,
         "average": held.average,
         "copies": held.copies,
-        "gathered blocks": memory.gathered,
+        "blocks gathered to draw": memory.drawing,
+        "to learn": memory.learning,
         f"rollout of {plan.outline.rollout_rows} rows": memory.rollout,
         f"update of {plan.outline.update_rows} rows": memory.update,
     }

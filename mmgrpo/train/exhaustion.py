@@ -12,7 +12,7 @@ import torch
 from mmgrpo.errors import MmgrpoError, OutOfMemoryError
 from mmgrpo.system.exhausted import is_out_of_memory
 
-_ROLLOUT = "lower policy.rollout_batch"
+_ROLLOUT = "lower policy.rollout_batch, or set runtime.gather_for_rollout: false where the model lies in parts"
 _UPDATE = (
     "lower policy.update_batch (images and videos) or policy.update_tokens (texts), or set "
     "policy.gradient_checkpointing: true"
@@ -49,6 +49,6 @@ def naming_phase(phase: str, step: int) -> Iterator[None]:
             torch.cuda.empty_cache()
         said = str(error).strip().partition("\n")[0] or type(error).__name__
         raise OutOfMemoryError(
-            f"out of memory in {phase} at step {step}: {REMEDIES[phase]}; batch sizes change nothing "
+            f"out of memory in {phase} at step {step}: {REMEDIES[phase]}; this changes nothing "
             f"that is learnt, and may be given to a run that goes on (docs/symptoms.md). It was said: {said:.300}"
         ) from error
