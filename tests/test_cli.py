@@ -221,7 +221,7 @@ def exiting(samples):
     [
         pytest.param("SIGINT", 130, "interrupted", 2, marks=pytest.mark.slow),
         ("SIGTERM", 143, "terminated", 1),
-        ("SIGUSR1", 143, "terminated", 1),
+        pytest.param("SIGUSR1", 143, "terminated", 1, marks=pytest.mark.nightly),
     ],
 )
 def test_a_process_that_is_told_to_end_says_how_to_go_on(

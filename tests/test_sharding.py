@@ -35,8 +35,8 @@ from tests.policies.contract import gradients
 from tests.policies.tiny_language import prompts_of
 
 BLOCKWISE = ", drawn block by block"
-EVERYDAY = ("images", f"a rank without rows{BLOCKWISE}", "joined by answers", f"refilled{BLOCKWISE}", "resumed")
-"""A reference, a process that has no call to make, and one that has more of them in a gradient, or in a rollout."""
+EVERYDAY = ("images", f"a rank without rows{BLOCKWISE}", "joined by answers")
+"""A reference, a process that has no call to make, and one that has more of them in one gradient."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ import sys
 from pathlib import Path
 from tests.test_world_sizes import SCENARIOS, outcome
 import torch
-found = {name: outcome(run(Path(sys.argv[1]) / name)) for name, run in SCENARIOS.items()}
+found = {name: outcome(SCENARIOS[name](Path(sys.argv[1]) / name)) for name in sys.argv[3:]}
 if int(__import__("os").environ["RANK"]) == 0:
     torch.save(found, sys.argv[2])
 """
@@ -315,6 +315,19 @@ SCENARIOS: dict[str, Callable[[Path], Trainer]] = {
 }
 
 
+EVERYDAY = (
+    "images",
+    "pictures and words",
+    "a rank without rows",
+    "refilled",
+    "joined by answers",
+    "exchanged",
+    "in trees",
+    "with a critic",
+    "warm-up on texts",
+)
+BY_NIGHT = tuple(name for name in SCENARIOS if name not in EVERYDAY)
+
 REFILLED = ("refilled", "attempted again", "a tree of images", "moving", "exchanged", "in trees", "in chains")
 """Those whose planner asks for a second round."""
 
@@ -333,32 +346,35 @@ def outcome(trainer: Trainer) -> tuple[Tensor, list[dict[str, Any]]]:
     return torch.cat([(w.full_tensor() if isinstance(w, DTensor) else w).flatten() for w in weights]), lines
 
 
-@pytest.fixture(scope="module")
-def of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Tensor, list[dict[str, Any]]]]:
-    folder = tmp_path_factory.mktemp("two")
+def of_two(folder: Path, names: Sequence[str]) -> dict[str, tuple[Tensor, list[dict[str, Any]]]]:
     (folder / "script.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
-    command += [str(folder / "script.py"), str(folder / "runs"), str(folder / "found.pt")]
+    command += [str(folder / "script.py"), str(folder / "runs"), str(folder / "found.pt"), *names]
     done = subprocess.run(command, env=environment, timeout=800, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return torch.load(folder / "found.pt")
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_two_processes_make_the_updates_of_one(name: str, of_two: Any, tmp_path: Path) -> None:
-    expected, lines = outcome(SCENARIOS[name](tmp_path))
-    found, lines_of_two = of_two[name]
+@pytest.mark.parametrize("names", [EVERYDAY, pytest.param(BY_NIGHT, marks=pytest.mark.nightly)], ids=["day", "night"])
+def test_two_processes_make_the_updates_of_one(names: Sequence[str], tmp_path: Path) -> None:
+    both = of_two(tmp_path, names)
+    for name in names:
+        _is_the_run_of_one(name, *both[name], tmp_path / "alone" / name)
+
+
+def _is_the_run_of_one(name: str, found: Tensor, lines_of_two: list[dict[str, Any]], output: Path) -> None:
+    expected, lines = outcome(SCENARIOS[name](output))
     start = torch.cat([parameter.detach().flatten() for parameter in _untrained(name)])
-    assert float((expected - start).norm() / start.norm()) > 1e-4  # it moved, by far more than what may differ
-    assert float((found - expected).norm() / expected.norm()) < RELATIVE
-    assert len(lines) == len(lines_of_two) > 0
-    assert (name in REFILLED) == any(line.get("rollout/rounds", 1) > 1 for line in lines)
+    assert float((expected - start).norm() / start.norm()) > 1e-4, name  # it moved, by far more than what may differ
+    assert float((found - expected).norm() / expected.norm()) < RELATIVE, name
+    assert len(lines) == len(lines_of_two) > 0, name
+    assert (name in REFILLED) == any(line.get("rollout/rounds", 1) > 1 for line in lines), name
     for one, two in zip(lines, lines_of_two, strict=True):
         moved = {key for key in one if key.startswith("config/")}
         for key in ("loss", "policy/loss", "policy/kl_mean", "reward/mean", "optimizer/grad_norm", *moved):
             if key in one:
-                assert two[key] == pytest.approx(one[key], rel=1e-5, abs=1e-7), key
+                assert two[key] == pytest.approx(one[key], rel=1e-5, abs=1e-7), (name, key)
 
 
 def _untrained(name: str) -> Sequence[torch.nn.Parameter]:
