@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +12,8 @@ from mmgrpo.errors import ConfigError, DataError, ReplayError
 from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.policies.denoising.shown import Album, Showing, arranged, layout, num_pictures, of_prompt, unlike
 from mmgrpo.types import Prompt
+
+logger = logging.getLogger(__name__)
 
 IMAGE_ARGUMENTS = ("image", "images", "input_images")
 ALBUM_BYTES = 2**28
@@ -129,17 +132,22 @@ class CallForm:
 
 
 def form_of(call: Callable[..., Any], columns: Sequence[str], pictures: Mapping[str, str] | None = None) -> CallForm:
-    """The form of a pipeline's call. Raises ConfigError for a column or pictures that it has no argument for."""
+    """The form of a pipeline's call.
+
+    Raises ConfigError for a column or pictures that it has no argument for; a call that takes any is warned of.
+    """
     pictures = pictures or {}
     parameters = inspect.signature(call).parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return CallForm(None, tuple(columns), pictures)
-    names = frozenset(parameters) - {"self"}
+    rest = {name for name, parameter in parameters.items() if parameter.kind is inspect.Parameter.VAR_KEYWORD}
+    names = frozenset(parameters) - {"self"} - rest
     known = ", ".join(sorted(names))
     for key, asked in (("columns", columns), ("pictures", pictures)):
         if unknown := sorted(set(asked) - names):
-            raise ConfigError(f"policy.{key}: the pipeline's call has no argument {', '.join(unknown)}; it has {known}")
-    return CallForm(names, tuple(columns), pictures)
+            said = f"policy.{key}: the pipeline's call has no argument {', '.join(unknown)}; it has {known}"
+            if not rest:
+                raise ConfigError(said)
+            logger.warning("%s, and takes any other, which it may leave unread", said)
+    return CallForm(None if rest else names, tuple(columns), pictures)
 
 
 def _column(prompt: Prompt, name: str, key: str) -> Any:

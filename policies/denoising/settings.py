@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from mmgrpo.policies.lora import LoraSettings
 
+COUNTS = ("width", "height", "num_frames", "num_inference_steps")
+"""Arguments of a pipeline's call that are of one at least."""
+
 
 class ReadingSettings(BaseModel):
     """How finished samples are read: noised again at levels of their own, a decision each.
@@ -222,6 +225,14 @@ class DenoisingSettings(BaseModel):
     )
     compile: bool = Field(default=False, description="torch.compile of the denoiser's repeated blocks, or of all of it")
     memo_bytes: int = Field(default=2 * 1024**3, ge=0, description="memory for encoded prompts and condition images")
+
+    @model_validator(mode="after")
+    def _require_counts(self) -> DenoisingSettings:
+        for section, call in (("call", self.call), ("evaluation_call", self.evaluation_call)):
+            for name in COUNTS:
+                if isinstance(number := call.get(name), int | float) and number < 1:
+                    raise ValueError(f"{section}.{name} must be at least 1, got {number}")
+        return self
 
     def described(self) -> list[tuple[str, str]]:
         """What ``mmgrpo explain`` says of these settings: how examples are noised, where that is set."""

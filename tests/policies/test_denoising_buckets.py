@@ -16,7 +16,7 @@ from mmgrpo.policies.denoising.buckets import Buckets
 from mmgrpo.policies.denoising.drawing import Drawing
 from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.policies.denoising.sampling import Sampling
-from mmgrpo.policies.denoising.settings import BucketSettings
+from mmgrpo.policies.denoising.settings import BucketSettings, DenoisingSettings
 from mmgrpo.types import Example, Given, Origin, Plan, Prompt
 from tests.policies import contract
 from tests.policies.contract import Subject, values
@@ -167,6 +167,15 @@ def test_rows_without_a_size_are_named(columns: dict[str, Any]) -> None:
 def test_sizes_are_whole(sizes: list[dict[str, int]]) -> None:
     with pytest.raises(ValidationError):
         BucketSettings.model_validate({"sizes": sizes})
+
+
+@pytest.mark.parametrize("call", [{"num_frames": 0}, {"height": -8}, {"num_inference_steps": 0}])
+def test_a_call_is_for_something(call: dict[str, int]) -> None:
+    (name,), (number,) = call, call.values()
+    with pytest.raises(ValidationError, match=f"call.{name} must be at least 1, got {number}"):
+        DenoisingSettings.model_validate({"call": call})
+    with pytest.raises(ValidationError, match=f"evaluation_call.{name} must be at least 1, got {number}"):
+        DenoisingSettings.model_validate({"evaluation_call": call})
 
 
 def test_a_call_without_such_an_argument_is_refused() -> None:

@@ -205,6 +205,12 @@ def test_pictures_that_fit_nothing_are_refused(
         policy_of("flux-kontext", pictures=pictures).rollout([prompt], group_size=1, seed=SEED)
 
 
+def test_pictures_that_a_call_of_any_names_may_leave_unread_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    policy_of("sd15", pictures={"ip_adapter_imag": "where"})
+    assert "policy.pictures: the pipeline's call has no argument ip_adapter_imag; it has callback_on" in caplog.text
+    assert caplog.text.rstrip().endswith("width, and takes any other, which it may leave unread")
+
+
 def test_what_rows_show_is_laid_out_as_each_way_has_it() -> None:
     one, two = _picture(1), _picture(2)
     assert arranged([one, two], Showing.EACH) == [one, two]
