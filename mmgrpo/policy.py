@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
 
     from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
     from mmgrpo.values import Value
@@ -245,6 +246,24 @@ class Shardable(ABC):
 
         Args:
             shard: shards one in place.
+        """
+
+
+class Splitting(ABC):
+    """A policy of which several processes can call a module together, each with a share of every row's sequence."""
+
+    @abstractmethod
+    def split(self, mesh: DeviceMesh) -> None:
+        """Has the modules that are trained, and copies of them, split their sequences, before anything is drawn.
+
+        From then on the processes that share a sequence make the same calls; what they get is whole, and gradients of
+        trained parameters add up over them to those of one process.
+
+        Args:
+            mesh: of all processes, with the axes ``ring`` and ``ulysses``; along the latter lie those that share one.
+
+        Raises:
+            ConfigError: a module cannot be split.
         """
 
 

@@ -264,7 +264,7 @@ def test_bases_are_found_where_they_are_defined() -> None:
     name = "mmgrpo.policies.denoising.policy"
     bases = list(our_bases(name, classes()[f"{name}.DenoisingPolicy"]))
     contracts = ("Policy", "Supervised", "Scheduled", "Choosing", "Keeping", "Reading", "Seeing", "Shardable")
-    contracts += ("Exporting",)
+    contracts += ("Splitting", "Exporting")
     assert bases == [f"mmgrpo.policy.{contract}" for contract in contracts]
     assert defined_at("mmgrpo.policies.denoising.DenoisingPolicy") == f"{name}.DenoisingPolicy"
 

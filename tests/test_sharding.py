@@ -165,15 +165,18 @@ def full_gradients_apart(folder: Path, names: Sequence[str]) -> dict[str, float]
     return gradients_apart(folder, names, lora=None)
 
 
-def on_two(folder: Path, names: Sequence[str], *, function: str, module: str = "tests.test_sharding") -> Any:
-    """What a function of a module of tests gives on the first of two processes."""
+def on_two(
+    folder: Path, names: Sequence[str], *, function: str, module: str = "tests.test_sharding", processes: int = 2
+) -> Any:
+    """What a function of a module of tests gives on the first of two processes, or of so many."""
     script = folder / "script.py"
     script.write_text(
         f"import os, sys, torch\nfrom pathlib import Path\nfrom {module} import {function}\n"
         f"found = {function}(Path(sys.argv[1]), sys.argv[3:])\n"
         "if int(os.environ['RANK']) == 0:\n    torch.save(found, sys.argv[2])\n"
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", str(script)]
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}"]
+    command += ["--standalone", str(script)]
     given = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
     command += [str(folder / "runs"), str(folder / "found.pt"), *names]
     done = subprocess.run(command, env={**os.environ, **given}, timeout=800, capture_output=True, text=True)

@@ -248,6 +248,12 @@ class RuntimeConfig(Section):
         description="of several processes: seconds without a sign of life after which one counts as stopped, or as "
         "gone with its machine, and the others end; one that was killed is missed at once",
     )
+    context_parallel: int = Field(
+        default=1,
+        ge=1,
+        description="processes that share the sequence of each sample, for videos and pictures that one has no room "
+        "for: diffusers' Ulysses attention, where it has a plan for the denoiser (Wan, FLUX, FLUX.2)",
+    )
     gather_for_rollout: bool = Field(
         default=True,
         description="where FSDP2 has parted the policy: it is put together on every process before it draws, parted "

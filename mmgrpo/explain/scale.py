@@ -166,6 +166,10 @@ def planned(config: RunConfig, *, prompt_tokens: int = 512) -> Planned:
     if config.policy is None or outline is None:
         name = "a live policy" if config.policy is None else f"policy {config.policy.name}"
         raise ConfigError(f"memory and time are predicted for the policies denoising and language, not for {name}")
+    if config.runtime.context_parallel > 1:
+        raise ConfigError(
+            "memory and time are not predicted with runtime.context_parallel; leave it out of what is asked"
+        )
     settings = settings_type(config.policy.name)(**config.policy.numbers)
     group_size = config.rollout.group_size
     num_rows = config.rollout.prompts_per_step * group_size

@@ -74,7 +74,7 @@ class Peers:
         Yields:
             None: while they are.
         """
-        if self._job.size == 1 or not torch.distributed.is_initialized():
+        if self._job.num_processes == 1 or not torch.distributed.is_initialized():
             yield
             return
         self._meet()
@@ -84,11 +84,11 @@ class Peers:
             yield
         finally:
             self._ended.set()
-            self._asked(lambda: self._store.set(f"{_DONE}/{self._job.rank}", "1"))
+            self._asked(lambda: self._store.set(f"{_DONE}/{self._job.process}", "1"))
 
     def explained(self, error: BaseException) -> BaseException:
         """An error of this process, or what is wrong with another where that is its cause; the others are told."""
-        if self._job.size == 1 or self._store is None:
+        if self._job.num_processes == 1 or self._store is None:
             return error
         if not self._turn.acquire(timeout=GRACE_S + CLOSE_S):  # by then the thread has ended this process, or is stuck
             return self.lost or error
@@ -106,7 +106,7 @@ class Peers:
                     f"runtime.wait_s allows; the output of each may say why. It was said: {said:.300}"
                 )
             if self.lost is None:
-                self._tell(f"process {self._job.rank} of {self._job.size} failed: {said}")
+                self._tell(f"process {self._job.process} of {self._job.num_processes} failed: {said}")
                 time.sleep(2 * LOOK_S)  # so that they hear of it where this process keeps the store
         finally:
             self._turn.release()
@@ -117,20 +117,21 @@ class Peers:
         if self.lost is None or self._job.is_main or not self._is_gone(0):
             return False
         turn = self._asked(lambda: int(self._store.add("heirs", 1)))
-        here = (rank for rank in range(1, self._job.size) if rank == self._job.rank or not self._is_gone(rank))
-        return turn == 1 if turn is not None else min(here) == self._job.rank
+        own = self._job.process
+        here = (rank for rank in range(1, self._job.num_processes) if rank == own or not self._is_gone(rank))
+        return turn == 1 if turn is not None else min(here) == own
 
     def _meet(self) -> None:
         from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
         common = self._job.from_main(lambda: f"mmgrpo/{time.time_ns()}")
         self._store = PrefixStore(common, _get_default_store().clone())
-        known = self._job.gather((socket.gethostname(), os.getpid()))
-        host = known[self._job.rank][0]
-        size = self._job.size
+        known = self._job.gather_each((socket.gethostname(), os.getpid()))
+        host = known[self._job.process][0]
+        size = self._job.num_processes
         self._names = {rank: f"process {rank} of {size} (pid {pid} on {on})" for rank, (on, pid) in enumerate(known)}
-        self._pids = {rank: pid for rank, (on, pid) in enumerate(known) if on == host and rank != self._job.rank}
-        self._heard = {rank: (b"", time.monotonic()) for rank in range(size) if rank != self._job.rank}
+        self._pids = {rank: pid for rank, (on, pid) in enumerate(known) if on == host and rank != self._job.process}
+        self._heard = {rank: (b"", time.monotonic()) for rank in range(size) if rank != self._job.process}
 
     def _talk(self) -> None:
         """Says that this process is there, and hears of the others, as long as the store answers."""
@@ -138,7 +139,7 @@ class Peers:
         while not self._ended.wait(LOOK_S):
             count += 1
             with suppress(Exception):  # of a store whose keeper is gone: all are silent then
-                self._store.set(f"{_BEAT}/{self._job.rank}", str(count))
+                self._store.set(f"{_BEAT}/{self._job.process}", str(count))
                 for rank, (before, _) in list(self._heard.items()):
                     key = f"{_BEAT}/{rank}"
                     beat = self._store.get(key) if self._store.check([key]) else b""
@@ -201,7 +202,7 @@ class Peers:
         return said[0] if said else None
 
     def _told(self, cause: str) -> None:
-        if self.lost is None and not cause.startswith(f"process {self._job.rank} of "):
+        if self.lost is None and not cause.startswith(f"process {self._job.process} of "):
             self.lost = ProcessLostError(
                 f"{cause}. The other processes cannot go on without it and end; what was saved stays"
             )

@@ -14,12 +14,15 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from mmgrpo.config import RuntimeConfig
+from mmgrpo.config import RunConfig, RuntimeConfig
 from mmgrpo.errors import ConfigError, MmgrpoError
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.diagnostics import Diagnostics
+from mmgrpo.policy import Policy, Shardable, Splitting
+from mmgrpo.run.folder import make_accelerator
 from mmgrpo.run.parts import Part
 from mmgrpo.run.sharding import sharding_of
 from mmgrpo.run.tracking import Trackers
@@ -31,27 +34,56 @@ BUCKET_ELEMENTS = 2**26  # 256 MiB of float32 per collective
 class Job:
     """This process's place among the processes of the run.
 
+    Those that share the sequences of their samples (``runtime.context_parallel``) have one seat: they draw and train
+    the same rows, and call the policy together.
+
     Attributes:
         accelerator: accelerate's view of the processes.
-        rank: the number of this one.
-        size: how many there are.
+        process: the number of this one.
+        num_processes: how many there are.
+        rank: the number of its seat.
+        size: how many seats there are.
+        leads: whether it is the first of its seat, which asks the rewards and speaks for it.
         sharding: what shards modules over them, if that was asked for.
         trackers: of the run, on the main process.
         raised: the error that all processes were last given together.
     """
 
-    def __init__(self, accelerator: Accelerator) -> None:
+    def __init__(self, accelerator: Accelerator, *, context_parallel: int = 1) -> None:
         """Nothing was done together yet.
 
         Args:
             accelerator: accelerate's view of the processes.
+            context_parallel: how many share the sequences of their samples.
+
+        Raises:
+            ConfigError: the processes do not divide by that number, or what they hold is to lie in parts as well.
         """
         self.accelerator = accelerator
-        self.rank = accelerator.process_index
-        self.size = accelerator.num_processes
+        self.process, self.num_processes = accelerator.process_index, accelerator.num_processes
+        if self.num_processes % context_parallel:
+            raise ConfigError(
+                f"runtime.context_parallel={context_parallel} does not divide the {self.num_processes} processes of "
+                f"the job; start {context_parallel} or a multiple (mmgrpo train CONFIG --accelerate gpus --processes N)"
+            )
+        self.rank, self.size = self.process // context_parallel, self.num_processes // context_parallel
+        self.leads = self.process % context_parallel == 0
+        self._per_seat = context_parallel
         self.sharding = sharding_of(accelerator)
+        if self.sharding and context_parallel > 1:
+            raise ConfigError("runtime.context_parallel is for whole models: leave FSDP out of accelerate's settings")
         self.trackers = Trackers(accelerator)
         self.raised: MmgrpoError | None = None
+
+    @classmethod
+    def of(cls, config: RunConfig, accelerator: Accelerator | None = None) -> Job:
+        """The processes of a run; accelerate's view of them is made if it is not given."""
+        return cls(accelerator or make_accelerator(config), context_parallel=config.runtime.context_parallel)
+
+    @property
+    def _seats(self) -> str:
+        shared = f" groups of {self._per_seat}" if self._per_seat > 1 else ""
+        return f"{self.size}{shared} processes"
 
     @property
     def in_parts(self) -> bool:
@@ -62,6 +94,25 @@ class Job:
     def is_main(self) -> bool:
         """Whether this process writes files and talks."""
         return self.accelerator.is_main_process
+
+    def spread(self, policy: Policy) -> None:
+        """Has a policy lie in parts, or split its sequences, on the processes, where that was asked for.
+
+        Args:
+            policy: that nothing was drawn with.
+
+        Raises:
+            ConfigError: it is of a kind that cannot, or a module of it cannot.
+        """
+        if self.sharding:
+            if not isinstance(policy, Shardable):
+                raise ConfigError(f"{type(policy).__name__} cannot be sharded: leave FSDP out of accelerate's settings")
+            policy.shard(self.sharding.shard)
+        if self._per_seat > 1:
+            if not isinstance(policy, Splitting):
+                raise ConfigError(f"{type(policy).__name__} splits no sequences: leave out runtime.context_parallel")
+            shape, names = (self.size, 1, self._per_seat), ("seats", "ring", "ulysses")
+            policy.split(init_device_mesh(self.accelerator.device.type, shape, mesh_dim_names=names))
 
     def shard(self, items: Sequence[T], what: str) -> list[tuple[int, T]]:
         """This process's consecutive share of the job's items, each with its index in the whole.
@@ -78,32 +129,40 @@ class Job:
         """
         if len(items) % self.size:
             raise ConfigError(
-                f"{what}={len(items)} does not divide by the {self.size} processes of the job; "
+                f"{what}={len(items)} does not divide by the {self._seats} of the job; "
                 f"use a multiple of {self.size}, so that every process holds as many whole groups"
             )
         each = len(items) // self.size
         return list(enumerate(items))[self.rank * each : (self.rank + 1) * each]
 
     def gather(self, item: T) -> list[T]:
-        """One object of every process, in rank order, on all of them."""
-        if self.size == 1:
+        """One object of every seat, in rank order, on all processes."""
+        return self.gather_each(item)[:: self._per_seat]
+
+    def gather_each(self, item: T) -> list[T]:
+        """One object of every process, in their order, on all of them."""
+        if self.num_processes == 1:
             return [item]
         self.meet()
         return gather_object([item])
 
     def from_all(self, find: Callable[[], T]) -> list[T]:
-        """What a function gives on each process, in rank order; what it raises on purpose on one is raised on all."""
+        """What a function gives on each seat, in rank order; what it raises on purpose on one is raised on all."""
         mine: T | MmgrpoError
         try:
             mine = find()
         except MmgrpoError as error:
             mine = error
-        parts = self.gather(mine)
+        parts = self.gather_each(mine)
         for part in parts:
             if isinstance(part, MmgrpoError):
                 self.raised = part
                 raise part
-        return cast(list[T], parts)
+        return cast(list[T], parts[:: self._per_seat])
+
+    def from_leaders(self, find: Callable[[], T]) -> list[T]:
+        """The same of a function that the first process of each seat alone calls."""
+        return cast(list[T], self.from_all(lambda: find() if self.leads else None))
 
     def from_main(self, find: Callable[[], T]) -> T:
         """What a function gives on the main process, on all of them; what it raises on purpose is raised on all."""
@@ -121,9 +180,9 @@ class Job:
         """Adds the gradients of all processes; a parameter without one counts as zero.
 
         Every process gets a gradient for every parameter that any of them has one for. Those of parameters that lie in
-        parts were added in their backward.
+        parts were added in their backward. Where processes share a sequence, each has its share of the gradient.
         """
-        if self.size == 1:
+        if self.num_processes == 1:
             return
         self.meet()
         parameters = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
@@ -155,7 +214,7 @@ class Job:
 
     def broadcast_weights(self, parameters: Sequence[nn.Parameter]) -> None:
         """Every process starts from the main process's weights; those that lie in parts were found to be the same."""
-        if self.size == 1:
+        if self.num_processes == 1:
             return
         self.meet()
         for parameter in parameters:

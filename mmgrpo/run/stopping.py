@@ -66,17 +66,17 @@ class Stopping:
 
     def is_told(self) -> bool:
         """Whether any process was told to end."""
-        return any(self._job.gather(self.after_step))
+        return any(self._job.gather_each(self.after_step))
 
     def give_up(self) -> None:
         """Ends the step at hand before it changes the weights, on all processes, if one of them was told to."""
-        if any(self._job.gather(self.at_once)):
+        if any(self._job.gather_each(self.at_once)):
             self.at_once = True
             raise Terminated
 
     def give_up_alone(self, samples: Sequence[Sample]) -> None:
         """The same between the portions of a rollout, which several processes do not reach together."""
-        if self._job.size == 1 and self.at_once:
+        if self._job.num_processes == 1 and self.at_once:
             raise Terminated
 
     def _on_interrupt(self, number: int, frame: Any) -> None:

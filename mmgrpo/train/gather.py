@@ -147,7 +147,8 @@ def gather(
 
         def taken(samples: Sequence[Sample], pending: PendingScores = pending) -> None:
             on_samples(samples)
-            pending.submit(samples)
+            if job.leads:
+                pending.submit(samples)
 
         one = draw(
             policy,
@@ -180,7 +181,7 @@ def gather(
     return Experience(
         rollout=replace(rollout, num_forwards=spent + sum(part.num_forwards for one in drawn for part in one.rollouts)),
         keep_B=keep_B[trained_B],
-        scored=scored_step(scorer, scored, trained_B, keep_B, root_of),
+        scored=scored_step(scorer if job.leads else None, scored, trained_B, keep_B, root_of),
         requests=[request for one in drawn for request in one.requests],
         num_rounds=len(drawn),
         seed=setting.seed,
@@ -267,7 +268,7 @@ def _rows_of_all(
             scores=part.collected(),
         )
 
-    return job.from_all(mine)
+    return job.from_leaders(mine)
 
 
 def _round(

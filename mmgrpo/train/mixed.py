@@ -19,7 +19,7 @@ from mmgrpo.explain.explanation import explanation
 from mmgrpo.policy import Policy
 from mmgrpo.report import write_report
 from mmgrpo.run.checkpoint import Place, fault_of, is_checkpoint, list_checkpoints, place_named, set_aside
-from mmgrpo.run.folder import CONFIG, RunFolder, claim_folder, make_accelerator
+from mmgrpo.run.folder import CONFIG, RunFolder, claim_folder
 from mmgrpo.run.processes import Job
 from mmgrpo.run.resuming import allowed_config, changed, config_given, how_to_resume
 from mmgrpo.run.showing import show
@@ -77,7 +77,7 @@ class MixedTrainer:
         tasks = tasks_of(self.config)
         if not tasks:
             raise ConfigError("a mixed run has tasks: give tasks: {NAME: {...}, ...}, or train one run by a Trainer")
-        self.job = Job(accelerator or make_accelerator(self.config))
+        self.job = Job.of(self.config, accelerator)
         folder = None if resume is None else Path(resume).absolute()
         found = _Resumed(0, {})
         if folder is not None:
@@ -258,11 +258,11 @@ class MixedFolder:
         self.saved()
         if status == "finished":
             return []
-        return [f"{status}; to go on: {how_to_resume(self.folder.path, self._config, self._job.size)}"]
+        return [f"{status}; to go on: {how_to_resume(self.folder.path, self._config, self._job.num_processes)}"]
 
     def _prepared(self) -> None:
         told = "\n\n".join(explanation(task.config) for task in self._tasks.values())
-        about = {"machine": machine(self._job.accelerator.device, self._job.size)}
+        about = {"machine": machine(self._job.accelerator.device, self._job.num_processes)}
         if self._resumed is None:
             self.folder.open(self._config, explanation=told, machine=about["machine"])
             return

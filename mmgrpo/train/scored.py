@@ -65,7 +65,7 @@ class ScoredStep:
 
 
 def scored_step(
-    scorer: Scorer,
+    scorer: Scorer | None,
     rounds: Sequence[ScoredSamples],
     trained_B: Tensor,
     keep_B: Tensor,
@@ -74,7 +74,7 @@ def scored_step(
     """Asks the rewards that may compare the members of a group once more, where no round has shown it as it is kept.
 
     Args:
-        scorer: the rewards.
+        scorer: the rewards; None: another process asks them.
         rounds: their work so far.
         trained_B: bool, the rows that may be trained on.
         keep_B: bool, those that groups are compared by.
@@ -84,7 +84,7 @@ def scored_step(
         The work, begun.
     """
     rows = trained_B.nonzero().flatten().tolist()
-    comparing = scorer.comparing()
+    comparing = scorer.comparing() if scorer else None
     everyone = [sample for one in rounds for sample in one.samples]
     chains = in_chains(everyone, root_of or {}) if len(rounds) > 1 else []
     parted = in_pieces([one.samples for one in rounds], keep_B) if comparing else []

@@ -278,12 +278,12 @@ class Session:
         if status == "finished":
             return []
         where = _named(self._saved or START)
-        how = how_to_resume(self._folder.path, self._config, self._job.size)
+        how = how_to_resume(self._folder.path, self._config, self._job.num_processes)
         return [f"{status}; to go on from {where}: {how}"]
 
     def _machine(self) -> dict[str, Any]:
         sharded = {"sharding": "FSDP2"} if self._job.sharding else {}
-        return machine(self._job.accelerator.device, self._job.size) | sharded
+        return machine(self._job.accelerator.device, self._job.num_processes) | sharded
 
     def _write(self, place: Place, keep: int | None) -> None:
         if self._job.is_main:

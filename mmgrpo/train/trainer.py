@@ -18,13 +18,12 @@ from mmgrpo.config.parts import require_single
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.data.stream import StepPrompts, stream_of
 from mmgrpo.data.unreadable import readable
-from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
-from mmgrpo.policy import Policy, Shardable
+from mmgrpo.policy import Policy
 from mmgrpo.run.best import require_best
 from mmgrpo.run.checkpoint import Place, checkpoint_steps
 from mmgrpo.run.drawing import shown_by
-from mmgrpo.run.folder import RunFolder, make_accelerator
+from mmgrpo.run.folder import RunFolder
 from mmgrpo.run.processes import Job
 from mmgrpo.run.resuming import config_given, plan_resumption
 from mmgrpo.run.samples import identity
@@ -95,7 +94,7 @@ class Trainer:
         self.config = config_given(config, resume)
         self.rewards = rewards_of(rewards)
         asked = prompts_of(prompts, self.config)
-        self.job = Job(accelerator or make_accelerator(self.config))
+        self.job = Job.of(self.config, accelerator)
         resumption = self.job.from_main(lambda: plan_resumption(Path(resume), self.config)) if resume else None
         self.config = resumption.config if resumption else self.config
         require_single(self.config, mixed=before is not None)
@@ -107,10 +106,8 @@ class Trainer:
         owner = before[task.policy_of] if before and task.policy_of else None
         device = self.config.runtime.device or self.job.accelerator.device
         self.policy = policy = policy_of(policy, self.config, device)
-        if self.job.sharding and owner is None:
-            if not isinstance(policy, Shardable):
-                raise ConfigError(f"{type(policy).__name__} cannot be sharded: leave FSDP out of accelerate's settings")
-            policy.shard(self.job.sharding.shard)
+        if owner is None:
+            self.job.spread(policy)
         self.now = Moving(self.config, self.rewards)
         self.stream = stream_of(asked, self.config)
         self.job.shard(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
@@ -175,7 +172,8 @@ class Trainer:
         if self._warms_up():
             asked = [self.now.scorer, self.judges] if self.config.evaluation else [self.now.scorer]
             with naming_phase("the rollout", self.step):
-                self.job.from_main(lambda: try_out(self.policy, self.stream.at_step(0).prompt(0), asked))
+                prompt = self.stream.at_step(0).prompt(0)
+                self.job.from_all(lambda: None if self.job.rank else try_out(self.policy, prompt, asked))
 
     def warm_up(self) -> None:
         """What comes before the first step: supervised updates, if there are any, and an evaluation."""

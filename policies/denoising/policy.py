@@ -6,11 +6,13 @@ import inspect
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.policies.denoising.adapted import adapter_targets
@@ -36,13 +38,26 @@ from mmgrpo.policies.denoising.rows import shows_media
 from mmgrpo.policies.denoising.sampling import Sampling
 from mmgrpo.policies.denoising.schedules import fitting_sampler
 from mmgrpo.policies.denoising.scoring import Scorer
+from mmgrpo.policies.denoising.sequence import split_sequence
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.denoising.stage import Stage
 from mmgrpo.policies.denoising.supervised import Targets, supervised_loss
 from mmgrpo.policies.denoising.values import require_known
 from mmgrpo.policies.exporting import merge_for_good
 from mmgrpo.policies.weights import DiffusersFiles, Weights
-from mmgrpo.policy import Choosing, Exporting, Keeping, Policy, Reading, Scheduled, Seeing, Shard, Shardable, Supervised
+from mmgrpo.policy import (
+    Choosing,
+    Exporting,
+    Keeping,
+    Policy,
+    Reading,
+    Scheduled,
+    Seeing,
+    Shard,
+    Shardable,
+    Splitting,
+    Supervised,
+)
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import REFERENCE, Value
 
@@ -52,7 +67,9 @@ NOTICED_EXCESS = 0.1
 EXACTNESS = {torch.float32: 1e-5, torch.bfloat16: 1e-3}
 
 
-class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading, Seeing, Shardable, Exporting):
+class DenoisingPolicy(
+    Policy, Supervised, Scheduled, Choosing, Keeping, Reading, Seeing, Shardable, Splitting, Exporting
+):
     """A diffusers pipeline whose denoising steps are decisions.
 
     The pipeline itself is run, with a scheduler of its own class that draws and records each transition; to score a
@@ -245,6 +262,12 @@ class DenoisingPolicy(Policy, Supervised, Scheduled, Choosing, Keeping, Reading,
         if self.settings.compile:
             raise ConfigError("policy.compile: sharded denoisers are not compiled; leave it out")
         self._weights.shard(shard)
+
+    def split(self, mesh: DeviceMesh) -> None:
+        """Has the denoisers split their sequences; text encoders and the autoencoder run whole on each process."""
+        if self.settings.compile:
+            raise ConfigError("policy.compile: denoisers that split their sequence are not compiled; leave it out")
+        self._weights.shard(partial(split_sequence, mesh=mesh))
 
     def reference(self) -> AbstractContextManager[None]:
         """``using("reference")``."""

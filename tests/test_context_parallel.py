@@ -1,0 +1,151 @@
+"""Processes that share the sequence of each sample: the run of one process that has it whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from mmgrpo import Sample, Trainer
+from mmgrpo.errors import ConfigError
+from mmgrpo.run.processes import Job
+from mmgrpo.types import Score
+from tests.policies import tiny_policies
+from tests.policies.tiny_language import policy_of
+from tests.test_sharding import on_two, untimed
+from tests.test_world_sizes import outcome
+
+RELATIVE = 1e-6
+PIPELINES = ("wan", "flux", "flux-kontext", "flux2", "flux2-klein")
+"""Those of the tiny ones of which diffusers has a plan, but Qwen-Image, whose texts are of any length, and LTX."""
+
+ROUNDED = 1e-4
+"""Of numbers in the log."""
+
+
+def brightness(samples: Sequence[Sample]) -> list[Score]:
+    """Asked by the first process of a seat alone."""
+    asked.append(len(samples))
+    frames = [one.video[0] if one.video is not None else one.image for one in samples]
+    return [Score(sum(frame.tobytes()) / 64) for frame in frames if frame is not None]
+
+
+asked: list[int] = []
+
+
+def trained(output: Path, name: str, *, context_parallel: int = 1, lora: bool = True, **changes: Any) -> Trainer:
+    """Two steps of two updates, with a warm-up, a reference, an evaluation and a checkpoint."""
+    torch.manual_seed(0)
+    values: dict[str, Any] = {
+        "output": str(output),
+        "steps": 2,
+        "rollout": {"prompts_per_step": 2, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 2}},
+        "objective": {"divergence": "gaussian", "kl_beta": 0.1},
+        "update": {"minibatches": 2, "lr": 1e-3, "eps": 1e-2, "ema": {"decay": 0.5}},
+        "evaluation": {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "limit": 2}, "every": 2},
+        "checkpoint": {"every": 1},
+        "runtime": {"device": "cpu", "context_parallel": context_parallel},
+        **changes,
+    }
+    own = {} if lora else {"lora": None}
+    policy = tiny_policies.policy_of(name, gradient_checkpointing=True, update_batch=2, **own)
+    trainer = Trainer(policy, {"brightness": brightness}, tiny_policies.prompts_of(name), values)
+    trainer.train()
+    return trainer
+
+
+def runs(folder: Path, names: Sequence[str]) -> dict[str, tuple[Tensor, list[dict[str, Any]], int]]:
+    """Pairs of processes that share sequences: the weights and the log, and how often this one asked the rewards."""
+    found = {}
+    for name in names:
+        asked.clear()
+        pipeline, _, trains = name.partition(" ")
+        trainer = trained(folder / name, pipeline, context_parallel=2, lora=trains != "all")
+        found[name] = *outcome(trainer), sum(trainer.job.gather_each(sum(asked)))
+    return found
+
+
+def ended(folder: Path, names: Sequence[str]) -> str:
+    """How a run ends of whose processes one that asks no rewards is told to."""
+    job = Job(Accelerator(), context_parallel=2)
+    pids = job.gather_each(os.getpid())
+
+    def ending(samples: Sequence[Sample]) -> list[float]:
+        os.kill(pids[1], signal.SIGTERM)
+        return [0.0 for _ in samples]
+
+    values: dict[str, Any] = {"output": str(folder), "rollout": {"prompts_per_step": 2, "group_size": 2}}
+    values["runtime"] = {"device": "cpu", "context_parallel": 2}
+    trainer = Trainer(tiny_policies.policy_of("flux"), {"ending": ending}, tiny_policies.prompts_of("flux"), values)
+    trainer.train()
+    return trainer.status
+
+
+def _same(name: str, found: tuple[Tensor, list[dict[str, Any]], int], output: Path) -> None:
+    asked.clear()
+    pipeline, _, trains = name.partition(" ")
+    weights, lines = outcome(trained(output, pipeline, lora=trains != "all"))
+    assert float((found[0] - weights).norm() / weights.norm()) < RELATIVE, name
+    assert found[2] == sum(asked), name  # no reward was asked twice
+    assert len(lines) == len(found[1]) == 4
+    for one, other in zip(lines, found[1], strict=True):
+        numbers = {key: value for key, value in untimed(one).items() if isinstance(value, float)}
+        assert {key: other[key] for key in numbers} == pytest.approx(numbers, rel=1e-3, abs=ROUNDED), name
+
+
+def test_two_that_share_a_sequence_make_the_updates_of_one(tmp_path: Path) -> None:
+    names = ("wan", "flux all")
+    found = on_two(tmp_path, names, function="runs", module="tests.test_context_parallel")
+    for name in names:
+        _same(name, found[name], tmp_path / "alone" / name)
+
+
+@pytest.mark.nightly
+def test_pairs_that_share_sequences_make_the_updates_of_one(tmp_path: Path) -> None:
+    """Four processes: each pair draws and trains its own groups."""
+    names = (*PIPELINES, "wan all")
+    module = "tests.test_context_parallel"
+    found = on_two(tmp_path, names, function="runs", module=module, processes=4)
+    for name in names:
+        _same(name, found[name], tmp_path / "alone" / name)
+
+
+@pytest.mark.nightly
+def test_one_that_asks_no_rewards_may_be_told_to_end(tmp_path: Path) -> None:
+    assert on_two(tmp_path, (), function="ended", module="tests.test_context_parallel") == "terminated"
+
+
+def refused(folder: Path, names: Sequence[str]) -> list[str]:
+    """What three processes are told that cannot share a sequence."""
+    job, said = Job(Accelerator(), context_parallel=3), []
+    for policy in (tiny_policies.policy_of("sd3"), tiny_policies.policy_of("wan"), policy_of("llama")):
+        with pytest.raises(ConfigError) as error:
+            job.spread(policy)
+        said.append(str(error.value))
+    policy = tiny_policies.policy_of("flux", compile=True)
+    with pytest.raises(ConfigError, match=r"policy\.compile: denoisers that split their sequence are not compiled"):
+        job.spread(policy)
+    return said
+
+
+@pytest.mark.nightly
+def test_what_cannot_share_a_sequence_is_refused(tmp_path: Path) -> None:
+    key = "runtime.context_parallel"
+    assert on_two(tmp_path, (), function="refused", module="tests.test_context_parallel", processes=3) == [
+        f"{key}: diffusers has no plan (_cp_plan) by which it splits the sequence of SD3Transformer2DModel, "
+        "the transformer; leave it out",
+        f"{key}: 3 does not divide the 2 heads of WanTransformer3DModel, the transformer",
+        f"LanguagePolicy splits no sequences: leave out {key}",
+    ]
+
+
+def test_processes_divide_into_those_that_share() -> None:
+    with pytest.raises(ConfigError, match=r"context_parallel=2 does not divide the 1 processes .* --processes N"):
+        Job(Accelerator(cpu=True), context_parallel=2)
