@@ -15,9 +15,11 @@ from torch import Tensor
 
 from mmgrpo import Sample, Trainer
 from mmgrpo.errors import ConfigError
+from mmgrpo.explain.metering import Meter
 from mmgrpo.run.processes import Job
 from mmgrpo.types import Score
 from tests.policies import tiny_policies
+from tests.policies.contract import gradients
 from tests.policies.tiny_language import policy_of
 from tests.test_sharding import on_two, untimed
 from tests.test_world_sizes import outcome
@@ -120,6 +122,25 @@ def test_pairs_that_share_sequences_make_the_updates_of_one(tmp_path: Path) -> N
 @pytest.mark.nightly
 def test_one_that_asks_no_rewards_may_be_told_to_end(tmp_path: Path) -> None:
     assert on_two(tmp_path, (), function="ended", module="tests.test_context_parallel") == "terminated"
+
+
+def peak(folder: Path, names: Sequence[str]) -> int:
+    """Bytes that an update of a video of nine latent frames takes at the most on this process."""
+    job = Job(Accelerator(cpu=True), context_parallel=int(os.environ.get("WORLD_SIZE", "1")))
+    call = {"num_frames": 33, "height": 64, "width": 64, "num_inference_steps": 3}
+    policy = tiny_policies.policy_of("wan", call=call, update_batch=1, rollout_batch=1)
+    job.spread(policy)
+    rollout = policy.rollout(tiny_policies.prompts_of("wan")[:1], group_size=2, seed=1)
+    gradients(policy, rollout)  # what is tried first is not measured
+    with Meter(policy._weights.modules["transformer"].parameters()) as meter:
+        gradients(policy, rollout)
+    return meter.peak
+
+
+@pytest.mark.nightly
+def test_two_that_share_a_sequence_have_half_of_its_activations(tmp_path: Path) -> None:
+    shared = on_two(tmp_path, (), function="peak", module="tests.test_context_parallel")
+    assert 0.5 < shared / peak(tmp_path, ()) < 0.6
 
 
 def refused(folder: Path, names: Sequence[str]) -> list[str]:
