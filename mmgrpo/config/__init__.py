@@ -15,6 +15,7 @@ from mmgrpo.config.prompts import PromptsConfig, ReadingConfig, SourceConfig
 from mmgrpo.config.references import ReferenceConfig
 from mmgrpo.config.registry import decides
 from mmgrpo.config.rewards import Closed, GateConfig, RewardConfig, gate_order
+from mmgrpo.config.runtime import RuntimeConfig
 from mmgrpo.config.sections import Named, Section, unknown_keys
 from mmgrpo.config.series import SeriesRun
 from mmgrpo.config.stages import StageConfig, faults, moving_keys
@@ -228,37 +229,6 @@ class TrackingConfig(Section):
         default=2,
         ge=0,
         description="groups kept in samples/ with their advantages, at the first step and with every evaluation",
-    )
-
-
-class RuntimeConfig(Section):
-    """The machine."""
-
-    device: str | None = Field(default=None, description="null: what accelerate finds")
-    threads: int | None = Field(default=None, ge=1, description="CPU threads of torch; null leaves its default")
-    wait_s: float = Field(
-        default=3600.0,
-        gt=0,
-        description="of several processes: seconds that one may wait in an exchange for one that is still at work (its "
-        "rewards, the judges of an evaluation); then the run fails",
-    )
-    silent_s: float = Field(
-        default=300.0,
-        gt=0,
-        description="of several processes: seconds without a sign of life after which one counts as stopped, or as "
-        "gone with its machine, and the others end; one that was killed is missed at once",
-    )
-    context_parallel: int = Field(
-        default=1,
-        ge=1,
-        description="processes that share the sequence of each sample, for videos and pictures that one has no room "
-        "for: diffusers' Ulysses attention, where it has a plan for the denoiser (Wan, FLUX, FLUX.2)",
-    )
-    gather_for_rollout: bool = Field(
-        default=True,
-        description="where FSDP2 has parted the policy: it is put together on every process before it draws, parted "
-        "again after; false: block by block wherever it is called (once a token, once a denoising step), where the "
-        "whole of it has no room beside what an update leaves",
     )
 
 
