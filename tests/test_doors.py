@@ -59,6 +59,15 @@ def test_recipes_are_those_that_come_each_with_its_note() -> None:
     assert max(map(len, printed.splitlines())) <= 80
 
 
+def test_recipes_are_found_by_a_part_of_their_names() -> None:
+    printed = call("recipes", "flux", COLUMNS="80").output
+    names = ["recipes/flux-dance-grpo", "recipes/flux-mix-grpo", "one-gpu/flux-dance-grpo", "one-gpu/flux-mix-grpo"]
+    assert [line for line in printed.splitlines() if line and not line.startswith(" ")] == names
+    refused = call("recipes", "fluxx")
+    assert refused.exit_code == 2
+    assert "no recipe has 'fluxx' in its name; mmgrpo recipes lists all" in refused.stderr
+
+
 def test_help_is_whole_on_80_columns() -> None:
     helped = call("--help", COLUMNS="80", TERMINAL_WIDTH="80").output
     assert "..." not in helped.replace("COMMAND [ARGS]...", "")

@@ -55,6 +55,13 @@ def rows(config: RunConfig) -> dict[str, str]:
     return found
 
 
+def test_lines_are_as_wide_as_they_may_be() -> None:
+    config = load_config("recipes/sd3.5-flow-grpo-fast")
+    narrow, wide = explanation(config, 80), explanation(config)
+    assert [max(map(len, text.splitlines())) for text in (narrow, wide)] == [80, 118]
+    assert narrow.split() == wide.split()
+
+
 def test_a_window_costs_one_forward_per_step_and_policy() -> None:
     # 10 steps drawn; 4 of them trained on, once by the policy and once by the reference
     assert numbers(forwards_per_sample(changed(), 10), 10) == [10.0, 0.0, 4.0, 4.0]

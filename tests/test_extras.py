@@ -114,10 +114,13 @@ def test_without_extras_everything_starts_and_each_reward_says_what_it_lacks() -
         *("motion", "temporal_consistency", "frame_mean"),
         *("detection", "edit_distance", "caption_score", "ocr_accuracy", "math_verify"),
     } & set(REWARDS)
-    assert said["detection"] == "reward detection needs the package 'scipy': pip install 'mmgrpo[rewards]'"
-    assert said["edit_distance"] == "reward edit_distance needs the package 'rapidfuzz': pip install 'mmgrpo[rewards]'"
-    assert said["math_verify"] == "reward math_verify needs the package 'math_verify': pip install 'mmgrpo[math]'"
-    assert {re.search(r"pip install (.*)$", line)[1] for line in said.values()} == {  # pyright: ignore[reportOptionalSubscript]
+    rewards, maths = (
+        f"pip install 'mmgrpo[{x}]', or in a clone uv run --extra {x} mmgrpo ..." for x in ("rewards", "math")
+    )
+    assert said["detection"] == f"reward detection needs the package 'scipy': {rewards}"
+    assert said["edit_distance"] == f"reward edit_distance needs the package 'rapidfuzz': {rewards}"
+    assert said["math_verify"] == f"reward math_verify needs the package 'math_verify': {maths}"
+    assert {re.search(r"pip install (.*), or in a clone", line)[1] for line in said.values()} == {  # pyright: ignore[reportOptionalSubscript]
         "'mmgrpo[rewards]'",
         "'mmgrpo[math]'",
     }
@@ -129,12 +132,13 @@ def test_a_tracker_that_is_not_installed_is_an_error(tracker: str, monkeypatch: 
     assert not is_installed(tracker)
     with pytest.raises(MissingPackageError) as raised:
         make_accelerator(RunConfig.model_validate({"tracking": {"trackers": [tracker]}}))
-    said = f"tracking.trackers: {tracker} needs the package '{tracker}': pip install 'mmgrpo[trackers]'"
-    assert str(raised.value) == said
+    said = f"tracking.trackers: {tracker} needs the package '{tracker}': pip install 'mmgrpo[trackers]', "
+    assert str(raised.value) == f"{said}or in a clone uv run --extra trackers mmgrpo ..."
 
 
 def test_a_package_of_no_extra_is_named_by_itself() -> None:
-    assert str(missing("easyocr", "engine easyocr")).endswith("needs the package 'easyocr': pip install easyocr")
+    cure = "pip install easyocr, or in a clone uv run --with easyocr mmgrpo ..."
+    assert str(missing("easyocr", "engine easyocr")) == f"engine easyocr needs the package 'easyocr': {cure}"
     with pytest.raises(MissingPackageError, match="a test needs the package 'no_such_package'"):
         required("no_such_package.inner", "a test")
     assert required("json.decoder", "a test").JSONDecodeError is json.JSONDecodeError

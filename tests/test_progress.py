@@ -237,6 +237,17 @@ class TestBars:
             ]
             assert lines[2:] == ["loss 0.5000"]
 
+    def test_no_number_of_an_evaluation_is_broken(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        line = {"step": 10.0} | {f"eval/{name}_accuracy/mean": 0.5 for name in ("held_out", "first", "second", "third")}
+        with terminal(monkeypatch) as reader:
+            Progress(validated({"steps": 60}), quiet=False).judged(line)
+            drawn = all_of(reader).splitlines()
+        # 11 columns before, 23 + 3 + 20 + 3 + 21 of them: 81 are more than 80
+        assert drawn == [
+            "step   10  held_out_accuracy 0.500   first_accuracy 0.500",
+            "           second_accuracy 0.500   third_accuracy 0.500",
+        ]
+
     def test_what_is_drawn_on_the_terminal_is_the_view(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with terminal(monkeypatch) as reader:
             with Progress(

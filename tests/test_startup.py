@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -51,6 +52,22 @@ def test_settings_read_without_a_policy_are_those_of_the_policy(policy: str) -> 
     assert settings_type(policy) is adapter.settings_type
     assert is_scheduled(policy) == issubclass(adapter, Scheduled)
     assert sorted(SETTINGS) == sorted(POLICIES)
+
+
+SETTLED = """
+from mmgrpo.cli.commanded import settings_of
+settings_of("quickstart/arithmetic-text", None)
+from huggingface_hub.utils import are_progress_bars_disabled
+from transformers.utils.logging import is_progress_bar_enabled
+print(is_progress_bar_enabled(), not are_progress_bars_disabled())
+"""
+
+
+@pytest.mark.parametrize(("wish", "downloads"), [("0", "True"), ("1", "False")])
+def test_of_bars_only_those_of_downloads_are_drawn(wish: str, downloads: str) -> None:
+    environment = {**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": wish}
+    done = subprocess.run([sys.executable, "-c", SETTLED], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.stdout.split() == ["False", downloads]
 
 
 def test_the_package_gives_its_names_when_they_are_asked_for() -> None:

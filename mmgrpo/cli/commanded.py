@@ -114,15 +114,23 @@ def _say_loading(settings: RunConfig) -> None:
     what = "the libraries"
     if settings.policy is not None:
         what += f" and {settings.policy.numbers.get('model', settings.policy.name)}"
-    PlainConsole(stderr=True).say(f"loading {what} ...")
+    console = PlainConsole(stderr=True)
+    console.say(console.folded(f"loading {what} ...".split(" "), " ", indent=0))
 
 
 def _settle_libraries() -> None:
-    """Before they are imported: no bars where nobody watches, and no warnings that are for those who write code."""
+    """No bars where nobody watches, none but of downloads elsewhere, and no warnings for those who write code."""
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")
     if not sys.warnoptions:
         warnings.filterwarnings("ignore", category=FutureWarning)
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils.logging import disable_progress_bar
+
+    are_downloads_silent = are_progress_bars_disabled()
+    disable_progress_bar()  # of a model's files as they are read; it takes those of downloads with it
+    if not are_downloads_silent:
+        enable_progress_bars()
 
 
 def is_series(path: str | Path) -> bool:

@@ -291,19 +291,20 @@ def explain(
         from mmgrpo.config.parts import singles_of
         from mmgrpo.docgen.declared import require_rewards
         from mmgrpo.explain.explanation import explanation
+        from mmgrpo.explain.lines import WIDTH, told
 
         if accelerate not in ("gpus", "fsdp2"):
             raise ConfigError(f"--accelerate {accelerate}: what is predicted is gpus or fsdp2")
+        width = min(WIDTH, console.width) if sys.stdout.isatty() else WIDTH
         for settings in singles_of(settings_of(config, overrides, computes=False, trust=trust)):
             require_rewards(settings)
-            typer.echo(shown(explanation(settings)))
+            typer.echo(shown(explanation(settings, width)))
             if processes is not None:
-                from mmgrpo.explain.explanation import told
                 from mmgrpo.explain.scale import Machine, planned, scale_rows
 
                 machine = Machine(tflops=tflops, memory_gb_s=memory_gb_s, link_gb_s=link_gb_s)
                 plan = planned(settings, prompt_tokens=prompt_tokens)
-                typer.echo(told(scale_rows(plan, processes, machine, sharded=accelerate == "fsdp2")))
+                typer.echo(told(scale_rows(plan, processes, machine, sharded=accelerate == "fsdp2"), width))
 
 
 @app.command("serve-rewards")

@@ -70,7 +70,7 @@ def export_run(run: str, wanted: Wanted) -> Path:
     require_within(run_of(weights.parent), weights, trust=wanted.trust)
     adapters = has_adapters(weights)
     if wanted.merged and not adapters:
-        raise ConfigError(f"--merged: {weights} holds no adapters but all weights, which are written whole as it is")
+        raise ConfigError(f"--merged: {weights} holds no adapters but all weights; leave --merged out")
     if wanted.dtype and adapters and not wanted.merged:
         raise ConfigError("--dtype is of a model that is written whole: add --merged; adapters stay in float32")
     policy_values = _policy_values(config_of(checkpoint))

@@ -14,12 +14,14 @@ from mmgrpo.errors import MmgrpoError
 from mmgrpo.system.console import page, styled
 
 
-def recipes() -> None:
+def recipes(
+    named: Annotated[str, typer.Argument(help="those whose names hold it: quickstart, one-gpu, papers, flux, vl")] = "",
+) -> None:
     """Lists the configurations that come to be run, with what each wants."""
     with plain_errors():
         from mmgrpo.cli.starting import recipes as notes
 
-        for name, note in notes().items():
+        for name, note in notes(named).items():
             console.print(styled(name, "bold"))
             console.print(Padding(note, (0, 0, 1, 2)))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.config.loading import find_config, read_layers, shipped
-from mmgrpo.errors import OutputError
+from mmgrpo.errors import OutputError, UnknownNameError
 from mmgrpo.system.files import writing
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -81,9 +81,22 @@ def start(folder: Path) -> list[Path]:
     return list(texts)
 
 
-def recipes() -> dict[str, str]:
-    """The configurations that can be run as they are, by the name to run them with: what each wants and is."""
-    found = [name for folder in ("quickstart", "recipes", "one-gpu", "papers") for name in shipped(folder)]
+def recipes(named: str = "") -> dict[str, str]:
+    """The configurations that can be run as they are, by the name to run them with: what each wants and is.
+
+    Args:
+        named: text that their names hold.
+
+    Returns:
+        Notes, one for each.
+
+    Raises:
+        UnknownNameError: none is so named.
+    """
+    every = [name for folder in ("quickstart", "recipes", "one-gpu", "papers") for name in shipped(folder)]
+    found = [name for name in every if named in name]
+    if not found:
+        raise UnknownNameError(f"no recipe has {named!r} in its name; mmgrpo recipes lists all {len(every)}")
     return {name: _note(read_layers(find_config(name))) for name in found}
 
 

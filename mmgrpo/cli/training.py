@@ -118,13 +118,10 @@ def _from(folder: Path, before: list[RunConfig], config: RunConfig) -> dict[str,
 
 @contextmanager
 def _accelerator(settings: RunConfig, *, is_new: bool) -> Iterator[Accelerator]:
-    from transformers.utils.logging import disable_progress_bar
-
     from mmgrpo.run.folder import make_accelerator, require_output
 
     if is_new:
         require_output(settings)
-    disable_progress_bar()  # of a saved checkpoint's files, across the run's own bar
     accelerator = make_accelerator(settings)
     try:
         yield accelerator

@@ -43,8 +43,8 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
             lines.append(f"unknown key {where!r}{now}")
         elif where == "policy.name" and problem["type"] == "missing":
             lines.append(
-                "policy.name: no kind of policy is named (denoising, language, ...); lay a file without one over a "
-                "model, model first: include: [models/NAME, ...]"
+                "policy.name: no kind of policy is named (denoising, language, ...); name it, policy: {name: language, "
+                "...}, or lay a file without one over a model, model first: include: [models/NAME, ...]"
             )
         else:
             lines.append(f"{where or 'configuration'}: {problem['msg'].removeprefix('Value error, ')}")

@@ -5,8 +5,7 @@ Every formula is the line of the docstring of the function that computes it, so 
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -23,6 +22,7 @@ from mmgrpo.explain.course import course_rows, moving_reference_rows, prompt_row
 from mmgrpo.explain.formulas import formula_of, with_defaults
 from mmgrpo.explain.formulas import numbers_text as _numbers
 from mmgrpo.explain.formulas import summary as _summary
+from mmgrpo.explain.lines import WIDTH, told
 from mmgrpo.explain.method import method_rows, recipe_rows
 from mmgrpo.explain.rounds import Played
 from mmgrpo.explain.views import view_rows
@@ -48,18 +48,24 @@ from mmgrpo.maths.trees import TREES
 from mmgrpo.maths.windows import WINDOWS
 from mmgrpo.values import REFERENCE
 
-WIDTH = 118
-LABEL = 14
 TRUNCATED = {
     "zero": "samples cut off by their length limit: decisions left out, counted as zeros in means over samples",
     "drop": "samples cut off by their length limit: left out, counted nowhere",
 }
 
 
-def explanation(config: RunConfig) -> str:
+def explanation(config: RunConfig, width: int = WIDTH) -> str:
     """The resolved formula with its numbers, the geometry of the batch, the passes that run and what a sample costs.
 
-    Raises ConfigError if objective, advantages, planner, window or the policy's settings cannot be used as written.
+    Args:
+        config: the run.
+        width: of a line, in characters.
+
+    Returns:
+        Lines of labels and texts.
+
+    Raises:
+        ConfigError: if objective, advantages, planner, window or the policy's settings cannot be used as written.
     """
     build_objective(config.objective)
     require_credit(config)
@@ -76,12 +82,7 @@ def explanation(config: RunConfig) -> str:
         _passes(config, settings),
         cost_rows(config, settings, cases),
     ]
-    return "\n\n".join(map(told, parts)) + "\n"
-
-
-def told(rows: Iterable[tuple[str, str]]) -> str:
-    """Labels and texts as lines."""
-    return "\n".join(_row(label, text) for label, text in rows)
+    return "\n\n".join(told(rows, width) for rows in parts) + "\n"
 
 
 def _what(config: RunConfig) -> Iterator[tuple[str, str]]:
@@ -387,14 +388,3 @@ def _settings(policy: Named) -> Any:
 
 def _many(number: int, noun: str, plural: str = "s") -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{plural}"
-
-
-def _row(label: str, text: str) -> str:
-    return textwrap.fill(
-        text,
-        WIDTH,
-        initial_indent=f"{label:<{LABEL}}",
-        subsequent_indent=" " * LABEL,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -20,6 +20,7 @@ from mmgrpo.report.rendering import write_page
 from mmgrpo.report.run_files import RunFiles
 from mmgrpo.report.sample_sets import SampleRecord, SampleSet, common_changes, read_sample_sets, shared_requests
 from mmgrpo.report.sections import drawn_once
+from mmgrpo.report.texts import verdicts_of
 from mmgrpo.system.yamls import YamlError, parsed_yaml
 
 MAX_RUNS = 6
@@ -108,11 +109,21 @@ def _settings(text: str | None) -> dict[str, str]:
 
 
 def _leaves(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """What is set, by its dotted key; a member of a list of mappings goes by its label or name."""
     for key, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", "null" if value is None else str(value)
+        inner = _named(value) if isinstance(value, list) else value
+        if isinstance(inner, dict) and inner:
+            yield from _leaves(inner, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}", str(value)
+
+
+def _named(members: Sequence[Any]) -> dict[str, Any] | None:
+    """The members of a list by label or name, or by their position where two have the same; None if not mappings."""
+    if not all(isinstance(member, dict) for member in members):
+        return None
+    names = [str(member.get("label") or member.get("name") or place) for place, member in enumerate(members)]
+    return dict(zip(names if len(set(names)) == len(names) else map(str, range(len(names))), members, strict=True))
 
 
 def _page(runs: Sequence[Run]) -> dict[str, Any]:
@@ -127,6 +138,7 @@ def _page(runs: Sequence[Run]) -> dict[str, Any]:
         "measured": _rows(judged),
         "section": drawn_once({"all": _charts(runs)})["all"],
         "requests": requests,
+        "verdicts": verdicts_of([record for run in runs if run.sample_set for record in run.sample_set.records]),
         "steps": [run.sample_set.step if run.sample_set else None for run in runs],
         "left_out": [(run.label, name) for run in runs for name in [*run.files.refused, *run.files.cut][:MAX_ROWS]],
         "unreadable": [

@@ -43,9 +43,18 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stroke:
-    """A curve in the plot's coordinates: both axes run from 0 to 100, y downwards."""
+    """A curve in the plot's coordinates: both axes run from 0 to 100, y downwards.
+
+    Attributes:
+        label: what the curve is.
+        series: its place among the curves that were asked for, which is its colour.
+        line: SVG path.
+        band: SVG path of what lies around it, if anything does.
+        dots: SVG path of the points, where they are few.
+    """
 
     label: str
+    series: int
     line: str
     band: str | None
     dots: str | None
@@ -62,6 +71,7 @@ class Chart:
         summary: the chart in words, for who cannot see it.
         curves: what is drawn.
         strokes: the drawn curves.
+        is_named: several curves were asked for, so that each drawn one says which it is.
         x_ticks: (position in percent, label).
         y_ticks: (position in percent from the top, label).
         readout: what the hover read-out needs: the axes' ranges and the curves' numbers.
@@ -73,6 +83,7 @@ class Chart:
     summary: str
     curves: tuple[Curve, ...]
     strokes: tuple[Stroke, ...]
+    is_named: bool
     x_ticks: tuple[tuple[float, str], ...]
     y_ticks: tuple[tuple[float, str], ...]
     readout: Mapping[str, Any]
@@ -123,9 +134,10 @@ def draw_chart(
     Returns:
         What is drawn.
     """
-    curves = [curve for curve in curves if curve.points]
-    if not curves:
+    asked = [(series, curve) for series, curve in enumerate(curves) if curve.points]
+    if not asked:
         return None
+    is_named, curves = len(curves) > 1, [curve for _, curve in asked]
     shares = (0.0, 1.0) if all(curve.is_share for curve in curves) else ()
     reach = [bound for curve in curves for bound in span(curve)] + list(within) + list(shares)
     y_ticks = enclosing_ticks(min(reach), max(reach))
@@ -142,7 +154,8 @@ def draw_chart(
         remark="; ".join(part for part in (note, remark) if part),
         summary=f"{title}. " + "; ".join(_in_words(curve, axis) for curve in curves),
         curves=tuple(curves),
-        strokes=tuple(_stroke(curve, x, y) for curve in curves),
+        strokes=tuple(_stroke(curve, series, x, y) for series, curve in asked),
+        is_named=is_named,
         x_ticks=tuple((x(step), f"{step:,.0f}") for step in whole_ticks(first, last)),
         y_ticks=tuple((y(tick), label) for tick, label in zip(y_ticks, labels, strict=True)),
         readout={
@@ -175,7 +188,7 @@ def _scale(at_0: float, at_100: float) -> Callable[[float], float]:
     return lambda value: round(100 * (value - at_0) / (at_100 - at_0), 2) + 0.0
 
 
-def _stroke(curve: Curve, x: Callable[[float], float], y: Callable[[float], float]) -> Stroke:
+def _stroke(curve: Curve, series: int, x: Callable[[float], float], y: Callable[[float], float]) -> Stroke:
     band = None
     if curve.spread:
         above = [f"{x(step)} {y(high)}" for (step, _), (_, high) in zip(curve.points, curve.band, strict=True)]
@@ -183,7 +196,7 @@ def _stroke(curve: Curve, x: Callable[[float], float], y: Callable[[float], floa
         band = "M" + "L".join(above + below[::-1]) + "Z"
     at = [f"{x(step)} {y(value)}" for step, value in curve.points]
     dots = "".join(f"M{point}h0" for point in at) if len(at) <= 20 else None
-    return Stroke(label=curve.label, line="M" + "L".join(at), band=band, dots=dots)
+    return Stroke(label=curve.label, series=series, line="M" + "L".join(at), band=band, dots=dots)
 
 
 def _in_words(curve: Curve, axis: str) -> str:

@@ -15,7 +15,8 @@ def number(value: float | None) -> str:
         return "not recorded"
     if abs(value) < TINY or not math.isfinite(value):
         return f"{value:.3f}"
-    exponent = math.floor(math.log10(abs(value)))
+    rounded = float(f"{value:.{3 if abs(value) >= 1 else 2}e}")
+    exponent = math.floor(math.log10(abs(rounded)))
     if not -4 < exponent < 7:
         return f"{value / 10**exponent:.2f}\u00d7{power_of_ten(exponent)}".replace("-", MINUS)
     return f"{value:,.{max(0, (3 if exponent >= 0 else 2) - exponent)}f}".replace("-", MINUS)

@@ -18,6 +18,7 @@ MAX_VIDEOS_PER_GRID = 36
 MAX_STRIPS = 6
 MAX_STRIP_STEPS = 10
 MANY_PROMPTS = 20
+SPARSE = 2
 FITTING = 5
 """Pictures in a line, each of 96 CSS pixels or more."""
 MEDIA_BYTES = 4_800_000  # base64 makes 6.4 MB of it; the page stays under 8 MB
@@ -86,10 +87,25 @@ class Pictures:
         return sum(len(row.strips[0]) for row in self.rows)
 
     @property
+    def widest(self) -> int:
+        """Pictures of the prompt that has most of them in a grid."""
+        return max(len(row.strips[0]) for row in self.rows)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether each prompt has so few pictures that several prompts fit beside each other."""
+        return self.widest <= SPARSE < len(self.rows)
+
+    @property
     def num_columns(self) -> int:
         """Pictures in a line of a grid; as many as fit where prompts are many, so that they stay low."""
-        widest = max(len(row.strips[0]) for row in self.rows)
-        return min(FITTING, FITTING if len(self.rows) > MANY_PROMPTS else widest)
+        many = len(self.rows) > MANY_PROMPTS and not self.is_sparse
+        return min(FITTING, FITTING if many else self.widest)
+
+    @property
+    def parts(self) -> list[str]:
+        """What a prompt's grids are, from left to right."""
+        return [*["what was shown"] * self.have_sources, *(f"step {step}" for step in self.steps)]
 
     @property
     def num_moved(self) -> tuple[int, int]:

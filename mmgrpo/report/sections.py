@@ -51,6 +51,5 @@ def _is_same(curve: Curve, drawn: Curve) -> bool:
 
 def _value(chart: Chart) -> str:
     """The one value of each curve, named where there are several."""
-    named = len(chart.curves) > 1
-    values = [(f"{curve.label} " if named else "") + number(curve.points[0][1]) for curve in chart.curves]
+    values = [(f"{curve.label} " if chart.is_named else "") + number(curve.points[0][1]) for curve in chart.curves]
     return ", ".join(values)

@@ -156,8 +156,8 @@ def texts_of(
     num_pictures = sum(min(len(record.images), MAX_IMAGES) for record in asking)
     load = partial(load_picture, files, share=media_bytes // max(num_pictures, 1))
     common = common_changes(ends, written)
-    said_once = {change.name for change in common}
-    verdicts = _verdicts([record for sample_set in (*ends, *trained) for record in sample_set.records])
+    said_once = {change.name for change in common if _is_explained_once(change.name, ends, written)}
+    verdicts = verdicts_of([record for sample_set in (*ends, *trained) for record in sample_set.records])
     answered = {name for sample_set in ends for index in written for name in sample_set.records[index].rewards}
     return Texts(
         steps=tuple(sample_set.step for sample_set in ends),
@@ -187,7 +187,7 @@ def _movers(ends: Sequence[SampleSet], written: Sequence[int]) -> list[int]:
     return moved_most(movement, lambda index: ends[0].records[index].prompt, MAX_TEXTS // 2)
 
 
-def _verdicts(records: Sequence[SampleRecord]) -> set[str]:
+def verdicts_of(records: Sequence[SampleRecord]) -> set[str]:
     """The rewards that only ever gave 0 or 1, and both."""
     given: dict[str, set[float]] = {}
     for record in records:
@@ -212,10 +212,14 @@ def _turned(name: str, ends: Sequence[SampleSet], requests: Sequence[int]) -> Tu
 
 def _answer(record: SampleRecord, said_once: Container[str]) -> SampleRecord | None:
     """What was written, with the rewards that are not said once for all."""
-    kept = {
-        name: value for name, value in record.rewards.items() if name not in said_once or name in record.explanations
-    }
+    kept = {name: value for name, value in record.rewards.items() if name not in said_once}
     return replace(record, rewards=kept) if record.text is not None else None
+
+
+def _is_explained_once(name: str, ends: Sequence[SampleSet], requests: Sequence[int]) -> bool:
+    """Whether what a reward says of a request, it says of all of them, at each of the steps."""
+    said = [[sample_set.records[index].explanations.get(name) for index in requests] for sample_set in ends]
+    return all(one == of_step[0] for of_step in said for one in of_step)
 
 
 def _groups(sample_set: SampleSet) -> list[tuple[int, list[SampleRecord]]]:

@@ -144,7 +144,8 @@ class Progress:
         parts = [f"{name} {mean:.3f}" for name, mean in means] + [
             f"{name} failed {frac:.0%}" for name, frac in failures
         ]
-        self._console.say(f"step {int(line['step']):>4}  {self._of_task}{'   '.join(parts)}")
+        head = f"step {int(line['step']):>4}  {self._of_task}"
+        self._console.say(head + self._console.folded(parts, "   ", indent=len(head)))
 
     def skipped(self, step: int, samples: Sequence[str]) -> None:
         """When an update was left out, with the samples, as GROUP.MEMBER, whose own gradient is not finite."""
@@ -154,7 +155,9 @@ class Progress:
 
     def alarmed(self, alarm: Alarm) -> None:
         """When the watchdog gives an alarm."""
-        said = f"step {alarm.step:>4}  {self._of_task}{alarm.kind}: {alarm.measured}; {alarm.cure}"
+        head = f"step {alarm.step:>4}  {self._of_task}"
+        words = f"{alarm.kind}: {alarm.measured}; {alarm.cure}".split(" ")
+        said = head + self._console.folded(words, " ", indent=len("alarm ") + len(head))
         self._console.say(styled("alarm", "bold red"), said)
 
 

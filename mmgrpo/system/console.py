@@ -12,9 +12,11 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, final
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -93,6 +95,28 @@ class PlainConsole(Console):
     def say(self, *parts: str | Text) -> None:
         """Prints a line, or several, that are never wrapped, so that paths in them can be copied."""
         self.print(*parts, soft_wrap=True)
+
+    def folded(self, parts: Sequence[str], between: str, *, indent: int) -> str:
+        """What no terminal is to break within: one line in a file, on a terminal as many as its width asks.
+
+        Args:
+            parts: what stays whole.
+            between: them, on a line.
+            indent: columns that stand before the first line and are left free before the others.
+
+        Returns:
+            The lines.
+        """
+        if not self.file.isatty():
+            return between.join(parts)
+        lines = [""]
+        for part in parts:
+            longer = f"{lines[-1]}{between}{part}" if lines[-1] else part
+            if lines[-1] and indent + cell_len(longer) > self.width:
+                lines.append(part)
+            else:
+                lines[-1] = longer
+        return f"\n{' ' * indent}".join(lines)
 
 
 @final

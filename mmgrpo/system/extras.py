@@ -40,8 +40,10 @@ def missing(package: str, wanted_by: str) -> MissingPackageError:
     Returns:
         The error, to be raised.
     """
-    what = f"'mmgrpo[{EXTRA_OF[package]}]'" if package in EXTRA_OF else package
-    return MissingPackageError(f"{wanted_by} needs the package {package!r}: pip install {what}")
+    extra = EXTRA_OF.get(package)
+    what, option = (f"'mmgrpo[{extra}]'", f"--extra {extra}") if extra else (package, f"--with {package}")
+    cure = f"pip install {what}, or in a clone uv run {option} mmgrpo ..."
+    return MissingPackageError(f"{wanted_by} needs the package {package!r}: {cure}")
 
 
 def required(module: str, wanted_by: str) -> Any:

@@ -40,8 +40,9 @@ addEventListener("load", () => {
   const figures = [...document.querySelectorAll(".head p:not(.sub)")].map(p => p.textContent.trim());
   const tiles = [...document.querySelectorAll(".cell img")].map(img => Math.round(img.getBoundingClientRect().width));
   const tile = tiles.length ? Math.min(...tiles) : null;
+  const grid = Math.round(document.querySelector(".pairs")?.getBoundingClientRect().height ?? 0);
   const overhang = page.scrollWidth - page.clientWidth;
-  parent.postMessage(JSON.stringify({width: innerWidth, overhang, cut, figures, tile}), "*");
+  parent.postMessage(JSON.stringify({width: innerWidth, overhang, cut, figures, tile, grid}), "*");
 });
 </script>
 """
@@ -70,6 +71,7 @@ class Layout:
         cut: texts that reach beyond what hides the rest of them, or beyond the page, and by how much.
         figures: the lines in the cards at the head of the page.
         tile: width of the narrowest picture, in CSS pixels.
+        grid: height of the pictures before and after, in CSS pixels.
     """
 
     width: int
@@ -77,6 +79,7 @@ class Layout:
     cut: list[str]
     figures: list[str]
     tile: int | None
+    grid: int
 
 
 def browser() -> str | None:

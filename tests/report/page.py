@@ -12,7 +12,7 @@ from PIL import Image
 
 from mmgrpo.report import write_report
 
-VOID = {"img", "meta", "link", "br", "path"}
+VOID = {"img", "meta", "link", "br", "path", "wbr"}
 
 
 class Page(HTMLParser):

@@ -51,6 +51,36 @@ def test_what_differs_and_what_was_reached(runs: list[Path]) -> None:
     assert page.texts("script") == [text for text in page.texts("script") if "alert" not in text]
 
 
+def test_a_curve_keeps_its_runs_colour_and_name(runs: list[Path]) -> None:
+    write_lines(runs[1] / "evaluation.jsonl", [{"step": s, "eval/extra/mean": 0.2 + s / 40} for s in (0, 20)])
+    page = compared(runs)
+    # accuracy of the first run alone, extra of the second alone, then the reward of both
+    assert [attrs["class"] for attrs in page.attributes("g")] == ["s0", "s1", "s0", "s1"]
+    assert page.texts("p", "legend")[:2] == ["first/digits", "second/digits"]
+
+
+def test_rewards_are_compared_one_by_one(runs: list[Path]) -> None:
+    first = "rewards: [{name: close, weight: 1.0, gate: null}, {name: close, label: near, weight: 0.2}]\n"
+    (runs[0] / "config.yaml").write_text(first + "held_out: [a, b]\nwindow: null\n")
+    (runs[1] / "config.yaml").write_text("rewards: [{name: close, weight: 0.5}]\nheld_out: [a]\n")
+    rows = compared(runs).texts("tr")
+    differences = ["rewards.close.weight1.00.5", "rewards.near.nameclose\u2013", "rewards.near.labelnear\u2013",
+                   "rewards.near.weight0.2\u2013", "held_out['a', 'b']['a']"]  # fmt: skip
+    start = rows.index(differences[0])
+    assert rows[start : start + 5] == differences
+    assert not [row for row in rows if row.startswith(("rewards.close.gate", "window"))]
+
+
+def test_verdicts_are_marked(runs: list[Path]) -> None:
+    for run, values in zip(runs, ((0, 1), (1, 1)), strict=True):
+        rows = [
+            {"prompt": "1+1=", "group": 0, "member": m, "text": "2", "rewards": {"right": value}}
+            for m, value in enumerate(values)
+        ]
+        write_lines(run / "samples/step-000020/samples.jsonl", rows)
+    assert compared(runs).texts("span", "verdict") == ["✗ right", "✓ right", "✓ right", "✓ right"]
+
+
 def test_the_same_requests_lie_beside_each_other(runs: list[Path]) -> None:
     before = (runs[0] / "samples/step-000000/0001.png").read_bytes()
     for index in (0, 3):

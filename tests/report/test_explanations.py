@@ -67,6 +67,16 @@ def test_what_was_read(tmp_path: Path) -> None:
     assert found == ["nothing", "3", "STOP", None]
 
 
+def test_what_is_the_same_of_all_is_said_once(tmp_path: Path) -> None:
+    for step in ("step-000000", "step-000010"):
+        write(tmp_path, step, [{"reason": "well formed"}, {"reason": "well formed"}], (8, 8))
+    page = render(tmp_path)
+    assert page.texts("p", "lead")[0].endswith("The same for every request: boxes 1.000 → 1.000")
+    assert page.texts("p", "worth") == [""] * 4
+    write(tmp_path, "step-000010", [{"reason": "well formed"}, {"reason": "by luck"}], (8, 8))
+    assert render(tmp_path).texts("p", "worth")[1::2] == ["boxes 1.000: well formed", "boxes 1.000: by luck"]
+
+
 def test_what_a_score_rests_on_in_words(tmp_path: Path) -> None:
     said: dict[str, object] = {
         "parsed": 7.0, "reference": 8, "parts": {"type": 1, "place": 1 / 3},

@@ -48,3 +48,14 @@ def test_no_text_is_cut_off_at_any_width(run: Path, tmp_path: Path, num_measures
     assert {layout.width: layout.cut for layout in found} == {width: [] for width in WIDTHS}
     assert {layout.width: layout.overhang for layout in found} == dict.fromkeys(WIDTHS, 0)
     assert all(layout.tile is not None and layout.tile >= 96 for layout in found)
+
+
+@needs_browser
+@pytest.mark.parametrize("num_members", [1, 2])
+def test_prompts_of_few_pictures_stand_beside_each_other(run: Path, tmp_path: Path, num_members: int) -> None:
+    record(run, num_prompts=24, num_members=num_members)
+    found = layouts(write_report(run), WIDTHS, tmp_path)
+    assert {layout.width: (layout.cut, layout.overhang) for layout in found} == dict.fromkeys(WIDTHS, ([], 0))
+    assert all(layout.tile is not None and layout.tile >= 96 for layout in found)
+    # a prompt a line would take 24 lines of more than 96 px
+    assert all(layout.grid < 24 * 96 for layout in found if layout.width >= 1000)

@@ -111,7 +111,7 @@ def test_ten_prompts_of_forty_members_are_lines_of_five(run: Path) -> None:
     assert requests(page)[:200] == grids
     # the gallery: the first member of 6 prompts at 3 steps, evenly spaced among the 10: 9 k / 5 = 0 1.8 3.6 5.4 7.2 9
     assert requests(page)[200:] == [group * 40 for group in (0, 2, 4, 5, 7, 9) for _ in STEPS]
-    assert [attrs["style"] for attrs in page.attributes("div") if attrs.get("class") == "pairs"] == ["--n:5"]
+    assert [attrs["style"] for attrs in page.attributes("div") if attrs.get("class") == "pairs"] == ["--n:5;--parts:2"]
     assert "100 of 400 requests" in page.texts("p", "lead")[0]
 
 
@@ -127,8 +127,10 @@ def test_of_more_prompts_than_places_evenly_spaced_ones_are_shown(run: Path) -> 
     page = render(run)
     # 100 of 199: every other one, from the first to the last
     assert page.texts("p", "caption")[:100] == [f"prompt {group}" for group in range(0, 199, 2)]
-    # one picture each, but a fifth of the line wide rather than all of it
-    assert [attrs["style"] for attrs in page.attributes("div") if attrs.get("class") == "pairs"] == ["--n:5"]
+    # one picture each, so that several prompts stand beside each other
+    grids = [attrs["style"] for attrs in page.attributes("div") if attrs.get("class") == "pairs sparse"]
+    assert grids == ["--n:1;--parts:2"]
+    assert page.texts("p", "lead")[0].endswith("From left to right: step 0, step 20.")
 
 
 def test_what_requests_showed_stands_beside_their_pictures(run: Path) -> None:

@@ -140,8 +140,9 @@ def test_of_many_requests_those_that_changed_come_first(tmp_path: Path) -> None:
     # of the 58 others, 18 evenly spaced: those at the places round(57 k / 17)
     others = [n for n in range(60) if n not in (41, 50)]
     assert asked[2:] == [f"which {others[round(57 * k / 17)]}" for k in range(18)]
-    assert "20 of 60 requests: first the 2 whose scores moved most, both ways, then 18 chosen by position." in " ".join(
-        page.texts("p", "lead")
+    assert (
+        "20 of 60 requests: first the 2 whose scores moved most, up or down, then 18 chosen by position."
+        in " ".join(page.texts("p", "lead"))
     )
 
 

@@ -1,0 +1,25 @@
+"""Labels and texts as lines."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+
+WIDTH = 118
+LABEL = 14
+
+
+def told(rows: Iterable[tuple[str, str]], width: int = WIDTH) -> str:
+    """Labels and texts as lines of so many characters."""
+    return "\n".join(_row(label, text, width) for label, text in rows)
+
+
+def _row(label: str, text: str, width: int) -> str:
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=f"{label:<{LABEL}}",
+        subsequent_indent=" " * LABEL,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
