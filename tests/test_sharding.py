@@ -27,6 +27,7 @@ from mmgrpo.cli.launching import launch
 from mmgrpo.config import RuntimeConfig
 from mmgrpo.config.loading import LAUNCHES
 from mmgrpo.errors import ConfigError
+from mmgrpo.layouts import layout_of, own_part
 from mmgrpo.run.processes import Job
 from mmgrpo.run.sharding import Sharding
 from tests import test_world_sizes as scenarios
@@ -107,17 +108,26 @@ def with_adapters() -> None:
     scenarios.trained = lambda output, settings, **config: trained(output, settings={**lora, **settings}, **config)
 
 
+def ask(*, in_parts: bool) -> None:
+    """What accelerate is asked for: the engine that ``on_two`` was given, or whole weights."""
+    engine = os.environ.get("TEST_ENGINE", "fsdp2")
+    os.environ["ACCELERATE_USE_FSDP"] = str(in_parts and engine == "fsdp2").lower()
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = str(in_parts and engine != "fsdp2").lower()
+    os.environ.update({"FSDP_VERSION": "2", "ACCELERATE_DEEPSPEED_ZERO_STAGE": engine[-1]})
+
+
 def run(folder: Path, names: Sequence[str], *, in_parts: bool) -> dict[str, Outcome]:
     """The scenarios, on however many processes there are."""
-    os.environ.update({"ACCELERATE_USE_FSDP": str(in_parts).lower(), "FSDP_VERSION": "2"})
+    ask(in_parts=in_parts)
     found = {}
     for name in names:
         torch.manual_seed(0)
         trainer = SCENARIOS[name](folder / str(in_parts) / name)
         weights, lines = scenarios.outcome(trainer)
         modules: Any = trainer.policy._weights.modules  # pyright: ignore[reportAttributeAccessIssue]
-        frozen = [p for module in modules.values() for p in module.parameters() if isinstance(p, DTensor)]
-        held = sum(p.to_local().numel() for p in frozen) / max(sum(p.numel() for p in frozen), 1)
+        frozen = [p for module in modules.values() for p in module.parameters() if layout_of(p) is not None]
+        whole = sum(layout.shape.numel() for layout in map(layout_of, frozen) if layout is not None)
+        held = sum(own_part(p).numel() for p in frozen) / max(whole, 1)
         found[name] = Outcome(weights, lines, held)
     return found
 
@@ -136,7 +146,7 @@ def run_full(folder: Path, names: Sequence[str]) -> list[dict[str, Outcome]]:
 def gradients_apart(folder: Path, names: Sequence[str], **lora: Any) -> dict[str, float]:
     """How far a pipeline in parts has its gradients from a whole one's, of their norm; their decisions are the same."""
     lora = lora or {"lora": {"rank": 2}}
-    os.environ.update({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"})
+    ask(in_parts=True)
     job, found = Job(Accelerator()), {}
     assert job.sharding is not None
     for name in names:
@@ -165,7 +175,9 @@ def full_gradients_apart(folder: Path, names: Sequence[str]) -> dict[str, float]
     return gradients_apart(folder, names, lora=None)
 
 
-def on_two(folder: Path, names: Sequence[str], *, function: str, module: str = "tests.test_sharding") -> Any:
+def on_two(
+    folder: Path, names: Sequence[str], *, function: str, module: str = "tests.test_sharding", engine: str = "fsdp2"
+) -> Any:
     """What a function of a module of tests gives on the first of two processes."""
     script = folder / "script.py"
     script.write_text(
@@ -174,7 +186,7 @@ def on_two(folder: Path, names: Sequence[str], *, function: str, module: str = "
         "if int(os.environ['RANK']) == 0:\n    torch.save(found, sys.argv[2])\n"
     )
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", str(script)]
-    given = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
+    given = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd()), "TEST_ENGINE": engine}
     command += [str(folder / "runs"), str(folder / "found.pt"), *names]
     done = subprocess.run(command, env={**os.environ, **given}, timeout=800, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-9000:]
@@ -197,7 +209,7 @@ def drawn_alone(folder: Path, names: Sequence[str]) -> tuple[list[int], list[Ten
 
     And what a whole model and that one say of what was drawn, by a reference that is first asked for meanwhile.
     """
-    os.environ.update({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"})
+    ask(in_parts=True)
     job = Job(Accelerator())
     assert job.sharding is not None
     whole, policy = scenarios.policy_of("llama"), scenarios.policy_of("llama")

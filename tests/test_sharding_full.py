@@ -21,7 +21,7 @@ from mmgrpo import Sample, Trainer
 from mmgrpo.errors import RewardError
 from mmgrpo.run.checkpoint import list_checkpoints, load_checkpoint
 from tests import test_world_sizes as scenarios
-from tests.test_sharding import BLOCKWISE, SCENARIOS, Outcome, on_two, run_full
+from tests.test_sharding import BLOCKWISE, SCENARIOS, Outcome, ask, on_two, run_full
 
 RELATIVE = 1e-7
 EVERYDAY = ("images", f"a rank without rows{BLOCKWISE}")
@@ -81,7 +81,7 @@ def of_files(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
     """The scenarios, and runs whose files are looked at."""
     found: list[dict[str, Any]] = list(run_full(folder, names))
     for number, parts in enumerate((False, True)):
-        os.environ["ACCELERATE_USE_FSDP"] = str(parts).lower()
+        ask(in_parts=parts)
         made = {
             "kept": kept,
             "terminated": partial(told_to_end, raises=False),

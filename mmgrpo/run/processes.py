@@ -14,10 +14,10 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from mmgrpo.config import RuntimeConfig
 from mmgrpo.errors import ConfigError, MmgrpoError
+from mmgrpo.layouts import layout_of
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.run.parts import Part
@@ -126,7 +126,7 @@ class Job:
         if self.size == 1:
             return
         self.meet()
-        parameters = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+        parameters = [parameter for parameter in parameters if layout_of(parameter) is None]
         present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
         anywhere = self._sum(present.to(self.accelerator.device)).bool().tolist()
         wanted = [p for p, used in zip(parameters, anywhere, strict=True) if used]
@@ -159,7 +159,7 @@ class Job:
             return
         self.meet()
         for parameter in parameters:
-            if not isinstance(parameter, DTensor):
+            if layout_of(parameter) is None:
                 torch.distributed.broadcast(parameter.data, src=0)
 
     def drawing(self, config: RuntimeConfig) -> AbstractContextManager[None]:

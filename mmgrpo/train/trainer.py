@@ -109,7 +109,9 @@ class Trainer:
         self.policy = policy = policy_of(policy, self.config, device)
         if self.job.sharding and owner is None:
             if not isinstance(policy, Shardable):
-                raise ConfigError(f"{type(policy).__name__} cannot be sharded: leave FSDP out of accelerate's settings")
+                raise ConfigError(
+                    f"{type(policy).__name__} cannot be sharded: leave FSDP and DeepSpeed out of accelerate's settings"
+                )
             policy.shard(self.job.sharding.shard)
         self.now = Moving(self.config, self.rewards)
         self.stream = stream_of(asked, self.config)
