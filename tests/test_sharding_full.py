@@ -21,11 +21,12 @@ from mmgrpo import Sample, Trainer
 from mmgrpo.errors import RewardError
 from mmgrpo.run.checkpoint import list_checkpoints, load_checkpoint
 from tests import test_world_sizes as scenarios
-from tests.test_sharding import BLOCKWISE, SCENARIOS, Outcome, ask, on_two, run_full
+from tests.test_sharding import BLOCKWISE, SCENARIOS, Outcome, ask, needs_deepspeed, on_two, run_full
 
 RELATIVE = 1e-7
 EVERYDAY = ("images", f"a rank without rows{BLOCKWISE}")
 BY_NIGHT = tuple(name for name in SCENARIOS if name not in EVERYDAY)
+BY_DAY_OF = {"zero2": ("images",), "zero3": (f"a rank without rows{BLOCKWISE}",)}
 SAME = ("loss", "reward/mean", "optimizer/grad_norm", "rollout/rounds", "advantage/abs_mean")
 
 
@@ -115,15 +116,28 @@ def same_updates(whole: dict[str, Outcome], parts: dict[str, Outcome], name: str
                 assert other[key] == pytest.approx(one[key], rel=1e-4, abs=1e-7), (name, key)
 
 
+ZERO = [pytest.param(engine, marks=(needs_deepspeed, pytest.mark.nightly)) for engine in ("zero2", "zero3")]
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("engine", ["zero2", "zero3"])
+def test_weights_that_deepspeed_parts_take_the_updates_of_whole_ones(engine: str, tmp_path: Path) -> None:
+    whole, parts = on_two(tmp_path, BY_DAY_OF[engine], function="run_full", engine=engine)
+    for name in BY_DAY_OF[engine]:
+        same_updates(whole, parts, name)
+
+
 @pytest.mark.nightly
-def test_weights_in_parts_take_the_updates_of_whole_ones_in_every_scenario(tmp_path: Path) -> None:
-    whole, parts = on_two(tmp_path, BY_NIGHT, function="run_full")
+@pytest.mark.parametrize("engine", ["fsdp2", *ZERO])
+def test_weights_in_parts_take_the_updates_of_whole_ones_in_every_scenario(engine: str, tmp_path: Path) -> None:
+    whole, parts = on_two(tmp_path, BY_NIGHT, function="run_full", engine=engine)
     for name in BY_NIGHT:
         same_updates(whole, parts, name)
 
 
-def test_weights_in_parts_on_two_processes(tmp_path: Path) -> None:
-    runs = on_two(tmp_path, EVERYDAY, function="of_files", module="tests.test_sharding_full")
+@pytest.mark.parametrize("engine", ["fsdp2", *ZERO])
+def test_weights_in_parts_on_two_processes(engine: str, tmp_path: Path) -> None:
+    runs = on_two(tmp_path, EVERYDAY, function="of_files", module="tests.test_sharding_full", engine=engine)
     for name in EVERYDAY:
         same_updates(runs[0], runs[1], name)
     checkpoints_are_whole(runs)
