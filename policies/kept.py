@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.layouts import layout_of, own_part
 from mmgrpo.values import OLD, REFERENCE
 
 ADAPTER = "default"
@@ -92,7 +92,7 @@ class Copies:
             module = _filled(blanks[name], self.modules[name])
             shard(name, module)
             for mine, trained in zip(module.parameters(), self.modules[name].parameters(), strict=True):
-                mine.data.copy_(_as_parted(trained.data, mine.data))
+                own_part(mine).copy_(_as_parted(trained, mine))
             return module
 
         self._made = made
@@ -114,7 +114,7 @@ class Copies:
         for key, kept in self.of(name).items():
             now = self.modules[key]
             for mine, trained in zip(kept.parameters(), now.parameters(), strict=True):
-                _blend(mine, trained, decay)
+                _blend(own_part(mine), own_part(trained), decay)
             for mine, trained in zip(kept.buffers(), now.buffers(), strict=True):
                 mine.copy_(trained)
 
@@ -253,10 +253,9 @@ def _blank(module: nn.Module) -> nn.Module:
 
 
 def _as_parted(value: Tensor, other: Tensor) -> Tensor:
-    """A value that may be whole for a while, as another whose part this process holds lies."""
-    if not isinstance(other, DTensor) or isinstance(value, DTensor):
-        return value
-    return distribute_tensor(value, other.device_mesh, other.placements, src_data_rank=None)
+    """What goes with the part of another, of a parameter that may be whole for a while."""
+    layout = layout_of(other)
+    return own_part(value) if layout is None or layout_of(value) is not None else layout.part_of(value.detach())
 
 
 def _filled(blank: nn.Module, module: nn.Module) -> nn.Module:

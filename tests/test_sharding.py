@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from typer.testing import CliRunner
@@ -26,9 +26,12 @@ from mmgrpo.cli import app
 from mmgrpo.cli.launching import launch
 from mmgrpo.config import RuntimeConfig
 from mmgrpo.config.loading import LAUNCHES
-from mmgrpo.errors import ConfigError
+from mmgrpo.errors import ConfigError, MissingPackageError
+from mmgrpo.layouts import layout_of, own_part
+from mmgrpo.run.parts import Part, held
 from mmgrpo.run.processes import Job
 from mmgrpo.run.sharding import Sharding
+from mmgrpo.system.extras import is_installed
 from tests import test_world_sizes as scenarios
 from tests.policies import tiny_policies
 from tests.policies.contract import gradients
@@ -93,6 +96,8 @@ SCENARIOS = WHOLE | {f"{name}{BLOCKWISE}": partial(block_by_block, scenario=made
 
 BY_NIGHT = tuple(name for name in SCENARIOS if name not in EVERYDAY)
 
+needs_deepspeed = pytest.mark.skipif(not is_installed("deepspeed"), reason="the extra deepspeed is not installed")
+
 
 def untimed(line: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in line.items() if not key.startswith(("time", "memory/"))}
@@ -107,17 +112,26 @@ def with_adapters() -> None:
     scenarios.trained = lambda output, settings, **config: trained(output, settings={**lora, **settings}, **config)
 
 
+def ask(*, in_parts: bool) -> None:
+    """What accelerate is asked for: the engine that ``on_two`` was given, or whole weights."""
+    engine = os.environ.get("TEST_ENGINE", "fsdp2")
+    os.environ["ACCELERATE_USE_FSDP"] = str(in_parts and engine == "fsdp2").lower()
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = str(in_parts and engine != "fsdp2").lower()
+    os.environ.update({"FSDP_VERSION": "2", "ACCELERATE_DEEPSPEED_ZERO_STAGE": engine[-1]})
+
+
 def run(folder: Path, names: Sequence[str], *, in_parts: bool) -> dict[str, Outcome]:
     """The scenarios, on however many processes there are."""
-    os.environ.update({"ACCELERATE_USE_FSDP": str(in_parts).lower(), "FSDP_VERSION": "2"})
+    ask(in_parts=in_parts)
     found = {}
     for name in names:
         torch.manual_seed(0)
         trainer = SCENARIOS[name](folder / str(in_parts) / name)
         weights, lines = scenarios.outcome(trainer)
         modules: Any = trainer.policy._weights.modules  # pyright: ignore[reportAttributeAccessIssue]
-        frozen = [p for module in modules.values() for p in module.parameters() if isinstance(p, DTensor)]
-        held = sum(p.to_local().numel() for p in frozen) / max(sum(p.numel() for p in frozen), 1)
+        frozen = [p for module in modules.values() for p in module.parameters() if layout_of(p) is not None]
+        whole = sum(layout.shape.numel() for layout in map(layout_of, frozen) if layout is not None)
+        held = sum(own_part(p).numel() for p in frozen) / max(whole, 1)
         found[name] = Outcome(weights, lines, held)
     return found
 
@@ -136,28 +150,30 @@ def run_full(folder: Path, names: Sequence[str]) -> list[dict[str, Outcome]]:
 def gradients_apart(folder: Path, names: Sequence[str], **lora: Any) -> dict[str, float]:
     """How far a pipeline in parts has its gradients from a whole one's, of their norm; their decisions are the same."""
     lora = lora or {"lora": {"rank": 2}}
-    os.environ.update({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"})
+    ask(in_parts=True)
     job, found = Job(Accelerator()), {}
     assert job.sharding is not None
     for name in names:
         torch.manual_seed(0)
-        whole = tiny_policies.policy_of(name, lora={"rank": 2})
+        whole = tiny_policies.policy_of(name, **lora)
         torch.manual_seed(0)
-        parts = tiny_policies.policy_of(name, lora={"rank": 2})
+        parts = tiny_policies.policy_of(name, **lora)
         parts.shard(job.sharding.shard)
         rollouts = [one.rollout(tiny_policies.prompts_of(name), group_size=2, seed=1) for one in (whole, parts)]
         assert torch.equal(rollouts[0].old_logprob_BT, rollouts[1].old_logprob_BT)
         job.wait()
-        ours, theirs = gradients(whole, rollouts[0]), [both(one, job) for one in gradients(parts, rollouts[1])]
+        ours, theirs = gradients(whole, rollouts[0]), gradients(parts, rollouts[1])
+        theirs = [both(one, part, job) for one, part in zip(theirs, held(parts.trainable), strict=True)]
         found[name] = max(float((x - y).norm() / x.norm().clamp(min=1e-12)) for x, y in zip(ours, theirs, strict=True))
         job.wait()
     return found
 
 
-def both(gradient: Any, job: Job) -> Tensor:
+def both(gradient: Any, part: Tensor, job: Job) -> Tensor:
     """One process's gradient of what two had a gradient of, each the same."""
     job.wait()
-    return gradient.full_tensor() / 2 if isinstance(gradient, DTensor) else gradient
+    own = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    return part.laid.whole(own) / 2 if isinstance(part, Part) else gradient
 
 
 def full_gradients_apart(folder: Path, names: Sequence[str]) -> dict[str, float]:
@@ -166,7 +182,13 @@ def full_gradients_apart(folder: Path, names: Sequence[str]) -> dict[str, float]
 
 
 def on_two(
-    folder: Path, names: Sequence[str], *, function: str, module: str = "tests.test_sharding", processes: int = 2
+    folder: Path,
+    names: Sequence[str],
+    *,
+    function: str,
+    module: str = "tests.test_sharding",
+    engine: str = "fsdp2",
+    processes: int = 2,
 ) -> Any:
     """What a function of a module of tests gives on the first of two processes, or of so many."""
     script = folder / "script.py"
@@ -177,7 +199,7 @@ def on_two(
     )
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}"]
     command += ["--standalone", str(script)]
-    given = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
+    given = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd()), "TEST_ENGINE": engine}
     command += [str(folder / "runs"), str(folder / "found.pt"), *names]
     done = subprocess.run(command, env={**os.environ, **given}, timeout=800, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-9000:]
@@ -195,12 +217,23 @@ def test_a_model_in_parts_takes_the_updates_of_a_whole_one(names: Sequence[str],
         assert parts[name].held == pytest.approx(0.5, abs=0.01)
 
 
+@needs_deepspeed
+@pytest.mark.nightly
+def test_adapters_on_what_deepspeed_parts_take_the_updates_of_whole_ones(tmp_path: Path) -> None:
+    """DeepSpeed's linear layers add in another order than torch's."""
+    whole, parts = on_two(tmp_path, tuple(SCENARIOS), function="run_both", engine="zero3")
+    for name in SCENARIOS:
+        assert float((whole[name].weights - parts[name].weights).norm() / whole[name].weights.norm()) < 1e-7, name
+        assert len(whole[name].lines) == len(parts[name].lines)
+        assert parts[name].held == pytest.approx(0.5, abs=0.01)
+
+
 def drawn_alone(folder: Path, names: Sequence[str]) -> tuple[list[int], list[Tensor]]:
     """What the first of two processes holds of a model before, while and after it alone draws from it.
 
     And what a whole model and that one say of what was drawn, by a reference that is first asked for meanwhile.
     """
-    os.environ.update({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"})
+    ask(in_parts=True)
     job = Job(Accelerator())
     assert job.sharding is not None
     whole, policy = scenarios.policy_of("llama"), scenarios.policy_of("llama")
@@ -225,8 +258,9 @@ def drawn_alone(folder: Path, names: Sequence[str]) -> tuple[list[int], list[Ten
     return found, said
 
 
-def test_a_model_is_whole_on_each_process_while_it_draws(tmp_path: Path) -> None:
-    (parted, *drawing, after), said = on_two(tmp_path, (), function="drawn_alone")
+@pytest.mark.parametrize("engine", ["fsdp2", pytest.param("zero3", marks=(needs_deepspeed, pytest.mark.nightly))])
+def test_a_model_is_whole_on_each_process_while_it_draws(engine: str, tmp_path: Path) -> None:
+    (parted, *drawing, after), said = on_two(tmp_path, (), function="drawn_alone", engine=engine)
     assert torch.equal(*said)
     whole = sum(parameter.numel() for parameter in scenarios.policy_of("llama").trainable)
     assert after == parted < whole
@@ -234,12 +268,14 @@ def test_a_model_is_whole_on_each_process_while_it_draws(tmp_path: Path) -> None
 
 
 @pytest.mark.nightly
-def test_gradients_of_pipelines_in_parts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["fsdp2", pytest.param("zero3", marks=needs_deepspeed)])
+def test_gradients_of_pipelines_in_parts(engine: str, tmp_path: Path) -> None:
     """A U-Net adds in another order; its blocks hold blocks."""
-    apart = on_two(tmp_path, ("flux", "wan", "sd15"), function="gradients_apart")
-    assert apart == {"flux": 0.0, "wan": 0.0, "sd15": pytest.approx(0.0, abs=1e-5)}
+    apart = on_two(tmp_path, ("flux", "wan", "sd15"), function="gradients_apart", engine=engine)
+    exact = {"flux": 0.0, "wan": 0.0} if engine == "fsdp2" else {}
+    assert apart == dict.fromkeys(("flux", "wan", "sd15"), pytest.approx(0.0, abs=1e-5)) | exact
     (tmp_path / "full").mkdir()
-    apart = on_two(tmp_path / "full", ("flux", "wan", "sd15"), function="full_gradients_apart")
+    apart = on_two(tmp_path / "full", ("flux", "wan", "sd15"), function="full_gradients_apart", engine=engine)
     assert apart == dict.fromkeys(("flux", "wan", "sd15"), pytest.approx(0.0, abs=1e-5))
 
 
@@ -255,7 +291,9 @@ def test_what_cannot_be_sharded_is_refused() -> None:
 
 
 def test_what_the_command_cannot_start_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--accelerate nowhere: no such file; fsdp2, gpus come with the package"):
+    with pytest.raises(
+        ConfigError, match="--accelerate nowhere: no such file; fsdp2, gpus, zero2, zero3 come with the package"
+    ):
         launch("nowhere", [], processes=None)
     (tmp_path / "mine.yaml").write_text("a: [")
     with pytest.raises(ConfigError, match=r"mine.yaml: .*accelerate config writes such a file"):
@@ -265,10 +303,35 @@ def test_what_the_command_cannot_start_is_said(tmp_path: Path) -> None:
     assert "--processes says how many of --accelerate" in " ".join(told.output.split())
 
 
-def test_what_the_engine_does_not_have_is_said(tmp_path: Path) -> None:
-    (tmp_path / "zero.yaml").write_text("distributed_type: DEEPSPEED\n")
-    with pytest.raises(ConfigError, match="DeepSpeed is not supported; fsdp2 parts weights"):
-        launch(str(tmp_path / "zero.yaml"), [], processes=None)
+def test_deepspeed_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmgrpo.cli.launching.is_installed", lambda package: False)
+    with pytest.raises(MissingPackageError, match=r"--accelerate zero3 needs .*pip install 'mmgrpo\[deepspeed\]'"):
+        launch("zero3", [], processes=None)
+
+
+@needs_deepspeed
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"zero_optimization": {"stage": 1}}, "ZeRO-1 is not supported"),
+        (
+            {"zero_optimization": {"stage": 3}, "optimizer": {"type": "AdamW", "params": {"lr": 1}}},
+            "optimizer.type, op",
+        ),
+        ({"zero_optimization": {"stage": 3}, "gradient_clipping": 0.5}, "gradient_clipping, which"),
+        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}, "offload_param.device, which"),
+    ],
+)
+def test_settings_of_deepspeed_that_are_not_heeded_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Sharding(Accelerator(cpu=True), DeepSpeedPlugin(hf_ds_config=settings))
+
+
+@needs_deepspeed
+def test_settings_of_deepspeed_that_only_set_its_speed_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"zero_optimization": {"stage": 2, "overlap_comm": True}, "train_batch_size": "auto"}
+    assert Sharding(Accelerator(cpu=True), DeepSpeedPlugin(hf_ds_config=settings)).engine == "DeepSpeed ZeRO-2"
+    assert "no effect here: zero_optimization.overlap_comm" in caplog.text
 
 
 def test_a_node_of_slurm_has_to_know_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,9 +342,9 @@ def test_a_node_of_slurm_has_to_know_the_first(monkeypatch: pytest.MonkeyPatch) 
         launch("gpus", [], processes=None)
 
 
-def _command_on_cpus(folder: Path) -> list[str]:
-    """``mmgrpo train --accelerate fsdp2`` of a step, on two processes without GPUs."""
-    (folder / "mine.yaml").write_text((LAUNCHES / "fsdp2.yaml").read_text() + "use_cpu: true\n")
+def _command_on_cpus(folder: Path, engine: str = "fsdp2") -> list[str]:
+    """``mmgrpo train --accelerate ENGINE`` of a step, on two processes without GPUs."""
+    (folder / "mine.yaml").write_text((LAUNCHES / f"{engine}.yaml").read_text() + "use_cpu: true\n")
     command = [sys.executable, "-m", "mmgrpo.cli", "train", "quickstart/digits-image", "steps=1", "warmup=null"]
     command += ["evaluation=null", "watchdog=null", "rollout.prompts_per_step=2", "rollout.group_size=2"]
     return [*command, "--accelerate", str(folder / "mine.yaml"), "--processes", "2"]
@@ -309,13 +372,21 @@ def test_two_nodes_of_slurm_are_one_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_the_command_starts_its_processes(tmp_path: Path) -> None:
-    """As ``--accelerate fsdp2`` does it, on the CPU."""
-    command = _command_on_cpus(tmp_path)
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [
+        ("fsdp2", "FSDP2"),
+        pytest.param("zero2", "DeepSpeed ZeRO-2", marks=needs_deepspeed),
+        pytest.param("zero3", "DeepSpeed ZeRO-3", marks=needs_deepspeed),
+    ],
+)
+def test_the_command_starts_its_processes(engine: str, name: str, tmp_path: Path) -> None:
+    """As ``--accelerate`` does it, on the CPU."""
+    command = _command_on_cpus(tmp_path, engine)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
     done = subprocess.run(command, cwd=tmp_path, env=environment, timeout=300, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     (folder,) = (tmp_path / "runs").iterdir()
     said = json.loads((folder / "run.json").read_text())
-    assert (said["status"], said["machine"]["processes"], said["machine"]["sharding"]) == ("finished", 2, "FSDP2")
+    assert (said["status"], said["machine"]["processes"], said["machine"]["sharding"]) == ("finished", 2, name)
     assert (folder / "checkpoints" / "step-000001" / "policy" / "transformer" / "config.json").is_file()

@@ -21,7 +21,7 @@ from mmgrpo import Sample, Trainer
 from mmgrpo.errors import RewardError
 from mmgrpo.run.checkpoint import list_checkpoints, load_checkpoint
 from tests import test_world_sizes as scenarios
-from tests.test_sharding import BLOCKWISE, SCENARIOS, Outcome, on_two, run_full
+from tests.test_sharding import BLOCKWISE, SCENARIOS, Outcome, ask, needs_deepspeed, on_two, run, run_full
 
 RELATIVE = 1e-7
 EVERYDAY = ("images", f"a rank without rows{BLOCKWISE}")
@@ -81,7 +81,7 @@ def of_files(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
     """The scenarios, and runs whose files are looked at."""
     found: list[dict[str, Any]] = list(run_full(folder, names))
     for number, parts in enumerate((False, True)):
-        os.environ["ACCELERATE_USE_FSDP"] = str(parts).lower()
+        ask(in_parts=parts)
         made = {
             "kept": kept,
             "terminated": partial(told_to_end, raises=False),
@@ -115,15 +115,37 @@ def same_updates(whole: dict[str, Outcome], parts: dict[str, Outcome], name: str
                 assert other[key] == pytest.approx(one[key], rel=1e-4, abs=1e-7), (name, key)
 
 
+ZERO = [pytest.param(engine, marks=(needs_deepspeed, pytest.mark.nightly)) for engine in ("zero2", "zero3")]
+
+
+def by_deepspeed(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Outcome]]:
+    """The scenarios of weights that are whole, and in parts; ZeRO-3 puts its linear layer in torch's place, so last."""
+    found = {}
+    for engine in ("zero2", "whole", "zero3"):
+        os.environ["TEST_ENGINE"] = engine
+        found[engine] = run(folder / engine, names, in_parts=engine != "whole")
+    return found
+
+
+@needs_deepspeed
+def test_weights_that_deepspeed_parts_take_the_updates_of_whole_ones(tmp_path: Path) -> None:
+    runs = on_two(tmp_path, EVERYDAY, function="by_deepspeed", module="tests.test_sharding_full")
+    for name in EVERYDAY:
+        same_updates(runs["whole"], runs["zero2"], name)
+        same_updates(runs["whole"], runs["zero3"], name)
+
+
 @pytest.mark.nightly
-def test_weights_in_parts_take_the_updates_of_whole_ones_in_every_scenario(tmp_path: Path) -> None:
-    whole, parts = on_two(tmp_path, BY_NIGHT, function="run_full")
+@pytest.mark.parametrize("engine", ["fsdp2", *ZERO])
+def test_weights_in_parts_take_the_updates_of_whole_ones_in_every_scenario(engine: str, tmp_path: Path) -> None:
+    whole, parts = on_two(tmp_path, BY_NIGHT, function="run_full", engine=engine)
     for name in BY_NIGHT:
         same_updates(whole, parts, name)
 
 
-def test_weights_in_parts_on_two_processes(tmp_path: Path) -> None:
-    runs = on_two(tmp_path, EVERYDAY, function="of_files", module="tests.test_sharding_full")
+@pytest.mark.parametrize("engine", ["fsdp2", *ZERO])
+def test_weights_in_parts_on_two_processes(engine: str, tmp_path: Path) -> None:
+    runs = on_two(tmp_path, EVERYDAY, function="of_files", module="tests.test_sharding_full", engine=engine)
     for name in EVERYDAY:
         same_updates(runs[0], runs[1], name)
     checkpoints_are_whole(runs)

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from mmgrpo import Example, Prompt, Sample, Trainer
 from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.rewards.groups.chains import InContext, OfLater
+from mmgrpo.run.parts import held, whole
 from tests.policies.test_language_exchanges import terse
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.test_trainer import make_policy
@@ -342,8 +342,8 @@ def outcome(trainer: Trainer) -> tuple[Tensor, list[dict[str, Any]]]:
     trainer.job.wait()
     logs = [trainer.folder.path / name for name in ("warmup.jsonl", "metrics.jsonl")]
     lines = [json.loads(line) for log in logs if log.is_file() for line in log.read_text().splitlines()]
-    weights: list[Any] = [parameter.detach() for parameter in trainer.parameters]
-    return torch.cat([(w.full_tensor() if isinstance(w, DTensor) else w).flatten() for w in weights]), lines
+    weights = [whole(part.detach(), part) for part in held(trainer.parameters)]
+    return torch.cat([weight.flatten() for weight in weights]), lines
 
 
 def of_two(folder: Path, names: Sequence[str]) -> dict[str, tuple[Tensor, list[dict[str, Any]]]]:

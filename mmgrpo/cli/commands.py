@@ -77,7 +77,7 @@ def train(
         Path | None, typer.Option(help="a run folder or checkpoint to go on from, by its own config.yaml if alone")
     ] = None,
     accelerate: Annotated[
-        str | None, typer.Option(help="on several processes: gpus, fsdp2, or a file of accelerate config")
+        str | None, typer.Option(help="on several processes: gpus, fsdp2, zero2, zero3, or a file of accelerate config")
     ] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, help="how many, if not as that file says or one a GPU")

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from mmgrpo.config.loading import LAUNCHES
 from mmgrpo.errors import ConfigError
+from mmgrpo.system.extras import is_installed, missing
 from mmgrpo.system.yamls import YamlError, parsed_yaml
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
@@ -29,14 +30,12 @@ def launch(accelerate: str, arguments: Sequence[str], *, processes: int | None) 
     Raises:
         ConfigError: there is no such file, it is no YAML or asks for what is not there, or nobody says which node is
             the first.
+        MissingPackageError: it asks for DeepSpeed, which is not installed.
     """
     file, nodes = _file(accelerate), int(os.environ.get("SLURM_STEP_NUM_NODES", "1"))
     settings = _settings(file)
-    if str(settings.get("distributed_type", "")).upper() == "DEEPSPEED":
-        raise ConfigError(
-            f"--accelerate {accelerate}: DeepSpeed is not supported; fsdp2 parts weights, gradients and moments as its "
-            "ZeRO-3 does: --accelerate fsdp2"
-        )
+    if str(settings.get("distributed_type", "")).upper() == "DEEPSPEED" and not is_installed("deepspeed"):
+        raise missing("deepspeed", f"--accelerate {accelerate}")
     if processes is None and "num_processes" not in settings:
         processes = nodes * _num_gpus()
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]

@@ -32,7 +32,7 @@ class RuntimeConfig(Section):
     )
     gather_for_rollout: bool = Field(
         default=True,
-        description="where FSDP2 has parted the policy: it is put together on every process before it draws, parted "
-        "again after; false: block by block wherever it is called (once a token, once a denoising step), where the "
-        "whole of it has no room beside what an update leaves",
+        description="where FSDP2 or DeepSpeed has parted the policy: it is put together on every process before it "
+        "draws, parted again after; false: block by block wherever it is called (once a token, once a denoising "
+        "step), where the whole of it has no room beside what an update leaves",
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs
+from accelerate.utils import DistributedType, InitProcessGroupKwargs
 from torch import Tensor
 
 from mmgrpo.config import RunConfig
@@ -231,12 +231,17 @@ def make_accelerator(config: RunConfig) -> Accelerator:
         if not is_installed(tracker):
             raise missing(tracker, f"tracking.trackers: {tracker}")
     os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] = "false"  # for which transformers would load on one process alone
-    return Accelerator(
+    accelerator = Accelerator(
         cpu=config.runtime.device == "cpu",
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=config.runtime.wait_s))],
         log_with=list(config.tracking.trackers) or None,
         project_dir=str(Path(config.output).absolute()),  # the trackers are told the run's own
     )
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        from transformers.integrations import unset_hf_deepspeed_config
+
+        unset_hf_deepspeed_config()  # for which transformers would part what it loads, and knows no blocks
+    return accelerator
 
 
 def _command() -> str:

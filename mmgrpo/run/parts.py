@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.weak import WeakIdKeyDictionary
+
+from mmgrpo.layouts import Layout, layout_of
 
 _parts: Any = WeakIdKeyDictionary()
 """The part of each parameter that was asked for."""
@@ -22,23 +23,22 @@ class Part(nn.Parameter):
     """What this process holds of a sharded parameter, in the same memory.
 
     Attributes:
-        of_whole: where the whole of it lies: mesh, placements, shape and strides.
+        laid: how the whole of it lies.
     """
 
-    of_whole: tuple[Any, Any, torch.Size, tuple[int, ...]]
+    laid: Layout
 
 
 def held(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     """What this process holds of each: the parameter itself if it is whole, or its ``Part``, always the same one."""
-    return [_part_of(parameter) if isinstance(parameter, DTensor) else parameter for parameter in parameters]
+    return [_held(parameter) for parameter in parameters]
 
 
 def bring_gradients(parameters: Sequence[nn.Parameter], parts: Sequence[nn.Parameter]) -> None:
     """Gives the parts the gradients of what they are parts of, in the same memory."""
     for parameter, part in zip(parameters, parts, strict=True):
-        if isinstance(parameter, DTensor):
-            grad: Any = parameter.grad
-            part.grad = None if grad is None else grad.to_local()
+        if isinstance(part, Part):
+            part.grad = part.laid.gradient(parameter)
 
 
 def whole(value: Tensor, part: nn.Parameter) -> Tensor:
@@ -53,23 +53,19 @@ def whole(value: Tensor, part: nn.Parameter) -> Tensor:
     """
     if not isinstance(part, Part) or value.shape != part.shape:
         return value
-    mesh, placements, shape, stride = part.of_whole
-    there = DTensor.from_local(value, mesh, placements, run_check=False, shape=shape, stride=stride)
-    return there.full_tensor().cpu()
+    return part.laid.whole(value).cpu()
 
 
 def part_of(value: Tensor, part: nn.Parameter) -> Tensor:
     """The inverse of ``whole``: what goes with this process's entries, without asking the others."""
-    if not isinstance(part, Part) or value.shape != part.of_whole[2]:
+    if not isinstance(part, Part) or value.shape != part.laid.shape:
         return value
-    mesh, placements, *_ = part.of_whole
-    there = distribute_tensor(value.to(part.device), mesh, placements, src_data_rank=None)
-    return there.to_local().clone()
+    return part.laid.part_of(value).clone()
 
 
 def whole_shape(part: nn.Parameter) -> torch.Size:
     """The shape of what it is a part of."""
-    return part.of_whole[2] if isinstance(part, Part) else part.shape
+    return part.laid.shape if isinstance(part, Part) else part.shape
 
 
 def gather_state(module: nn.Module, before: Callable[[], None], *, keeps: Callable[[], bool]) -> None:
@@ -81,26 +77,34 @@ def gather_state(module: nn.Module, before: Callable[[], None], *, keeps: Callab
         keeps: whether this process wants the tensors, and does not only give what it holds of them.
     """
 
+    def parted(prefix: str) -> list[tuple[str, nn.Parameter, Layout]]:
+        named = module.named_parameters(remove_duplicate=False)
+        there = ((f"{prefix}{name}", parameter, layout_of(parameter)) for name, parameter in named)
+        return [(key, parameter, layout) for key, parameter, layout in there if layout is not None]
+
     def given(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
-        for key in [key for key in state if key.startswith(prefix) and isinstance(state[key], DTensor)]:
-            tensor = state[key].full_tensor()
+        for key, parameter, layout in parted(prefix):
+            tensor = layout.whole(layout.part(parameter))
             state[key] = tensor.cpu() if keeps() else tensor.new_empty(0)
 
     def taken(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
-        for name, parameter in module.named_parameters():
-            there = state.get(key := f"{prefix}{name}")
-            if isinstance(parameter, DTensor) and isinstance(there, Tensor) and there.shape == parameter.shape:
-                own = there.to(parameter.device)
-                state[key] = distribute_tensor(own, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        for key, parameter, layout in parted(prefix):
+            there = state.get(key)
+            if isinstance(there, Tensor) and there.shape == layout.shape:
+                layout.part(parameter).copy_(layout.part_of(there))
+                state[key] = parameter.detach()  # which torch copies onto itself
 
     module.register_state_dict_pre_hook(lambda *_: before())
     module.register_state_dict_post_hook(given)
     module.register_load_state_dict_pre_hook(taken)
 
 
-def _part_of(parameter: Any) -> nn.Parameter:
+def _held(parameter: nn.Parameter) -> nn.Parameter:
+    layout = layout_of(parameter)
+    if layout is None:
+        return parameter
     if parameter not in _parts:
-        part = Part(parameter.detach().to_local())
-        part.of_whole = (parameter.device_mesh, parameter.placements, parameter.shape, parameter.stride())
+        part = Part(layout.part(parameter))
+        part.laid = layout
         _parts[parameter] = part
     return _parts[parameter]

@@ -15,10 +15,10 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from mmgrpo.config import RunConfig, RuntimeConfig
 from mmgrpo.errors import ConfigError, MmgrpoError
+from mmgrpo.layouts import layout_of
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.policy import Policy, Shardable, Splitting
@@ -71,7 +71,9 @@ class Job:
         self._per_seat = context_parallel
         self.sharding = sharding_of(accelerator)
         if self.sharding and context_parallel > 1:
-            raise ConfigError("runtime.context_parallel is for whole models: leave FSDP out of accelerate's settings")
+            raise ConfigError(
+                "runtime.context_parallel is for whole models: leave FSDP and DeepSpeed out of accelerate's settings"
+            )
         self.trackers = Trackers(accelerator)
         self.raised: MmgrpoError | None = None
 
@@ -106,7 +108,9 @@ class Job:
         """
         if self.sharding:
             if not isinstance(policy, Shardable):
-                raise ConfigError(f"{type(policy).__name__} cannot be sharded: leave FSDP out of accelerate's settings")
+                raise ConfigError(
+                    f"{type(policy).__name__} cannot be sharded: leave FSDP and DeepSpeed out of accelerate's settings"
+                )
             policy.shard(self.sharding.shard)
         if self._per_seat > 1:
             if not isinstance(policy, Splitting):
@@ -185,7 +189,7 @@ class Job:
         if self.num_processes == 1:
             return
         self.meet()
-        parameters = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+        parameters = [parameter for parameter in parameters if layout_of(parameter) is None]
         present = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
         anywhere = self._sum(present.to(self.accelerator.device)).bool().tolist()
         wanted = [p for p, used in zip(parameters, anywhere, strict=True) if used]
@@ -218,7 +222,7 @@ class Job:
             return
         self.meet()
         for parameter in parameters:
-            if not isinstance(parameter, DTensor):
+            if layout_of(parameter) is None:
                 torch.distributed.broadcast(parameter.data, src=0)
 
     def drawing(self, config: RuntimeConfig) -> AbstractContextManager[None]:

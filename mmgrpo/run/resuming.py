@@ -17,7 +17,7 @@ from mmgrpo.config.tasks import TASK_NAME
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.run.checkpoint import Place, is_checkpoint, list_checkpoints, sound_checkpoint, weights_of
 from mmgrpo.run.folder import CONFIG
-from mmgrpo.run.sharding import is_asked
+from mmgrpo.run.sharding import launch_flags
 from mmgrpo.system.files import read_lines
 
 START = Place(step=0, warmup_step=0)
@@ -227,7 +227,6 @@ def how_to_resume(folder: Path, config: RunConfig, num_processes: int) -> str:
         return f'{"MixedTrainer" if config.tasks else "Trainer"}(..., resume="{folder}")'
     command = f"mmgrpo train --resume {shlex.quote(str(folder))}"
     if num_processes > 1:
-        parts = " --use_fsdp --fsdp_version 2" if is_asked() else ""
-        launch = f"accelerate launch --num_processes {num_processes}{parts} -m mmgrpo.cli"
+        launch = f"accelerate launch --num_processes {num_processes}{launch_flags()} -m mmgrpo.cli"
         command = f"{launch} {command.removeprefix('mmgrpo ')}"
     return command

@@ -1,28 +1,52 @@
-"""Modules whose weights lie in parts on the processes of a run: FSDP2, as Accelerate is asked for it."""
+"""Modules whose weights lie in parts on the processes of a run: FSDP2 or DeepSpeed, as Accelerate is asked for it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 from weakref import ref
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, gather_object
+from accelerate.utils import DeepSpeedPlugin, DistributedType, FullyShardedDataParallelPlugin, gather_object
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from mmgrpo.differentiating import join
 from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Arguments
+from mmgrpo.run.fsdp import FSDP2
 from mmgrpo.run.turns import Turns
+from mmgrpo.system.extras import required
 
 _of_these: list[Sharding] = []
 """The one of these processes, if it was asked for."""
+
+
+class Engine(Protocol):
+    """What lays weights in parts, and gathers them where they are called."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+    @property
+    def parts_bases(self) -> bool:
+        """Whether what carries an adapter lies in parts."""
+        ...
+
+    def part(self, module: nn.Module, blocks: Sequence[nn.Module], whole: set[nn.Parameter]) -> None:
+        """Lays the parameters of a module's blocks in parts, but for those that stay whole; a collective.
+
+        Their gradients are summed over the processes in each backward, and not averaged.
+        """
+        ...
+
+    def gathered(self, modules: Collection[nn.Module]) -> AbstractContextManager[None]:
+        """Within it these modules are whole on every process; a collective where it begins."""
+        ...
 
 
 class Sharding:
@@ -33,7 +57,7 @@ class Sharding:
         trains: whether what is trained lies in parts, and not only what is frozen.
     """
 
-    def __init__(self, accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin) -> None:
+    def __init__(self, accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin | DeepSpeedPlugin) -> None:
         """Nothing is sharded yet.
 
         Args:
@@ -41,17 +65,18 @@ class Sharding:
             plugin: how it was asked to shard.
 
         Raises:
-            ConfigError: for FSDP's first version.
+            ConfigError: for a form of it that is not supported.
+            MissingPackageError: DeepSpeed is asked for, and not installed.
         """
-        if plugin.fsdp_version != 2:
-            raise ConfigError(
-                "FSDP's first version is not supported: set fsdp_version: 2 in accelerate's configuration"
-            )
-        self._accelerator = accelerator
-        self._plugin = plugin
+        self._engine = _engine(accelerator, plugin)
         self.turns = Turns(accelerator)
         self.trains = False
         self._trained: list[ref[nn.Module]] = []
+
+    @property
+    def engine(self) -> str:
+        """What lays weights in parts."""
+        return self._engine.name
 
     def shard(self, name: str, module: nn.Module, *, empty: Callable[[], Arguments] | None = None) -> None:
         """Shards a module in place, block by block: ``Shard``. A collective.
@@ -78,18 +103,9 @@ class Sharding:
         whole |= trained if has_adapter else set()
         if trained:  # else it is a copy that will be filled
             self._require_same(name, [p for p in module.parameters() if p not in whole])
-        offload, precision = self._plugin.cpu_offload, self._plugin.mixed_precision_policy
-        for part in (*reversed(blocks), module):  # a block's own blocks before it
-            fully_shard(
-                part,
-                mesh=self._mesh,
-                reshard_after_forward=True,  # what was gathered before a step would be the weights before it
-                offload_policy=offload if isinstance(offload, OffloadPolicy) else OffloadPolicy(),
-                mp_policy=precision if isinstance(precision, MixedPrecisionPolicy) else MixedPrecisionPolicy(),
-                ignored_params=whole,
-            )
-            _sum_gradients(part)
-            _keep_name(part)
+        if has_adapter and not self._engine.parts_bases:
+            return
+        self._engine.part(module, blocks, whole)
         if trained:
             self._trained.append(ref(module))
         self.trains |= bool(trained - whole)
@@ -102,21 +118,12 @@ class Sharding:
         For drawing, which calls them often, and on each process another number of times; no weight may move within it.
         A collective where it begins. What is frozen (the reference, averages) stays in parts.
         """
-        modules = [module for module in (one() for one in self._trained) if module is not None]
-        parts = [part for module in modules for part in module.modules() if isinstance(part, FSDPModule)]
         self.turns.meet()
-        for part in parts:
-            part.unshard()
-        try:
-            with _kept_whole(parts), self.turns.without(modules):
-                yield
-        finally:
-            for part in parts:
-                part.reshard()
-
-    @cached_property
-    def _mesh(self) -> DeviceMesh:
-        return init_device_mesh(self._accelerator.device.type, (self._accelerator.num_processes,))
+        trained = [one() for one in self._trained]
+        everywhere = map(all, zip(*gather_object([[one is not None for one in trained]]), strict=True))
+        modules = [one for one, is_there in zip(trained, everywhere, strict=True) if one is not None and is_there]
+        with self._engine.gathered(modules), self.turns.without(modules):
+            yield
 
     def _require_same(self, name: str, parameters: Sequence[nn.Parameter]) -> None:
         self.turns.meet()
@@ -128,50 +135,47 @@ class Sharding:
             )
 
 
-@contextmanager
-def _kept_whole(parts: Sequence[FSDPModule]) -> Iterator[None]:
-    """Within it what was gathered is not let go after it was called."""
-    for part in parts:
-        part.set_reshard_after_forward(False, recurse=False)
-        part.set_reshard_after_backward(False, recurse=False)
-    try:
-        yield
-    finally:
-        for part in parts:
-            part.set_reshard_after_forward(True, recurse=False)
-            part.set_reshard_after_backward(True, recurse=False)
+def _engine(accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin | DeepSpeedPlugin) -> Engine:
+    if isinstance(plugin, FullyShardedDataParallelPlugin):
+        return FSDP2(accelerator, plugin)
+    os.environ.setdefault("DS_ACCELERATOR", accelerator.device.type)  # read where it is imported
+    required("deepspeed", "DeepSpeed, which accelerate's settings ask for,")
+    from mmgrpo.run.zero import Zero
+
+    return Zero(plugin)
 
 
-def _sum_gradients(part: Any) -> None:
-    """Has its gradients summed over the processes, as those of whole weights are, and not averaged."""
-    part.set_gradient_divide_factor(1.0)
-    part.set_force_sum_reduction_for_comms(True)
+def asked() -> str | None:
+    """What accelerate was asked to shard with, as ``accelerate launch`` is told of it."""
+    for name in ("fsdp", "deepspeed"):
+        if os.environ.get(f"ACCELERATE_USE_{name.upper()}", "false").lower() == "true":
+            return name
+    return None
 
 
-def _keep_name(part: nn.Module) -> None:
-    """Has the class that FSDP2 gives it go by the name that files know it by."""
-    type(part).__name__ = type(part).__mro__[2].__name__
-
-
-def is_asked() -> bool:
-    """Whether accelerate was asked to shard."""
-    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+def launch_flags() -> str:
+    """What ``accelerate launch`` has to be told for the same."""
+    stage = os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
+    flags = {"fsdp": " --use_fsdp --fsdp_version 2", "deepspeed": f" --use_deepspeed --zero_stage {stage}"}
+    return flags.get(asked() or "", "")
 
 
 def sharding_of(accelerator: Accelerator) -> Sharding | None:
     """The sharding that accelerate was asked for, one for all who ask of these processes; None where it was not, or
     there is one process.
 
-    Raises: ConfigError for a form of it that is not supported.
+    Raises: ConfigError for a form of it that is not supported; MissingPackageError for DeepSpeed that is not there.
     """
-    if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        raise ConfigError(
-            "accelerate's settings ask for DeepSpeed, which is not supported: use FSDP2 (use_fsdp, fsdp_version 2)"
-        )
-    if accelerator.num_processes == 1 or not is_asked():
+    by = asked()
+    if accelerator.num_processes == 1 or by is None:
         _of_these.clear()
         join(list)
     elif not _of_these:
-        asked = accelerator.state.fsdp_plugin if accelerator.distributed_type == DistributedType.FSDP else None
-        _of_these.append(Sharding(accelerator, asked or FullyShardedDataParallelPlugin()))
+        state, there = accelerator.state, accelerator.distributed_type  # of CPUs alone it knows no more than these
+        if by == "fsdp":
+            plugin = state.fsdp_plugin if there == DistributedType.FSDP else None
+            _of_these.append(Sharding(accelerator, plugin or FullyShardedDataParallelPlugin()))
+        else:
+            plugin = state.deepspeed_plugin if there == DistributedType.DEEPSPEED else None
+            _of_these.append(Sharding(accelerator, plugin or DeepSpeedPlugin()))
     return _of_these[0] if _of_these else None

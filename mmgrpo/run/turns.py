@@ -21,10 +21,10 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from mmgrpo.differentiating import join
+from mmgrpo.layouts import layout_of
 from mmgrpo.policy import Arguments
 from mmgrpo.run.parts import gather_state
 
@@ -194,7 +194,7 @@ class Turns:
         """
         there = [shared for shared in (one() for one in self._shared) if shared is not None]
         parameters = [p for shared in there for p in shared.module.parameters() if p.requires_grad]
-        trained = [parameter for parameter in parameters if not isinstance(parameter, DTensor)]
+        trained = [parameter for parameter in parameters if layout_of(parameter) is None]
         grads = [parameter.grad for parameter in trained]
         for parameter in trained:
             parameter.grad = None

@@ -26,6 +26,7 @@ EXTRA_OF: Mapping[str, str] = {
     "tensorboard": "trackers",
     "wandb": "trackers",
     "trackio": "trackers",
+    "deepspeed": "deepspeed",
 }
 """Module -> the extra of this package that brings it; what is not here comes with every install."""
 

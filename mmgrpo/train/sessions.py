@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-from torch.distributed.tensor import DTensor
-
 from mmgrpo.config import RunConfig
 from mmgrpo.errors import CheckpointError, ConfigError, MmgrpoError
+from mmgrpo.layouts import layout_of
 from mmgrpo.memory import Memory
 from mmgrpo.policy import Policy
 from mmgrpo.report import write_report
@@ -86,7 +85,7 @@ class Trained:
             CheckpointError: it is of another policy or cannot be read.
         """
         one = self.policy.trainable[0]
-        device = "cpu" if isinstance(one, DTensor) else one.device  # whole, and so not where its part is
+        device = one.device if layout_of(one) is None else "cpu"  # whole, and so not where its part is
         place, state = load_checkpoint(checkpoint, self.policy if self.owns else None, device)
         num_updates = None if updates_per_step is None else place.step * updates_per_step
         try:
@@ -282,7 +281,7 @@ class Session:
         return [f"{status}; to go on from {where}: {how}"]
 
     def _machine(self) -> dict[str, Any]:
-        sharded = {"sharding": "FSDP2"} if self._job.sharding else {}
+        sharded = {"sharding": self._job.sharding.engine} if self._job.sharding else {}
         return machine(self._job.accelerator.device, self._job.num_processes) | sharded
 
     def _write(self, place: Place, keep: int | None) -> None:

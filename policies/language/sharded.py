@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.layouts import layout_of
 from mmgrpo.policy import Arguments, Shard
 
 
@@ -52,4 +52,4 @@ def _is_fed_by_trained(model: PreTrainedModel, decoder: nn.Module) -> bool:
 
 def lies_in_parts(parameters: Sequence[nn.Parameter]) -> bool:
     """Whether gradients of these are of all processes, and no process can ask for its own."""
-    return any(isinstance(parameter, DTensor) for parameter in parameters)
+    return any(layout_of(parameter) is not None for parameter in parameters)
