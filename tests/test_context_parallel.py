@@ -43,7 +43,7 @@ asked: list[int] = []
 
 
 def trained(output: Path, name: str, *, context_parallel: int = 1, lora: bool = True, **changes: Any) -> Trainer:
-    """Two steps of two updates, with a warm-up, a reference, an evaluation and a checkpoint."""
+    """Two steps of two updates, with a reference, an average, an evaluation and checkpoints."""
     torch.manual_seed(0)
     values: dict[str, Any] = {
         "output": str(output),
