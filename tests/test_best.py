@@ -23,20 +23,26 @@ from mmgrpo.train.mixed import MixedTrainer
 from mmgrpo.train.trainer import Trainer
 from tests.scripted import SAID
 from tests.test_resuming import timeless
-from tests.test_trainer import BASE, brightness, lines, make_policy, run, weights
+from tests.test_trainer import brightness, lines, make_policy, run, weights
 
 EVALUATION: dict[str, Any] = {
     "prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "limit": 2},
     "every": 1,
     "rewards": [{"name": "python:tests.scripted:held_out", "label": "held_out"}],
 }
+SMALL: dict[str, Any] = {
+    "rollout": {"prompts_per_step": 1, "group_size": 2},
+    "objective": {"kl_beta": 0.0},
+    "update": {"lr": 1e-3},
+}
+"""What is trained is no matter here, as long as each step moves the weights."""
 
 
 def judged(output: Path, said: Sequence[float | None], *, resume: Path | None = None, **changes: Any) -> Trainer:
     """A run whose evaluations find what is given, from that at step 0 on; or that one goes on with."""
     SAID[:] = said
     checkpoint = {"every": 1, "keep": 1, "best": "held_out", **changes.pop("checkpoint", {})}
-    changes = {"steps": len(said) - 1, "evaluation": EVALUATION, **changes}
+    changes = {**SMALL, "steps": len(said) - 1, "evaluation": EVALUATION, **changes}
     return run(output, resume=resume, checkpoint=checkpoint, **changes)
 
 
@@ -59,7 +65,7 @@ def test_the_best_stays_beside_the_newest(said: list[float | None], kept: list[s
 
 
 def test_an_evaluation_between_checkpoints_that_is_the_best_saves_one(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole", checkpoint={"keep": None, "every": 1})
+    whole = run(tmp_path / "whole", **SMALL, steps=4, checkpoint={"keep": None, "every": 1})
     trainer = judged(tmp_path / "best", [0, 1, 3, 2, 2], checkpoint={"every": 4})
     assert names(trainer) == ["step-000002", "step-000004"]
     assert best_checkpoint(trainer.folder.path).name == "step-000002"
@@ -132,7 +138,7 @@ def test_a_best_that_cannot_be_is_refused_at_once(tmp_path: Path) -> None:
         validated({"checkpoint": {"best": "held_out"}})
     with pytest.raises(ConfigError, match=r"the evaluation has no reward 'held_ot'; did you mean held_out\?"):
         judged(tmp_path, [0], checkpoint={"best": "held_ot"})
-    without = run(tmp_path, steps=1)
+    without = run(tmp_path, **SMALL, steps=1)
     with pytest.raises(CheckpointError, match=r"keeps no best checkpoint: train it with checkpoint.best=REWARD"):
         best_checkpoint(without.folder.path)
 
@@ -152,7 +158,7 @@ def test_of_a_mixed_run_it_is_the_reward_of_a_task_with_weights(best: str, said:
     assert [task.checkpoint.best for task in tasks.values()] == ["held_out", None]
 
 
-TASK: dict[str, Any] = {key: value for key, value in BASE.items() if key != "steps"} | {"evaluation": EVALUATION}
+TASK: dict[str, Any] = {**SMALL, "evaluation": EVALUATION}
 
 
 def test_in_a_mixed_run_each_task_has_its_best_and_some_step_stays_whole(tmp_path: Path) -> None:

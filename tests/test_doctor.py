@@ -253,6 +253,17 @@ def short(samples: Sequence[Sample]) -> list[float]:
     return [1.0]
 
 
+JUDGES = (constant, broken, raising, absent, partial, OfTask("painter"), short)
+
+
+@pytest.fixture(scope="module")
+def judges() -> list[Finding]:
+    """What is found of each, in one examination."""
+    rewards: dict[str, Any] = {f"judge-{n}": reward for n, reward in enumerate(JUDGES)}
+    found = findings_of(policy_of(), **rewards)
+    return [found[f"reward judge-{n}"] for n in range(len(JUDGES))]
+
+
 @pytest.mark.parametrize(
     ("reward", "ok", "measured", "cure"),
     [
@@ -261,12 +272,12 @@ def short(samples: Sequence[Sample]) -> list[float]:
         (raising, False, "failed on 4 of 4 samples, None on 0", "it raised, or gave NaN"),
         (absent, True, "failed on 0 of 4 samples, None on 4", "it judged nothing"),
         (partial, True, "1 to 4; spread in 1 of 2 groups; failed on 0 of 4 samples, None on 1;", ""),
-        (OfTask("painter"), True, "goes by what task 'painter' makes of the samples", ""),
-        (short, False, "reward 'judge': expected 4 values, one per sample in order, got 1", "change what"),
+        (JUDGES[5], True, "goes by what task 'painter' makes of the samples", ""),
+        (short, False, "reward 'judge-6': expected 4 values, one per sample in order, got 1", "change what"),
     ],
 )
-def test_rewards(reward: Callable[..., Any], ok: bool, measured: str, cure: str) -> None:
-    finding = findings_of(policy_of(), judge=reward)["reward judge"]
+def test_rewards(reward: Callable[..., Any], ok: bool, measured: str, cure: str, judges: list[Finding]) -> None:
+    finding = judges[JUDGES.index(reward)]
     assert finding.ok is ok
     assert finding.measured.startswith(measured)
     assert finding.cure.startswith(cure)

@@ -44,14 +44,20 @@ def modules() -> list[Path]:
     return sorted(found)
 
 
-FOUND = {path.relative_to(ENGINE).as_posix(): [words(name) for name in names_in(path)] for path in modules()}
+@pytest.fixture(scope="module")
+def found() -> dict[str, str]:
+    """For each module its names, one a line: their words, with a space before and after each."""
+    return {
+        path.relative_to(ENGINE).as_posix(): "\n".join(f" {' '.join(words(name))} " for name in {*names_in(path)})
+        for path in modules()
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_method_is_named_by_its_function_and_its_registry_alone(name: str) -> None:
+def test_method_is_named_by_its_function_and_its_registry_alone(name: str, found: dict[str, str]) -> None:
     """A name stands in at most two modules, both of maths: the function's and the registry's."""
-    parts = words(name)
-    homes = [path for path, found in FOUND.items() if any(one[: len(parts)] == parts for one in found)]
+    begun = f"\n {' '.join(words(name))} "
+    homes = [path for path, names in found.items() if begun in f"\n{names}"]
     if name in WORDS:
         homes = [path for path in homes if path.startswith("maths/")]
     assert all(path.startswith("maths/") for path in homes)
@@ -59,10 +65,7 @@ def test_method_is_named_by_its_function_and_its_registry_alone(name: str) -> No
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in WORDS])
-def test_nothing_but_maths_has_a_method_within_a_name(name: str) -> None:
+def test_nothing_but_maths_has_a_method_within_a_name(name: str, found: dict[str, str]) -> None:
     """No ``train_dapo``, ``is_gspo`` or ``use_nft`` either; the package's own name is one word."""
-    parts = words(name)
-    for path, found in FOUND.items():
-        if not path.startswith("maths/"):
-            within = [one for one in found for place in range(len(one)) if one[place : place + len(parts)] == parts]
-            assert within == [], path
+    part = f" {' '.join(words(name))} "
+    assert [path for path, names in found.items() if part in names and not path.startswith("maths/")] == []

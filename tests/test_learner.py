@@ -126,7 +126,13 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+NIGHTLY = ("dual", "two-sided", "cispo", "sapo", "k3", "tempflow", "gspo")
+"""Those that differ from another in nothing but a function of one decision, which has tests of its own."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in OBJECTIVES]
+)
 def test_streamed_gradient_is_the_full_graphs(name: str) -> None:
     policy, objective = make_policy(), OBJECTIVES[name]
     rollout = draw(policy)

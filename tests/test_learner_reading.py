@@ -43,7 +43,7 @@ def read(policy: DenoisingPolicy, objective: Objective) -> Rollout:
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-@pytest.mark.parametrize("update_batch", [2, 12])
+@pytest.mark.parametrize("update_batch", [2, pytest.param(12, marks=pytest.mark.nightly)])
 def test_streamed_gradient_is_the_full_graphs(name: str, update_batch: int) -> None:
     policy, objective = make_policy(reading={"num_levels": 3}, update_batch=update_batch), OBJECTIVES[name]
     with policy.reference():  # a full fine-tune's reference is what the weights are now

@@ -196,7 +196,15 @@ def relative(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+NIGHTLY = ("vespo", "gmpo", "unbiased k1")
+"""Those that differ from another in nothing but a function, which has tests of its own."""
+
+every = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in OBJECTIVES]
+)
+
+
+@every
 def test_streamed_gradient_is_the_full_graphs(name: str) -> None:
     policy, rollout = drawn()
     objective = OBJECTIVES[name]
@@ -207,7 +215,7 @@ def test_streamed_gradient_is_the_full_graphs(name: str) -> None:
     assert relative(found, full) < 1e-5
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@every
 @pytest.mark.parametrize("parts", [([0, 1, 2], [3, 4, 5]), ([5, 2, 0], [4], [], [3, 1])], ids=["two", "four"])
 def test_processes_and_the_order_of_rows_change_nothing(name: str, parts: Sequence[Sequence[int]]) -> None:
     policy, rollout = drawn()
@@ -219,7 +227,7 @@ def test_processes_and_the_order_of_rows_change_nothing(name: str, parts: Sequen
     assert relative(other, expected) < 1e-5
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@every
 def test_micro_batches_change_nothing(name: str) -> None:
     (policy, rollout), (single, same) = drawn(), drawn(batch=1)
     torch.testing.assert_close(same.old_logprob_BT, rollout.old_logprob_BT)

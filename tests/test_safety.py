@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import zipfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ LOADS_FOREIGN_CODE = {
 """Where ``trust_remote_code`` may be written: as off, as a setting that somebody has to set, and by who seeks it."""
 
 
+@cache
 def calls() -> list[tuple[str, str, ast.Call]]:
     """(module, what is called as it is written, the call) of all our code."""
     return [

@@ -89,7 +89,9 @@ def test_nothing_in_the_working_directory_runs(start: str, folder: Path) -> None
     assert not (folder / "seen.txt").exists()
 
 
-@pytest.mark.parametrize("start", ["script", "module", "launched script", "launched module"])
+@pytest.mark.parametrize(
+    "start", ["script", "module", pytest.param("launched script", marks=pytest.mark.nightly), "launched module"]
+)
 def test_what_python_targets_name_is_found_there_after_what_is_installed(start: str, folder: Path) -> None:
     assert "python:my_policy:Policy" in run(starts(folder)[start], folder, "explain", "own.yaml")
     is_last, found = (folder / "seen.txt").read_text().split(maxsplit=1)

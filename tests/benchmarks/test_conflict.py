@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
+import pytest
+
 from benchmarks.conflict import Curves, curves_of
 
 
@@ -14,6 +16,7 @@ def ends(curves: Curves, key: str) -> tuple[float, float]:
     return fmean(values[:5]), fmean(values[-5:])
 
 
+@pytest.mark.nightly
 def test_the_sum_serves_the_larger_reward_and_gdpo_both(tmp_path: Path) -> None:
     raw, gdpo = (curves_of(name, tmp_path) for name in ("sum", "gdpo"))
     assert ends(raw, "many/mean")[1] > 4.5  # all four letters, the contested one among them

@@ -12,12 +12,14 @@ QUICK = ("DiTPipeline", "FluxPipeline", "KandinskyV22CombinedPipeline", "StableA
 OUTSIDERS_EXACT = 126  # of the 182 that outsiders built
 
 
+@pytest.mark.nightly  # imports every pipeline that there is; what is installed changes seldom
 def test_the_table_has_every_class_of_the_installed_library() -> None:
     listed, exported = set(read_page()), set(assembly.pipeline_classes())
     assert not exported - listed, "new: python -m tests.breadth.denoising NAME... > docs/breadth-denoising.md"
     assert not listed - exported, "no longer exported: generate the table again"
 
 
+@pytest.mark.nightly  # likewise
 def test_recipes_are_of_classes_that_there_are() -> None:
     assert not set(assembly.recipes()) - set(assembly.pipeline_classes())
 

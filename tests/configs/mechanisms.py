@@ -1,12 +1,15 @@
 """Which shipped methods are trained in tests: as many as it takes for every function that any of them names.
 
-The numbers of each method are another test's.
+The numbers of each method are another test's, and of each function too. Each time the trainer is tried on those of
+``EVERYDAY``, which between them set whatever any of them sets, and by night on all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+import pytest
 
 from mmgrpo.config.loading import CONFIGS, read_layers, shipped
 
@@ -89,6 +92,31 @@ CRITICS = ["ppo", "dvpo", "direct-advantage-policy-optimization"]
 INTERNALS = ["verl", "capo", "preplan-and-anchor-credit"]
 """Trained with what the network says inside, in ``tests/train/test_internal_runs.py``."""
 
+EVERYDAY = {
+    "any kind": (
+        "bnpo", "cppo", "dr-irl", "gdpo", "gmpo", "gpg", "kl-cov", "mmr1", "online-dpo", "process-supervision", "prorl",
+        "reward-model-ensembles", "riskpo", "rloo", "spo", "srpo--cross-domain",
+        "chunk-grpo", "flow-dppo", "sage-grpo", "tempflow-grpo",
+    ),
+    "tokens": (
+        "clip-delta-prm-shaping", "copo", "d3s", "earl", "evisrag", "gigpo", "kl-cov", "laser", "lens--waste-mistakes",
+        "ngrpo", "pass-k-training", "prof", "prorl", "rank-grpo", "rover", "seed-grpo", "simko", "siren",
+    ),
+}  # fmt: skip
+"""Those that are trained each time. Each function that fills a place has a test of its own in maths."""
+
+
+def nightly(of: str, names: Iterable[str]) -> list[Any]:
+    """The parameters of a test, a method each; those not of every day have the mark ``nightly``."""
+    return [pytest.param(name, marks=() if name in EVERYDAY[of] else pytest.mark.nightly) for name in names]
+
+
+def settings(name: str) -> set[str]:
+    """What a method's file sets: each key, with a choice that is no name of a function; of functions the keys alone."""
+    values = read_layers(CONFIGS / f"{name}.yaml")
+    sections = {section: value for section, value in values.items() if section not in ("method", "published")}
+    return {found for section, value in sections.items() for found in _set(section, value)}
+
 
 def functions(name: str) -> set[tuple[str, str]]:
     """The functions that a method's file names, each with its place."""
@@ -110,6 +138,23 @@ def untrained(kind: str, trained: list[str]) -> set[tuple[str, str]]:
     }
     named = {found for name in shipped("methods") if applies_to(name) == kind for found in functions(name)}
     return named - known
+
+
+def _set(where: str, value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping) and "name" in value:
+        yield where
+        for key, inner in value.items():
+            if isinstance(inner, (Mapping, list)):
+                yield from _set(f"{where}.{key}", inner)
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _set(f"{where}.{key}", inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _set(where, inner)
+    else:
+        chosen = isinstance(value, (bool, str)) and not where.startswith("policy.")
+        yield f"{where} = {value}" if chosen else where
 
 
 def _named(where: str, value: Any) -> Iterator[tuple[str, str]]:

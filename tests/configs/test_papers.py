@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-import yaml
 
 from mmgrpo.config.binding import build_objective
 from mmgrpo.config.loading import CONFIGS, dump_config, load_config, read_layers, shipped
@@ -18,15 +17,11 @@ from mmgrpo.scoring.shaping import shaped
 from mmgrpo.train.build import build_rewards
 from mmgrpo.types import Prompt, Sample
 from tests.configs.paid import ELSEWHERE, PAID, ROUTED
+from tests.configs.written import written
 
 PAPERS = shipped("papers")
 OPEN = ("include", "recipe", "name", "note", "policy.name", "prompts.source")
 """What has no source in a paper."""
-
-
-def written(name: str) -> dict[str, Any]:
-    """What the file itself says, without its includes."""
-    return yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -16,6 +16,7 @@ from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import CONFIGS, dump_config, load_config, read_layers, shipped, validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
+from mmgrpo.explain.method import method_rows
 from mmgrpo.run.resuming import changed
 
 Write = Callable[[str, dict[str, Any]], Path]
@@ -195,14 +196,26 @@ MODEL_OF = {
 }
 
 
-@pytest.mark.parametrize("name", shipped("methods"))
-def test_every_published_scale_can_be_put_in_force(name: str, write: Write) -> None:
+def with_its_scale(name: str, write: Write) -> RunConfig:
+    """A method over a model of its kind, with its published scale if it has one."""
     values = read_layers(CONFIGS / f"{name}.yaml")
     published, model = values.get("published", {}), MODEL_OF[values["method"]["applies_to"]]
     asked = {"rollout": {"environment": ENVIRONMENT}} if name in EXCHANGED else {}
-    config = load_config(write("run", {"include": [model, name], "published": bool(published), **asked}))
-    said = rows(config)
+    return load_config(write("run", {"include": [model, name], "published": bool(published), **asked}))
+
+
+@pytest.mark.parametrize("name", shipped("methods"))
+def test_every_published_scale_can_be_put_in_force(name: str, write: Write) -> None:
+    said = dict(method_rows(with_its_scale(name, write))).get("published", "")
     assert "published run" not in said or "is in force" in said
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", shipped("methods"))
+def test_every_method_is_explained(name: str, write: Write) -> None:
+    config = with_its_scale(name, write)
+    assert config.method is not None
+    assert f" method {config.method.title} " in rows(config)
 
 
 def rows(config: RunConfig) -> str:

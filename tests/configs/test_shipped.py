@@ -28,6 +28,7 @@ from mmgrpo.policy import Scheduled
 from mmgrpo.run.watchdog import watched
 from mmgrpo.train.build import build_plan, build_rewards
 from tests.breadth.assembly import build
+from tests.configs.written import plain, written
 from tests.tiny.pipelines import PIPELINES
 
 METHODS = shipped("methods")
@@ -60,11 +61,6 @@ def tiny_of(name: str) -> Any:
     """The tiny pipeline of a model's class."""
     tiny = TINY[name.removeprefix("models/")]
     return PIPELINES[tiny].build() if tiny in PIPELINES else build(tiny)
-
-
-def written(name: str) -> dict[str, Any]:
-    """What the file itself says, without its includes."""
-    return yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
 
 
 DRAWING = [name for name in METHODS if "sampler" in written(name).get("policy", {})]
@@ -165,7 +161,7 @@ def test_numbers_are_numbers(name: str) -> None:
 )
 def test_every_method_lies_over_every_model(model: str, method: str, tmp_path: Path) -> None:
     config = over(model, method, tmp_path)
-    resolved = yaml.safe_load(dump_config(config))
+    resolved = plain(dump_config(config))
     expected = dict(settings_in(model)) | dict(settings_in(method))
     assert {key: found_at(resolved, key) for key in expected} == expected
     settings = settings_of(config)
@@ -193,7 +189,7 @@ class Steps(Scheduled):
 )
 def test_every_method_of_any_kind_lies_over_every_language_model(model: str, method: str, tmp_path: Path) -> None:
     config = over(model, method, tmp_path)
-    resolved = yaml.safe_load(dump_config(config))
+    resolved = plain(dump_config(config))
     expected = dict(settings_in(model)) | dict(settings_in(method))
     assert {key: found_at(resolved, key) for key in expected} == expected
     build_objective(config.objective)
@@ -319,7 +315,7 @@ def test_second_attention_of_sd35_is_left_alone() -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipe_keeps_what_it_includes_and_accounts_for_what_it_changes(name: str) -> None:
     model, method, *task = written(name)["include"]
-    resolved = yaml.safe_load(dump_config(load_config(name)))
+    resolved = plain(dump_config(load_config(name)))
     published = list(leaves(written(method).get("published", {}))) if written(name).get("published") else []
     layers = [settings_in(model), settings_in(method), published, *map(settings_in, task), settings_in(name)]
     expected = {key: value for layer in layers for key, value in layer}

@@ -20,7 +20,17 @@ from mmgrpo.scoring import NamedReward
 from mmgrpo.train.build import build_rewards
 from mmgrpo.train.trainer import Trainer
 from mmgrpo.types import Sample, Scope, Score
-from tests.configs.mechanisms import PARTING, PARTING_ONCE, READING, TOKENS, applies_to, untrained
+from tests.configs.mechanisms import (
+    EVERYDAY,
+    PARTING,
+    PARTING_ONCE,
+    READING,
+    TOKENS,
+    applies_to,
+    nightly,
+    settings,
+    untrained,
+)
 from tests.policies.tiny_language import picture, policy_of, prompts_of
 from tests.tiny.language_models import make
 
@@ -93,7 +103,7 @@ BESIDE = {
 """What they read beside who is right."""
 
 
-@pytest.mark.parametrize("name", TOKENS)
+@pytest.mark.parametrize("name", nightly("tokens", TOKENS))
 def test_method_trains_a_language_policy(name: str, tmp_path: Path) -> None:
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 4, "update.minibatches": 2}
     changes = {**small, "update.lr": 1e-3, "output": str(tmp_path), **SMALL.get(name, {})}
@@ -167,6 +177,12 @@ def test_method_whose_rows_part_once_trains_a_language_policy(name: str, tmp_pat
 def test_every_function_that_a_method_of_tokens_names_is_trained() -> None:
     assert {applies_to(f"methods/{name}") for name in TOKENS} == {"both", "tokens"}
     assert untrained("tokens", [*TOKENS, *READING, *PARTING, *PARTING_ONCE]) == set()
+
+
+def test_those_of_every_day_set_whatever_any_of_them_sets() -> None:
+    assert set(EVERYDAY["tokens"]) < set(TOKENS)
+    everyday = {found for name in EVERYDAY["tokens"] for found in settings(f"methods/{name}")}
+    assert {found for name in TOKENS for found in settings(f"methods/{name}")} - everyday == set()
 
 
 def test_groups_of_equal_rewards_teach_by_entropy(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ OF_WEIGHTS: tuple[Law, ...] = (
 
 EVERYDAY = {
     "denoising": ("sd15", "sd3", "flux", "wan"),
-    "language": ("llama", "qwen2", "qwen2.5-vl", "qwen3-vl"),
+    "drawing": ("sd15", "wan"),  # what is of our code alone: a U-Net that keeps the variance, a flow of five axes
+    "language": ("llama", "qwen2.5-vl", "qwen3-vl"),
     "masked": ("eurobert", "amused"),
     "image_tokens": ("janus",),
     "reading": ("sdxl", "qwen-image", "cogvideox"),  # the four of every day have tests of their own beside it

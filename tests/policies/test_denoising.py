@@ -200,9 +200,9 @@ def test_negative_prompts_are_the_prompts_own() -> None:
     ("kind", "stand_in", "changes"),
     [
         ("PNDMScheduler", "DDIMScheduler", {"clip_sample": False}),
-        ("HeunDiscreteScheduler", "EulerDiscreteScheduler", {}),
+        pytest.param("HeunDiscreteScheduler", "EulerDiscreteScheduler", {}, marks=pytest.mark.nightly),
         ("LMSDiscreteScheduler", "EulerDiscreteScheduler", {}),
-        ("KDPM2AncestralDiscreteScheduler", "EulerDiscreteScheduler", {}),
+        pytest.param("KDPM2AncestralDiscreteScheduler", "EulerDiscreteScheduler", {}, marks=pytest.mark.nightly),
         ("SASolverScheduler", "DPMSolverMultistepScheduler", {}),
         ("FlowMatchHeunDiscreteScheduler", "FlowMatchEulerDiscreteScheduler", {}),
     ],

@@ -55,7 +55,15 @@ def _cached(name: str) -> Any:
     return pipeline
 
 
-@pytest.mark.parametrize("name", CACHES)
+NIGHTLY = ("pyramid", "mag")
+"""Hooks of the same two sorts as those of the others: around attention, and around blocks."""
+
+
+def each(*names: str) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.nightly if name in NIGHTLY else ()) for name in names]
+
+
+@pytest.mark.parametrize("name", each(*CACHES))
 def test_decisions_are_drawn_scored_and_trained_as_if_there_were_no_cache(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -74,7 +82,7 @@ def test_decisions_are_drawn_scored_and_trained_as_if_there_were_no_cache(
     assert relative_difference(gradients(policy, rollout), gradients(plain, expected)) < 1e-6
 
 
-@pytest.mark.parametrize("name", [name for name in CACHES if name != "faster"])  # which needs the real timestep
+@pytest.mark.parametrize("name", each(*(name for name in CACHES if name != "faster")))  # which needs the real timestep
 def test_samples_without_noise_keep_the_cache(name: str) -> None:
     policy = policy_of("flux", _cached(name))
     policy.rollout(prompts_of("flux"), group_size=1, seed=SEED)

@@ -12,11 +12,12 @@ import torch
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.types import Continuation, Plan, Prompt, Rollout
 from tests.policies.contract import gradients, move, relative_difference, sample_difference, values
+from tests.policies.families import families
 from tests.policies.tiny_policies import final_latent, policy_of, prompts_of
 from tests.tiny.pipelines import PIPELINES
 
 SEED = 3
-NAMES = ["sd15", "sd3", "wan"]
+NAMES = families("drawing", ["sd15", "sd3", "wan"])
 
 
 def noise_of(rollout: Rollout, row: int) -> torch.Tensor:
@@ -87,7 +88,7 @@ def test_a_member_is_drawn_once() -> None:
         policy.rollout(prompts_of("sd3"), group_size=2, seed=0, plan=Plan(members=((0, 1),)))
 
 
-@pytest.mark.parametrize("name", ["sd15", "sd3", "flux", "wan"])
+@pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))
 def test_settings_of_a_rollout_are_those_it_is_scored_with(name: str) -> None:
     policy = policy_of(name)
     own = policy.rollout(prompts_of(name), group_size=2, seed=SEED)
@@ -145,7 +146,7 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: 
         policy_of("sd3").rollout(prompts_of("sd3"), group_size=1, seed=0, plan=Plan(settings=settings))
 
 
-@pytest.mark.parametrize("name", ["sd15", "sd3", "flux", "wan"])
+@pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))
 @pytest.mark.parametrize("stochastic", [None, (), (1,)])
 def test_latents_are_kept_where_the_plan_asks(name: str, stochastic: tuple[int, ...] | None) -> None:
     policy = policy_of(name)

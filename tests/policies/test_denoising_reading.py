@@ -39,7 +39,7 @@ from tests.tiny.pipelines import PIPELINES
 READ = [name for name in PIPELINES if name != "sd15-inpaint"]
 
 
-@pytest.mark.parametrize("name", ["sd15", "sd3", "flux", "wan"])
+@pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))
 def test_the_log_probability_is_minus_the_matching_error(name: str) -> None:
     policy = policy_of(name, reading={**READING, "weight": 2.0, "power": 1.0})
     move(policy.trainable)
@@ -63,7 +63,7 @@ def test_the_log_probability_is_minus_the_matching_error(name: str) -> None:
     assert not rollout.on_policy
 
 
-@pytest.mark.parametrize("name", ["sd15", "sd3", "flux", "wan"])
+@pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))
 def test_any_batch_has_the_same_noise_and_the_full_gradient(name: str) -> None:
     wide, narrow, odd = (policy_of(name, batch=batch, reading=READING) for batch in (16, 1, 5))
     for policy in (wide, narrow, odd):
@@ -151,7 +151,7 @@ def test_levels_are_spread_as_asked() -> None:
         placed(uniform, place, ReadingSettings(low=0.6, high=0.6))
 
 
-@pytest.mark.parametrize("name", ["sd15", "sd3", "flux", "wan"])
+@pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))
 def test_pictures_and_latents_say_the_same(name: str) -> None:
     """The tiny autoencoders lose much, so the latent that is compared is that of the picture."""
     policy = policy_of(name, reading=READING)

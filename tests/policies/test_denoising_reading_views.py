@@ -13,6 +13,7 @@ from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Plan, Rollout
 from mmgrpo.values import OLD, Value
 from tests.policies.contract import move, values
+from tests.policies.families import families
 from tests.policies.readings import (
     READING,
     SEED,
@@ -24,7 +25,7 @@ from tests.policies.readings import (
 from tests.policies.tiny_policies import policy_of
 
 
-@pytest.mark.parametrize("name", ["sd15", "sd3", "flux", "wan"])
+@pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "wan"]))
 def test_values_of_kept_weights_take_the_same_levels_and_noise(name: str) -> None:
     policy = policy_of(name, reading=READING)
     rollout = policy.read(latents_of(policy), seed=SEED)
@@ -43,7 +44,7 @@ def test_values_of_kept_weights_take_the_same_levels_and_noise(name: str) -> Non
 NFT = [Value(f"{sign}_error", "kept", (b,)) for b in (1.0, 0.1) for sign in ("positive", "negative")]
 
 
-@pytest.mark.parametrize("name", ["sd15", "sd15-v", "sd3", "flux"])
+@pytest.mark.parametrize("name", ["sd15", "sd15-v", "sd3", pytest.param("flux", marks=pytest.mark.nightly)])
 def test_implied_errors_are_equal_at_the_weights_kept(name: str) -> None:
     policy = policy_of(name, reading={**READING, "low": 0.1})
     rollout = policy.read(latents_of(policy), seed=SEED)

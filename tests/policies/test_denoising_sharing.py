@@ -21,12 +21,13 @@ from mmgrpo.values import DRIFT
 from tests.policies.contract import gradients, move, relative_difference, values
 from tests.policies.tiny_policies import final_latent, pipeline_of, policy_of, prompts_of, settings_of
 
+NAMES = ["sd15", pytest.param("sd3", marks=pytest.mark.nightly), "z-image", "wan"]
 SEED = 3
 GROUP_SIZE = 3
 WINDOW = Plan(stochastic=(1, 2), share_noise=True)
 
 
-@pytest.mark.parametrize("name", ["sd15", "sd3", "z-image", "wan"])
+@pytest.mark.parametrize("name", NAMES)
 def test_shared_states_give_the_samples_of_rows_drawn_alone(name: str) -> None:
     prompts = prompts_of(name)
     rollout = policy_of(name).rollout(prompts, group_size=GROUP_SIZE, seed=SEED, plan=WINDOW)
@@ -47,7 +48,7 @@ def test_shared_states_give_the_samples_of_rows_drawn_alone(name: str) -> None:
             assert float((drawn.next_state - transition.next_state).abs().max()) < 1e-5 * scale
 
 
-@pytest.mark.parametrize("name", ["sd15", "sd3", "z-image", "wan"])
+@pytest.mark.parametrize("name", NAMES)
 def test_shared_states_give_the_gradient_of_states_computed_one_by_one(name: str) -> None:
     policy = policy_of(name)
     shared = policy.rollout(prompts_of(name), group_size=GROUP_SIZE, seed=SEED, plan=WINDOW)

@@ -169,7 +169,9 @@ def _with_pndm(kind: Callable[..., Any], **changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("kind", "changes", "call"),
     [
-        (StableDiffusionImg2ImgPipeline, {}, {"strength": 0.8, "num_inference_steps": 5}),
+        pytest.param(
+            StableDiffusionImg2ImgPipeline, {}, {"strength": 0.8, "num_inference_steps": 5}, marks=pytest.mark.nightly
+        ),
         (
             StableDiffusionInpaintPipeline,
             {},
@@ -185,7 +187,7 @@ def test_the_old_default_scheduler_draws_decisions(kind: Any, changes: dict[str,
     assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
 
 
-@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.nightly), 4])
 def test_a_pipeline_that_asks_for_the_clean_sample_before_it_steps_is_exact(batch: int) -> None:
     pipeline = assembly.build("CosmosTextToWorldPipeline")
     _, call = prompts_and_call("CosmosTextToWorldPipeline", pipeline)

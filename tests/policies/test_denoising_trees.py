@@ -21,7 +21,7 @@ from tests.policies.tiny_policies import final_latent, pipeline_of, policy_of, p
 
 SEED = 3
 BINARY = Plan(splits=(Split(decision=0, factor=2), Split(decision=2, factor=2)))
-NAMES = ["sd15", "sd3", "z-image", "wan"]
+NAMES = ["sd15", pytest.param("sd3", marks=pytest.mark.nightly), "z-image", "wan"]
 
 
 def states(tree: str) -> list[int]:

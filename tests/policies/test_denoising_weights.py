@@ -16,6 +16,7 @@ from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Plan
 from mmgrpo.values import DRIFT
 from tests.policies.contract import gradients, move, relative_difference, values
+from tests.policies.families import families
 from tests.policies.tiny_policies import final_latent, parameters_of, pipeline_of, policy_of, prompts_of, settings_of
 
 SEED = 3
@@ -23,7 +24,7 @@ GREEDY = Plan(stochastic=())
 FULL = {"lora": None}
 
 
-@pytest.mark.parametrize("name", ["sd15", "sd3", "flux"])
+@pytest.mark.parametrize("name", ["sd15", pytest.param("sd3", marks=pytest.mark.nightly), "flux"])
 @pytest.mark.parametrize("lora", [{"rank": 2, "alpha": 3.0}, {"rank": 2, "alpha": 3.0, "dora": True}])
 def test_adapters_load_into_the_stock_pipeline(name: str, lora: dict[str, Any], tmp_path: Path) -> None:
     policy = policy_of(name, lora=lora)
@@ -125,7 +126,7 @@ def test_a_full_fine_tune_of_a_half_precision_pipeline_keeps_float32_masters() -
     assert sum(not gradient.any() for gradient in found) == 3  # the idle ones of the last block
 
 
-@pytest.mark.parametrize("name", ["sd15", "sd3", "flux", "z-image", "wan"])
+@pytest.mark.parametrize("name", families("drawing", ["sd15", "sd3", "flux", "z-image", "wan"]))
 def test_gradient_checkpointing_changes_no_gradient(name: str) -> None:
     plain, thrifty = policy_of(name), policy_of(name, gradient_checkpointing=True)
     rollout = plain.rollout(prompts_of(name), group_size=2, seed=SEED)

@@ -28,8 +28,8 @@ MAKERS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
 }
 CASES = [(name, settings) for name in MAKERS for settings in (LORA, FULL)] + [("sd3", DORA), ("llama", DORA)]
 IDS = [f"{name}-{'full' if s['lora'] is None else 'dora' if 'dora' in s['lora'] else 'lora'}" for name, s in CASES]
-NIGHTLY = ("sd15-full", "sd15-lora", "sd3-dora")
-"""What CI leaves to the night: the U-Net, and the dearer one of the two with DoRA."""
+NIGHTLY = ("sd15-full", "sd15-lora", "sd3-dora", "sd3-full", "llama-lora")
+"""What CI leaves to the night: the U-Net, and of the others what one of the two does each time, the cheaper one."""
 
 every = pytest.mark.parametrize(
     ("name", "settings"),

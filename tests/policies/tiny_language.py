@@ -36,6 +36,11 @@ def policy_of(name: str, *, batch: int = 8, **settings: Any) -> LanguagePolicy:
         return LanguagePolicy(copy.deepcopy(model), processor, given)
 
 
+def build_llama() -> tuple[Any, Any]:
+    """For a configuration that names a Python function."""
+    return copy.deepcopy(_made("llama"))
+
+
 def picture(width: int = 16, height: int = 16, seed: int = 0) -> Image.Image:
     """Noise, the same for a seed."""
     pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)

@@ -7,6 +7,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -178,27 +179,28 @@ WITHIN = "rewards/execution/dialogue.py"
 """The one that runs what a model wrote: within the sandbox, where it is started as a file."""
 
 
-def test_nothing_is_evaluated_or_unpickled():
+@cache
+def sources() -> dict[str, ast.Module]:
+    """Our modules by their paths."""
     root = Path(__file__).parents[2]
-    paths = [
-        path for room in ("mmgrpo", "policies", "rewards", "examples") for path in sorted((root / room).rglob("*.py"))
-    ]
-    assert {"rewards/groups/votes.py", "mmgrpo/scoring/cache.py", "policies/language/policy.py"} <= {
-        str(path.relative_to(root)) for path in paths
-    }
-    found = {str(path.relative_to(root)): what_runs(ast.parse(path.read_text())) for path in paths}
+    paths = [path for room in ("mmgrpo", "policies", "rewards", "examples") for path in (root / room).rglob("*.py")]
+    return {str(path.relative_to(root)): ast.parse(path.read_text()) for path in sorted(paths)}
+
+
+def test_nothing_is_evaluated_or_unpickled():
+    assert {"rewards/groups/votes.py", "mmgrpo/scoring/cache.py", "policies/language/policy.py"} <= set(sources())
+    found = {path: what_runs(tree) for path, tree in sources().items()}
     assert {path: names for path, names in found.items() if names} == {WITHIN: {"exec", "compile"}}
 
 
 def test_what_runs_programs_is_imported_nowhere():
     """It is a program itself, started in a sandbox."""
-    root, name = Path(__file__).parents[2], Path(WITHIN).stem
-    for room in ("mmgrpo", "policies", "rewards", "examples"):
-        for path in sorted((root / room).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                given = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-                given += [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-                assert not [one for one in given if one.rpartition(".")[2] == name], path
+    name = Path(WITHIN).stem
+    for path, tree in sources().items():
+        for node in ast.walk(tree):
+            given = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            given += [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            assert not [one for one in given if one.rpartition(".")[2] == name], path
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from transformers import (
     BatchFeature,
 )
 
+from tests.policies.families import families
+
 from .language_models import IMAGES, NAMES, SEVERAL_IMAGES, TINY, VIDEOS, Processor, make, save, tokenizer_of
 
 WORDS = "what is the colour of the picture"
@@ -48,7 +50,7 @@ VIDEO_TOKENS = [
     ("internvl", 4 * 4),
 ]
 
-every_model = pytest.mark.parametrize("name", NAMES)
+every_model = pytest.mark.parametrize("name", families("language", NAMES))
 every_seeing_model = pytest.mark.parametrize("name", IMAGES)
 
 

@@ -13,6 +13,8 @@ import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from torch import Tensor, nn
 
+from tests.policies.families import families
+
 from .pipelines import DENOISERS, PIPELINES
 
 PROMPTS = ("a red cat on a house", "a blue square")
@@ -33,8 +35,10 @@ UNREACHED = {"sd3": LAST_TEXT_QUERY, "qwen-image": LAST_TEXT_QUERY | LAST_TEXT_O
 
 SAME_PARTS_AS_SD15 = {"sd15-v", "sd15-dpm", "sd15-euler-a", "sd15-lcm", "sd15-inpaint"}
 
-every_pipeline = pytest.mark.parametrize("name", PIPELINES)
-every_set_of_parts = pytest.mark.parametrize("name", [name for name in PIPELINES if name not in SAME_PARTS_AS_SD15])
+every_pipeline = pytest.mark.parametrize("name", families("denoising", PIPELINES))
+every_set_of_parts = pytest.mark.parametrize(
+    "name", families("denoising", [name for name in PIPELINES if name not in SAME_PARTS_AS_SD15])
+)
 with_and_without_guidance = pytest.mark.parametrize("guided", [True, False], ids=["cfg", "no-cfg"])
 
 

@@ -140,11 +140,11 @@ def test_wrong_numbers() -> None:
 def test_hooks_resume(tmp_path: Path) -> None:
     hooks = [{"name": "slow_fast", "inner": 2, "alpha": 0.5}, {"name": "mask", "share": 0.5}]
     update = {**BASE["update"], "hooks": hooks}
-    values: dict[str, Any] = {"update": update, "checkpoint": {"every": 2}}
+    values: dict[str, Any] = {"steps": 3, "update": update, "checkpoint": {"every": 2}}
     whole = run(tmp_path / "whole", **values)  # a round of three ends within a step
     resumed = run(tmp_path / "whole", resume=whole.folder.path / "checkpoints" / "step-000002", **values)
     assert torch.equal(weights(resumed), weights(whole))
-    assert not torch.equal(weights(whole), weights(run(tmp_path / "plain")))
+    assert not torch.equal(weights(whole), weights(run(tmp_path / "plain", steps=3)))
 
 
 @pytest.mark.parametrize("settings", [{}, {"lora": LORA}], ids=["full", "lora"])

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 import transformers
-import yaml
 from transformers import CONFIG_MAPPING, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.auto import modeling_auto
 
 from mmgrpo.types import Prompt
 from tests.breadth.language.configs import merged, shrunk, small
+from tests.configs.written import plain
 from tests.heard import tone
 from tests.policies.tiny_language import TEXTS, picture
 from tests.tiny import chat_tokenizers, language_models
@@ -111,7 +111,7 @@ def untried() -> dict[str, tuple[str, ...]]:
 
 
 def _table(name: str) -> dict[str, Any]:
-    return yaml.safe_load((HERE / f"{name}.yaml").read_text(encoding="utf-8"))
+    return plain((HERE / f"{name}.yaml").read_text(encoding="utf-8"))
 
 
 def _seen(*, several: bool, blind: bool) -> tuple[Prompt, ...]:
