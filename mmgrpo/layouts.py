@@ -1,17 +1,28 @@
-"""How a parameter lies in parts on the processes of a run, whoever laid it so."""
+"""How a parameter lies in parts on the processes of a run, whoever laid it so, and where it waits until it does.
+
+Blocks that will lie in parts are left where they were loaded and as they were loaded, until each is moved and parted in
+its turn: no device ever holds all of them whole.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils.weak import WeakIdKeyDictionary
 
 _laid: Any = WeakIdKeyDictionary()
 """The layout of each parameter that does not say itself how it lies."""
+
+_waits = False
+_waiting: WeakKeyDictionary[nn.Module, list[Callable[[nn.Module], object]]] = WeakKeyDictionary()
+"""What was put off of each block that waits."""
 
 
 class Layout(Protocol):
@@ -20,6 +31,16 @@ class Layout(Protocol):
     @property
     def shape(self) -> torch.Size:
         """Of the whole."""
+        ...
+
+    @property
+    def start(self) -> int:
+        """How many entries of the whole, row by row, are before the part, which is those that follow."""
+        ...
+
+    @property
+    def part_shape(self) -> torch.Size:
+        """Of the part."""
         ...
 
     def part(self, parameter: Any) -> Tensor:
@@ -34,19 +55,25 @@ class Layout(Protocol):
         """A tensor that goes with the part, entry by entry, put together from all processes; a collective."""
         ...
 
-    def part_of(self, value: Tensor) -> Tensor:
-        """The inverse of ``whole``: what goes with this process's entries, without asking the others."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class OnMesh:
-    """As FSDP2 lays it: a DTensor."""
+    """As FSDP2 lays it: a DTensor, in equal runs of rows, the last ones shorter."""
 
     mesh: Any
     placements: Any
     shape: torch.Size
     stride: tuple[int, ...]
+
+    @property
+    def start(self) -> int:
+        """As ``Layout`` has it."""
+        return self._rows.start * self.shape[1:].numel()
+
+    @property
+    def part_shape(self) -> torch.Size:
+        """As ``Layout`` has it."""
+        return torch.Size([len(self._rows), *self.shape[1:]])
 
     def part(self, parameter: Any) -> Tensor:
         """Its local tensor."""
@@ -63,10 +90,11 @@ class OnMesh:
         )
         return there.full_tensor()
 
-    def part_of(self, value: Tensor) -> Tensor:
-        """As ``Layout`` has it."""
-        own = value.to(self.mesh.device_type)
-        return distribute_tensor(own, self.mesh, self.placements, src_data_rank=None).to_local()
+    @property
+    def _rows(self) -> range:
+        assert self.placements == (Shard(0),)
+        each = -(-self.shape[0] // self.mesh.size())
+        return range(self.shape[0])[self.mesh.get_local_rank() * each :][:each]
 
 
 def lay(parameter: Tensor, layout: Layout) -> None:
@@ -85,3 +113,75 @@ def own_part(parameter: Tensor) -> Tensor:
     """What this process holds of a parameter, in the same memory: all of it, if that lies in no parts."""
     layout = layout_of(parameter)
     return parameter.detach() if layout is None else layout.part(parameter)
+
+
+def part_of(value: Tensor, layout: Layout) -> Tensor:
+    """Of a whole tensor what goes with this process's entries, in the same memory; no other process is asked."""
+    size = layout.part_shape.numel()
+    return value.flatten()[layout.start : layout.start + size].view(layout.part_shape)
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """What the library of a model names its blocks, an outer one before its own; none where it names none."""
+    kinds: Collection[str] = set(getattr(module, "_no_split_modules", None) or ())
+    return [part for part in module.modules() if type(part).__name__ in kinds]
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Within it blocks wait for their turn to lie in parts; what has not had it by the end lies whole, as it should."""
+    global _waits
+    _waits = True
+    try:
+        yield
+        for block in list(_waiting):
+            arrive(block)
+    finally:
+        _waits = False
+        _waiting.clear()
+
+
+def place(modules: Sequence[nn.Module], move: Callable[[Any], object], *, holder: Any = None) -> None:
+    """Moves modules; their blocks too, unless they wait.
+
+    Args:
+        modules: as they were loaded.
+        move: to a device or a dtype, in place; called with each module, and with blocks that waited.
+        holder: what has the modules among others and is moved in their place, such as a pipeline; None: nothing.
+    """
+    blocks = [block for module in modules for block in blocks_of(module)] if _waits else []
+    with _without(modules, set(blocks)):
+        for one in modules if holder is None else (holder,):
+            move(one)
+    for block in blocks:
+        wait(block, move)
+
+
+def wait(block: nn.Module, move: Callable[[nn.Module], object]) -> None:
+    """Puts off what is to be done to a block until it arrives."""
+    _waiting.setdefault(block, []).append(move)
+
+
+def is_waiting(module: nn.Module) -> bool:
+    """Whether a block of it waits."""
+    return any(part in _waiting for part in module.modules())
+
+
+def arrive(block: nn.Module) -> None:
+    """Does to a block what was put off, in its order."""
+    for move in _waiting.pop(block, ()):
+        move(block)
+
+
+@contextmanager
+def _without(modules: Sequence[nn.Module], blocks: Collection[nn.Module]) -> Iterator[None]:
+    """Within it modules seem to have no such blocks."""
+    parents = [parent for module in modules for parent in module.modules()]
+    places = [(p, name, child) for p in parents for name, child in p._modules.items() if child in blocks]
+    for parent, name, _ in places:
+        parent._modules[name] = None
+    try:
+        yield
+    finally:
+        for parent, name, child in places:
+            parent._modules[name] = child

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.layouts import layout_of, own_part
+from mmgrpo.layouts import arrive, blocks_of, layout_of, own_part, part_of, wait
 from mmgrpo.values import OLD, REFERENCE
 
 ADAPTER = "default"
@@ -91,6 +91,8 @@ class Copies:
         def made(name: str) -> nn.Module:
             module = _filled(blanks[name], self.modules[name])
             shard(name, module)
+            for block in blocks_of(module):
+                arrive(block)
             for mine, trained in zip(module.parameters(), self.modules[name].parameters(), strict=True):
                 own_part(mine).copy_(_as_parted(trained, mine))
             return module
@@ -247,22 +249,37 @@ def _frozen(module: nn.Module) -> nn.Module:
 
 
 def _blank(module: nn.Module) -> nn.Module:
-    """A frozen copy without weights; parameters that are one stay one."""
+    """A frozen copy without weights, of float32 as what is trained; parameters that are one stay one."""
     blanks = {id(p): nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=False) for p in module.parameters()}
-    return copy.deepcopy(module, dict(blanks)).eval()
+    return copy.deepcopy(module, dict(blanks)).eval().float()
 
 
 def _as_parted(value: Tensor, other: Tensor) -> Tensor:
     """What goes with the part of another, of a parameter that may be whole for a while."""
     layout = layout_of(other)
-    return own_part(value) if layout is None or layout_of(value) is not None else layout.part_of(value.detach())
+    return own_part(value) if layout is None or layout_of(value) is not None else part_of(value.detach(), layout)
 
 
 def _filled(blank: nn.Module, module: nn.Module) -> nn.Module:
-    """A blank with room for its weights, where the module has its own; buffers are those of now."""
+    """A blank with room for its weights, where the module has its own, in blocks once they arrive; buffers as now."""
     device = next(module.parameters()).device
-    room = {id(p): nn.Parameter(torch.empty_like(p, device=device), requires_grad=False) for p in blank.parameters()}
-    filled = copy.deepcopy(blank, dict(room))
+    filled = copy.deepcopy(blank)
+    room: dict[nn.Parameter, nn.Parameter] = {}
+
+    def give_room(parts: Iterable[nn.Module]) -> None:
+        for part in parts:
+            for name, one in part._parameters.items():
+                if one is None or not one.is_meta:
+                    continue
+                if one not in room:
+                    room[one] = nn.Parameter(torch.empty_like(one, device=device), requires_grad=False)
+                part._parameters[name] = room[one]
+
+    blocks = blocks_of(filled)
+    within = {part for block in blocks for part in block.modules()}
+    give_room(part for part in filled.modules() if part not in within)
+    for block in blocks:
+        wait(block, lambda block: give_room(block.modules()))
     for mine, now in zip(filled.buffers(), module.buffers(), strict=True):
         mine.data = now.clone()
     return filled

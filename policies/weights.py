@@ -16,9 +16,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import CheckpointError, ConfigError
+from mmgrpo.layouts import is_waiting, place
 from mmgrpo.policies.adapters import DIFFUSERS_FILE, METADATA, PEFT_FILE, PEFT_PREFIX, read_adapter
 from mmgrpo.policies.kept import ADAPTER, Adapters, Copies, require_name
 from mmgrpo.policies.lora import LoraSettings
+from mmgrpo.shards import is_sharded, load_module, save_module
 from mmgrpo.values import REFERENCE
 
 KEPT = "kept"
@@ -77,9 +79,11 @@ class Weights:
                 module.requires_grad_(False)
                 _inject(name, module, self.lora)
             else:
-                module.float().requires_grad_(True)
+                module.requires_grad_(True)
+                place([module], lambda one: one.float())
         self._kept = Copies(self.modules) if self.lora is None else Adapters(self.modules)
         self._stand_ins: Mapping[str, nn.Module] = {}
+        self._begin: Path | None = None  # the weights to start from, once these lie in parts
 
     @property
     def trainable(self) -> list[nn.Parameter]:
@@ -136,6 +140,9 @@ class Weights:
             self._kept.shard(shard)
         for name, module in self.modules.items():
             shard(name, module)
+        if self._begin is not None:
+            self._load_modules(self.modules, self._begin)
+            self._begin = None
 
     def begin_from(self, path: Path) -> None:
         """Starts from the weights that another run, or another library, has left; kept weights stay this policy's own.
@@ -148,14 +155,20 @@ class Weights:
             ConfigError: the adapters are scaled otherwise than these.
         """
         if self.lora is None:
-            self._load_modules(self.modules, path)
+            if any(map(is_waiting, self.modules.values())):  # for parts, into which no more than fits them is read
+                self._begin = path
+            else:
+                self._load_modules(self.modules, path)
             return
         found = read_adapter(path, self.modules, self.lora)
         for name, module in self.modules.items():
             _set_adapter_state(module, found[name], path, ADAPTER)
 
     def save(self, directory: Path) -> None:
-        """Adapters in the form of ``files``, full weights as ``save_pretrained`` folders; what is kept in folders."""
+        """Adapters in the form of ``files``, full weights as ``save_pretrained`` folders; what is kept in folders.
+
+        Modules that lie in parts are written as they lie, by all processes.
+        """
         if isinstance(self._kept, Copies):
             self._save_modules(self.modules, directory)
             for name in self._kept.names:
@@ -300,6 +313,8 @@ def _existing(path: Path) -> Path:
 
 def _save_module(module: nn.Module, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    if save_module(module, folder):
+        return
     save_pretrained = getattr(module, "save_pretrained", None)
     if callable(save_pretrained):
         save_pretrained(folder)
@@ -310,6 +325,9 @@ def _save_module(module: nn.Module, folder: Path) -> None:
 
 
 def _load_module(module: nn.Module, folder: Path) -> None:
+    if is_sharded(folder):
+        load_module(module, folder)
+        return
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise CheckpointError(f"{folder} holds no .safetensors file; was the checkpoint made with LoRA?")

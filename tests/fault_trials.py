@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -30,7 +31,7 @@ import torch
 from mmgrpo import Trainer
 from mmgrpo.run.folder import status_of
 from mmgrpo.types import Sample
-from tests.faults.disturbed import FAULTS, OF_TWO, Whole, settled
+from tests.faults.disturbed import FAULTS, IN_PARTS, OF_TWO, Whole, settled
 from tests.faults.runs import CASES, Case, differing, left_behind
 from tests.faults.sittings import CLEAR, DONE, INTERRUPTED, Place, placed, sit, sit_both, watched
 
@@ -58,9 +59,9 @@ def whole_run(case: Case, place: Place) -> Whole:
     return Whole(left, sitting.worked_s, events, num_bytes, counts["forward"], counts["asked"])
 
 
-def whole_run_of_two(case: Case, place: Place, whole: Whole) -> Whole:
+def whole_run_of_two(case: Case, kind: str, place: Place, whole: Whole) -> Whole:
     """The same on two processes, whose gradients are added in another order."""
-    sitting = sit_both(case, place)
+    sitting = sit_both(case, place, in_parts=kind == IN_PARTS)
     assert sitting.code == DONE, sitting.said
     return replace(whole, left=left_behind(place.run), took_s=sitting.worked_s)
 
@@ -78,7 +79,7 @@ def wrongs(case: Case, kind: str, place: Place, whole: Whole, draw: random.Rando
     Yields:
         tuple[str, str]: first how the disturbed sitting ended; then what was done, and what is wrong for it.
     """
-    goes_on = sit if kind in FAULTS else sit_both
+    goes_on = sit if kind in FAULTS else partial(sit_both, in_parts=kind == IN_PARTS)
     found = (FAULTS | OF_TWO)[kind](case, place, whole, draw)
     yield "", _named(found.sitting.code, status_of(place.run))
     if not found.sitting.is_clear:
@@ -142,17 +143,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             whole[name] = whole_run(case, placed(Path(root) / name))
             print(f"{name}: {whole[name].took_s:.1f} s of work, {len(whole[name].events)} events", flush=True)
         of_two = {
-            name: whole_run_of_two(CASES[name], placed(Path(root) / f"{name}-two"), whole[name])
+            (name, kind): whole_run_of_two(CASES[name], kind, placed(Path(root) / f"{name}-{kind}"), whole[name])
             for name in (asked.policies if asked.of_two else [])
+            for kind in OF_TWO
         }
         for number in range(asked.trials + asked.of_two):
             name = asked.policies[number % len(asked.policies)]
-            kind = asked.faults[(number if asked.in_turn else number // len(asked.policies)) % len(asked.faults)]
-            kind = kind if number < asked.trials else next(iter(OF_TWO))
+            kinds, turn = (asked.faults, number) if number < asked.trials else (list(OF_TWO), number - asked.trials)
+            kind = kinds[(turn if asked.in_turn else turn // len(asked.policies)) % len(kinds)]
             place = placed(Path(root) / f"trial-{number}")
             draw = random.Random(f"{asked.seed} {number}")
             try:
-                (_, end), *found = wrongs(CASES[name], kind, place, (of_two if kind in OF_TWO else whole)[name], draw)
+                undisturbed = of_two[name, kind] if kind in OF_TWO else whole[name]
+                (_, end), *found = wrongs(CASES[name], kind, place, undisturbed, draw)
             finally:
                 settled(place)
             tried[name, kind] += 1

@@ -20,7 +20,8 @@ ROOMS = (
     ("system",),
     ("memory",),
     ("maths",),
-    ("policy", "reward", "environment", "differentiating", "outline", "layouts"),
+    ("layouts",),
+    ("policy", "reward", "environment", "differentiating", "outline", "shards"),
     ("config", "tools", "testing"),
     ("data",),
     ("scoring",),
@@ -55,6 +56,7 @@ CONTRACTS = (
     "environment",
     "differentiating",
     "layouts",
+    "shards",
     "outline",
     "data.media",
     "data.sounds",
@@ -89,8 +91,13 @@ def modules() -> dict[str, ast.Module]:
     return {module_name(path): ast.parse(path.read_text()) for path in paths if not linked(path)}
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
+@cache
+def imported(tree: ast.AST) -> tuple[str, ...]:
     """Dotted names of everything imported anywhere in a module, under ``TYPE_CHECKING`` and in functions as well."""
+    return tuple(_imported(tree))
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -18,12 +18,14 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.explain.metering import Meter
 from mmgrpo.run.processes import Job
 from mmgrpo.types import Score
+from tests.forked import on_processes
 from tests.policies import tiny_policies
 from tests.policies.contract import gradients
 from tests.policies.tiny_language import policy_of
-from tests.test_sharding import on_two, untimed
+from tests.test_sharding import untimed
 from tests.test_world_sizes import outcome
 
+MODULE = "tests.test_context_parallel"
 RELATIVE = 1e-6
 PIPELINES = ("wan", "flux", "flux-kontext", "flux2", "flux2-klein")
 """Those of the tiny ones of which diffusers has a plan, but Qwen-Image, whose texts are of any length, and LTX."""
@@ -102,9 +104,13 @@ def _same(name: str, found: tuple[Tensor, list[dict[str, Any]], int], output: Pa
         assert {key: other[key] for key in numbers} == pytest.approx(numbers, rel=1e-3, abs=ROUNDED), name
 
 
-def test_two_that_share_a_sequence_make_the_updates_of_one(tmp_path: Path) -> None:
-    names = ("wan", "flux all")
-    found = on_two(tmp_path, names, function="runs", module="tests.test_context_parallel")
+EVERYDAY = ("wan",)
+"""A video, with adapters; that all weights are trained so too is tried by night, on more pipelines."""
+
+
+@pytest.mark.parametrize("names", [EVERYDAY, pytest.param(("flux all",), marks=pytest.mark.nightly)], ids=" ".join)
+def test_two_that_share_a_sequence_make_the_updates_of_one(names: Sequence[str], tmp_path: Path) -> None:
+    found = on_processes(tmp_path, names, function="runs", module=MODULE)
     for name in names:
         _same(name, found[name], tmp_path / "alone" / name)
 
@@ -113,15 +119,14 @@ def test_two_that_share_a_sequence_make_the_updates_of_one(tmp_path: Path) -> No
 def test_pairs_that_share_sequences_make_the_updates_of_one(tmp_path: Path) -> None:
     """Four processes: each pair draws and trains its own groups."""
     names = (*PIPELINES, "wan all")
-    module = "tests.test_context_parallel"
-    found = on_two(tmp_path, names, function="runs", module=module, processes=4)
+    found = on_processes(tmp_path, names, function="runs", module=MODULE, processes=4)
     for name in names:
         _same(name, found[name], tmp_path / "alone" / name)
 
 
 @pytest.mark.nightly
 def test_one_that_asks_no_rewards_may_be_told_to_end(tmp_path: Path) -> None:
-    assert on_two(tmp_path, (), function="ended", module="tests.test_context_parallel") == "terminated"
+    assert on_processes(tmp_path, (), function="ended", module=MODULE) == "terminated"
 
 
 def peak(folder: Path, names: Sequence[str]) -> int:
@@ -139,7 +144,7 @@ def peak(folder: Path, names: Sequence[str]) -> int:
 
 @pytest.mark.nightly
 def test_two_that_share_a_sequence_have_half_of_its_activations(tmp_path: Path) -> None:
-    shared = on_two(tmp_path, (), function="peak", module="tests.test_context_parallel")
+    shared = on_processes(tmp_path, (), function="peak", module=MODULE)
     assert 0.5 < shared / peak(tmp_path, ()) < 0.6
 
 
@@ -159,12 +164,28 @@ def refused(folder: Path, names: Sequence[str]) -> list[str]:
 @pytest.mark.nightly
 def test_what_cannot_share_a_sequence_is_refused(tmp_path: Path) -> None:
     key = "runtime.context_parallel"
-    assert on_two(tmp_path, (), function="refused", module="tests.test_context_parallel", processes=3) == [
+    assert on_processes(tmp_path, (), function="refused", module=MODULE, processes=3) == [
         f"{key}: diffusers has no plan (_cp_plan) by which it splits the sequence of SD3Transformer2DModel, "
         "the transformer; leave it out",
         f"{key}: 3 does not divide the 2 heads of WanTransformer3DModel, the transformer",
         f"LanguagePolicy splits no sequences: leave out {key}",
     ]
+
+
+def indivisible(folder: Path, names: Sequence[str]) -> str:
+    """What two processes are told of a sequence of an odd length."""
+    job = Job(Accelerator(), context_parallel=2)
+    policy = tiny_policies.policy_of("flux", call={"max_sequence_length": 7})
+    job.spread(policy)
+    with pytest.raises(ConfigError) as error:
+        policy.rollout(tiny_policies.prompts_of("flux")[:1], group_size=2, seed=1)
+    return str(error.value)
+
+
+@pytest.mark.nightly
+def test_a_length_that_does_not_divide_is_said(tmp_path: Path) -> None:
+    said = on_processes(tmp_path, (), function="indivisible", module=MODULE)
+    assert "runtime.context_parallel: 2 does not divide the length of a sequence of FluxTransformer2DModel" in said
 
 
 def test_processes_divide_into_those_that_share() -> None:

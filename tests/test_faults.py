@@ -7,10 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-def test_disturbed_runs_end_as_if_nobody_had_disturbed_them() -> None:
-    command = [sys.executable, "-m", "tests.fault_trials", "--trials", "4", "--seed", "2", "--in-turn"]
+EVERYDAY = ("--policies", "language", "--faults", "killed at an event of its files", "SIGTERM, SIGUSR1, SIGUSR2")
+"""The texts, whose runs are the quicker ones; by night the images too, which Ctrl-C and a moment of their own end."""
+
+
+@pytest.mark.parametrize(
+    ("trials", "asked"), [(2, EVERYDAY), pytest.param(4, (), marks=pytest.mark.nightly)], ids=["day", "night"]
+)
+def test_disturbed_runs_end_as_if_nobody_had_disturbed_them(trials: int, asked: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "tests.fault_trials", "--trials", str(trials), "--seed", "2", "--in-turn", *asked]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "4 trials, 0 of them wrong" in ended.stdout
+    assert f"{trials} trials, 0 of them wrong" in ended.stdout

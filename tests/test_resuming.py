@@ -88,7 +88,9 @@ def test_a_reward_that_fails_at_a_step_loses_none_before_it(
     assert about(resumed)["error"] is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGUSR1, pytest.param(signal.SIGUSR2, marks=pytest.mark.nightly)]
+)
 def test_sigterm_and_slurms_warning_give_the_step_up_and_lose_none_before_it(
     number: int, tmp_path: Path, whole: Trainer
 ) -> None:

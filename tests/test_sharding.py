@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,20 +16,17 @@ from accelerate import Accelerator
 from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from typer.testing import CliRunner
 
 from mmgrpo import Trainer
-from mmgrpo.cli import app
-from mmgrpo.cli.launching import launch
 from mmgrpo.config import RuntimeConfig
-from mmgrpo.config.loading import LAUNCHES
-from mmgrpo.errors import ConfigError, MissingPackageError
+from mmgrpo.errors import ConfigError
 from mmgrpo.layouts import layout_of, own_part
 from mmgrpo.run.parts import Part, held
 from mmgrpo.run.processes import Job
 from mmgrpo.run.sharding import Sharding
 from mmgrpo.system.extras import is_installed
 from tests import test_world_sizes as scenarios
+from tests.forked import on_processes
 from tests.policies import tiny_policies
 from tests.policies.contract import gradients
 from tests.policies.tiny_language import prompts_of
@@ -191,19 +185,8 @@ def on_two(
     processes: int = 2,
 ) -> Any:
     """What a function of a module of tests gives on the first of two processes, or of so many."""
-    script = folder / "script.py"
-    script.write_text(
-        f"import os, sys, torch\nfrom pathlib import Path\nfrom {module} import {function}\n"
-        f"found = {function}(Path(sys.argv[1]), sys.argv[3:])\n"
-        "if int(os.environ['RANK']) == 0:\n    torch.save(found, sys.argv[2])\n"
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}"]
-    command += ["--standalone", str(script)]
-    given = {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd()), "TEST_ENGINE": engine}
-    command += [str(folder / "runs"), str(folder / "found.pt"), *names]
-    done = subprocess.run(command, env={**os.environ, **given}, timeout=800, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-9000:]
-    return torch.load(folder / "found.pt", weights_only=False)
+    told = {"TEST_ENGINE": engine}
+    return on_processes(folder, names, module=module, function=function, processes=processes, environment=told)
 
 
 @pytest.mark.parametrize("names", [EVERYDAY, pytest.param(BY_NIGHT, marks=pytest.mark.nightly)], ids=["day", "night"])
@@ -258,10 +241,31 @@ def drawn_alone(folder: Path, names: Sequence[str]) -> tuple[list[int], list[Ten
     return found, said
 
 
+def tried_alone(folder: Path, names: Sequence[str]) -> list[Tensor]:
+    """What a whole model with adapters draws, and one in parts that the first of two processes alone draws from."""
+    ask(in_parts=True)
+    job = Job(Accelerator())
+    assert job.sharding is not None
+    whole, policy = (scenarios.policy_of("llama", lora={"rank": 2}) for _ in range(2))
+    policy.shard(job.sharding.shard)
+    drawn: list[Tensor] = []
+    with job.drawing(RuntimeConfig()):
+        if job.is_main:  # which tries ways by their gradients, and so needs the other's empty calls
+            drawn.append(policy.rollout(prompts_of("llama"), group_size=2, seed=0).old_logprob_BT)
+    job.wait()
+    return [*drawn, whole.rollout(prompts_of("llama"), group_size=2, seed=0).old_logprob_BT]
+
+
+def alone(folder: Path, names: Sequence[str]) -> tuple[Any, list[Tensor]]:
+    """Both."""
+    return drawn_alone(folder, names), tried_alone(folder, names)
+
+
 @pytest.mark.parametrize("engine", ["fsdp2", pytest.param("zero3", marks=(needs_deepspeed, pytest.mark.nightly))])
 def test_a_model_is_whole_on_each_process_while_it_draws(engine: str, tmp_path: Path) -> None:
-    (parted, *drawing, after), said = on_two(tmp_path, (), function="drawn_alone", engine=engine)
+    ((parted, *drawing, after), said), tried = on_two(tmp_path, (), function="alone", engine=engine)
     assert torch.equal(*said)
+    assert torch.equal(*tried)
     whole = sum(parameter.numel() for parameter in scenarios.policy_of("llama").trainable)
     assert after == parted < whole
     assert drawing == [whole, whole]
@@ -290,25 +294,6 @@ def test_what_cannot_be_sharded_is_refused() -> None:
         scenarios.make_policy(lora={"rank": 2}, compile=True).shard(sharding.shard)
 
 
-def test_what_the_command_cannot_start_is_said(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="--accelerate nowhere: no such file; fsdp2, gpus, zero2, zero3 come with the package"
-    ):
-        launch("nowhere", [], processes=None)
-    (tmp_path / "mine.yaml").write_text("a: [")
-    with pytest.raises(ConfigError, match=r"mine.yaml: .*accelerate config writes such a file"):
-        launch(str(tmp_path / "mine.yaml"), [], processes=None)
-    told = CliRunner().invoke(app, ["train", "quickstart/digits-image", "--processes", "2"])
-    assert told.exit_code == 2
-    assert "--processes says how many of --accelerate" in " ".join(told.output.split())
-
-
-def test_deepspeed_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmgrpo.cli.launching.is_installed", lambda package: False)
-    with pytest.raises(MissingPackageError, match=r"--accelerate zero3 needs .*pip install 'mmgrpo\[deepspeed\]'"):
-        launch("zero3", [], processes=None)
-
-
 @needs_deepspeed
 @pytest.mark.parametrize(
     ("settings", "said"),
@@ -332,61 +317,3 @@ def test_settings_of_deepspeed_that_only_set_its_speed_are_warned_of(caplog: pyt
     settings = {"zero_optimization": {"stage": 2, "overlap_comm": True}, "train_batch_size": "auto"}
     assert Sharding(Accelerator(cpu=True), DeepSpeedPlugin(hf_ds_config=settings)).engine == "DeepSpeed ZeRO-2"
     assert "no effect here: zero_optimization.overlap_comm" in caplog.text
-
-
-def test_a_node_of_slurm_has_to_know_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
-    monkeypatch.setenv("SLURM_NODEID", "1")
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(ConfigError, match="2 nodes of Slurm needs to know the first: export MASTER_ADDR"):
-        launch("gpus", [], processes=None)
-
-
-def _command_on_cpus(folder: Path, engine: str = "fsdp2") -> list[str]:
-    """``mmgrpo train --accelerate ENGINE`` of a step, on two processes without GPUs."""
-    (folder / "mine.yaml").write_text((LAUNCHES / f"{engine}.yaml").read_text() + "use_cpu: true\n")
-    command = [sys.executable, "-m", "mmgrpo.cli", "train", "quickstart/digits-image", "steps=1", "warmup=null"]
-    command += ["evaluation=null", "watchdog=null", "rollout.prompts_per_step=2", "rollout.group_size=2"]
-    return [*command, "--accelerate", str(folder / "mine.yaml"), "--processes", "2"]
-
-
-@pytest.mark.nightly
-def test_two_nodes_of_slurm_are_one_run(tmp_path: Path) -> None:
-    """What srun starts on each of two nodes, both of them this machine."""
-    given = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd()), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29713"}
-    nodes = [
-        subprocess.Popen(
-            _command_on_cpus(tmp_path),
-            cwd=tmp_path,
-            env={**os.environ, **given, "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [node.communicate(timeout=300)[0] for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], said
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert json.loads((folder / "run.json").read_text())["machine"]["processes"] == 2
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("engine", "name"),
-    [
-        ("fsdp2", "FSDP2"),
-        pytest.param("zero2", "DeepSpeed ZeRO-2", marks=needs_deepspeed),
-        pytest.param("zero3", "DeepSpeed ZeRO-3", marks=needs_deepspeed),
-    ],
-)
-def test_the_command_starts_its_processes(engine: str, name: str, tmp_path: Path) -> None:
-    """As ``--accelerate`` does it, on the CPU."""
-    command = _command_on_cpus(tmp_path, engine)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, timeout=300, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    (folder,) = (tmp_path / "runs").iterdir()
-    said = json.loads((folder / "run.json").read_text())
-    assert (said["status"], said["machine"]["processes"], said["machine"]["sharding"]) == ("finished", 2, name)
-    assert (folder / "checkpoints" / "step-000001" / "policy" / "transformer" / "config.json").is_file()

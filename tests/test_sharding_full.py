@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -18,9 +19,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mmgrpo import Sample, Trainer
-from mmgrpo.errors import RewardError
-from mmgrpo.run.checkpoint import list_checkpoints, load_checkpoint
+from mmgrpo.errors import OutputError, RewardError
+from mmgrpo.run.checkpoint import fault_of, list_checkpoints, load_checkpoint
+from mmgrpo.shards import Stored, read_shards
 from tests import test_world_sizes as scenarios
+from tests.policies import tiny_policies
 from tests.test_sharding import BLOCKWISE, SCENARIOS, Outcome, ask, needs_deepspeed, on_two, run, run_full
 
 RELATIVE = 1e-7
@@ -77,6 +80,36 @@ def told_to_end(output: Path, *, raises: bool) -> Trainer:
     return trainer
 
 
+def without_room(output: Path) -> Trainer:
+    """The second process has no room for its part of the second checkpoint."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def filling(samples: Sequence[Sample]) -> list[float]:
+        if trainer.step == 1 and os.environ["RANK"] == "1":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
+        return scenarios.brightness(samples)
+
+    rollout = {"prompts_per_step": 4, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 2}}
+    values = scenarios.base(output, rollout=rollout, checkpoint={"every": 1})
+    policy = scenarios.make_policy(rollout_batch=1, update_batch=1)
+    trainer = Trainer(policy, {"filling": filling}, scenarios.digit_prompts(), values)
+    with pytest.raises(OutputError, match=r"step-000002.* cannot be written: process 1: .*those there are stay"):
+        trainer.train()
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    return trainer
+
+
+def loaded(output: Path) -> Trainer:
+    """A bfloat16 model that a configuration names, whose blocks become float32 once they are parted, and a copy."""
+    rollout = {"prompts_per_step": 4, "group_size": 2, "window": {"name": "fixed", "start": 0, "size": 2}}
+    named = {"name": "denoising", "model": "python:tests.policies.tiny_policies:build_sd3", "dtype": "bfloat16"}
+    call = scenarios.make_policy().settings.call
+    objective = {"divergence": "gaussian", "kl_beta": 0.1}
+    values = scenarios.base(output, rollout=rollout, objective=objective, steps=2, advantage={"scale": "none"})
+    given = {"brightness": scenarios.brightness}, scenarios.digit_prompts()
+    return Trainer(None, *given, {**values, "policy": {**named, "lora": None, "call": dict(call)}})
+
+
 def of_files(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
     """The scenarios, and runs whose files are looked at."""
     found: list[dict[str, Any]] = list(run_full(folder, names))
@@ -86,10 +119,12 @@ def of_files(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
             "kept": kept,
             "terminated": partial(told_to_end, raises=False),
             "failed": partial(told_to_end, raises=True),
+            "loaded": loaded,
+            **({"full": without_room} if parts else {}),
         }
         for name, make in made.items():
             trainer = make(folder / str(parts) / name)
-            if name == "kept":
+            if name in ("kept", "loaded"):
                 trainer.train()
             found[number][name] = str(trainer.folder.path), scenarios.outcome(trainer)[0]
         assert trainer.job.in_parts == parts
@@ -148,36 +183,47 @@ def test_weights_in_parts_on_two_processes(engine: str, tmp_path: Path) -> None:
     runs = on_two(tmp_path, EVERYDAY, function="of_files", module="tests.test_sharding_full", engine=engine)
     for name in EVERYDAY:
         same_updates(runs[0], runs[1], name)
-    checkpoints_are_whole(runs)
+    checkpoints_lie_in_parts(runs)
     evaluations_are_of_the_average(runs)
     rows_at_fault_are_named(runs)
     one_process_goes_on(runs)
+    blocks_that_waited_are_trained_as_others(runs)
+    no_part_is_left_of_what_one_could_not_write(runs)
     for name in ("terminated", "failed"):
         the_last_whole_step_is_saved(runs, name)
 
 
-def checkpoints_are_whole(runs: Any) -> None:
+def checkpoints_lie_in_parts(runs: Any) -> None:
     whole, parts = (Path(one["kept"][0]) for one in runs)
     assert [one.name for one in list_checkpoints(parts)] == ["step-000001", "step-000002", "step-000003"]
     last = [one / "checkpoints" / "step-000003" for one in (whole, parts)]
-    files = [sorted(str(path.relative_to(one)) for path in one.rglob("*.safetensors")) for one in last]
-    assert files[0] == files[1]
-    assert {name.split("/")[0] for name in files[0]} == {"policy", "average"}
-    assert any("kept/reference" in name for name in files[0])
-    for name in files[0]:
-        ours, theirs = (load_file(one / name) for one in last)
+    folders = [sorted({str(path.parent.relative_to(one)) for path in one.rglob("*.safetensors")}) for one in last]
+    assert folders[1] == sorted([*folders[0], "training"])
+    assert "policy/kept/reference/transformer" in folders[0]
+    for name in folders[0]:
+        ours, theirs = load_file(next((last[0] / name).glob("*.safetensors"))), read_shards(last[1] / name)
         assert ours.keys() == theirs.keys()
-        assert all(close(ours[key], theirs[key]) for key in ours), name
+        assert all(close(ours[key], theirs[key].whole()) for key in ours), name
     ours, theirs = (load_checkpoint(one, None, "cpu")[1] for one in last)
     for number, state in ours["optimizer"]["state"].items():
-        assert close(state["exp_avg"], theirs["optimizer"]["state"][number]["exp_avg"])
+        assert close(state["exp_avg"], read(theirs["optimizer"]["state"][number]["exp_avg"]))
         assert torch.equal(state["step"], theirs["optimizer"]["state"][number]["step"])
     of_hooks = ours["hooks"]["0.slow_fast"]["start"], theirs["hooks"]["0.slow_fast"]["start"]
-    assert all(close(one, other) for one, other in zip(*of_hooks, strict=True))
-    config = json.loads((last[1] / "policy/transformer/config.json").read_text())
-    assert config["_class_name"] == "SD3Transformer2DModel"
-    loaded = SD3Transformer2DModel.from_pretrained(last[1] / "policy" / "transformer")
-    assert close(torch.cat([p.detach().flatten() for p in loaded.parameters()]), runs[0]["kept"][1])
+    assert all(close(one, read(other)) for one, other in zip(*of_hooks, strict=True))
+    sizes = [path.stat().st_size for path in sorted((last[1] / "training").iterdir())]
+    assert len(sizes) == 2
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.02)
+    policy, put_together = scenarios.make_policy(), parts.parent / "put together"
+    put_together.mkdir()
+    policy.load(last[1] / "average")
+    policy.save(put_together)
+    loaded = SD3Transformer2DModel.from_pretrained(put_together / "transformer")
+    averaged = load_file(last[0] / "average/transformer/diffusion_pytorch_model.safetensors")
+    assert all(close(averaged[name], value) for name, value in loaded.state_dict().items())
+
+
+def read(value: Tensor | Stored) -> Tensor:
+    return value.whole() if isinstance(value, Stored) else value
 
 
 def evaluations_are_of_the_average(runs: Any) -> None:
@@ -209,6 +255,20 @@ def one_process_goes_on(runs: Any) -> None:
         ends.append(torch.cat([p.detach().flatten() for p in again.parameters]))
     assert close(*ends)
     assert not close(ends[0], runs[0]["kept"][1])
+
+
+def blocks_that_waited_are_trained_as_others(runs: Any) -> None:
+    (_, whole), (_, parts) = (one["loaded"] for one in runs)
+    before = torch.cat([p.detach().flatten().float() for p in tiny_policies.build_sd3().transformer.parameters()])
+    moved = whole - before.to(torch.bfloat16).float()
+    assert float((whole - parts).norm()) < 0.05 * float(moved.norm())  # Adam makes much of bfloat16's rounding
+
+
+def no_part_is_left_of_what_one_could_not_write(runs: Any) -> None:
+    folder = Path(runs[1]["full"][0])
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-000001"]
+    assert fault_of(folder / "checkpoints" / "step-000001") is None
+    assert json.loads((folder / "run.json").read_text())["status"] == "failed"
 
 
 def the_last_whole_step_is_saved(runs: Any, name: str) -> None:

@@ -108,11 +108,9 @@ def test_resumed_run_is_the_uninterrupted_one(tmp_path: Path, whole: Trainer) ->
 
 def test_resumed_lora_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
     lora = {"rank": 2, "alpha": 4, "targets": ["to_q", "to_v"]}
-    whole = run(tmp_path / "whole", make_policy(lora=lora))
-    run(tmp_path / "half", make_policy(lora=lora), checkpoint={"every": 2})
-    resumed = run(
-        tmp_path / "half", make_policy(lora=lora), resume=tmp_path / "half" / "run" / "checkpoints" / "step-000002"
-    )
+    whole = run(tmp_path, make_policy(lora=lora), steps=3, checkpoint={"every": 1})
+    checkpoint = whole.folder.path / "checkpoints" / "step-000001"
+    resumed = run(tmp_path, make_policy(lora=lora), steps=3, resume=checkpoint)
     assert torch.equal(weights(whole), weights(resumed))
 
 
@@ -124,7 +122,8 @@ def test_batches_change_nothing(tmp_path: Path, whole: Trainer) -> None:
 
 
 def test_update_of_whole_rollout_at_once_or_in_epochs(tmp_path: Path) -> None:
-    trainer = run(tmp_path, update={"epochs": 2, "minibatches": 1, "lr": 1e-3}, objective={"ratio_level": "sequence"})
+    update = {"epochs": 2, "minibatches": 1, "lr": 1e-3}
+    trainer = run(tmp_path, steps=1, update=update, objective={"ratio_level": "sequence"})
     ratios = [line["policy/ratio_std"] for line in lines(trainer)]
     assert ratios[0] == 0.0
     assert ratios[1] > 0.0
@@ -142,29 +141,28 @@ def test_gdpo_and_several_rewards(tmp_path: Path) -> None:
 def test_trackers_get_the_same_numbers(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    judged = {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts"}, "every": 4}
-    trainer = run(tmp_path, tracking={"trackers": ["tensorboard"]}, evaluation=judged)
+    judged = {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts"}, "every": 2}
+    trainer = run(tmp_path, steps=2, tracking={"trackers": ["tensorboard"]}, evaluation=judged)
     written = min(trainer.folder.path.rglob("events.out.tfevents*"), key=lambda path: len(path.parts))
     events = EventAccumulator(str(written.parent))
     events.Reload()
     last = {event.step: event.value for event in events.Scalars("reward/mean")}
     assert last == {line["step"]: pytest.approx(line["reward/mean"], rel=1e-6) for line in lines(trainer)}
     sheets = events.Images("evaluation/pictures")
-    assert [(sheet.step, sheet.width) for sheet in sheets] == [(0, 8 * 136 + 8), (4, 8 * 136 + 8)]
+    assert [(sheet.step, sheet.width) for sheet in sheets] == [(0, 8 * 136 + 8), (2, 8 * 136 + 8)]
     assert sheets[0].encoded_image_string != sheets[1].encoded_image_string
 
 
-def test_averaged_weights_are_saved_and_used(tmp_path: Path) -> None:
-    trainer = run(tmp_path)
-    checkpoint = trainer.folder.path / "checkpoints" / "step-000004"
-    assert weights_of(trainer.folder.path) == checkpoint / "average"
+def test_averaged_weights_are_saved_and_used(whole: Trainer) -> None:
+    checkpoint = whole.folder.path / "checkpoints" / "step-000004"
+    assert weights_of(whole.folder.path) == checkpoint / "average"
     trained, averaged = make_policy(), make_policy()
     trained.load(checkpoint / "policy")
     averaged.load(checkpoint / "average")
-    assert trainer.average is not None
-    with trainer.average.applied():
-        assert all(torch.equal(a, b) for a, b in zip(averaged.trainable, trainer.policy.trainable, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(trained.trainable, trainer.policy.trainable, strict=True))
+    assert whole.average is not None
+    with whole.average.applied():
+        assert all(torch.equal(a, b) for a, b in zip(averaged.trainable, whole.policy.trainable, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(trained.trainable, whole.policy.trainable, strict=True))
     assert not torch.equal(trained.trainable[0], averaged.trainable[0])
 
 
@@ -194,7 +192,8 @@ class TestBadInput:
             values = brightness(samples)
             return [float("nan"), *values[1:]]
 
-        trainer = Trainer(make_policy(), {"patchy": patchy}, digit_prompts(), {**BASE, "output": str(tmp_path)})
+        values = {**BASE, "steps": 2, "output": str(tmp_path)}
+        trainer = Trainer(make_policy(), {"patchy": patchy}, digit_prompts(), values)
         trainer.train()
         assert {line["reward/patchy/failed_frac"] for line in lines(trainer)} == {1 / 8}
 

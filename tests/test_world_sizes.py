@@ -21,7 +21,7 @@ from torch import Tensor
 from mmgrpo import Example, Prompt, Sample, Trainer
 from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.rewards.groups.chains import InContext, OfLater
-from mmgrpo.run.parts import held, whole
+from mmgrpo.run.parts import Part, held
 from tests.policies.test_language_exchanges import terse
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.test_trainer import make_policy
@@ -342,7 +342,9 @@ def outcome(trainer: Trainer) -> tuple[Tensor, list[dict[str, Any]]]:
     trainer.job.wait()
     logs = [trainer.folder.path / name for name in ("warmup.jsonl", "metrics.jsonl")]
     lines = [json.loads(line) for log in logs if log.is_file() for line in log.read_text().splitlines()]
-    weights = [whole(part.detach(), part) for part in held(trainer.parameters)]
+    weights = [
+        part.laid.whole(part.detach()) if isinstance(part, Part) else part.detach() for part in held(trainer.parameters)
+    ]
     return torch.cat([weight.flatten() for weight in weights]), lines
 
 

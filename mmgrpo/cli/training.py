@@ -130,12 +130,11 @@ def _accelerator(settings: RunConfig, *, is_new: bool) -> Iterator[Accelerator]:
 
 
 def _trained(settings: RunConfig, accelerator: Accelerator, resume: Path | None) -> Ended:
-    from mmgrpo.train.build import build_policy, build_rewards
+    from mmgrpo.train.build import build_rewards
     from mmgrpo.train.trainer import Trainer
 
     judges, prompts = build_rewards(settings.rewards), prompts_of(settings)
-    policy = build_policy(settings, settings.runtime.device or accelerator.device)
-    trainer = Trainer(policy, judges, prompts, settings, accelerator=accelerator, resume=resume)
+    trainer = Trainer(None, judges, prompts, settings, accelerator=accelerator, resume=resume)
     return Ended(trainer.train(), trainer.status, accelerator.is_main_process)
 
 

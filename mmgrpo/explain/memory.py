@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from torch import Tensor, nn
+
+from mmgrpo.layouts import blocks_of
 
 STEP_BYTES = 4
 """AdamW counts the steps of each parameter by a float32."""
@@ -89,12 +91,6 @@ def parted_of(sharded: Iterable[nn.Module]) -> dict[int, Tensor]:
         whole = trained if len(trained) != len(parameters) else set()
         found |= {id(p): p for block in blocks_of(module) for p in block.parameters() if id(p) not in whole}
     return found
-
-
-def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The blocks by which FSDP2 shards a module: those of the classes it names."""
-    kinds: Collection[str] = set(getattr(module, "_no_split_modules", None) or ())
-    return [part for part in module.modules() if type(part).__name__ in kinds]
 
 
 def gathered_bytes(sharded: Iterable[nn.Module]) -> int:

@@ -2,7 +2,8 @@
 
 All randomness is keyed by (seed, step, ...), so weights, optimiser, schedule and the place in the run are the whole
 state. A checkpoint appears under its name only once it is complete and on the disk; ``manifest.json`` holds the hash of
-each of its files.
+each of its files. What lies in parts every process writes as it holds it (``mmgrpo.shards``), and any number of
+processes reads.
 """
 
 from __future__ import annotations
@@ -16,18 +17,25 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 
 from mmgrpo.errors import CheckpointError, MmgrpoError, OutputError
 from mmgrpo.policy import Policy
+from mmgrpo.run.parts import with_stored, without_pieces
+from mmgrpo.run.processes import Job
+from mmgrpo.shards import read_shards, write_shard, writer_of
 from mmgrpo.system.files import remove_folder, replace_folder, sync, sync_tree
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 FOLDER, MANIFEST, STATE, TRAINING = "checkpoints", "manifest.json", "state.json", "training.pt"
+PIECES = "training"
+"""The folder of what of the training state lies in parts."""
+
 ASIDE = "aside"
 
 
@@ -66,8 +74,7 @@ def save_checkpoint(
     keep: int | None,
     best: int | None = None,
     averaged: AbstractContextManager[None] | None = None,
-    meet: Callable[[], None] = lambda: None,
-    writes: bool = True,
+    job: Job | None = None,
 ) -> Path:
     """Writes ``folder/checkpoints/step-NNNNNN`` (``warmup-NNNNNN`` before the first step) and drops old ones.
 
@@ -79,8 +86,8 @@ def save_checkpoint(
         keep: how many of the newest to keep; None keeps all.
         best: the step whose checkpoint stays in any case.
         averaged: within it the policy holds its averaged weights, which are then saved in ``average/`` too.
-        meet: called once the weights are written, while they are those that were.
-        writes: whether this process does; the others only hold the same weights, for as long as it needs them.
+        job: the processes, each of which calls this and writes what it holds of what lies in parts; None: this one
+            writes alone.
 
     Returns:
         The checkpoint.
@@ -93,35 +100,71 @@ def save_checkpoint(
     partial = root / f".{final.name}"
     held = (("policy", nullcontext()), ("average", averaged))
     saved = [(name, weights) for name, weights in held if policy is not None and weights is not None]
-    if not writes:
-        for _, weights in saved:
-            with weights:
-                meet()
-        return final
-    try:
+    leads, process = (True, 0) if job is None else (job.is_main, job.process)
+    rest, pieces = without_pieces(state)
+
+    def begin() -> None:
         clear_unfinished(folder)
         partial.mkdir(parents=True)
-        for name, weights in saved:
-            assert policy is not None
+        for name in (*(name for name, _ in saved), *((PIECES,) if pieces else ())):
             (partial / name).mkdir()
-            with weights:
-                policy.save(partial / name)
-                meet()
-        torch.save(dict(state), partial / TRAINING)
-        (partial / STATE).write_text(json.dumps(asdict(place)))
-        (partial / MANIFEST).write_text(json.dumps({"sha256": dict(_hashes(partial))}, indent=1))
-        sync_tree(partial)
+
+    def write() -> None:
+        if pieces and job is not None:
+            write_shard(partial / PIECES, pieces, process=process, num_processes=job.num_processes)
+        if leads:
+            torch.save(rest, partial / TRAINING)
+            (partial / STATE).write_text(json.dumps(asdict(place)))
+
+    def hashes() -> dict[str, str]:
+        sync_tree(partial, lambda path: _writer(path) == process)
+        return dict(_hashes(partial, lambda path: _writer(path) == process))
+
+    def finish() -> None:
+        (partial / MANIFEST).write_text(json.dumps({"sha256": found}, indent=1))
+        sync(partial / MANIFEST)
         replace_folder(partial, final)
         sync(root)
         drop_old(folder, keep, best)
+
+    def together(do: Callable[[], T]) -> list[T]:
+        """On every process; what fails on one is raised on all."""
+        return [_writing(final, do)] if job is None else job.from_all_each(lambda: _writing(final, do))
+
+    def by_main(do: Callable[[], None]) -> None:
+        together(do if leads else lambda: None)
+
+    try:
+        by_main(begin)
+        for name, weights in saved:
+            assert policy is not None
+            with weights:
+                by_main(lambda name=name: policy.save(partial / name))
+        together(write)
+        found = {name: sha for each in together(hashes) for name, sha in each.items()}
+        by_main(finish)
+    except BaseException:
+        if leads:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return final
+
+
+def _writing(checkpoint: Path, do: Callable[[], T]) -> T:
+    """What a function gives; what the system has against its files is an OutputError."""
+    try:
+        return do()
     except Exception as error:
-        shutil.rmtree(partial, ignore_errors=True)
         if isinstance(error, MmgrpoError) or not _is_of_the_system(error):
             raise
-        raise OutputError(f"the checkpoint {final} cannot be written: {error}; those there are stay as they are") from (
-            error
-        )
-    return final
+        raise OutputError(
+            f"the checkpoint {checkpoint} cannot be written: {error}; those there are stay as they are"
+        ) from error
+
+
+def _writer(path: Path) -> int:
+    """The process that writes a file or folder."""
+    return writer_of(path.name) or 0
 
 
 def _is_of_the_system(error: Exception) -> bool:
@@ -257,25 +300,26 @@ def load_checkpoint(
 ) -> tuple[Place, dict[str, Any]]:
     """Restores the policy's weights, if one is given; returns the place and the state dicts of everything else.
 
-    Raises CheckpointError if it is of another policy, or cannot be read.
+    Tensors that lay in parts are ``Stored``. Raises CheckpointError if it is of another policy, or cannot be read.
     """
     try:
         if policy is not None:
             policy.load(checkpoint / "policy")
         state = torch.load(checkpoint / TRAINING, map_location=device, weights_only=True)
-        return read_place(checkpoint), state
+        stored = read_shards(checkpoint / PIECES) if (checkpoint / PIECES).is_dir() else {}
+        return read_place(checkpoint), with_stored(state, stored)
     except MmgrpoError:
         raise
     except Exception as error:  # whatever torch, safetensors or a foreign policy say of files that are none of theirs
         raise CheckpointError(f"{checkpoint} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _hashes(checkpoint: Path) -> Iterator[tuple[str, str]]:
-    """(path within the checkpoint, sha256) of each file but the manifest."""
+def _hashes(checkpoint: Path, wanted: Callable[[Path], bool] = lambda _: True) -> Iterator[tuple[str, str]]:
+    """(path within the checkpoint, sha256) of each wanted file but the manifest."""
     for parent, folders, names in os.walk(checkpoint):
         folders.sort()
         for name in sorted(names):
             path = Path(parent) / name
-            if path != checkpoint / MANIFEST:
+            if path != checkpoint / MANIFEST and wanted(path):
                 with path.open("rb") as file:
                     yield path.relative_to(checkpoint).as_posix(), hashlib.file_digest(file, "sha256").hexdigest()

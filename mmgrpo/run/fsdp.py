@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, final
@@ -45,10 +45,19 @@ class FSDP2:
         self._accelerator = accelerator
         self._plugin = plugin
 
-    def part(self, module: nn.Module, blocks: Sequence[nn.Module], whole: set[nn.Parameter]) -> None:
+    def part(
+        self,
+        module: nn.Module,
+        blocks: Sequence[nn.Module],
+        whole: set[nn.Parameter],
+        *,
+        ready: Callable[[nn.Module], None],
+    ) -> None:
         """Lays the parameters of the blocks in parts."""
         offload, precision = self._plugin.cpu_offload, self._plugin.mixed_precision_policy
         for part in (*reversed(blocks), module):  # a block's own blocks before it
+            if part is not module:
+                ready(part)
             fully_shard(
                 part,
                 mesh=self._mesh,

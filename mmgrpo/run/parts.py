@@ -1,12 +1,12 @@
 """What a process holds of trained weights that lie in parts, as tensors like any others.
 
 Whatever moves weights one by one (the optimiser, averages, hooks) works on what is held, and so need not know that it
-is a part; what goes to a file is put together again, so that a checkpoint fits any number of processes.
+is a part; in a file it is a piece of the whole, so that a checkpoint fits any number of processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,11 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mmgrpo.layouts import Layout, layout_of
+from mmgrpo.layouts import part_of as laid_part_of
+from mmgrpo.shards import Piece, Stored
+
+STORED = "stored as"
+"""In a state dict in the place of a piece: the name that it is stored under."""
 
 _parts: Any = WeakIdKeyDictionary()
 """The part of each parameter that was asked for."""
@@ -41,26 +46,65 @@ def bring_gradients(parameters: Sequence[nn.Parameter], parts: Sequence[nn.Param
             part.grad = part.laid.gradient(parameter)
 
 
-def whole(value: Tensor, part: nn.Parameter) -> Tensor:
-    """A tensor that goes with what is held, entry by entry, put together from all processes; a collective for parts.
+def as_piece(value: Tensor, part: nn.Parameter) -> Tensor | Piece:
+    """What a checkpoint holds of a tensor that goes with what is held, entry by entry.
 
     Args:
         value: of the part's shape; any other goes with no entry.
         part: of ``held``.
 
     Returns:
-        The whole on the CPU; of what is no part, or goes with no entry, the value as it is.
+        A piece of the whole; of what is no part, or goes with no entry, the value as it is.
     """
     if not isinstance(part, Part) or value.shape != part.shape:
         return value
-    return part.laid.whole(value).cpu()
+    return Piece(value, part.laid.start, part.laid.shape)
 
 
-def part_of(value: Tensor, part: nn.Parameter) -> Tensor:
-    """The inverse of ``whole``: what goes with this process's entries, without asking the others."""
+def part_of(value: Tensor | Stored, part: nn.Parameter) -> Tensor:
+    """What goes with this process's entries of a whole tensor, or of one on the disk, of which no more is read.
+
+    Raises ValueError for one on the disk that is of another shape.
+    """
+    if isinstance(value, Stored):
+        if value.shape != whole_shape(part):
+            raise ValueError(f"{value.name} is {tuple(value.shape)} where {tuple(whole_shape(part))} fits")
+        start = part.laid.start if isinstance(part, Part) else 0
+        return value.entries(start, part.numel()).view(part.shape)
     if not isinstance(part, Part) or value.shape != part.laid.shape:
         return value
-    return part.laid.part_of(value).clone()
+    return laid_part_of(value, part.laid).to(part.device, copy=True)
+
+
+def without_pieces(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Piece]]:
+    """Splits a state dict.
+
+    Args:
+        state: of mappings and lists, in which pieces may be anywhere.
+
+    Returns:
+        The same with a name in the place of each piece, and the pieces by that name.
+    """
+    pieces: dict[str, Piece] = {}
+
+    def rest(value: Any, name: str) -> Any:
+        if isinstance(value, Piece):
+            pieces[name] = value
+            return {STORED: name}
+        if isinstance(value, Mapping):
+            return {key: rest(one, f"{name}.{key}") for key, one in value.items()}
+        return [rest(one, f"{name}.{i}") for i, one in enumerate(value)] if isinstance(value, list) else value
+
+    return {key: rest(value, key) for key, value in state.items()}, pieces
+
+
+def with_stored(state: Any, stored: Mapping[str, Stored]) -> Any:
+    """``without_pieces`` undone, with what is on the disk in their place. Raises KeyError for what is not there."""
+    if isinstance(state, Mapping):
+        if list(state) == [STORED]:
+            return stored[state[STORED]]
+        return {key: with_stored(value, stored) for key, value in state.items()}
+    return [with_stored(value, stored) for value in state] if isinstance(state, list) else state
 
 
 def whole_shape(part: nn.Parameter) -> torch.Size:
@@ -91,7 +135,7 @@ def gather_state(module: nn.Module, before: Callable[[], None], *, keeps: Callab
         for key, parameter, layout in parted(prefix):
             there = state.get(key)
             if isinstance(there, Tensor) and there.shape == layout.shape:
-                layout.part(parameter).copy_(layout.part_of(there))
+                layout.part(parameter).copy_(laid_part_of(there, layout))
                 state[key] = parameter.detach()  # which torch copies onto itself
 
     module.register_state_dict_pre_hook(lambda *_: before())

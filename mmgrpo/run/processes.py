@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from mmgrpo.config import RunConfig, RuntimeConfig
 from mmgrpo.errors import ConfigError, MmgrpoError
-from mmgrpo.layouts import layout_of
+from mmgrpo.layouts import layout_of, waiting
 from mmgrpo.maths.aggregates import Totals
 from mmgrpo.maths.diagnostics import Diagnostics
 from mmgrpo.policy import Policy, Shardable, Splitting
@@ -97,6 +97,10 @@ class Job:
         """Whether this process writes files and talks."""
         return self.accelerator.is_main_process
 
+    def placing(self) -> AbstractContextManager[None]:
+        """Within it a policy is made and ``spread``; blocks that will lie in parts wait off the device for it."""
+        return waiting() if self.sharding else nullcontext()
+
     def spread(self, policy: Policy) -> None:
         """Has a policy lie in parts, or split its sequences, on the processes, where that was asked for.
 
@@ -152,6 +156,10 @@ class Job:
 
     def from_all(self, find: Callable[[], T]) -> list[T]:
         """What a function gives on each seat, in rank order; what it raises on purpose on one is raised on all."""
+        return self.from_all_each(find)[:: self._per_seat]
+
+    def from_all_each(self, find: Callable[[], T]) -> list[T]:
+        """What a function gives on each process, in their order; what it raises on purpose on one is raised on all."""
         mine: T | MmgrpoError
         try:
             mine = find()
@@ -162,7 +170,7 @@ class Job:
             if isinstance(part, MmgrpoError):
                 self.raised = part
                 raise part
-        return cast(list[T], parts[:: self._per_seat])
+        return cast(list[T], parts)
 
     def from_leaders(self, find: Callable[[], T]) -> list[T]:
         """The same of a function that the first process of each seat alone calls."""

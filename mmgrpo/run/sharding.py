@@ -15,6 +15,7 @@ from torch import nn
 
 from mmgrpo.differentiating import join
 from mmgrpo.errors import ConfigError
+from mmgrpo.layouts import arrive, blocks_of, layout_of
 from mmgrpo.policy import Arguments
 from mmgrpo.run.fsdp import FSDP2
 from mmgrpo.run.turns import Turns
@@ -37,10 +38,18 @@ class Engine(Protocol):
         """Whether what carries an adapter lies in parts."""
         ...
 
-    def part(self, module: nn.Module, blocks: Sequence[nn.Module], whole: set[nn.Parameter]) -> None:
+    def part(
+        self,
+        module: nn.Module,
+        blocks: Sequence[nn.Module],
+        whole: set[nn.Parameter],
+        *,
+        ready: Callable[[nn.Module], None],
+    ) -> None:
         """Lays the parameters of a module's blocks in parts, but for those that stay whole; a collective.
 
-        Their gradients are summed over the processes in each backward, and not averaged.
+        Their gradients are summed over the processes in each backward, and not averaged. ``ready`` is called with each
+        block before it is parted, its own blocks before it, so that it may come from elsewhere then.
         """
         ...
 
@@ -93,22 +102,27 @@ class Sharding:
         Raises:
             ConfigError: it does not say what its blocks are, or the processes have loaded other weights.
         """
-        trained = {parameter for parameter in module.parameters() if parameter.requires_grad}
-        has_adapter = len(trained) not in (0, sum(1 for _ in module.parameters()))
-        kinds = set(getattr(module, "_no_split_modules", None) or ())
-        blocks = [part for part in module.modules() if type(part).__name__ in kinds]
+        has_adapter = len({parameter.requires_grad for parameter in module.parameters()}) > 1
+        blocks = blocks_of(module)
         if not blocks:
             raise ConfigError(f"{name}: {type(module).__name__} names no blocks (_no_split_modules) to shard it by")
-        whole = set(module.parameters()) - {p for block in blocks for p in block.parameters()}
-        whole |= trained if has_adapter else set()
-        if trained:  # else it is a copy that will be filled
-            self._require_same(name, [p for p in module.parameters() if p not in whole])
+        parted = {id(p) for block in blocks for p in block.parameters() if not (has_adapter and p.requires_grad)}
+        whole = {p for p in module.parameters() if id(p) not in parted}  # the others go as they are parted
+        is_trained = has_adapter or any(p.requires_grad for p in module.parameters())
         if has_adapter and not self._engine.parts_bases:
             return
-        self._engine.part(module, blocks, whole)
-        if trained:
+        sums: list[float] = []
+
+        def ready(block: nn.Module) -> None:
+            arrive(block)
+            own = [p for p in block.parameters() if p not in whole and layout_of(p) is None]
+            sums.extend(float(p.detach().sum(dtype=torch.float64)) for p in own)
+
+        self._engine.part(module, blocks, whole, ready=ready)
+        if is_trained:  # else it is a copy that will be filled
+            self._require_same(name, sums)
             self._trained.append(ref(module))
-        self.trains |= bool(trained - whole)
+        self.trains |= is_trained and not has_adapter
         self.turns.share(module, empty, gathers_state=not has_adapter)
 
     @contextmanager
@@ -116,18 +130,21 @@ class Sharding:
         """Within it modules that are trained are whole on every process, and called as if they were not shared.
 
         For drawing, which calls them often, and on each process another number of times; no weight may move within it.
-        A collective where it begins. What is frozen (the reference, averages) stays in parts.
+        A collective where it begins and ends. What is frozen (the reference, averages) stays in parts.
         """
         self.turns.meet()
         trained = [one() for one in self._trained]
         everywhere = map(all, zip(*gather_object([[one is not None for one in trained]]), strict=True))
         modules = [one for one, is_there in zip(trained, everywhere, strict=True) if one is not None and is_there]
         with self._engine.gathered(modules), self.turns.without(modules):
-            yield
+            try:
+                yield
+            finally:
+                self.turns.meet()  # whoever makes another's empty call has to be as whole as that one
 
-    def _require_same(self, name: str, parameters: Sequence[nn.Parameter]) -> None:
+    def _require_same(self, name: str, sums: Sequence[float]) -> None:
         self.turns.meet()
-        found = gather_object([[float(p.detach().sum(dtype=torch.float64)) for p in parameters]])
+        found = gather_object([list(sums)])
         if any(other != found[0] for other in found):
             raise ConfigError(
                 f"{name}: the processes have loaded different weights; set fsdp_cpu_ram_efficient_loading: false in "

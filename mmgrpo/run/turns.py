@@ -14,12 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
+from pathlib import Path
 from typing import Any
 from weakref import ref
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather
+from accelerate.utils import broadcast_object_list, gather, gather_object
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 
@@ -27,6 +29,7 @@ from mmgrpo.differentiating import join
 from mmgrpo.layouts import layout_of
 from mmgrpo.policy import Arguments
 from mmgrpo.run.parts import gather_state
+from mmgrpo.shards import pieces_of, save_with, write_shard
 
 
 class _Kind(IntEnum):
@@ -35,6 +38,7 @@ class _Kind(IntEnum):
     GRADIENT = 2  # a forward that will be differentiated
     BACKWARD = 3  # of all such forwards since the last
     STATE = 4  # what a module holds, put together
+    FILES = 5  # what a module holds, written as it lies
 
 
 _Wish = tuple[int, int]
@@ -86,7 +90,7 @@ class Turns:
             module: called as a module, and differentiated by ``differentiating`` alone.
             empty: arguments of empty calls; None: those of the last call.
             gathers_state: whether its ``state_dict`` is put together from all processes, and for the main one alone,
-                whoever asks for it; what it loads is whole as well.
+                whoever asks for it; what it loads is whole as well. All processes write its files, then.
         """
         if not self._shared:
             join(self._before_backward)
@@ -103,6 +107,7 @@ class Turns:
         module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
         if gathers_state:
             gather_state(module, partial(self._take, (_Kind.STATE, number)), keeps=lambda: not self._is_empty)
+            save_with(module, partial(self._save, number))
 
     @contextmanager
     def without(self, modules: Collection[nn.Module]) -> Iterator[None]:
@@ -147,7 +152,7 @@ class Turns:
             if now == mine:
                 return
             with self._emptily():
-                self._call(_Kind(kind), number)
+                self._call(_Kind(kind), number, wishes.index(now))
 
     def _wishes(self, mine: _Wish) -> tuple[list[_Wish], list[set[int]]]:
         """What each process waits for, and the modules that it cannot call emptily."""
@@ -171,8 +176,28 @@ class Turns:
         if shared.last is None:
             shared.last = tree_map_only(Tensor, lambda one: one.to(self.accelerator.device), lent[0])
 
-    def _call(self, kind: _Kind, number: int) -> None:
-        """An empty call."""
+    def _save(self, number: int, folder: Path) -> None:
+        """Has all processes write what they hold of a module."""
+        self._take((_Kind.FILES, number))
+        failures = self._write(number, folder, self.accelerator.process_index)
+        if failures:
+            raise OSError("; ".join(failures))
+
+    def _write(self, number: int, folder: Path | None, leader: int) -> list[str]:
+        """Writes what this process holds into the leader's folder; gives what failed on any."""
+        mine, leads = self.accelerator.process_index, folder is not None
+        (folder,) = broadcast_object_list([folder], from_process=leader)
+        assert folder is not None
+        failures: list[str] = []
+        try:
+            pieces = pieces_of(self._at(number).module, whole=leads)
+            write_shard(folder, pieces, process=mine, num_processes=self.accelerator.num_processes)
+        except (OSError, RuntimeError, SafetensorError) as error:  # the others wait, and one of them raises it
+            failures.append(f"process {mine}: {error}")
+        return gather_object(failures)
+
+    def _call(self, kind: _Kind, number: int, leader: int) -> None:
+        """An empty call, for the process that leads."""
         if kind is _Kind.BACKWARD:
             outputs, self._outputs = self._outputs, []
             torch.autograd.backward(outputs, [torch.zeros_like(output) for output in outputs])
@@ -180,6 +205,9 @@ class Turns:
         shared = self._at(number)
         if kind is _Kind.STATE:
             shared.module.state_dict()
+            return
+        if kind is _Kind.FILES:
+            self._write(number, None, leader)
             return
         args, kwargs = shared.arguments
         with torch.set_grad_enabled(kind is _Kind.GRADIENT):

@@ -43,12 +43,13 @@ class Flat:
         self.shape: torch.Size = parameter.ds_shape
         self._numel: int = parameter.ds_numel
         self._held: Tensor = parameter.ds_tensor  # with room for the longest run
-        self._start = parameter.ds_zero_partition_rank * len(self._held)
+        self.start: int = min(parameter.ds_zero_partition_rank * len(self._held), self._numel)
+        self.part_shape = torch.Size([min(self._numel - self.start, len(self._held))])
         self._num_parts: int = parameter.ds_zero_partition_world_size
 
     def part(self, parameter: Any) -> Tensor:
         """This process's run, in the same memory."""
-        return self._held[: max(min(self._numel - self._start, len(self._held)), 0)]
+        return self._held[: self.part_shape.numel()]
 
     def gradient(self, parameter: Any) -> Tensor | None:
         """Which is no longer than the part once a backward is over."""
@@ -60,10 +61,6 @@ class Flat:
         found = value.new_empty(len(padded) * self._num_parts)
         torch.distributed.all_gather_into_tensor(found, padded)
         return found[: self._numel].view(self.shape)
-
-    def part_of(self, value: Tensor) -> Tensor:
-        """As ``Layout`` has it."""
-        return value.flatten()[self._start : self._start + len(self._held)].to(self._held.device)
 
 
 @final
@@ -91,8 +88,21 @@ class Zero:
         self.parts_bases = stage == 3
         self._parted: Any = WeakKeyDictionary()
 
-    def part(self, module: nn.Module, blocks: Sequence[nn.Module], whole: set[nn.Parameter]) -> None:
+    def part(
+        self,
+        module: nn.Module,
+        blocks: Sequence[nn.Module],
+        whole: set[nn.Parameter],
+        *,
+        ready: Callable[[nn.Module], None],
+    ) -> None:
         """Lays the parameters of the blocks in parts."""
+        for block in reversed(blocks):  # a block's own blocks before it
+            ready(block)
+            with _seen_without(block, whole):
+                for parameter in block.parameters():
+                    parameter.data = parameter.data.contiguous()
+                deepspeed.zero.Init(module=block, mem_efficient_linear=self.parts_bases, dtype=torch.float32)
         self._parted[module] = _Parted(nn.ModuleList(blocks), whole, until_backward=not self.parts_bases)
 
     @contextmanager
@@ -116,10 +126,10 @@ class _Parted(DeepSpeedZeRoOffload):
     """
 
     def __init__(self, blocks: nn.ModuleList, whole: set[nn.Parameter], *, until_backward: bool) -> None:
-        """Parts them; a collective.
+        """Puts the hooks on them.
 
         Args:
-            blocks: an outer block before its own blocks.
+            blocks: which were parted, an outer block before its own.
             whole: parameters of theirs that stay whole.
             until_backward: whether what is called to be differentiated stays whole until it is.
         """
@@ -130,9 +140,6 @@ class _Parted(DeepSpeedZeRoOffload):
         with _seen_without(blocks, whole):
             for block in blocks:
                 set_z3_leaf_module(block, True)  # else its layers have hooks each
-            for parameter in blocks.parameters():
-                parameter.data = parameter.data.contiguous()
-            deepspeed.zero.Init(module=blocks, mem_efficient_linear=not until_backward, dtype=torch.float32)
             super().__init__(
                 blocks,
                 timers=None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,12 +98,12 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(gone)
 
 
-def sync_tree(folder: Path) -> None:
-    """Waits until everything in a folder is on the disk."""
+def sync_tree(folder: Path, wanted: Callable[[Path], bool] = lambda _: True) -> None:
+    """Waits until everything that is wanted in a folder is on the disk."""
     for parent, _, names in os.walk(folder):
-        for name in names:
-            sync(Path(parent) / name)
-        sync(Path(parent))
+        for path in (*(Path(parent) / name for name in names), Path(parent)):
+            if wanted(path):
+                sync(path)
 
 
 def sync(path: Path) -> None:

@@ -27,10 +27,13 @@ MARKS = {"model_index.json": "denoising", "config.json": "language"}
 def policy_of(given: Any, config: RunConfig, device: str | torch.device) -> Policy:
     """A live policy itself; a path or hub id of a model or pipeline, loaded with the settings of ``policy:``.
 
-    Raises ConfigError for anything else, and where nothing tells which adapter a name is for.
+    None is what ``policy:`` names. Raises ConfigError for anything else, and where nothing tells which adapter a name
+    is for.
     """
     if isinstance(given, Policy):
         return given
+    if given is None and config.policy is not None:
+        return build_policy(config, device)
     if not isinstance(given, str | Path):
         raise ConfigError(
             "policy must be a Policy, or the path or hub id of a model or pipeline, got "

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mmgrpo.config import EmaConfig
-from mmgrpo.run.parts import Part, held, part_of, whole
+from mmgrpo.run.parts import Part, as_piece, held, part_of
 
 
 def kept_share(num_updates: int, config: EmaConfig) -> float:
@@ -67,9 +67,9 @@ class Average:
             self._set(trained)
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages and how many updates they have seen; a collective for weights that lie in parts."""
+        """The averages and how many updates they have seen; of what lies in parts, pieces."""
         pairs = zip(self._average, self._parameters, strict=True)
-        return {"average": [whole(average, parameter) for average, parameter in pairs], "updates": self._updates}
+        return {"average": [as_piece(average, parameter) for average, parameter in pairs], "updates": self._updates}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:

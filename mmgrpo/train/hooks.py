@@ -16,7 +16,7 @@ from torch import nn
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.run.parts import part_of, whole, whole_shape
+from mmgrpo.run.parts import as_piece, part_of, whole_shape
 
 
 class UpdateHook(ABC):
@@ -94,7 +94,7 @@ class SlowFast(UpdateHook):
 
     def state_dict(self) -> dict[str, Any]:
         """Where the round began, and how far it is."""
-        start = [whole(start, parameter) for start, parameter in zip(self._start, self._parameters, strict=False)]
+        start = [as_piece(start, parameter) for start, parameter in zip(self._start, self._parameters, strict=False)]
         return {"taken": self._taken, "start": start}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

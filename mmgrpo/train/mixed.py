@@ -25,7 +25,7 @@ from mmgrpo.run.resuming import allowed_config, changed, config_given, how_to_re
 from mmgrpo.run.showing import show
 from mmgrpo.system.files import replace_text
 from mmgrpo.system.machine import machine
-from mmgrpo.train.build import build_policy, build_rewards
+from mmgrpo.train.build import build_rewards
 from mmgrpo.train.following import require_told
 from mmgrpo.train.together import Together, own_step
 from mmgrpo.train.trainer import Trainer
@@ -101,13 +101,14 @@ class MixedTrainer:
         self._whole = MixedFolder(self.tasks, self.config, self.job, folder)
         self._together = Together(self.tasks, self.config, self.job, step=found.step, whole=self._whole)
 
-    def _policy(self, name: str, task: RunConfig, live: Mapping[str, Policy]) -> Policy:
+    def _policy(self, name: str, task: RunConfig, live: Mapping[str, Policy]) -> Policy | None:
+        """The policy of a task, if it is there by now."""
         owner = task.task and task.task.policy_of
         if owner and name in live:
             raise ConfigError(f"policies: {name} trains the policy of {owner}: give that one alone")
         if owner:
             return self.tasks[owner].policy
-        return live.get(name) or build_policy(task, self.config.runtime.device or self.job.accelerator.device)
+        return live.get(name)
 
     @property
     def step(self) -> int:

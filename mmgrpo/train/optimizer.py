@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from mmgrpo.config.update import UpdateConfig
 from mmgrpo.errors import NonFiniteError
-from mmgrpo.run.parts import bring_gradients, held, part_of, whole
+from mmgrpo.run.parts import as_piece, bring_gradients, held, part_of
 from mmgrpo.run.processes import Job
 from mmgrpo.train.ema import Average
 from mmgrpo.train.hooks import UpdateHook
@@ -149,10 +149,10 @@ class GuardedOptimizer:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimiser, schedule and which of the last updates were skipped; a collective for weights in parts."""
+        """Optimiser, schedule and which of the last updates were skipped; of what lies in parts, pieces."""
         optimizer = self.optimizer.state_dict()
         return {
-            "optimizer": {**optimizer, "state": self._each(optimizer["state"], whole)},
+            "optimizer": {**optimizer, "state": self._each(optimizer["state"], as_piece)},
             "schedule": self.schedule.state_dict(),
             "recently_skipped": self._recent,
             "hooks": {name: hook.state_dict() for name, hook in self._hooks.items()},
@@ -181,7 +181,7 @@ class GuardedOptimizer:
             self._hooks[name].load_state_dict(state["hooks"][name])
 
     def _each(
-        self, states: Mapping[int, Mapping[str, Any]], of: Callable[[torch.Tensor, nn.Parameter], torch.Tensor]
+        self, states: Mapping[int, Mapping[str, Any]], of: Callable[[Any, nn.Parameter], Any]
     ) -> dict[int, dict[str, Any]]:
         """The optimiser's state of each parameter, tensor by tensor; torch numbers them in their order."""
         return {

@@ -50,9 +50,10 @@ class Trained:
     def save(
         self, folder: Path, place: Place, keep: int | None, memory: Memory, job: Job, *, best: int | None = None
     ) -> None:
-        """Writes a checkpoint of weights that are those of the place, on the main process.
+        """Writes a checkpoint of weights that are those of the place.
 
-        All processes call it if the weights lie in parts. Raises NonFiniteError for infinite ones.
+        All processes call it if the weights lie in parts, the main one otherwise. Raises NonFiniteError for infinite
+        ones.
         """
         state = {"memory": memory.state_dict()}
         if self.owns:
@@ -66,9 +67,8 @@ class Trained:
         if self.critic:
             state["critic"] = self.critic.state_dict()
         averaged = average.applied() if average else None
-        policy, together = self.policy if self.owns else None, {"meet": job.meet, "writes": job.is_main}
-        together = together if job.in_parts else {}
-        save_checkpoint(folder, place, policy, state, keep=keep, best=best, averaged=averaged, **together)
+        policy, together = self.policy if self.owns else None, job if job.in_parts else None
+        save_checkpoint(folder, place, policy, state, keep=keep, best=best, averaged=averaged, job=together)
 
     def restore(self, checkpoint: Path, *, updates_per_step: int | None, memory: Memory) -> tuple[Place, Memory]:
         """Becomes what a checkpoint holds.

@@ -71,7 +71,7 @@ class Trainer:
 
     def __init__(
         self,
-        policy: Policy | str | Path,
+        policy: Policy | str | Path | None,
         rewards: RewardGiven | Sequence[RewardGiven] | Mapping[str, Callable[..., Any]],
         prompts: str | Path | Dataset | Sequence[Prompt | str | Mapping[str, Any]],
         config: RunConfig | Mapping[str, Any] | None = None,
@@ -83,7 +83,8 @@ class Trainer:
         """Checks everything that can be checked before the first sample is drawn.
 
         Args:
-            policy: the policy, on its device; or the path or hub id of a model or pipeline, which is loaded.
+            policy: the policy, on its device; or the path or hub id of a model or pipeline, which is loaded; None: what
+                the section ``policy`` of the configuration names.
             rewards: one or several functions of samples (or in TRL's form) or registered names; a mapping names them.
             prompts: what to train on: texts, rows of columns or ``Prompt``s, a dataset, or where they are.
             config: a ``RunConfig`` or its values; ``policy``, ``prompts`` and ``rewards`` sections are not needed here.
@@ -105,9 +106,10 @@ class Trainer:
         self.behind = Behind(leader.policy, task, leader.average) if leader else None
         owner = before[task.policy_of] if before and task.policy_of else None
         device = self.config.runtime.device or self.job.accelerator.device
-        self.policy = policy = policy_of(policy, self.config, device)
-        if owner is None:
-            self.job.spread(policy)
+        with self.job.placing():
+            self.policy = policy = policy_of(policy, self.config, device)
+            if owner is None:
+                self.job.spread(policy)
         self.now = Moving(self.config, self.rewards)
         self.stream = stream_of(asked, self.config)
         self.job.shard(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")

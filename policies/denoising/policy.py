@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.layouts import place
 from mmgrpo.policies.denoising.adapted import adapter_targets
 from mmgrpo.policies.denoising.batches import Batches
 from mmgrpo.policies.denoising.behind import behind
@@ -178,7 +179,10 @@ class DenoisingPolicy(
         """Loads the pipeline from a path or hub id (or calls ``python:module:function``) and wraps it."""
         if isinstance(settings, Mapping):
             settings = DenoisingSettings(**settings)
-        return cls(load_pipeline(settings).to(device), settings)
+        pipeline = load_pipeline(settings)
+        modules = [one for one in pipeline.components.values() if isinstance(one, nn.Module)]
+        place(modules, lambda one: one.to(device), holder=pipeline)
+        return cls(pipeline, settings)
 
     @property
     def choices(self) -> tuple[str, ...]:

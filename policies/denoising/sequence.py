@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -42,6 +43,21 @@ def split_sequence(name: str, module: nn.Module, *, mesh: DeviceMesh) -> None:
             denoiser.enable_parallelism(config=ContextParallelConfig(ulysses_degree=num, mesh=mesh))
     except ValueError as error:
         raise ConfigError(f"runtime.context_parallel: {error}; policy.attention sets the back end") from error
+    split = denoiser.forward
+
+    @wraps(split)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return split(*args, **kwargs)
+        except AssertionError as error:  # which is all that diffusers says of it
+            if "divisible by mesh size" not in str(error):
+                raise
+            raise ConfigError(
+                f"runtime.context_parallel: {num} does not divide the length of a sequence of {model}, the {name}: "
+                "give another height, width or number of frames in policy.call, or texts padded to one length"
+            ) from error
+
+    denoiser.forward = forward
 
 
 @contextmanager

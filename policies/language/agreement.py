@@ -65,7 +65,7 @@ class Trial:
     Attributes:
         trace: prompts of every kind, each with two completions of different lengths.
         sampling: the distribution the tokens are scored under, nothing cut off.
-        parameters: what is trained; none: only values are compared.
+        parameters: gives what is trained; none: only values are compared.
         head_bytes: float32 logits held at a time.
         end_ids: tokens that end a completion; none is in the trace.
         special: further tokens that are not put into it; some models count positions past their padding.
@@ -74,7 +74,7 @@ class Trial:
 
     trace: Trace
     sampling: Sampling
-    parameters: Sequence[nn.Parameter]
+    parameters: Callable[[], Sequence[nn.Parameter]]
     head_bytes: int
     end_ids: Tensor
     special: Sequence[int]
@@ -129,24 +129,23 @@ def measured(way: Way, trial: Trial, *, alone: bool = False) -> Measurement:
     """What a way says of the rows, in its own batches or each row by itself."""
     weight_MT = _weights(trial)
     values: dict[int, Tensor] = {}
-    gradients = [torch.zeros(0)] * len(trial.parameters)
+    parameters = trial.parameters()
+    gradients = [torch.zeros(0)] * len(parameters)
     for batch in [[row] for row in trial.rows] if alone else way.batches(trial.trace, trial.rows):
-        with torch.set_grad_enabled(len(trial.parameters) > 0), trial.checkpointing():
+        with torch.set_grad_enabled(len(parameters) > 0), trial.checkpointing():
             logprob_M, _ = logprobs(way, trial.trace, batch, head_bytes=trial.head_bytes)
             lengths = [len(trial.trace.completions[row].token_T) for row in batch]
             values |= zip(batch, logprob_M.detach().cpu().split(lengths), strict=True)
             weights = torch.cat([weight_MT[row][:length] for row, length in zip(batch, lengths, strict=True)])
             total = (weights.to(logprob_M) * logprob_M).sum()
-            if trial.parameters and not total.requires_grad:
+            if parameters and not total.requires_grad:
                 raise ValueError("no gradient reaches what is trained")
-            found = gradients_of(total, trial.parameters) if trial.parameters else ()
+            found = gradients_of(total, parameters) if parameters else ()
         for number, gradient in enumerate(found):
             if gradient is not None:
                 entries = _entries(gradient)
                 gradients[number] = entries if len(gradients[number]) == 0 else gradients[number] + entries
-    entries = [
-        _entries(torch.zeros_like(p)) if len(g) == 0 else g for g, p in zip(gradients, trial.parameters, strict=True)
-    ]
+    entries = [_entries(torch.zeros_like(p)) if len(g) == 0 else g for g, p in zip(gradients, parameters, strict=True)]
     return Measurement(torch.cat([values[row] for row in trial.rows]), entries)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.layouts import place
 from mmgrpo.policies.distribution import OF_LOGITS, seen_by, views_of
 from mmgrpo.policies.exporting import merge_for_good
 from mmgrpo.policies.language.agreement import TOLERANCES, Trial, require_plain
@@ -106,6 +107,7 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
             enable_checkpointing(model)
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
         self._tolerance = TOLERANCES[dtype]
+        self._in_parts = False
         self._choice, self._teaching = self._choices()
         self._rollouts = Rollouts(
             encoder=self._encoder,
@@ -127,7 +129,7 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
         if isinstance(settings, Mapping):
             settings = LanguageSettings(**settings)
         model, processor = load_model(settings)
-        model.to(device)  # pyright: ignore[reportArgumentType] (its stub hides the argument)
+        place([model], lambda one: one.to(device))
         return cls(model, processor, settings)
 
     @property
@@ -171,7 +173,7 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
     def shard(self, shard: Shard) -> None:
         """Has the blocks that read tokens sharded; embeddings, output head and what sees or hears stay whole."""
         self._weights.shard(lambda _, model: shard_decoder(model, shard, compiles=self.settings.compile))
-        self._choice, self._teaching = self._choices()
+        self._in_parts = lies_in_parts(self.trainable)
 
     def text_ends(self, sample: Sample) -> Sequence[int]:
         """What each token adds to the text, by decoding."""
@@ -367,7 +369,7 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
         trial = Trial(
             trace=Trace([], [], []),
             sampling=self._sampling,
-            parameters=[] if lies_in_parts(self.trainable) else self.trainable,
+            parameters=lambda: [] if self._in_parts else self.trainable,
             head_bytes=self.settings.head_bytes,
             end_ids=self._end_ids,
             special=self._tokenizer.all_special_ids,

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,7 @@ def out_of_memory(case: Case, place: Place, whole: Whole, draw: random.Random) -
     return Disturbed(what=f"out of memory at forward {at}", sitting=sit(case, place, within=within))
 
 
-def bereaved(case: Case, place: Place, whole: Whole, draw: random.Random) -> Disturbed:
+def bereaved(case: Case, place: Place, whole: Whole, draw: random.Random, *, in_parts: bool = False) -> Disturbed:
     """Two processes, one of which is killed, stopped, or fails alone; the other must say so, and soon."""
     how, victim = draw.choice(["killed", "stopped", "failing"]), draw.randrange(2)
     after_s, at = draw.uniform(0, 0.8) * whole.took_s, draw.randint(1, whole.num_forwards // 2)
@@ -182,7 +183,7 @@ def bereaved(case: Case, place: Place, whole: Whole, draw: random.Random) -> Dis
         if how == "failing" and trainer.job.rank == victim:
             on_forward(case, trainer, at, lambda: {}["lost"])
 
-    pids = begin_both(case, place, within=within)
+    pids = begin_both(case, place, in_parts=in_parts, within=within)
     began = time.monotonic()
     while how != "failing" and not (place.run / "run.json").is_file() and time.monotonic() - began < LIMIT_S:
         time.sleep(0.01)  # what comes before is the launcher's to watch
@@ -213,7 +214,8 @@ FAULTS: dict[str, Fault] = {
     "reward service": unserved,
     "out of memory": out_of_memory,
 }
-OF_TWO: dict[str, Fault] = {"one of two processes": bereaved}
+IN_PARTS = "one of two that hold parts"
+OF_TWO: dict[str, Fault] = {"one of two processes": bereaved, IN_PARTS: partial(bereaved, in_parts=True)}
 """Of runs on two processes, which take more of the machine."""
 
 

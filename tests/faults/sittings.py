@@ -134,12 +134,15 @@ def begin(
         os._exit(code)
 
 
-def begin_both(case: Case, place: Place, *, within: Callable[[Trainer], None] = lambda trainer: None) -> list[int]:
+def begin_both(
+    case: Case, place: Place, *, in_parts: bool = False, within: Callable[[Trainer], None] = lambda trainer: None
+) -> list[int]:
     """Begins or goes on with a run on two processes, without a launcher.
 
     Args:
         case: the run.
         place: where.
+        in_parts: whether the model lies in parts on them (FSDP2).
         within: is called in each with the trainer, before it trains.
 
     Returns:
@@ -148,6 +151,7 @@ def begin_both(case: Case, place: Place, *, within: Callable[[Trainer], None] = 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     known = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
+    known |= {"ACCELERATE_USE_FSDP": str(in_parts).lower(), "FSDP_VERSION": "2"}
 
     def before(rank: int) -> None:
         os.environ.update(known, RANK=str(rank), LOCAL_RANK=str(rank))
@@ -157,9 +161,9 @@ def begin_both(case: Case, place: Place, *, within: Callable[[Trainer], None] = 
     ]
 
 
-def sit_both(case: Case, place: Place) -> Sitting:
+def sit_both(case: Case, place: Place, *, in_parts: bool = False) -> Sitting:
     """A sitting of two processes that nobody disturbs: how the first ended, or the second if that went wrong."""
-    pids = begin_both(case, place)
+    pids = begin_both(case, place, in_parts=in_parts)
     found = [ended(pid, place, log=f"said-{rank}.log") for rank, pid in enumerate(pids)]
     return found[0] if found[1].code == DONE else found[1]
 

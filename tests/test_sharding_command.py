@@ -1,0 +1,103 @@
+"""``mmgrpo train --accelerate``: what it starts, what it cannot start, and the files of what lies in parts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import SD3Transformer2DModel
+from typer.testing import CliRunner
+
+from mmgrpo.cli import app
+from mmgrpo.cli.exporting import Wanted, export_run
+from mmgrpo.cli.launching import launch
+from mmgrpo.config.loading import LAUNCHES
+from mmgrpo.errors import ConfigError, MissingPackageError
+from mmgrpo.shards import read_shards
+from tests.test_sharding import needs_deepspeed
+
+
+def test_what_the_command_cannot_start_is_said(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="--accelerate nowhere: no such file; fsdp2, gpus, zero2, zero3 come with the package"
+    ):
+        launch("nowhere", [], processes=None)
+    (tmp_path / "mine.yaml").write_text("a: [")
+    with pytest.raises(ConfigError, match=r"mine.yaml: .*accelerate config writes such a file"):
+        launch(str(tmp_path / "mine.yaml"), [], processes=None)
+    told = CliRunner().invoke(app, ["train", "quickstart/digits-image", "--processes", "2"])
+    assert told.exit_code == 2
+    assert "--processes says how many of --accelerate" in " ".join(told.output.split())
+
+
+def test_deepspeed_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmgrpo.cli.launching.is_installed", lambda package: False)
+    with pytest.raises(MissingPackageError, match=r"--accelerate zero3 needs .*pip install 'mmgrpo\[deepspeed\]'"):
+        launch("zero3", [], processes=None)
+
+
+def test_a_node_of_slurm_has_to_know_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(ConfigError, match="2 nodes of Slurm needs to know the first: export MASTER_ADDR"):
+        launch("gpus", [], processes=None)
+
+
+def _command_on_cpus(folder: Path, engine: str = "fsdp2") -> list[str]:
+    """``mmgrpo train --accelerate ENGINE`` of a step, on two processes without GPUs."""
+    (folder / "mine.yaml").write_text((LAUNCHES / f"{engine}.yaml").read_text() + "use_cpu: true\n")
+    command = [sys.executable, "-m", "mmgrpo.cli", "train", "quickstart/digits-image", "steps=1", "warmup=null"]
+    command += ["evaluation=null", "watchdog=null", "rollout.prompts_per_step=2", "rollout.group_size=2"]
+    return [*command, "--accelerate", str(folder / "mine.yaml"), "--processes", "2"]
+
+
+@pytest.mark.nightly
+def test_two_nodes_of_slurm_are_one_run(tmp_path: Path) -> None:
+    """What srun starts on each of two nodes, both of them this machine."""
+    given = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd()), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29713"}
+    nodes = [
+        subprocess.Popen(
+            _command_on_cpus(tmp_path),
+            cwd=tmp_path,
+            env={**os.environ, **given, "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [node.communicate(timeout=300)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert json.loads((folder / "run.json").read_text())["machine"]["processes"] == 2
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [
+        ("fsdp2", "FSDP2"),
+        pytest.param("zero2", "DeepSpeed ZeRO-2", marks=needs_deepspeed),
+        pytest.param("zero3", "DeepSpeed ZeRO-3", marks=needs_deepspeed),
+    ],
+)
+def test_the_command_starts_its_processes(engine: str, name: str, tmp_path: Path) -> None:
+    """As ``--accelerate`` does it, on the CPU."""
+    command = _command_on_cpus(tmp_path, engine)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, timeout=300, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    (folder,) = (tmp_path / "runs").iterdir()
+    said = json.loads((folder / "run.json").read_text())
+    assert (said["status"], said["machine"]["processes"], said["machine"]["sharding"]) == ("finished", 2, name)
+    stored = read_shards(folder / "checkpoints" / "step-000001" / "policy" / "transformer")
+    exported = export_run(str(folder), Wanted(to=tmp_path / "exported"))
+    loaded = SD3Transformer2DModel.from_pretrained(exported / "transformer").state_dict()
+    assert loaded.keys() == stored.keys()
+    assert all(torch.equal(loaded[key], stored[key].whole()) for key in loaded)

@@ -1,0 +1,183 @@
+"""Tensors in one file a process: any run of their entries is read again, and what is not whole is an error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import Shard
+
+from mmgrpo.errors import CheckpointError
+from mmgrpo.layouts import OnMesh, part_of
+from mmgrpo.run.parts import with_stored, without_pieces
+from mmgrpo.shards import PIECES, Piece, is_sharded, load_module, read_shards, shard_name, write_shard, writer_of
+
+SHAPES = ((7, 3), (1, 4), (2,), (5, 2, 2))
+
+
+def rows_of(shape: tuple[int, ...], process: int, num_processes: int) -> OnMesh:
+    """As FSDP2 lays it."""
+    mesh = SimpleNamespace(size=lambda: num_processes, get_local_rank=lambda: process)
+    return OnMesh(mesh, (Shard(0),), torch.Size(shape), ())
+
+
+def tensors() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {f"of.{i}": torch.rand(shape, generator=generator) for i, shape in enumerate(SHAPES)}
+
+
+def written(folder: Path, num_processes: int) -> dict[str, Tensor]:
+    """What is written as FSDP2 lays it on so many processes."""
+    folder.mkdir(exist_ok=True)
+    found = tensors()
+    for process in range(num_processes):
+        laid = {name: rows_of(tuple(one.shape), process, num_processes) for name, one in found.items()}
+        pieces = {name: Piece(part_of(one, laid[name]), laid[name].start, one.shape) for name, one in found.items()}
+        write_shard(folder, pieces, process=process, num_processes=num_processes)
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8])
+def test_rows_lie_as_torch_chunks_them(size: int) -> None:
+    for shape in SHAPES:
+        whole = torch.arange(torch.Size(shape).numel()).view(shape)
+        chunks = [*whole.chunk(size), *[whole[:0]] * size][:size]
+        for process, chunk in enumerate(chunks):
+            laid = rows_of(shape, process, size)
+            assert torch.equal(part_of(whole, laid), chunk)
+            assert laid.part_shape == chunk.shape
+
+
+@pytest.mark.parametrize("before", [1, 2, 3, 8])
+@pytest.mark.parametrize("after", [1, 2, 3, 8])
+def test_what_some_processes_wrote_others_read(before: int, after: int, tmp_path: Path) -> None:
+    expected, stored = written(tmp_path, before), read_shards(tmp_path)
+    assert stored.keys() == expected.keys()
+    for name, whole in expected.items():
+        assert torch.equal(stored[name].whole(), whole)
+        for process in range(after):
+            laid = rows_of(tuple(whole.shape), process, after)
+            found = stored[name].entries(laid.start, laid.part_shape.numel()).view(laid.part_shape)
+            assert torch.equal(found, part_of(whole, laid))
+
+
+def test_entries_begin_and_end_anywhere(tmp_path: Path) -> None:
+    whole, one = written(tmp_path, 3)["of.0"].flatten(), read_shards(tmp_path)["of.0"]
+    for start in range(len(whole)):
+        for end in range(start, len(whole) + 1):
+            assert torch.equal(one.entries(start, end - start), whole[start:end])
+    with pytest.raises(CheckpointError, match=r"of\.0 is stored in part only"):
+        one.entries(20, 2)
+
+
+def test_files_of_processes_go_by_their_numbers(tmp_path: Path) -> None:
+    assert shard_name(3, 16) == "shard-00003-of-00016.safetensors"
+    assert writer_of(shard_name(3, 16)) == 3
+    assert writer_of("model-00001-of-00002.safetensors") is None
+    assert not is_sharded(tmp_path)
+    written(tmp_path, 2)
+    assert is_sharded(tmp_path)
+
+
+def test_a_file_too_few_or_of_others_is_named(tmp_path: Path) -> None:
+    written(tmp_path, 3)
+    (tmp_path / shard_name(1, 3)).rename(tmp_path / "aside")
+    with pytest.raises(CheckpointError, match=r"files of 3 processes: see shard-00001-of-00003\.safetensors"):
+        read_shards(tmp_path)
+    (tmp_path / "aside").rename(tmp_path / shard_name(1, 2))
+    with pytest.raises(CheckpointError, match="files of 3 processes"):
+        read_shards(tmp_path)
+    with pytest.raises(CheckpointError, match="holds no shard"):
+        read_shards(tmp_path.parent)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {},
+        {PIECES: "no json"},
+        {PIECES: "[]"},
+        {PIECES: json.dumps({"of.0": [0, 7, 3], "gone": [0, 2]})},
+        {PIECES: json.dumps({"of.0": [-3, 7, 3]})},
+        {PIECES: json.dumps({"of.0": [15, 7, 3]})},
+        {PIECES: json.dumps({"of.0": [0, 3, 7]})},
+        {PIECES: json.dumps({"of.0": []})},
+        {PIECES: json.dumps({"of.0": [0, "7", 3]})},
+    ],
+)
+def test_a_header_that_says_what_cannot_be_is_an_error(header: dict[str, str], tmp_path: Path) -> None:
+    written(tmp_path, 2)
+    last = tmp_path / shard_name(1, 2)
+    save_file(load_file(last), last, header)
+    with pytest.raises(CheckpointError, match=r"shard-00001-of-00002\.safetensors cannot be read"):
+        read_shards(tmp_path)
+
+
+def test_a_torn_file_is_an_error(tmp_path: Path) -> None:
+    written(tmp_path, 2)
+    last = tmp_path / shard_name(1, 2)
+    last.write_bytes(last.read_bytes()[:40])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_shards(tmp_path)
+
+
+class Tied(nn.Module):
+    """Two layers with one weight, a buffer that is kept and one that is not."""
+
+    kept: Tensor
+    made_anew: Tensor
+
+    def __init__(self, width: int = 3) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(width, width), nn.Linear(width, width, bias=False)
+        self.last.weight = self.first.weight
+        self.register_buffer("kept", torch.rand(2))
+        self.register_buffer("made_anew", torch.rand(2), persistent=False)
+
+
+def saved(module: Tied, folder: Path) -> None:
+    """Written as one process would that holds it whole."""
+    names = {"first.weight": module.first.weight, "first.bias": module.first.bias, "kept": module.kept}
+    pieces = {name: Piece(one, 0, one.shape) for name, one in names.items()}
+    write_shard(folder, pieces, process=0, num_processes=1)
+
+
+def test_a_module_is_restored_with_what_is_tied_and_its_buffers(tmp_path: Path) -> None:
+    module, other = Tied(), Tied()
+    saved(module, tmp_path)
+    before = other.made_anew.clone()
+    load_module(other, tmp_path)
+    assert all(torch.equal(one, value) for one, value in zip(module.parameters(), other.parameters(), strict=True))
+    assert torch.equal(module.kept, other.kept)
+    assert torch.equal(other.made_anew, before)
+    assert other.last.weight is other.first.weight
+
+
+def test_another_module_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    saved(Tied(), tmp_path)
+    other = Tied(width=4)
+    before = other.first.weight.detach().clone()
+    with pytest.raises(CheckpointError, match=r"is of another model; it differs at first\.bias, first\.weight$"):
+        load_module(other, tmp_path)
+    assert torch.equal(other.first.weight, before)
+
+
+def test_a_state_dict_is_split_and_put_together(tmp_path: Path) -> None:
+    piece = Piece(torch.arange(6.0), 0, torch.Size([2, 3]))
+    state = {"optimizer": {"state": {0: {"step": torch.tensor(1.0), "exp_avg": piece}}}, "average": [piece, 3], "n": 1}
+    rest, pieces = without_pieces(state)
+    assert pieces == {"optimizer.state.0.exp_avg": piece, "average.0": piece}
+    write_shard(tmp_path, pieces, process=0, num_processes=1)
+    torch.save(rest, tmp_path / "rest.pt")
+    again = with_stored(torch.load(tmp_path / "rest.pt", weights_only=True), read_shards(tmp_path))
+    assert again["n"] == 1
+    assert again["average"][1] == 3
+    for one in (again["average"][0], again["optimizer"]["state"][0]["exp_avg"]):
+        assert torch.equal(one.whole(), torch.arange(6.0).view(2, 3))
+    with pytest.raises(KeyError):
+        with_stored(rest, {})
