@@ -178,11 +178,19 @@ def test_builds_are_equal_and_leave_the_random_state_alone(name: str) -> None:
     state = torch.get_rng_state()
     first, second, other = made(name)[0], make(name)[0], make(name, seed=1)[0]
     assert torch.equal(torch.get_rng_state(), state)
-    pairs = zip(first.parameters(), second.parameters(), strict=True)
-    assert all(torch.equal(one, two) for one, two in pairs)
+    for tensors in ("parameters", "buffers"):
+        pairs = zip(getattr(first, tensors)(), getattr(second, tensors)(), strict=True)
+        assert all(torch.equal(one, two) for one, two in pairs)
     assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
     assert not first.training
     assert {parameter.dtype for parameter in first.parameters()} == {torch.float32}
+
+
+def test_a_build_does_not_follow_from_the_builds_before() -> None:
+    """A configuration writes its class's defaults into the dicts it is given: the next must not read them."""
+    first = make("qwen3-vl")[0].config
+    make("qwen2.5-vl")
+    assert make("qwen3-vl")[0].config.to_dict() == first.to_dict()
 
 
 @every_model

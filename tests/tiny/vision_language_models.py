@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 from transformers import (
@@ -44,7 +45,8 @@ QWEN_VISION: dict[str, Any] = {
     "patch_size": PATCH,
     "spatial_merge_size": MERGE,
 }
-ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3]}  # time, height and width of half a head
+# Time, height and width of half a head. Read-only: a configuration writes its class's own theta into a dict it is given.
+ROPE = MappingProxyType({"rope_type": "default", "mrope_section": [2, 3, 3]})
 WINDOWED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 
 
@@ -52,7 +54,7 @@ def qwen2_vl(tokenizer: PreTrainedTokenizerBase) -> Qwen2VLForConditionalGenerat
     """Positions along time, height and width."""
     vision = QWEN_VISION | {"embed_dim": VISION_WIDTH, "hidden_size": WIDTH}
     config = Qwen2VLConfig(
-        text_config=text(tokenizer) | {"rope_parameters": ROPE}, vision_config=vision, **_qwen_ids(tokenizer)
+        text_config=text(tokenizer) | {"rope_parameters": {**ROPE}}, vision_config=vision, **_qwen_ids(tokenizer)
     )
     return Qwen2VLForConditionalGeneration(config)
 
@@ -67,7 +69,7 @@ def qwen2_5_vl(tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLForConditionalGe
         "fullatt_block_indexes": [1],
     }
     config = Qwen2_5_VLConfig(
-        text_config=text(tokenizer) | {"rope_parameters": ROPE}, vision_config=vision, **_qwen_ids(tokenizer)
+        text_config=text(tokenizer) | {"rope_parameters": {**ROPE}}, vision_config=vision, **_qwen_ids(tokenizer)
     )
     return Qwen2_5_VLForConditionalGeneration(config)
 
@@ -81,7 +83,7 @@ def qwen3_vl(tokenizer: PreTrainedTokenizerBase) -> Qwen3VLForConditionalGenerat
         "num_position_embeddings": 16,
         "deepstack_visual_indexes": [0],
     }
-    reading = text(tokenizer) | {"head_dim": HEAD_WIDTH, "rope_parameters": ROPE | {"mrope_interleaved": True}}
+    reading = text(tokenizer) | {"head_dim": HEAD_WIDTH, "rope_parameters": {**ROPE, "mrope_interleaved": True}}
     return Qwen3VLForConditionalGeneration(
         Qwen3VLConfig(text_config=reading, vision_config=vision, **_qwen_ids(tokenizer))
     )
