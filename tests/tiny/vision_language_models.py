@@ -45,7 +45,7 @@ QWEN_VISION: dict[str, Any] = {
     "patch_size": PATCH,
     "spatial_merge_size": MERGE,
 }
-# Time, height and width of half a head. Read-only: a configuration writes its class's own theta into a dict it is given.
+# Time, height and width of half a head. Read-only: a configuration writes its theta into a dict that it is given.
 ROPE = MappingProxyType({"rope_type": "default", "mrope_section": [2, 3, 3]})
 WINDOWED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 
