@@ -6,6 +6,8 @@ import gc
 import os
 import tempfile
 
+gc.disable()  # until all is imported
+
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="mmgrpo-state-")  # runs of tests are no runs of a person
 
 
@@ -14,6 +16,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:

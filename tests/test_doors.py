@@ -33,13 +33,14 @@ def said_by(*command: str, folder: Path, **environment: str) -> str:
     return done.stdout
 
 
-def test_what_init_writes_is_explained_and_trained_as_it_is(tmp_path: Path) -> None:
+def test_what_init_writes_is_explained_and_trained_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = said_by("init", "mine", folder=tmp_path)
     assert said.splitlines() == ["wrote mine/run.yaml", "wrote mine/my_rewards.py", "wrote mine/prompts.jsonl",
                                  "cd mine && mmgrpo train run.yaml"]  # fmt: skip
     mine = tmp_path / "mine"
     assert "10 prompts x 16 members = 160 samples a step" in said_by("explain", "run.yaml", folder=mine)
-    said_by("train", "run.yaml", *SMALL, folder=mine)
+    monkeypatch.chdir(mine)
+    assert call("train", "run.yaml", *SMALL).exit_code == 0
     (line,) = {row["step"]: row for row in map(json.loads, (mine / "runs/my-run/metrics.jsonl").open())}.values()
     total = line["reward/digit_verifier/mean"] + 0.1 * line["reward/python:my_rewards:brightness/mean"]
     assert line["reward/mean"] == pytest.approx(total, rel=1e-5)

@@ -38,6 +38,7 @@ def first_lines(tmp_path: Path, policy: dict[str, object], reward: dict[str, obj
     ]
 
 
+@pytest.mark.nightly
 def test_a_pipeline_from_a_folder(tmp_path: Path) -> None:
     PIPELINES["sd3"].build().save_pretrained(tmp_path / "model")
     call = {"height": 16, "width": 16, "num_inference_steps": 4}

@@ -48,25 +48,28 @@ print(json.dumps(found))
 """
 
 
-EVERYDAY = ("killed 0", "failing 1")
-"""The first process is lost, which writes the run down, and the other; by night each in each way."""
-BY_NIGHT = ("killed 1", "failing 0")
+EVERYDAY = "killed 0"
+"""The first process is lost, which writes the run down; by night each of the two, in each way."""
 
 
-@pytest.fixture(
-    scope="module", params=[EVERYDAY, pytest.param(BY_NIGHT, marks=pytest.mark.nightly)], ids=["day", "night"]
-)
-def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path_factory.mktemp("peers")), *request.param]
+def by(*ways: str) -> pytest.MarkDecorator:
+    """How one is lost, and which."""
+    marks = {way: () if way == EVERYDAY else pytest.mark.nightly for way in ways}
+    return pytest.mark.parametrize("found", [pytest.param(way, marks=marks[way]) for way in ways], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path_factory.mktemp("peers")), request.param]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])[request.param]
 
 
-def test_one_that_is_killed_is_missed(found: dict[str, dict[str, Any]]) -> None:
-    (one,) = (one for name, one in found.items() if name.startswith("killed"))
-    victim = one["of"]
+@by("killed 0", "killed 1")
+def test_one_that_is_killed_is_missed(found: dict[str, Any]) -> None:
+    one, victim = found, found["of"]
     cause = f"process {victim} of 2 (pid {one['pid']} on "
     assert (one["code"], one["victim"]) == (2, -9)
     assert one["took_s"] < 60
@@ -76,9 +79,9 @@ def test_one_that_is_killed_is_missed(found: dict[str, dict[str, Any]]) -> None:
     assert "is gone: it was killed or crashed" in one["error"]
 
 
-def test_what_fails_on_one_alone_is_said_by_all(found: dict[str, dict[str, Any]]) -> None:
-    (one,) = (one for name, one in found.items() if name.startswith("failing"))
-    victim = one["of"]
+@by("failing 0", "failing 1")
+def test_what_fails_on_one_alone_is_said_by_all(found: dict[str, Any]) -> None:
+    one, victim = found, found["of"]
     assert (one["code"], one["victim"]) == (2, 1)
     assert one["took_s"] < 60
     assert f"process {victim} of 2 failed: KeyError: 'lost'" in one["said"]
@@ -88,5 +91,6 @@ def test_what_fails_on_one_alone_is_said_by_all(found: dict[str, dict[str, Any]]
     assert one["error"].startswith(said)
 
 
-def test_the_time_that_one_waits_for_another_is_the_settings(found: dict[str, dict[str, Any]]) -> None:
-    assert {one["timeout_s"] for one in found.values()} == {3600.0}
+@by("killed 0")
+def test_the_time_that_one_waits_for_another_is_the_settings(found: dict[str, Any]) -> None:
+    assert found["timeout_s"] == 3600.0

@@ -67,7 +67,9 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
     return run(tmp_path_factory.mktemp("judged"), evaluation=EVALUATION)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("scorer is down"), SystemExit(0)])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("scorer is down"), pytest.param(SystemExit(0), marks=pytest.mark.nightly)]
+)
 def test_a_reward_that_fails_at_a_step_loses_none_before_it(
     tmp_path: Path, error: BaseException, judged: Trainer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,7 +91,7 @@ def test_a_reward_that_fails_at_a_step_loses_none_before_it(
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGUSR1, pytest.param(signal.SIGUSR2, marks=pytest.mark.nightly)]
+    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.nightly) for n in (signal.SIGUSR1, signal.SIGUSR2))]
 )
 def test_sigterm_and_slurms_warning_give_the_step_up_and_lose_none_before_it(
     number: int, tmp_path: Path, whole: Trainer

@@ -28,6 +28,8 @@ from tests.test_sharding import BLOCKWISE, SCENARIOS, Outcome, ask, needs_deepsp
 
 RELATIVE = 1e-7
 EVERYDAY = ("images", f"a rank without rows{BLOCKWISE}")
+FILES = ("kept", "failed", "loaded", "full")
+"""Runs whose files are looked at; and one that is told to end, by night."""
 BY_NIGHT = tuple(name for name in SCENARIOS if name not in EVERYDAY)
 SAME = ("loss", "reward/mean", "optimizer/grad_norm", "rollout/rounds", "advantage/abs_mean")
 
@@ -112,18 +114,18 @@ def loaded(output: Path) -> Trainer:
 
 def of_files(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
     """The scenarios, and runs whose files are looked at."""
-    found: list[dict[str, Any]] = list(run_full(folder, names))
+    made = {
+        "kept": kept,
+        "terminated": partial(told_to_end, raises=False),
+        "failed": partial(told_to_end, raises=True),
+        "loaded": loaded,
+        "full": without_room,
+    }
+    found: list[dict[str, Any]] = list(run_full(folder, [name for name in names if name not in made]))
     for number, parts in enumerate((False, True)):
         ask(in_parts=parts)
-        made = {
-            "kept": kept,
-            "terminated": partial(told_to_end, raises=False),
-            "failed": partial(told_to_end, raises=True),
-            "loaded": loaded,
-            **({"full": without_room} if parts else {}),
-        }
-        for name, make in made.items():
-            trainer = make(folder / str(parts) / name)
+        for name in (name for name in names if name in made and (parts or name != "full")):
+            trainer = made[name](folder / str(parts) / name)
             if name in ("kept", "loaded"):
                 trainer.train()
             found[number][name] = str(trainer.folder.path), scenarios.outcome(trainer)[0]
@@ -178,10 +180,21 @@ def test_weights_in_parts_take_the_updates_of_whole_ones_in_every_scenario(engin
         same_updates(whole, parts, name)
 
 
+@pytest.mark.parametrize(
+    ("scenarios", "ended"),
+    [
+        (EVERYDAY[:1], ("failed",)),
+        pytest.param(EVERYDAY, ("failed", "terminated"), marks=pytest.mark.nightly),
+    ],
+    ids=["day", "night"],
+)
 @pytest.mark.parametrize("engine", ["fsdp2", *ZERO])
-def test_weights_in_parts_on_two_processes(engine: str, tmp_path: Path) -> None:
-    runs = on_two(tmp_path, EVERYDAY, function="of_files", module="tests.test_sharding_full", engine=engine)
-    for name in EVERYDAY:
+def test_weights_in_parts_on_two_processes(
+    engine: str, scenarios: Sequence[str], ended: Sequence[str], tmp_path: Path
+) -> None:
+    names = [*scenarios, *dict.fromkeys((*FILES, *ended))]
+    runs = on_two(tmp_path, names, function="of_files", module="tests.test_sharding_full", engine=engine)
+    for name in scenarios:
         same_updates(runs[0], runs[1], name)
     checkpoints_lie_in_parts(runs)
     evaluations_are_of_the_average(runs)
@@ -189,7 +202,7 @@ def test_weights_in_parts_on_two_processes(engine: str, tmp_path: Path) -> None:
     one_process_goes_on(runs)
     blocks_that_waited_are_trained_as_others(runs)
     no_part_is_left_of_what_one_could_not_write(runs)
-    for name in ("terminated", "failed"):
+    for name in ended:
         the_last_whole_step_is_saved(runs, name)
 
 

@@ -90,7 +90,13 @@ def test_nothing_in_the_working_directory_runs(start: str, folder: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "start", ["script", "module", pytest.param("launched script", marks=pytest.mark.nightly), "launched module"]
+    "start",
+    [
+        "script",
+        pytest.param("module", marks=pytest.mark.nightly),
+        pytest.param("launched script", marks=pytest.mark.nightly),
+        "launched module",
+    ],
 )
 def test_what_python_targets_name_is_found_there_after_what_is_installed(start: str, folder: Path) -> None:
     assert "python:my_policy:Policy" in run(starts(folder)[start], folder, "explain", "own.yaml")

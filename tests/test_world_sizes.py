@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from mmgrpo import Example, Prompt, Sample, Trainer
 from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.rewards.groups.chains import InContext, OfLater
 from mmgrpo.run.parts import Part, held
+from tests.forked import on_processes
 from tests.policies.test_language_exchanges import terse
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.test_trainer import make_policy
@@ -32,15 +31,6 @@ RELATIVE = 1e-7
 TIMES = int(os.environ.get("MMGRPO_TIMES", "1"))
 """How many times as many groups and examples a step has; 3 lets three processes share them."""
 TEXTS = ("one", "a", "two red squares on the left", "is one red", "what", "say the number that you see", "b", "c d e")
-SCRIPT = """
-import sys
-from pathlib import Path
-from tests.test_world_sizes import SCENARIOS, outcome
-import torch
-found = {name: outcome(SCENARIOS[name](Path(sys.argv[1]) / name)) for name in sys.argv[3:]}
-if int(__import__("os").environ["RANK"]) == 0:
-    torch.save(found, sys.argv[2])
-"""
 
 
 def brightness(samples: Sequence[Sample]) -> list[float]:
@@ -319,10 +309,8 @@ EVERYDAY = (
     "images",
     "pictures and words",
     "a rank without rows",
-    "refilled",
     "joined by answers",
     "exchanged",
-    "in trees",
     "with a critic",
     "warm-up on texts",
 )
@@ -348,21 +336,17 @@ def outcome(trainer: Trainer) -> tuple[Tensor, list[dict[str, Any]]]:
     return torch.cat([weight.flatten() for weight in weights]), lines
 
 
-def of_two(folder: Path, names: Sequence[str]) -> dict[str, tuple[Tensor, list[dict[str, Any]]]]:
-    (folder / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
-    command += [str(folder / "script.py"), str(folder / "runs"), str(folder / "found.pt"), *names]
-    done = subprocess.run(command, env=environment, timeout=800, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return torch.load(folder / "found.pt")
+def outcomes(folder: Path, names: Sequence[str]) -> dict[str, tuple[Tensor, list[dict[str, Any]]]]:
+    """The scenarios, on however many processes there are."""
+    return {name: outcome(SCENARIOS[name](folder / name)) for name in names}
 
 
 @pytest.mark.parametrize("names", [EVERYDAY, pytest.param(BY_NIGHT, marks=pytest.mark.nightly)], ids=["day", "night"])
 def test_two_processes_make_the_updates_of_one(names: Sequence[str], tmp_path: Path) -> None:
-    both = of_two(tmp_path, names)
+    both = on_processes(tmp_path, names, function="outcomes", module="tests.test_world_sizes")
     for name in names:
-        _is_the_run_of_one(name, *both[name], tmp_path / "alone" / name)
+        weights, lines = both[name]
+        _is_the_run_of_one(name, weights, lines, tmp_path / "alone" / name)
 
 
 def _is_the_run_of_one(name: str, found: Tensor, lines_of_two: list[dict[str, Any]], output: Path) -> None:

@@ -35,7 +35,7 @@ def caches_off(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _caching_hooks(modules: Sequence[nn.Module]) -> list[Any]:
-    registries = [getattr(part, "_diffusers_hook", None) for module in modules for part in module.modules()]
+    registries = [vars(part).get("_diffusers_hook") for module in modules for part in module.modules()]
     hooks = [hook for registry in registries if registry is not None for hook in registry.hooks.values()]
     return [hook for hook in hooks if hook._is_stateful or _shares_state(hook)]
 

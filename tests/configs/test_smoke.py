@@ -136,7 +136,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "pass-k-training": {"rollout.group_size": 4, "advantage.scale.k": 2},
     "prorl": {"reference.reset_every": 1},
     "chunk-grpo": {"policy.segments": [2, 2]},
-    "flow-dppo": {"rollout.window.high": 3},
+    "flow-dppo": {"rollout.window.high": 3, "rollout.prompts_per_step": 4},
     "ppl-position": {"advantage.estimators": [{"name": "late_decisions", "start": 0}]},
 }
 
@@ -168,6 +168,7 @@ def test_method_of_any_kind_trains_a_denoising_policy(
         "rewards": [{"name": "brightness"}],
     }
     small = {"policy.call.guidance_scale": 1.0, "policy.call.num_inference_steps": 4, "update.minibatches": 2}
+    small |= {"rollout.prompts_per_step": 2, "policy.call.max_sequence_length": 16}
     config = load_config(write(values), SHRUNK | small | SMALL.get(name, {}) | {"output": str(tmp_path)})
     rewards = {"brightness": by_turns} if name in RIGHT_AND_WRONG else build_rewards(config.rewards)
     rewards = PARTS.get(name, rewards)

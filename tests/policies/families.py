@@ -22,9 +22,9 @@ OF_WEIGHTS: tuple[Law, ...] = (
 """The laws in which it matters what is trained."""
 
 EVERYDAY = {
-    "denoising": ("sd15", "sd3", "flux", "wan"),
+    "denoising": ("sd15", "flux", "wan"),
     "drawing": ("sd15", "wan"),  # what is of our code alone: a U-Net that keeps the variance, a flow of five axes
-    "language": ("llama", "qwen2.5-vl", "qwen3-vl"),
+    "language": ("llama", "qwen3-vl"),
     "masked": ("eurobert", "amused"),
     "image_tokens": ("janus",),
     "reading": ("sdxl", "qwen-image", "cogvideox"),  # the four of every day have tests of their own beside it

@@ -77,7 +77,9 @@ def forwards(case: Case, output: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "language" else pytest.mark.nightly) for name in CASES]
+)
 def test_the_phase_is_said_and_the_last_whole_step_saved(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     phases = forwards(case, tmp_path / "whole")
