@@ -40,6 +40,7 @@ def test_what_init_writes_is_explained_and_trained_as_it_is(tmp_path: Path, monk
     mine = tmp_path / "mine"
     assert "10 prompts x 16 members = 160 samples a step" in said_by("explain", "run.yaml", folder=mine)
     monkeypatch.chdir(mine)
+    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)  # another test's, of that name
     assert call("train", "run.yaml", *SMALL).exit_code == 0
     (line,) = {row["step"]: row for row in map(json.loads, (mine / "runs/my-run/metrics.jsonl").open())}.values()
     total = line["reward/digit_verifier/mean"] + 0.1 * line["reward/python:my_rewards:brightness/mean"]
