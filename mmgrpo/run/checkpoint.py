@@ -14,6 +14,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -315,11 +316,14 @@ def load_checkpoint(
 
 
 def _hashes(checkpoint: Path, wanted: Callable[[Path], bool] = lambda _: True) -> Iterator[tuple[str, str]]:
-    """(path within the checkpoint, sha256) of each wanted file but the manifest."""
-    for parent, folders, names in os.walk(checkpoint):
-        folders.sort()
-        for name in sorted(names):
-            path = Path(parent) / name
-            if path != checkpoint / MANIFEST and wanted(path):
-                with path.open("rb") as file:
-                    yield path.relative_to(checkpoint).as_posix(), hashlib.file_digest(file, "sha256").hexdigest()
+    """(path within the checkpoint, sha256) of each wanted file but the manifest; several files are read at once."""
+    within = sorted(Path(parent) / name for parent, _, names in os.walk(checkpoint) for name in names)
+    paths = [path for path in within if path != checkpoint / MANIFEST and wanted(path)]
+    with ThreadPoolExecutor() as pool:
+        for path, found in zip(paths, pool.map(_sha256, paths), strict=True):
+            yield path.relative_to(checkpoint).as_posix(), found
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

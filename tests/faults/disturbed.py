@@ -181,7 +181,8 @@ def bereaved(case: Case, place: Place, whole: Whole, draw: random.Random, *, in_
 
     def within(trainer: Trainer) -> None:
         if how == "failing" and trainer.job.rank == victim:
-            on_forward(case, trainer, at, lambda: {}["lost"])
+            # a single failure may pass for a way of computing that this model has not, and another is taken
+            on_forward(case, trainer, at, lambda: {}["lost"], ever_after=True)
 
     pids = begin_both(case, place, in_parts=in_parts, within=within)
     began = time.monotonic()
@@ -219,14 +220,14 @@ OF_TWO: dict[str, Fault] = {"one of two processes": bereaved, IN_PARTS: partial(
 """Of runs on two processes, which take more of the machine."""
 
 
-def on_forward(case: Case, trainer: Trainer, at: int, do: Callable[[], object]) -> None:
-    """Does something in the midst of the policy's forward of that number, from 1."""
+def on_forward(case: Case, trainer: Trainer, at: int, do: Callable[[], object], *, ever_after: bool = False) -> None:
+    """Does something in the midst of the policy's forward of that number, from 1, or of each from there on."""
     count = 0
 
     def called(module: Any, given: Any) -> None:
         nonlocal count
         count += 1
-        if count == at:
+        if count == at or (ever_after and count > at):
             do()
 
     case.module(trainer.policy).register_forward_pre_hook(called)
