@@ -16,7 +16,8 @@ from typer.testing import CliRunner, Result
 
 from mmgrpo.cli import app
 from mmgrpo.cli.launching import launch
-from mmgrpo.config.loading import LAUNCHES
+from mmgrpo.config.loading import LAUNCHED, LAUNCHES, load_config
+from mmgrpo.run.resuming import how_to_resume
 from tests.tiny.language_models import make
 
 SMALL = [
@@ -258,13 +259,17 @@ def test_a_reward_that_exits_fails_the_run(tmp_path: Path, monkeypatch: pytest.M
 def test_the_launcher_passes_on_what_slurm_warns_by(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed.run import get_args_parser
 
+    monkeypatch.setenv(LAUNCHED, "")
     monkeypatch.setenv("PET_SIGNALS_TO_HANDLE", "")  # put back as it was in the end
     monkeypatch.delenv("PET_SIGNALS_TO_HANDLE")
     became: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda path, command: became.append(command))
     launch("gpus", [DIGITS], processes=2)
+    assert how_to_resume(Path("run"), load_config(DIGITS), 2) == (
+        "mmgrpo train --resume run --accelerate gpus --processes 2"
+    )
     assert became == [
-        [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(LAUNCHES / "gpus.yaml"),
+        [sys.executable, "-m", "mmgrpo.cli.launcher", "--config_file", str(LAUNCHES / "gpus.yaml"),
          "--num_processes", "2", "-m", "mmgrpo.cli", "train", DIGITS]
     ]  # fmt: skip
     told = get_args_parser().parse_args(["script.py"]).signals_to_handle  # as accelerate has torch read it

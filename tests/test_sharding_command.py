@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 import torch
@@ -18,11 +21,12 @@ from mmgrpo.cli.exporting import Wanted, export_run
 from mmgrpo.cli.launching import launch
 from mmgrpo.config.loading import LAUNCHES
 from mmgrpo.errors import ConfigError, MissingPackageError
+from mmgrpo.run.checkpoint import list_checkpoints
 from mmgrpo.shards import read_shards
 from tests.test_sharding import needs_deepspeed
 
 
-def test_what_the_command_cannot_start_is_said(tmp_path: Path) -> None:
+def test_what_the_command_cannot_start_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ConfigError, match="--accelerate nowhere: no such file; fsdp2, gpus, zero2, zero3 come with the package"
     ):
@@ -30,6 +34,15 @@ def test_what_the_command_cannot_start_is_said(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("a: [")
     with pytest.raises(ConfigError, match=r"mine.yaml: .*accelerate config writes such a file"):
         launch(str(tmp_path / "mine.yaml"), [], processes=None)
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, command: started.append(command))
+    for wrong, why in (
+        (["quickstart/digits-image", "stepz=1"], "did you mean steps"),
+        (["--resume", "no"], "no run f"),
+    ):
+        told = CliRunner().invoke(app, ["train", *wrong, "--accelerate", "gpus"])
+        assert (told.exit_code, started) == (2, [])
+        assert why in told.stderr
     told = CliRunner().invoke(app, ["train", "quickstart/digits-image", "--processes", "2"])
     assert told.exit_code == 2
     assert "--processes says how many of --accelerate" in " ".join(told.output.split())
@@ -101,3 +114,25 @@ def test_the_command_starts_its_processes(engine: str, name: str, tmp_path: Path
     loaded = SD3Transformer2DModel.from_pretrained(exported / "transformer").state_dict()
     assert loaded.keys() == stored.keys()
     assert all(torch.equal(loaded[key], stored[key].whole()) for key in loaded)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGKILL])
+def test_the_command_ends_as_its_processes_do(told: signal.Signals, tmp_path: Path) -> None:
+    """SIGTERM is sent to the command itself, SIGKILL to the second of its processes."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path.cwd())}
+    command = [*_command_on_cpus(tmp_path), "steps=200", "checkpoint.every=1", "name=ending"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=PIPE, stderr=PIPE, text=True) as launched:
+        folder = tmp_path / "runs" / "ending"
+        while not list_checkpoints(folder):
+            assert launched.poll() is None
+            time.sleep(0.1)
+        children = Path(f"/proc/{launched.pid}/task/{launched.pid}/children").read_text().split()
+        os.kill(launched.pid if told == signal.SIGTERM else int(children[-1]), told)
+        said, complained = launched.communicate(timeout=100)
+    assert launched.returncode == 128 + told
+    how = f"mmgrpo train --resume {folder} --accelerate {tmp_path / 'mine.yaml'} --processes 2"
+    assert f": {how}\n" in said
+    assert "Traceback" not in complained
+    status = json.loads((folder / "run.json").read_text())["status"]
+    assert status == ("terminated" if told == signal.SIGTERM else "failed")

@@ -181,13 +181,14 @@ def prompts_of(settings: RunConfig) -> list[Prompt]:
     return load_prompts_of(settings.prompts, note=settings.note)
 
 
-def resumed_settings(resume: Path, config: str | None, overrides: list[str]) -> RunConfig:
-    """What a run is to go on under: its own configuration, or another, with overrides over it."""
+def resumed_settings(resume: Path, config: str | None, overrides: list[str], *, computes: bool = True) -> RunConfig:
+    """What a run is to go on under: its own configuration, or another, with overrides over it; as ``settings_of``."""
     from mmgrpo.run.resuming import allowed_config, config_of
 
     if config is not None and "=" in config and not Path(config).is_file():
         config, overrides = None, [config, *overrides]
-    settings = settings_of(config or str(config_of(resume)), overrides, trust=True)  # to train is to run what is named
+    named = config or str(config_of(resume))
+    settings = settings_of(named, overrides, computes=computes, trust=True)  # to train is to run what is named
     return allowed_config(resume, settings).config  # what cannot be is said before a model is loaded
 
 

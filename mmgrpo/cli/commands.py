@@ -88,8 +88,12 @@ def train(
         if accelerate is not None:
             from mmgrpo.cli.launching import launch
 
+            if resume is not None and not is_series(resume):  # what is wrong is said once, and not by each process
+                resumed_settings(resume, config, overrides or [], computes=False)
+            elif resume is None and config is not None:
+                settings_of(config, overrides, computes=False, trust=trust)
             again = [*([config] if config else []), *(overrides or []), *(["--resume", str(resume)] if resume else [])]
-            launch(accelerate, again, processes=processes)
+            launch(accelerate, [*again, *(["--trust"] if trust else [])], processes=processes)
         if processes is not None:
             raise ConfigError("--processes says how many of --accelerate: give that too, gpus for example")
         from mmgrpo.cli.training import resume_series, train_one, train_series

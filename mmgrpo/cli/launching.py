@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mmgrpo.config.loading import LAUNCHES
+from mmgrpo.config.loading import LAUNCHED, LAUNCHES
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.extras import is_installed, missing
 from mmgrpo.system.yamls import YamlError, parsed_yaml
@@ -32,17 +33,19 @@ def launch(accelerate: str, arguments: Sequence[str], *, processes: int | None) 
             the first.
         MissingPackageError: it asks for DeepSpeed, which is not installed.
     """
+    asked = ["--accelerate", accelerate, *([] if processes is None else ["--processes", str(processes)])]
     file, nodes = _file(accelerate), int(os.environ.get("SLURM_STEP_NUM_NODES", "1"))
     settings = _settings(file)
     if str(settings.get("distributed_type", "")).upper() == "DEEPSPEED" and not is_installed("deepspeed"):
         raise missing("deepspeed", f"--accelerate {accelerate}")
     if processes is None and "num_processes" not in settings:
         processes = nodes * _num_gpus()
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
+    command = [sys.executable, "-m", "mmgrpo.cli.launcher", "--config_file", str(file)]
     command += [] if processes is None else ["--num_processes", str(processes)]
     command += _of_node(nodes) if nodes > 1 else []
     command += ["-m", "mmgrpo.cli", "train", *arguments]
     os.environ.setdefault("PET_SIGNALS_TO_HANDLE", SIGNALS)
+    os.environ[LAUNCHED] = shlex.join(asked)
     os.execv(sys.executable, command)
 
 

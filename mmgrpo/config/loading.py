@@ -22,6 +22,8 @@ from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parsed_yaml
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 LAUNCHES = CONFIGS / "accelerate"  # settings of accelerate, which are no runs
+LAUNCHED = "MMGRPO_LAUNCHED"
+"""What ``mmgrpo train`` was given to start the processes of a run, in their environment."""
 
 logger = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.loading import load_config, read_layers, validated
+from mmgrpo.config.loading import LAUNCHED, load_config, read_layers, validated
 from mmgrpo.config.parts import singles_of
 from mmgrpo.config.registry import settings_type
 from mmgrpo.config.tasks import TASK_NAME
@@ -226,7 +227,9 @@ def how_to_resume(folder: Path, config: RunConfig, num_processes: int) -> str:
     if any(one.policy is None or one.prompts is None or not one.rewards for one in singles_of(config)):
         return f'{"MixedTrainer" if config.tasks else "Trainer"}(..., resume="{folder}")'
     command = f"mmgrpo train --resume {shlex.quote(str(folder))}"
-    if num_processes > 1:
+    if num_processes > 1 and LAUNCHED in os.environ:
+        command += f" {os.environ[LAUNCHED]}"
+    elif num_processes > 1:
         launch = f"accelerate launch --num_processes {num_processes}{launch_flags()} -m mmgrpo.cli"
         command = f"{launch} {command.removeprefix('mmgrpo ')}"
     return command

@@ -210,6 +210,7 @@ def watched(place: Place, at: int | None = None, late_s: float | None = None) ->
     def watch() -> None:
         log = os.open(place.events, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         inside, count, fsync = str(place.run), 0, os.fsync
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel ends it, in the midst of whatever it does
 
         def happened(event: str, path: str) -> None:
             nonlocal count
@@ -219,7 +220,6 @@ def watched(place: Place, at: int | None = None, late_s: float | None = None) ->
                 return
             if late_s is None:
                 os.kill(os.getpid(), signal.SIGKILL)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel ends it, in the midst of whatever it does
             signal.setitimer(signal.ITIMER_REAL, max(late_s or 0, 1e-6))
 
         def audited(event: str, arguments: tuple[Any, ...]) -> None:
