@@ -18,6 +18,7 @@ SCRIPT = """
 import faulthandler, importlib, json, os, signal, socket, sys, traceback
 from pathlib import Path
 import torch
+from tests.forked import fork
 
 faulthandler.enable()
 torch.set_num_threads(1)
@@ -32,7 +33,7 @@ def job(module, function, processes, folder, found, names, environment):
     over, keep = os.pipe()
     pids = []
     for rank in range(processes):
-        if pid := os.fork():
+        if pid := fork():
             pids.append(pid)
             continue
         os.close(keep)
@@ -58,7 +59,7 @@ for line in sys.stdin:
     asked = json.loads(line)
     said = asked.pop("said")
     importlib.import_module(asked["module"])
-    pid = os.fork()
+    pid = fork()
     if not pid:
         code = 1
         try:
@@ -83,6 +84,18 @@ for line in sys.stdin:
 """
 
 
+def fork() -> int:
+    """os.fork() of a process that has used torch, for one that is to use it.
+
+    A fork drops torch's pool of threads, and whoever first sets the number of threads makes a new one; of the threads
+    that autograd starts all at once two may meet there, and end the process ("Invalid thread pool!").
+    """
+    pid = os.fork()
+    if not pid:
+        torch.set_num_threads(torch.get_num_threads())
+    return pid
+
+
 @cache
 def _ready() -> subprocess.Popen[str]:
     """The process that others are forked from; it has no threads, and no GPU."""
@@ -92,6 +105,11 @@ def _ready() -> subprocess.Popen[str]:
     )
     atexit.register(started.kill)
     return started
+
+
+def _ends(text: str, limit: int = 9000) -> str:
+    """The first of what was said, which names the cause of a crash, and the last, which is the trace of an error."""
+    return text if len(text) <= limit else f"{text[: limit // 3]}\n[...]\n{text[-2 * limit // 3 :]}"
 
 
 def on_processes(
@@ -119,5 +137,5 @@ def on_processes(
     assert ready.stdout is not None
     ready.stdin.write(json.dumps(asked) + "\n")
     ready.stdin.flush()
-    assert ready.stdout.readline() == "0\n", said.read_text()[-9000:] if said.exists() else "it did not start"
+    assert ready.stdout.readline() == "0\n", _ends(said.read_text()) if said.exists() else "it did not start"
     return torch.load(found, weights_only=False)

@@ -20,6 +20,7 @@ from mmgrpo import Trainer
 from mmgrpo.errors import MmgrpoError
 from mmgrpo.run.stopping import TERMINATING
 from tests.faults.runs import Case, Reward
+from tests.forked import fork
 
 EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.fsync")
 DONE, CLEAR, INTERRUPTED, UNCLEAR = 0, 2, 130, 1
@@ -105,7 +106,7 @@ def begin(
     Returns:
         The process.
     """
-    pid = os.fork()
+    pid = fork()
     if pid:
         return pid
     code = UNCLEAR

@@ -23,6 +23,7 @@ from mmgrpo.report.about import parse_tasks
 from mmgrpo.run.checkpoint import Place, list_checkpoints
 from mmgrpo.train.mixed import MixedTrainer
 from mmgrpo.types import Prompt, Sample
+from tests.forked import fork
 from tests.policies.letters import letters
 from tests.policies.tiny_language import policy_of
 from tests.test_resuming import failing, timeless
@@ -222,7 +223,7 @@ def test_a_failure_between_the_updates_of_two_tasks_goes_back_to_a_step_of_both(
 
 def test_a_run_killed_in_the_midst_of_a_save_goes_on_from_a_step_of_both(whole: MixedTrainer, tmp_path: Path) -> None:
     """At the second step the first task has its checkpoint, the second has none: both go back to the beginning."""
-    pid = os.fork()
+    pid = fork()
     if pid == 0:
         doomed = mixed(tmp_path)
         doomed.tasks["drawing"].session.save = dies
