@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import tempfile
@@ -20,5 +21,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """At the end it may look at everything, lest extensions complain of objects that were never freed."""
-    gc.unfreeze()
+    """pytest collects five times more, which need not look at what is left; at the exit all is freed again."""
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # or extensions complain of objects that were never freed

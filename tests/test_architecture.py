@@ -8,6 +8,8 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 BESIDE = ("policies", "rewards", "examples")
@@ -82,6 +84,14 @@ def module_name(path: Path) -> str:
 def linked(path: Path) -> bool:
     top, below = path.relative_to(ROOT).parts[:2]
     return top == "mmgrpo" and below in BESIDE
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forgotten() -> Iterator[None]:
+    """Two million objects, for which the garbage collector would look in every test after these."""
+    yield
+    modules.cache_clear()
+    imported.cache_clear()
 
 
 @cache

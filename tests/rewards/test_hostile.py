@@ -7,7 +7,6 @@ import math
 import random
 import time
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +178,7 @@ WITHIN = "rewards/execution/dialogue.py"
 """The one that runs what a model wrote: within the sandbox, where it is started as a file."""
 
 
-@cache
+@pytest.fixture(scope="module")
 def sources() -> dict[str, ast.Module]:
     """Our modules by their paths."""
     root = Path(__file__).parents[2]
@@ -187,16 +186,16 @@ def sources() -> dict[str, ast.Module]:
     return {str(path.relative_to(root)): ast.parse(path.read_text()) for path in sorted(paths)}
 
 
-def test_nothing_is_evaluated_or_unpickled():
-    assert {"rewards/groups/votes.py", "mmgrpo/scoring/cache.py", "policies/language/policy.py"} <= set(sources())
-    found = {path: what_runs(tree) for path, tree in sources().items()}
+def test_nothing_is_evaluated_or_unpickled(sources):
+    assert {"rewards/groups/votes.py", "mmgrpo/scoring/cache.py", "policies/language/policy.py"} <= set(sources)
+    found = {path: what_runs(tree) for path, tree in sources.items()}
     assert {path: names for path, names in found.items() if names} == {WITHIN: {"exec", "compile"}}
 
 
-def test_what_runs_programs_is_imported_nowhere():
+def test_what_runs_programs_is_imported_nowhere(sources):
     """It is a program itself, started in a sandbox."""
     name = Path(WITHIN).stem
-    for path, tree in sources().items():
+    for path, tree in sources.items():
         for node in ast.walk(tree):
             given = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             given += [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []

@@ -9,13 +9,8 @@ from tests.breadth.language.outcome import PLAIN, REFUSED, SHARED, SINGLE, WRONG
 from tests.breadth.language.table import PAGE, page, tried, written
 
 HANDFUL = {
-    "cohere2-vision": SHARED,  # its logits are scaled after the head
-    "chameleon": SHARED,  # its head never writes some tokens
-    "qwen2.5-omni": SHARED,  # positions that only a mask gives
     "paligemma": SHARED,  # reads its prompt both ways
     "qwen3.5-vl": SINGLE,
-    "mllama": PLAIN,  # a cache of cross-attention
-    "blip-2": PLAIN,  # no base model
     "t5": PLAIN,
     "roberta": REFUSED,  # its generate and its plain call count positions otherwise
 }
