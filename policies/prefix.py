@@ -126,7 +126,7 @@ class GrowingLayer(DynamicLayer):
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
-        self.dtype, self.device, self.is_initialized = layer.dtype, layer.device, True
+        self.device, self.is_initialized = layer.device, True
         self.keys, self.values = layer.keys, layer.values
         self._room: tuple[Tensor, Tensor] | None = None
 
