@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from inspect import signature
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import PreTrainedConfig, StaticCache
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 GROWTH = 1.25
+OLD_NAME = "past_key_values"
+CACHE_NAME = OLD_NAME if any(field.name == OLD_NAME for field in fields(BaseModelOutputWithPast)) else "cache"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,21 +64,21 @@ def extended(prefix: Prefix, num: int, run: Callable[..., Tensor], *, places: bo
     Args:
         prefix: N rows.
         num: R, tokens of each.
-        run: past_key_values, attention_mask and position_ids, as far as they are needed -> hidden states (N, R, D).
+        run: the cache; attention_mask and position_ids, as far as they are needed -> hidden states (N, R, D).
         places: whether the model takes position_ids.
 
     Returns:
         The longer prefix and the hidden states.
     """
     N, device, mask_NL = len(prefix.hidden_ND), prefix.hidden_ND.device, prefix.mask_NL
-    place: dict[str, Any] = {"past_key_values": prefix.cache}
+    place: dict[str, Any] = {}
     if mask_NL is not None:
         room = mask_NL.shape[1] - prefix.length  # a static cache has all it will need
         mask_NL = mask_NL if room else torch.cat([mask_NL, mask_NL.new_ones(N, num)], dim=1)
         place["attention_mask"] = mask_NL
     if places:
         place["position_ids"] = prefix.next_position[..., None] + torch.arange(num, device=device)
-    hidden_NRD = run(**place)
+    hidden_NRD = run(prefix.cache, **place)
     longer = replace(
         prefix,
         mask_NL=mask_NL,
@@ -83,6 +87,11 @@ def extended(prefix: Prefix, num: int, run: Callable[..., Tensor], *, places: bo
         length=prefix.length + num,
     )
     return longer, hidden_NRD
+
+
+def cache_argument(model: nn.Module) -> str:
+    """By which name a model takes its cache: transformers 5.24 renamed it; what was written before keeps its own."""
+    return OLD_NAME if OLD_NAME in signature(model.forward).parameters else CACHE_NAME
 
 
 def mergeable(cache: Cache) -> bool:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from mmgrpo.policies.image_tokens.codes import Range, codes_of
 from mmgrpo.policies.image_tokens.grids import Grid
 from mmgrpo.policies.image_tokens.prompts import Encoded
-from mmgrpo.policies.prefix import Prefix, extended, growing
+from mmgrpo.policies.prefix import Prefix, cache_argument, extended, growing
 from mmgrpo.policies.sampling import Sampling
 from mmgrpo.policies.tape import Tape
 
@@ -45,6 +45,7 @@ class Painter:
         self._range = codes
         self._autocast = autocast
         self._decoder: Any = model.get_decoder()
+        self._cache_argument = cache_argument(self._decoder)
         self._table: Any = model.get_input_embeddings()
 
     @property
@@ -128,9 +129,9 @@ class Painter:
         ids_ML, mask_ML = _aligned(rows, self.device)
         whole = bool(mask_ML.all())
         cache = DynamicCache(config=self.model.config)
-        output = self._run(self._table(ids_ML), mask_ML, past_key_values=cache, use_cache=True)
+        output = self._run(self._table(ids_ML), mask_ML, cache)
         return Prefix(
-            cache=output.past_key_values,
+            cache=cache,
             mask_NL=None if whole else mask_ML,
             next_position=mask_ML.sum(1),
             hidden_ND=output.last_hidden_state[:, -1],
@@ -141,7 +142,8 @@ class Painter:
         num_sides = len(prefix.hidden_ND) // len(inner_NLD)
         inputs = torch.cat([inner_NLD] * num_sides)
 
-        def run(**place: Any) -> Tensor:
+        def run(cache: Cache, **place: Any) -> Tensor:
+            place[self._cache_argument] = cache
             with self._arithmetic():
                 return self._decoder(inputs_embeds=inputs, **place, use_cache=True).last_hidden_state
 
@@ -154,9 +156,12 @@ class Painter:
         prompt_MPD = self._table(ids_MP)
         inputs = torch.cat([prompt_MPD, torch.cat([inner_NLD] * num_sides).to(prompt_MPD)], dim=1)
         mask_ML = pad(mask_MP, (0, inner_NLD.shape[1]), value=True)
-        return self._run(inputs, mask_ML, use_cache=False).last_hidden_state[:, ids_MP.shape[1] - 1 :]
+        return self._run(inputs, mask_ML).last_hidden_state[:, ids_MP.shape[1] - 1 :]
 
-    def _run(self, inputs: Tensor, mask_ML: Tensor, **more: Any) -> Any:
+    def _run(self, inputs: Tensor, mask_ML: Tensor, cache: Cache | None = None) -> Any:
+        more: dict[str, Any] = {"use_cache": cache is not None}
+        if cache is not None:
+            more[self._cache_argument] = cache
         if not bool(mask_ML.all()):
             more |= {"attention_mask": mask_ML, "position_ids": (mask_ML.cumsum(1) - 1).clamp(min=0)}
         with self._arithmetic():

@@ -12,6 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from mmgrpo.outline import Outline, Pass
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.loading import DTYPES, built, named
+from mmgrpo.policies.prefix import cache_argument
 from mmgrpo.policies.sampling import Sampling, token_logprobs
 from mmgrpo.policies.shapes import on_meta, shapes_of
 from mmgrpo.policies.text_models import checkpointing, enable_checkpointing, language_linears, language_parameters
@@ -126,10 +127,9 @@ class _Calls:
         ids_NL = torch.zeros(rows, length, dtype=torch.long)
         with self._arithmetic():
             vectors = self._model.get_input_embeddings()(ids_NL)
-            given = {"past_key_values": cache} if cache is not None else {}
-            return self._model.get_decoder()(
-                inputs_embeds=vectors, use_cache=cache is not None, **given
-            ).last_hidden_state
+            decoder = self._model.get_decoder()
+            kept = {} if cache is None else {cache_argument(decoder): cache}
+            return decoder(inputs_embeds=vectors, use_cache=cache is not None, **kept).last_hidden_state
 
     def _logits(self, hidden: Tensor) -> Tensor:
         with self._arithmetic():

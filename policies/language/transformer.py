@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from inspect import signature
@@ -17,7 +17,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 from mmgrpo.errors import PolicyError
 from mmgrpo.policies.language.encoding import MASK, Encoded, batches_of
 from mmgrpo.policies.language.heads import Head
-from mmgrpo.policies.prefix import Prefix, extended, joined, mergeable
+from mmgrpo.policies.prefix import Prefix, cache_argument, extended, joined, mergeable
 from mmgrpo.system.exhausted import is_out_of_memory
 
 PROBE_TOKENS = 3
@@ -49,6 +49,7 @@ class Transformer:
         self.model = model
         self.autocast = autocast
         self._base: Any = _base_of(model)
+        self._cache_argument = cache_argument(self._base)
         self._takes_positions = "position_ids" in signature(self._base.forward).parameters
         cache, self._head = self._probed()
         self.vocabulary = self._head.vocabulary
@@ -91,7 +92,8 @@ class Transformer:
         """
         forward = self._compiled if isinstance(prefix.cache, StaticCache) else self._base
 
-        def run(**place: Any) -> Tensor:
+        def run(cache: Cache, **place: Any) -> Tensor:
+            place[self._cache_argument] = cache
             with self._arithmetic():
                 return forward(input_ids=token_NR, **place, use_cache=True).last_hidden_state
 
@@ -121,7 +123,7 @@ class Transformer:
             inputs[name] = torch.stack(parts).to(self.device)
         if prompts[0].media or not bool(mask_NL.all()):
             inputs[MASK] = mask_NL.to(self.device)
-        hidden_NLD = self._run(**inputs, use_cache=False).last_hidden_state
+        hidden_NLD = self._run(inputs).last_hidden_state
         longest = max(len(row) for row in tokens)
         index_NR = (lengths[:, None] - 1 + torch.arange(longest)).clamp(max=ids_NL.shape[1] - 1).to(self.device)
         return hidden_NLD.gather(1, index_NR[..., None].expand(-1, -1, hidden_NLD.shape[-1]))
@@ -140,9 +142,10 @@ class Transformer:
         if min(lengths) < L:
             mask_PL = inputs[MASK] = (torch.arange(L)[None] >= L - torch.tensor(lengths)[:, None]).to(self.device)
             inputs["position_ids"] = (mask_PL.cumsum(1) - 1).clamp(min=0)
+        cache = DynamicCache(config=self.model.config)
         try:
             with self._decoder_positions() as positions:
-                output = self._run(**inputs, past_key_values=DynamicCache(config=self.model.config), use_cache=True)
+                output = self._run(inputs, cache)
         except (ValueError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise
@@ -152,7 +155,7 @@ class Transformer:
         for given in positions:
             next_position = (given[..., -1] + 1).expand(*given.shape[:-2], len(prompts))
         return Prefix(
-            cache=output.past_key_values,
+            cache=cache,
             mask_NL=mask_PL,
             next_position=next_position,
             hidden_ND=output.last_hidden_state[:, -1],
@@ -167,9 +170,10 @@ class Transformer:
             found[name] = tensor.to(self.model.dtype) if tensor.is_floating_point() else tensor
         return found
 
-    def _run(self, **inputs: Any) -> Any:
+    def _run(self, inputs: Mapping[str, Any], cache: Cache | None = None) -> Any:
+        kept = {} if cache is None else {self._cache_argument: cache}
         with self._arithmetic():
-            return self._base(**inputs)
+            return self._base(**inputs, **kept, use_cache=cache is not None)
 
     def _arithmetic(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
@@ -194,7 +198,7 @@ class Transformer:
         """The cache that a few tokens leave, and how their hidden states become logits."""
         ids_1L = torch.arange(PROBE_TOKENS, device=self.device)[None]
         cache = DynamicCache(config=self.model.config)
-        output = self._run(input_ids=ids_1L, past_key_values=cache, use_cache=True)
+        output = self._run({"input_ids": ids_1L}, cache)
         with self._arithmetic():
             return cache, Head(self.model, self._base, ids_1L, output)
 

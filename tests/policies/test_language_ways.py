@@ -21,6 +21,7 @@ from transformers import (
 
 from mmgrpo.errors import PolicyError
 from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.prefix import cache_argument
 from mmgrpo.policies.text_models import language_linears
 from mmgrpo.types import Example, Plan, Prompt, Rollout
 from tests.breadth.language.families import families
@@ -128,7 +129,7 @@ def forgetful() -> tuple[PreTrainedModel, Any]:
     model = copy.deepcopy(model)
 
     def cut(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        if (cache := kwargs.get("past_key_values")) is not None:
+        if (cache := kwargs.get(cache_argument(module))) is not None:
             for layer in cache.layers:
                 layer.keys, layer.values = layer.keys.detach(), layer.values.detach()
 
@@ -153,7 +154,7 @@ def test_a_kind_of_row_is_looked_at_when_it_first_comes(caplog: Any) -> None:
     policy.rollout([Prompt(TEXTS[0])], group_size=2, seed=SEED)
 
     def cut(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        if kwargs.get("pixel_values") is not None and (cache := kwargs.get("past_key_values")) is not None:
+        if kwargs.get("pixel_values") is not None and (cache := kwargs.get(cache_argument(module))) is not None:
             for layer in cache.layers:
                 layer.values = layer.values * 1.5
 

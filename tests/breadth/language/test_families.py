@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import transformers
 
 from tests.breadth.language.families import families, untried
 from tests.breadth.language.outcome import PLAIN, REFUSED, SHARED, SINGLE, WRONG
-from tests.breadth.language.table import PAGE, page, tried, written
+from tests.breadth.language.table import NOT_TRIED, PAGE, page, tried, version, written
 
 HANDFUL = {
     "paligemma": SHARED,  # reads its prompt both ways
@@ -32,7 +33,10 @@ def test_every_family_is_as_the_table_says(name: str) -> None:
 
 def test_the_table_is_that_of_the_families() -> None:
     assert set(written()) == set(families())
-    assert PAGE.read_text(encoding="utf-8") == page(written())
+    found, made = PAGE.read_text(encoding="utf-8"), page(written(), version())
+    if version() != transformers.__version__:  # another release has other classes that nobody tried
+        found, made = found.partition(NOT_TRIED)[0], made.partition(NOT_TRIED)[0]
+    assert found == made
 
 
 def test_every_class_of_the_library_is_tried_or_said_why_not() -> None:
