@@ -1,7 +1,7 @@
 """What ``mmgrpo explain --processes 1`` predicts beside what the engine takes: ``python -m benchmarks.planner_error``.
 
 Held bytes are compared with live weights, gradients and moments; peaks with a count of live tensors while the engine
-itself draws and learns; seconds with the clock, at the throughput of one matrix product measured before.
+itself draws and learns; seconds with the clock, at what the machine was measured to do before (``explain --measure``).
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import torch
 from mmgrpo.config import RunConfig
 from mmgrpo.config.binding import build_objective
 from mmgrpo.config.loading import validated
+from mmgrpo.explain.machine import Machine, measured
 from mmgrpo.explain.metering import Meter
-from mmgrpo.explain.scale import Machine, planned
+from mmgrpo.explain.scale import planned
 from mmgrpo.maths.aggregates import count
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
@@ -24,7 +25,7 @@ from mmgrpo.policy import Policy
 from mmgrpo.train.learner import accumulate_gradient
 from mmgrpo.types import Prompt
 
-GROUP, STEPS, LENGTH, SIDE = 4, 4, 16, 1024
+GROUP, STEPS, LENGTH, LONGER = 4, 4, 16, 64
 LORA = {"rank": 4, "alpha": 8.0}
 MODELS: dict[str, dict[str, Any]] = {
     "denoising": {
@@ -40,10 +41,16 @@ MODELS: dict[str, dict[str, Any]] = {
         "rollout_batch": GROUP,
         "update_batch": GROUP,
     },
-    "language": {
+    "language, 0.3 M": {
         "name": "language",
         "model": "python:mmgrpo.examples.language_models:arithmetic_lm",
         "max_new_tokens": LENGTH,
+        "rollout_batch": GROUP,
+    },
+    "language, 11 M": {
+        "name": "language",
+        "model": "python:benchmarks.planner_error:text_model",
+        "max_new_tokens": LONGER,
         "rollout_batch": GROUP,
     },
 }
@@ -52,8 +59,8 @@ MODELS: dict[str, dict[str, Any]] = {
 def main() -> None:
     """Prints a table of predicted and measured numbers, and of their relative errors."""
     torch.set_num_threads(1)
-    machine = Machine(tflops=calibrated(), memory_gb_s=10.0)
-    print(f"calibrated: {machine.tflops * 1e3:.1f} GFLOP/s by a product of {SIDE} x {SIDE} matrices, one thread\n")
+    machine = measured(torch.float32, device=torch.device("cpu"), link_gb_s=1.0)
+    print(f"one thread: {machine.words}\n")
     print("| case | number | predicted | measured | error |\n| --- | --- | --- | --- | --- |")
     for kind in MODELS:
         for lora in (LORA, None):
@@ -63,11 +70,11 @@ def main() -> None:
                     print(f"| {name} | {line} |", flush=True)
 
 
-def calibrated() -> float:
-    """1e12 operations a second of a matrix product, the best of five."""
-    one = torch.randn(SIDE, SIDE)
-    best = min(_seconds(lambda: one @ one) for _ in range(5))
-    return 2 * SIDE**3 / best / 1e12
+def text_model() -> tuple[Any, Any]:
+    """A Llama of 16,384 tokens, of which one would end an answer."""
+    from benchmarks.language import CASES, model_and_processor
+
+    return model_and_processor(CASES["text"])
 
 
 def compared(kind: str, lora: dict[str, Any] | None, checkpointing: bool, machine: Machine) -> Iterator[str]:
@@ -78,9 +85,9 @@ def compared(kind: str, lora: dict[str, Any] | None, checkpointing: bool, machin
     policy = (DenoisingPolicy if kind == "denoising" else LanguagePolicy).from_config(named)
     prompt = Prompt("one seven")
     drawn = policy.rollout([prompt], group_size=GROUP, seed=0)  # what is tried first is not measured
-    length = drawn.trace.prompts[0].length if kind == "language" else 1
+    length = drawn.trace.prompts[0].length if isinstance(policy, LanguagePolicy) else 1
     plan = planned(config, prompt_tokens=length)
-    memory, seconds = plan.memory(1, sharded=False), plan.seconds(1, machine, sharded=False)
+    memory, seconds = plan.memory(1), plan.seconds(1, machine)
     modules = policy.pipeline.components.values() if isinstance(policy, DenoisingPolicy) else [policy.model]
     parameters = {id(p): p for m in modules if isinstance(m, torch.nn.Module) for p in m.parameters()}
     optimizer = torch.optim.AdamW(policy.trainable, lr=0.0)
@@ -102,6 +109,8 @@ def compared(kind: str, lora: dict[str, Any] | None, checkpointing: bool, machin
     yield _line("seconds of the rollout", seconds.rollout, spent)
     spent = min(_seconds(lambda: _learn(policy, config, drawn)) for _ in range(3))
     yield _line("seconds of the update", seconds.update, spent)
+    spent = min(_seconds(optimizer.step) for _ in range(3))
+    yield _line("seconds of the optimiser", seconds.optimizer, spent)
 
 
 def _learn(policy: Policy, config: RunConfig, drawn: Any) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 
 from mmgrpo.config.loading import load_config, validated
-from mmgrpo.explain.scale import GIB, Machine, planned
+from mmgrpo.explain.machine import Machine
+from mmgrpo.explain.scale import GIB, Engine, planned
 
 RECIPES = {
     "recipes/sd3.5-flow-grpo-geneval": 1,
@@ -20,8 +22,8 @@ NODE, LINKS = 8, (400.0, 50.0)  # processes of a node; GB/s of each within one, 
 
 def table() -> Iterator[str]:
     """The lines: each recipe as written where its groups are enough, else with as many groups as processes."""
-    yield "| recipe | GPUs | groups | held as | GiB | step, s | rollout | views | update | sums | gathers |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
+    yield "| recipe | GPUs | groups | held as | GiB | step, s | rollout | views | update | optimizer | sums | gathers |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for recipe, tokens in RECIPES.items():
         written = load_config(recipe)
         plan = planned(written, prompt_tokens=tokens)
@@ -32,11 +34,11 @@ def table() -> Iterator[str]:
             )
             plan = type(plan)(config=sized, outline=plan.outline, passes=plan.passes, names_kept=plan.names_kept)
             machine = Machine(link_gb_s=LINKS[num > NODE])
-            for sharded in (False, True) if num > 1 else (False,):
-                memory, seconds = plan.memory(num, sharded=sharded), plan.seconds(num, machine, sharded=sharded)
-                parts = (seconds.rollout, seconds.views, seconds.update, seconds.sums, seconds.gathers)
+            for engine in (Engine.GPUS, Engine.FSDP2) if num > 1 else (Engine.GPUS,):
+                memory, seconds = plan.memory(num, engine), plan.seconds(num, machine, engine)
+                parts = (getattr(seconds, one.name) for one in fields(seconds))
                 told = " | ".join(f"{one:.3g}" for one in parts)
-                name = "parts" if sharded else "whole"
+                name = "whole" if engine is Engine.GPUS else "parts"
                 yield (
                     f"| {recipe.partition('/')[2]} | {num} | {groups} | {name} | {memory.peak / GIB:.1f} "
                     f"| {seconds.total:.3g} | {told} |"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -13,12 +14,14 @@ class Pass:
     """Calls of the model that a rollout makes for a batch of rows.
 
     Attributes:
-        call: makes one; without grad.
+        call: makes one, of what was prepared; without grad.
         times: how often it is made.
+        prepare: makes what is there before, such as a cache; what it holds counts, what it does does not.
     """
 
-    call: Callable[[], object]
+    call: Callable[[Any], object]
     times: int = 1
+    prepare: Callable[[], Any] = lambda: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,6 +139,10 @@ class GrowingLayer(DynamicLayer):
         self.keys, self.values = layer.keys, layer.values
         self._room: tuple[Tensor, Tensor] | None = None
 
+    def reserve(self, length: int) -> None:
+        """Makes room for so many tokens, those that are there included, and some more."""
+        self._room = (_with_room(self.keys, length), _with_room(self.values, length))
+
     def forget_room(self) -> None:
         """Leaves the room to whoever else writes into it."""
         self._room = None
@@ -149,7 +153,8 @@ class GrowingLayer(DynamicLayer):
         """Appends the new states; returns all of them as views."""
         held, length = self.keys.shape[-2], self.keys.shape[-2] + key_states.shape[-2]
         if self._room is None or self._room[0].shape[-2] < length or self._room[0].shape[0] != len(key_states):
-            self._room = (_with_room(self.keys, length), _with_room(self.values, length))
+            self.reserve(length)
+        assert self._room is not None
         for room, new in zip(self._room, (key_states, value_states), strict=True):
             room[..., held:length, :] = new
         self.keys, self.values = (room[..., :length, :] for room in self._room)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch import nn
+from typer.testing import CliRunner
 
+from mmgrpo.cli import app
 from mmgrpo.config.loading import load_config, validated
-from mmgrpo.explain.memory import gathered_bytes, held_by
+from mmgrpo.explain.machine import Machine, Operator, measured, optimizer_work, work_of
+from mmgrpo.explain.memory import block_sizes, gathered_bytes, held_by
 from mmgrpo.explain.metering import ran
-from mmgrpo.explain.scale import Machine, planned, scale_rows
+from mmgrpo.explain.scale import Engine, planned, scale_rows
 from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.run.parts import held
 from mmgrpo.run.processes import Job
@@ -55,8 +59,46 @@ def test_bytes_by_hand() -> None:
 
 def test_bytes_and_operations_of_a_pass_by_hand() -> None:
     layer, x_BD = nn.Linear(4, 3, bias=False), torch.ones(2, 4)
-    found = ran(lambda: layer(x_BD), [layer.weight, x_BD])
-    assert (found.num_bytes, found.flops) == (2 * 3 * 4, 2 * 2 * 4 * 3)
+    found = ran(lambda _: layer(x_BD), [layer.weight, x_BD])
+    # 2 x 4 by 4 x 3: 24 products and their sums; 8 + 12 numbers read, 6 written, of 4 bytes
+    assert found.num_bytes == 2 * 3 * 4
+    assert found.work == {Operator(flops=2 * 24, num_bytes=4 * (8 + 12 + 6)): 1}
+
+
+def test_bytes_of_what_is_prepared_count_and_its_operators_do_not() -> None:
+    found = ran(lambda x_N: x_N.add_(1), [], prepare=lambda: torch.zeros(5))
+    assert found.num_bytes == 5 * 4
+    assert found.work == {Operator(flops=0, num_bytes=2 * 5 * 4): 1}  # read and written
+
+
+def test_seconds_of_operators_by_hand() -> None:
+    machine = Machine(tflops=1.0, memory_gb_s=1000.0, launch_us=2.0)
+    # of arithmetic 4 us against 1 us; of bytes 3 us; less than a launch
+    work = Counter({Operator(4_000_000, 1_000_000): 1, Operator(0, 3_000_000): 2, Operator(10, 10): 5})
+    assert machine.seconds(work) == pytest.approx((4 + 2 * 3 + 5 * 2) * 1e-6)
+    assert machine.seconds(work, 0.5) == pytest.approx((2 + 2 * 3 + 5 * 2) * 1e-6)
+    assert machine.batched(work, rows=10, each=4) == pytest.approx((20 + 20 + 18) * 1e-6)  # 4, 4 and 2 rows
+
+
+def test_steps_of_the_optimiser_are_those_that_torch_takes() -> None:
+    weights = [nn.Parameter(torch.zeros(1000, 1000)), nn.Parameter(torch.zeros(500, 1000))]
+    optimizer = torch.optim.AdamW(weights, weight_decay=0.1, foreach=False)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()  # makes the moments
+    large = Counter({one: num for one, num in work_of(optimizer.step).items() if one.num_bytes > 1000})
+    sizes = [weight.nbytes for weight in weights]
+    assert optimizer_work(sizes, averages=False, together=False) == large
+    assert sum(optimizer_work(sizes, averages=True, together=True).values()) == 9
+
+
+def test_a_machine_is_measured() -> None:
+    found = measured(torch.float32, device=torch.device("cpu"), link_gb_s=3.0)
+    assert found.link_gb_s == 3.0
+    assert not found.steps_together
+    assert 1e-4 < found.tflops < 10
+    assert 0.1 < found.memory_gb_s < 1000
+    assert 0.1 < found.launch_us < 10_000
 
 
 LORAS: tuple[dict[str, Any] | None, ...] = (None, {"rank": 4, "alpha": 8.0})
@@ -78,7 +120,7 @@ def test_what_stays_is_what_a_live_policy_holds() -> None:
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         plan = planned(validated({**config.model_dump(), "policy": {"name": "language", **named}}))
-        held = plan.memory(1, sharded=False).held
+        held = plan.memory(1).held
         assert held.trained == sum(p.nbytes for p in policy.trainable)
         assert held.frozen == sum(p.nbytes for p in policy.model.parameters() if not p.requires_grad)
         assert held.moments == sum(one.nbytes for state in optimizer.state.values() for one in state.values())
@@ -103,19 +145,53 @@ def test_what_stays_is_what_each_of_two_processes_holds_in_parts(tmp_path: Path)
     config = load_config("quickstart/arithmetic-text")
     for lora, (trained, frozen) in zip(LORAS, found, strict=True):
         plan = planned(validated({**config.model_dump(), "policy": {"name": "language", **settings_with(lora)}}))
-        said = plan.memory(2, sharded=True).held
+        said = plan.memory(2, Engine.FSDP2).held
         assert (said.trained, said.frozen) == (trained, frozen)
 
 
 def test_a_plan_is_told() -> None:
     plan = planned(load_config("quickstart/arithmetic-text"), prompt_tokens=8)
-    said = dict(scale_rows(plan, 3, Machine(), sharded=True))
+    said = dict(scale_rows(plan, 3, Machine(), Engine.FSDP2))
     assert said["processes"] == "3, the model in parts (FSDP2): predicted, not measured"
     assert "GiB at the most on each: trained" in said["memory"]
-    assert plan.seconds(1, Machine(), sharded=True).gathers == plan.seconds(1, Machine(), sharded=True).sums == 0
-    assert plan.seconds(2, Machine(), sharded=True).gathers == pytest.approx(
-        2 * plan.seconds(2, Machine(link_gb_s=100.0), sharded=True).gathers
+    assert plan.seconds(1, Machine(), Engine.FSDP2).gathers == plan.seconds(1, Machine(), Engine.FSDP2).sums == 0
+    assert plan.seconds(2, Machine(), Engine.FSDP2).gathers == pytest.approx(
+        2 * plan.seconds(2, Machine(link_gb_s=100.0), Engine.FSDP2).gathers
     )
+
+
+@pytest.mark.parametrize("lora", LORAS)
+def test_engines_hold_and_gather_what_they_say(lora: dict[str, Any] | None) -> None:
+    config = load_config("quickstart/arithmetic-text")
+    named = {"name": "language", **settings_with(lora)}
+    runtime = {**config.runtime.model_dump(), "gather_for_rollout": True}
+    plan = planned(validated({**config.model_dump(), "policy": named, "runtime": runtime}))
+    memory = {engine: plan.memory(2, engine) for engine in Engine}
+    seconds = {engine: plan.seconds(2, Machine(), engine) for engine in Engine}
+    fsdp2, zero2, zero3 = Engine.FSDP2, Engine.ZERO2, Engine.ZERO3
+    assert memory[zero3] == memory[fsdp2]
+    assert seconds[zero3] == seconds[fsdp2]
+    if lora:  # ZeRO-2 leaves whole what carries an adapter
+        assert memory[zero2] == memory[Engine.GPUS]
+        assert seconds[zero2] == seconds[Engine.GPUS]
+        return
+    blocks = sum(block_sizes(plan.outline.sharded))
+    assert memory[zero2].held == memory[fsdp2].held
+    assert memory[zero2].learning == memory[zero2].drawing == blocks
+    rows = config.rollout.prompts_per_step // 2 * config.rollout.group_size
+    once = blocks / 2 / 50e9
+    slices = rows / plan.outline.update_rows * config.update.epochs
+    for engine, times in ((zero2, 2), (fsdp2, 3)):  # gathered once or twice, and gradients added
+        assert seconds[engine].gathers == pytest.approx(once * (1 + times * slices))
+
+
+def test_what_is_predicted_by_measuring() -> None:
+    said = CliRunner().invoke(app, ["explain", "quickstart/arithmetic-text", "--processes", "1", "--measure"])
+    assert said.exit_code == 0
+    assert "us an operator" in said.output
+    refused = CliRunner().invoke(app, ["explain", "quickstart/arithmetic-text", "--measure"])
+    assert refused.exit_code == 2
+    assert "--processes N" in refused.output
 
 
 @pytest.mark.nightly

@@ -284,10 +284,14 @@ def explain(
     processes: Annotated[
         int | None, typer.Option(min=1, help="predict memory and time on each of so many, from shapes alone")
     ] = None,
-    accelerate: Annotated[str, typer.Option(help="how they hold the model: gpus or fsdp2")] = "gpus",
+    accelerate: Annotated[str, typer.Option(help="how they hold the model: gpus, fsdp2, zero2 or zero3")] = "gpus",
     tflops: Annotated[float, typer.Option(min=1e-6, help="1e12 operations a second that a process gets done")] = 400.0,
-    memory_gb_s: Annotated[float, typer.Option(min=1e-6, help="at which weights are read")] = 2500.0,
+    memory_gb_s: Annotated[float, typer.Option(min=1e-6, help="1e9 bytes a second, read or written")] = 2500.0,
+    launch_us: Annotated[float, typer.Option(min=0, help="1e-6 seconds that an operator takes at the least")] = 10.0,
     link_gb_s: Annotated[float, typer.Option(min=1e-6, help="between processes, of each")] = 50.0,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="take what this machine does in place of the first three")
+    ] = False,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="of a language model's prompts, pictures included")] = 512,
 ) -> None:
     """Prints the resolved formula with its numbers, the batch geometry and what a sample costs; loads no model."""
@@ -297,18 +301,22 @@ def explain(
         from mmgrpo.explain.explanation import explanation
         from mmgrpo.explain.lines import WIDTH, told
 
-        if accelerate not in ("gpus", "fsdp2"):
-            raise ConfigError(f"--accelerate {accelerate}: what is predicted is gpus or fsdp2")
+        if accelerate not in (engines := ("gpus", "fsdp2", "zero2", "zero3")):
+            raise ConfigError(f"--accelerate {accelerate}: what is predicted is {', '.join(engines)}")
+        if measure and processes is None:
+            raise ConfigError("--measure is of what is predicted; say of how many processes: --processes N")
         width = min(WIDTH, console.width) if sys.stdout.isatty() else WIDTH
         for settings in singles_of(settings_of(config, overrides, computes=False, trust=trust)):
             require_rewards(settings)
             typer.echo(shown(explanation(settings, width)))
             if processes is not None:
-                from mmgrpo.explain.scale import Machine, planned, scale_rows
+                from mmgrpo.explain.machine import Machine, measured
+                from mmgrpo.explain.scale import Engine, planned, scale_rows
 
-                machine = Machine(tflops=tflops, memory_gb_s=memory_gb_s, link_gb_s=link_gb_s)
                 plan = planned(settings, prompt_tokens=prompt_tokens)
-                typer.echo(told(scale_rows(plan, processes, machine, sharded=accelerate == "fsdp2"), width))
+                machine = Machine(tflops=tflops, memory_gb_s=memory_gb_s, launch_us=launch_us, link_gb_s=link_gb_s)
+                machine = measured(plan.dtype, device=plan.device, link_gb_s=link_gb_s) if measure else machine
+                typer.echo(told(scale_rows(plan, processes, machine, Engine(accelerate)), width))
 
 
 @app.command("serve-rewards")

@@ -64,10 +64,11 @@ def held_by(
     Returns:
         Bytes of each kind.
     """
+    modules = list(modules)
     parted = parted_of(sharded) if num_processes > 1 else {}
     parameters = _unique(parameter for module in modules for parameter in module.parameters())
-    trained = [one for one in parameters if one.requires_grad]
-    of_trained = sum(_part(one, parted, num_processes) for one in trained)
+    sizes = trained_sizes(modules, sharded=sharded, num_processes=num_processes)
+    of_trained = sum(sizes)
     kept = _unique(one for module in copied for one in module.parameters())
     of_kept = sum(_part(one, parted, num_processes) for one in kept)
     of_kept += sum(map(_size, _unique(one for module in copied for one in module.buffers())))
@@ -76,10 +77,19 @@ def held_by(
         frozen=sum(_part(one, parted, num_processes) for one in parameters if not one.requires_grad),
         buffers=sum(map(_size, _unique(one for module in modules for one in module.buffers()))),
         gradients=of_trained,
-        moments=2 * of_trained + STEP_BYTES * len(trained),
+        moments=2 * of_trained + STEP_BYTES * len(sizes),
         average=of_trained if averages else 0,
         copies=num_copies * of_kept,
     )
+
+
+def trained_sizes(
+    modules: Iterable[nn.Module], *, sharded: Sequence[nn.Module] = (), num_processes: int = 1
+) -> list[int]:
+    """Bytes that a process holds of each parameter that is trained, as ``held_by`` counts them."""
+    parted = parted_of(sharded) if num_processes > 1 else {}
+    parameters = _unique(parameter for module in modules for parameter in module.parameters())
+    return [_part(one, parted, num_processes) for one in parameters if one.requires_grad]
 
 
 def parted_of(sharded: Iterable[nn.Module]) -> dict[int, Tensor]:

@@ -5,6 +5,7 @@ What a kernel needs within itself, and what an allocator keeps beside it, is not
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from torch.utils.flop_counter import FlopCounterMode
 
+from mmgrpo.explain.machine import Work, work_of
 from mmgrpo.outline import Outline
 
 
@@ -70,11 +71,11 @@ class Ran:
 
     Attributes:
         num_bytes: the most that was alive beside what was there before.
-        flops: of its matrix products, convolutions and attention; a product and its sum are two.
+        work: its operators.
     """
 
     num_bytes: int
-    flops: int
+    work: Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,33 +110,35 @@ def passes_of(outline: Outline) -> Passes:
             parameter.grad = torch.empty_like(parameter)
         known = [*twins.values(), *(one.grad for one in parameters if one.grad is not None)]
         with torch.no_grad():
-            drawn = [ran(one.call, known) for one in outline.rollout]
-            forward = ran(outline.update, known)
-        update = ran(lambda: outline.update().backward(), known)
-    work = sum(one.times * found.flops for one, found in zip(outline.rollout, drawn, strict=True))
+            drawn = [ran(one.call, known, prepare=one.prepare) for one in outline.rollout]
+            forward = ran(lambda _: outline.update(), known)
+        update = ran(lambda _: outline.update().backward(), known)
+    work: Work = Counter()
+    for one, found in zip(outline.rollout, drawn, strict=True):
+        work.update({operator: one.times * num for operator, num in found.work.items()})
     return Passes(
         update=update,
         forward=forward,
-        rollout=Ran(num_bytes=max(one.num_bytes for one in drawn), flops=work),
+        rollout=Ran(num_bytes=max(one.num_bytes for one in drawn), work=work),
         rollout_calls=sum(one.times for one in outline.rollout),
     )
 
 
-def ran(call: Callable[[], object], known: Iterable[Tensor]) -> Ran:
+def ran(call: Callable[[Any], object], known: Iterable[Tensor], *, prepare: Callable[[], Any] = lambda: None) -> Ran:
     """Makes a call, twice, and counts what it takes.
 
     Args:
-        call: makes it.
+        call: makes it, of what is prepared.
         known: tensors that are there already.
+        prepare: makes what the call takes; of it the bytes count, not the operators.
 
     Returns:
-        Its peak and its work.
+        Its peak and its operators.
     """
     with Meter(known) as meter:
-        call()
-    with FlopCounterMode(display=False) as counted:  # by itself: within it what is computed again stays alive
-        call()
-    return Ran(num_bytes=meter.peak, flops=counted.get_total_flops())
+        call(prepare())
+    prepared = prepare()
+    return Ran(num_bytes=meter.peak, work=work_of(lambda: call(prepared)))
 
 
 def _without_values(module: nn.Module, twins: dict[int, Tensor]) -> None:

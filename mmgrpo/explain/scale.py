@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
 from math import ceil
 from typing import Any
+
+import torch
+from torch import nn
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.binding import build_objective
@@ -13,7 +17,8 @@ from mmgrpo.config.registry import outline_of, settings_type
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.costs import num_steps_of
 from mmgrpo.explain.forwards import forwards_per_sample
-from mmgrpo.explain.memory import Held, block_sizes, gathered_bytes, held_by
+from mmgrpo.explain.machine import Machine, optimizer_work
+from mmgrpo.explain.memory import Held, block_sizes, gathered_bytes, held_by, trained_sizes
 from mmgrpo.explain.metering import Passes, passes_of
 from mmgrpo.outline import Outline
 from mmgrpo.values import REFERENCE
@@ -21,19 +26,20 @@ from mmgrpo.values import REFERENCE
 GIB = 2**30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What is assumed of the machines; nothing of it is measured.
+class Engine(StrEnum):
+    """How the processes hold a model."""
 
-    Attributes:
-        tflops: of arithmetic that a process gets done, in 1e12 operations a second: not the peak of its GPU.
-        memory_gb_s: at which its weights are read, in 1e9 bytes a second.
-        link_gb_s: between the processes, of each, in 1e9 bytes a second.
-    """
+    GPUS = "gpus"
+    FSDP2 = "fsdp2"
+    ZERO2 = "zero2"
+    ZERO3 = "zero3"
 
-    tflops: float = 400.0
-    memory_gb_s: float = 2500.0
-    link_gb_s: float = 50.0
+    @property
+    def words(self) -> str:
+        """As a line has it."""
+        if self is Engine.GPUS:
+            return "whole on each"
+        return f"in parts ({'FSDP2' if self is Engine.FSDP2 else f'DeepSpeed ZeRO-{self[-1]}'})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +48,9 @@ class Memory:
 
     Attributes:
         held: what stays.
-        drawing: blocks that are whole beside their parts while a rollout is drawn, where FSDP2 shards: all of them
+        drawing: blocks that are whole beside their parts while a rollout is drawn, where there are parts: all of them
             with ``runtime.gather_for_rollout``, else two.
-        learning: those that are in an update, two.
+        learning: those that are in an update: two; with ZeRO-2 all of them.
         rollout: beside them, of a batch of the rollout.
         update: beside them, of a slice of an update.
     """
@@ -64,28 +70,32 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seconds:
-    """Of a step on each process; rewards, evaluation, checkpoints and what a GPU waits for its host are not in it.
+    """Of a step on each process; rewards, evaluation and checkpoints are not in it.
+
+    Passes take what ``Machine.seconds`` says of their operators.
 
     Attributes:
-        rollout: max(operations / throughput, calls * bytes of the trained model / memory bandwidth).
-        views: values and other weights: forwards without grad, operations / throughput.
-        update: forwards and backwards, with what checkpointing computes again, operations / throughput.
+        rollout: forwards that draw, with the draw itself of texts.
+        views: values and other weights: forwards without grad.
+        update: forwards and backwards, with what checkpointing computes again.
+        optimizer: steps of AdamW and of the average.
         sums: of gradients that are whole: 2 (N - 1) / N * their bytes / link, an update (a ring's all-reduce).
         gathers: of blocks in parts: (N - 1) / N * their bytes / link, once a rollout, or a call of it without
-            ``runtime.gather_for_rollout``; once another call without grad; twice, and once more where they are trained,
-            a call with grad.
+            ``runtime.gather_for_rollout``; once another call without grad; twice, or once with ZeRO-2, and once more
+            where they are trained, a call with grad.
     """
 
     rollout: float
     views: float
     update: float
+    optimizer: float
     sums: float
     gathers: float
 
     @property
     def total(self) -> float:
         """One after the other: nothing is taken to overlap."""
-        return self.rollout + self.views + self.update + self.sums + self.gathers
+        return sum(getattr(self, one.name) for one in fields(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +107,11 @@ class Planned:
     passes: Passes
     names_kept: int
 
-    def memory(self, num_processes: int, *, sharded: bool) -> Memory:
+    def memory(self, num_processes: int, engine: Engine = Engine.GPUS) -> Memory:
         """Of each of so many processes."""
-        outline, parts = self.outline, self.outline.sharded if sharded and num_processes > 1 else ()
-        full = [outline.modules[name] for name in outline.trained] if _lora(self.config) is None else []
+        outline, parts = self.outline, self._parts(num_processes, engine)
+        full = [] if self._lora else [outline.modules[name] for name in outline.trained]
+        sizes = sum(block_sizes(parts))
         return Memory(
             held=held_by(
                 outline.modules.values(),
@@ -110,43 +121,60 @@ class Planned:
                 averages=self.config.update.ema is not None,
                 num_copies=self.names_kept,
             ),
-            drawing=sum(block_sizes(parts)) if self.config.runtime.gather_for_rollout else gathered_bytes(parts),
-            learning=gathered_bytes(parts),
+            drawing=sizes if self.config.runtime.gather_for_rollout else gathered_bytes(parts),
+            learning=sizes if engine is Engine.ZERO2 else gathered_bytes(parts),
             rollout=self.passes.rollout.num_bytes,
             update=self.passes.update.num_bytes,
         )
 
-    def seconds(self, num_processes: int, machine: Machine, *, sharded: bool) -> Seconds:
+    def seconds(self, num_processes: int, machine: Machine, engine: Engine = Engine.GPUS) -> Seconds:
         """Of a step on each of so many processes; a group is whole, so that a process has one at least."""
         config, outline, passes = self.config, self.outline, self.passes
         rows = ceil(config.rollout.prompts_per_step / num_processes) * config.rollout.group_size
         drawn, beside, learnt = _forwards(config)
-        rollouts = ceil(rows / outline.rollout_rows) * drawn
-        slices = rows / outline.update_rows
-        speed, link = machine.tflops * 1e12, machine.link_gb_s * 1e9
-        share = (num_processes - 1) / num_processes
-        weights = sum(_bytes(outline.modules[name]) for name in outline.trained)
-        calls = rollouts * passes.rollout_calls
-        gathers = 0.0
-        held = self.memory(num_processes, sharded=sharded).held
-        num_updates = config.update.epochs * config.update.minibatches
-        summed = held.gradients
-        if sharded and num_processes > 1:
-            trains = _lora(config) is None
-            drawn_by = 1 if config.runtime.gather_for_rollout else calls
-            times = drawn_by + slices * (beside + (3 if trains else 2) * learnt)
-            gathers = times * share * sum(block_sizes(outline.sharded)) / link
-            whole = held_by(outline.modules.values()).gradients
-            parted = sum(block_sizes(outline.sharded)) if trains else 0
-            summed = max(whole - parted, 0)
-        work = rows / outline.rollout_rows * drawn * passes.rollout.flops / speed
+        share, link = (num_processes - 1) / num_processes, machine.link_gb_s * 1e9
+        parts, num_updates = self._parts(num_processes, engine), config.update.epochs * config.update.minibatches
+        gathers, summed = 0.0, self.memory(num_processes, engine).held.gradients
+        if parts:
+            gathered, trained = sum(block_sizes(parts)), 0 if self._lora else 1
+            drawing = ceil(rows / outline.rollout_rows) * drawn * passes.rollout_calls
+            slices, with_grad = rows / outline.update_rows, (1 if engine is Engine.ZERO2 else 2) + trained
+            times = (1 if config.runtime.gather_for_rollout else drawing) + slices * (beside + with_grad * learnt)
+            gathers = times * share * gathered / link
+            summed = held_by(outline.modules.values()).gradients - trained * gathered
+        steps = optimizer_work(
+            trained_sizes(outline.modules.values(), sharded=parts, num_processes=num_processes),
+            averages=config.update.ema is not None,
+            together=machine.steps_together,
+        )
         return Seconds(
-            rollout=max(work, calls * weights / (machine.memory_gb_s * 1e9)),
-            views=slices * beside * passes.forward.flops / speed,
-            update=slices * learnt * passes.update.flops / speed,
+            rollout=drawn * machine.batched(passes.rollout.work, rows=rows, each=outline.rollout_rows),
+            views=beside * machine.batched(passes.forward.work, rows=rows, each=outline.update_rows),
+            update=learnt * machine.batched(passes.update.work, rows=rows, each=outline.update_rows),
+            optimizer=num_updates * machine.seconds(steps),
             sums=num_updates * 2 * share * summed / link,
             gathers=gathers,
         )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights as they are loaded."""
+        return getattr(torch, _settings_of(self.config).dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """That a process of this machine would compute on."""
+        there = torch.accelerator.current_accelerator(check_available=True)
+        return torch.device(self.config.runtime.device or there or "cpu")
+
+    @property
+    def _lora(self) -> bool:
+        return _settings_of(self.config).lora is not None
+
+    def _parts(self, num_processes: int, engine: Engine) -> Sequence[nn.Module]:
+        """The modules whose blocks lie in parts; ZeRO-2 leaves whole what carries an adapter."""
+        whole = num_processes == 1 or engine is Engine.GPUS or (engine is Engine.ZERO2 and self._lora)
+        return () if whole else self.outline.sharded
 
 
 def planned(config: RunConfig, *, prompt_tokens: int = 512) -> Planned:
@@ -170,21 +198,20 @@ def planned(config: RunConfig, *, prompt_tokens: int = 512) -> Planned:
         raise ConfigError(
             "memory and time are not predicted with runtime.context_parallel; leave it out of what is asked"
         )
-    settings = settings_type(config.policy.name)(**config.policy.numbers)
+    settings = _settings_of(config)
     group_size = config.rollout.group_size
     num_rows = config.rollout.prompts_per_step * group_size
     found = outline(settings, prompt_tokens=prompt_tokens, group_size=group_size, num_rows=num_rows)
     reads = config.advantage.kl_beta > 0 or REFERENCE in build_objective(config.objective).views
-    copies = int(reads) if _lora(config) is None else 0
+    copies = int(reads and settings.lora is None)
     return Planned(config=config, outline=found, passes=passes_of(found), names_kept=copies)
 
 
-def scale_rows(plan: Planned, num_processes: int, machine: Machine, *, sharded: bool) -> Iterator[tuple[str, str]]:
+def scale_rows(plan: Planned, num_processes: int, machine: Machine, engine: Engine) -> Iterator[tuple[str, str]]:
     """Lines of ``mmgrpo explain``."""
-    memory = plan.memory(num_processes, sharded=sharded)
-    seconds = plan.seconds(num_processes, machine, sharded=sharded)
-    engine = "in parts (FSDP2)" if sharded and num_processes > 1 else "whole on each"
-    yield "processes", f"{num_processes}, the model {engine}: predicted, not measured"
+    memory, seconds = plan.memory(num_processes, engine), plan.seconds(num_processes, machine, engine)
+    words = engine.words if memory.learning else Engine.GPUS.words
+    yield "processes", f"{num_processes}, the model {words}: predicted, not measured"
     held = memory.held
     parts = {
         "trained": held.trained,
@@ -201,11 +228,10 @@ def scale_rows(plan: Planned, num_processes: int, machine: Machine, *, sharded: 
     }
     told = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items() if size)
     yield "memory", f"{memory.peak / GIB:.1f} GiB at the most on each: {told}"
-    taken = {name: getattr(seconds, name) for name in ("rollout", "views", "update", "sums", "gathers")}
+    taken = {one.name: getattr(seconds, one.name) for one in fields(seconds)}
     told = ", ".join(f"{name} {value:.3g}" for name, value in taken.items() if value)
     yield "time", f"{seconds.total:.3g} s a step without rewards: {told}"
-    assumed = f"{machine.tflops:g} TFLOP/s, {machine.memory_gb_s:g} GB/s of memory, {machine.link_gb_s:g} GB/s of link"
-    yield "assumed", "; ".join((assumed, *plan.outline.assumed))
+    yield "assumed", "; ".join((machine.words, *plan.outline.assumed))
     prompts = plan.config.rollout.prompts_per_step
     if prompts % num_processes:
         more = num_processes * ceil(prompts / num_processes)
@@ -214,9 +240,7 @@ def scale_rows(plan: Planned, num_processes: int, machine: Machine, *, sharded: 
 
 def _forwards(config: RunConfig) -> tuple[float, float, float]:
     """Forwards of a row at a step: drawn, without grad beside the update, and with grad; of texts one, in passes."""
-    policy = config.policy
-    assert policy is not None
-    settings: dict[str, Any] = settings_type(policy.name)(**policy.numbers).model_dump()
+    settings: dict[str, Any] = _settings_of(config).model_dump()
     if "call" in settings:
         num_steps = num_steps_of(settings, "call")
         counted = (
@@ -234,11 +258,7 @@ def _forwards(config: RunConfig) -> tuple[float, float, float]:
     return 1.0, beside, passes
 
 
-def _lora(config: RunConfig) -> Any:
+def _settings_of(config: RunConfig) -> Any:
     policy = config.policy
     assert policy is not None
-    return settings_type(policy.name)(**policy.numbers).lora
-
-
-def _bytes(module: Any) -> int:
-    return sum(one.numel() * one.element_size() for one in module.parameters())
+    return settings_type(policy.name)(**policy.numbers)

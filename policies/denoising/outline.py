@@ -66,7 +66,7 @@ def outline_of(
         sharded=(denoiser,),
         update=lambda: forward(settings.update_batch).float().square().mean(),
         update_rows=settings.update_batch,
-        rollout=(Pass(call=lambda: forward(settings.rollout_batch)),),
+        rollout=(Pass(call=lambda _: forward(settings.rollout_batch)),),
         rollout_rows=settings.rollout_batch,
         assumed=(
             f"sizes of {said}",

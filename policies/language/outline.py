@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from mmgrpo.outline import Outline, Pass
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.loading import DTYPES, built, named
-from mmgrpo.policies.prefix import cache_argument
-from mmgrpo.policies.sampling import Sampling, token_logprobs
+from mmgrpo.policies.prefix import GrowingLayer, cache_argument
+from mmgrpo.policies.sampling import Sampling, drawn, token_logprobs
 from mmgrpo.policies.shapes import on_meta, shapes_of
 from mmgrpo.policies.text_models import checkpointing, enable_checkpointing, language_linears, language_parameters
 from mmgrpo.policies.weights import PeftFiles, Weights
@@ -47,7 +48,7 @@ def outline_of(settings: LanguageSettings, *, prompt_tokens: int, group_size: in
     shared = not settings.gradient_checkpointing and settings.share_prefix is not False
     alone, beside = (prompt_tokens, length) if shared else (0, prompt_tokens + length)
     rows = min(max((settings.update_tokens - alone) // beside, 1), group_size if shared else num_rows)
-    drawn = min(settings.rollout_batch, num_rows)
+    written = min(settings.rollout_batch, num_rows)
     calls = _Calls(model, settings, prompt_tokens)
     return Outline(
         modules={"model": model},
@@ -56,10 +57,11 @@ def outline_of(settings: LanguageSettings, *, prompt_tokens: int, group_size: in
         update=lambda: calls.update(rows, shared=shared),
         update_rows=rows,
         rollout=(
-            Pass(call=lambda: calls.prefill(-(-drawn // group_size))),
-            Pass(call=lambda: calls.step(drawn), times=length),
+            Pass(call=lambda _: calls.prefill(-(-written // group_size))),
+            Pass(prepare=lambda: calls.read(written, prompt_tokens + length - 1), call=calls.step),
+            Pass(prepare=lambda: calls.read(written, prompt_tokens + length // 2), call=calls.step, times=length - 1),
         ),
-        rollout_rows=drawn,
+        rollout_rows=written,
         assumed=(
             f"sizes of {said}",
             f"prompts of {prompt_tokens} tokens, answers of {length}, as long as they may be",
@@ -111,17 +113,29 @@ class _Calls:
         """Reads the prompts of a batch."""
         return self._decoded(prompts, self._prompt, DynamicCache(config=self._model.config))
 
-    def step(self, rows: int) -> Tensor:
-        """Writes the last token of some rows, behind a cache of all others."""
+    def read(self, rows: int, length: int) -> DynamicCache:
+        """The cache of some rows that have read so many tokens, as it grows."""
         text = self._model.config.get_text_config(decoder=True)
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         cache: Any = DynamicCache(config=self._model.config)
-        length = self._prompt + self._settings.max_new_tokens - 1
-        for layer in range(text.num_hidden_layers):
+        for number in range(text.num_hidden_layers):
             both = [torch.empty(rows, heads, length, width, dtype=DTYPES[self._settings.dtype]) for _ in "kv"]
-            cache.update(*both, layer)
-        return self._logits(self._decoded(rows, 1, cache)[:, -1]).softmax(-1)
+            cache.update(*both, number)
+            if type(cache.layers[number]) is DynamicLayer:
+                cache.layers[number] = GrowingLayer(cache.layers[number])
+                cache.layers[number].reserve(length + 1)
+        return cache
+
+    def step(self, cache: Any) -> Tensor:
+        """Writes a token of each row behind its cache."""
+        rows = len(cache.layers[0].keys)
+        sampling = Sampling.of(self._settings, torch.zeros(0, dtype=torch.long))
+        logits_NV = sampling.tempered(self._logits(self._decoded(rows, 1, cache)[:, -1]))
+        if sampling.truncates:
+            logits_NV = logits_NV.where(sampling.support(logits_NV), -torch.inf)
+        token_N1 = drawn(logits_NV, torch.empty(rows))[:, None]
+        return logits_NV.gather(-1, token_N1)[:, 0] - logits_NV.logsumexp(-1)
 
     def _decoded(self, rows: int, length: int, cache: DynamicCache | None) -> Tensor:
         ids_NL = torch.zeros(rows, length, dtype=torch.long)
