@@ -9,7 +9,7 @@ import tempfile
 
 gc.disable()  # until all is imported
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # pytest-xdist has a process a core; with more, sums are rounded otherwise
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process a core is there; on more threads sums are rounded otherwise
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="mmgrpo-state-")  # runs of tests are no runs of a person
 
 

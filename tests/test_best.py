@@ -54,10 +54,11 @@ def names(trainer: Trainer) -> list[str]:
     ("said", "kept"),
     [
         ([9, 1, 3, 2, 1], ["step-000002", "step-000004"]),  # before the first step nothing is trained
-        ([0, 1, 2, 3, 4], ["step-000004"]),
+        pytest.param([0, 1, 2, 3, 4], ["step-000004"], marks=pytest.mark.nightly),
         ([0, 3, 3, 1, 3], ["step-000001", "step-000004"]),  # of equal ones the first
-        ([0, None, 1, None, None], ["step-000002", "step-000004"]),  # where it applies to nothing there is no mean
-        ([0, None, None, None, None], ["step-000004"]),
+        # where it applies to nothing there is no mean
+        pytest.param([0, None, 1, None, None], ["step-000002", "step-000004"], marks=pytest.mark.nightly),
+        pytest.param([0, None, None, None, None], ["step-000004"], marks=pytest.mark.nightly),
     ],
 )
 def test_the_best_stays_beside_the_newest(said: list[float | None], kept: list[str], tmp_path: Path) -> None:
@@ -103,6 +104,7 @@ def test_a_process_killed_between_the_evaluation_and_its_checkpoint_loses_nothin
     assert torch.equal(weights(resumed), weights(whole))
 
 
+@pytest.mark.nightly
 def test_going_back_forgets_what_was_the_best_after(tmp_path: Path) -> None:
     first = judged(tmp_path, [0, 1, 2, 1, 9], checkpoint={"keep": None})
     chosen = first.folder.path / "checkpoints" / "step-000003"
@@ -125,6 +127,7 @@ def test_a_damaged_best_is_passed_over_for_the_next_and_said(tmp_path: Path, cap
         best_checkpoint(folder / "checkpoints/step-000001")
 
 
+@pytest.mark.nightly
 def test_another_reward_from_here_on_is_asked_of_what_is_still_there(tmp_path: Path) -> None:
     """The best by it may have gone already; of those that are left the best is kept."""
     first = judged(tmp_path, [0, 5, 4, 3, 2], checkpoint={"best": None, "keep": 2})
@@ -161,6 +164,7 @@ def test_of_a_mixed_run_it_is_the_reward_of_a_task_with_weights(best: str, said:
 TASK: dict[str, Any] = {**SMALL, "evaluation": EVALUATION}
 
 
+@pytest.mark.nightly
 def test_in_a_mixed_run_each_task_has_its_best_and_some_step_stays_whole(tmp_path: Path) -> None:
     """A best one of one task alone drives out none of the step that all have."""
     SAID[:] = [0, 1, 2, 3]  # and the process is told to end in the fifth evaluation, of a at step 4

@@ -221,7 +221,7 @@ def exiting(samples):
     ("signal", "code", "status", "step"),
     [
         pytest.param("SIGINT", 130, "interrupted", 2, marks=pytest.mark.slow),
-        ("SIGTERM", 143, "terminated", 1),
+        pytest.param("SIGTERM", 143, "terminated", 1, marks=pytest.mark.nightly),
         pytest.param("SIGUSR1", 143, "terminated", 1, marks=pytest.mark.nightly),
     ],
 )

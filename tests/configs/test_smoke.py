@@ -268,10 +268,7 @@ def _write_edits(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in ("sd3.5-flow-grpo-ocr", "flux-dance-grpo") else pytest.param(name, marks=pytest.mark.nightly)
-        for name in DRAWING
-    ],
+    [name if name == "sd3.5-flow-grpo-ocr" else pytest.param(name, marks=pytest.mark.nightly) for name in DRAWING],
 )
 def test_recipe_runs_with_its_own_rewards(
     name: str, scorers: TinyScorers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

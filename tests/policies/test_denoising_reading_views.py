@@ -44,7 +44,7 @@ def test_values_of_kept_weights_take_the_same_levels_and_noise(name: str) -> Non
 NFT = [Value(f"{sign}_error", "kept", (b,)) for b in (1.0, 0.1) for sign in ("positive", "negative")]
 
 
-@pytest.mark.parametrize("name", ["sd15", "sd15-v", "sd3", pytest.param("flux", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", families("drawing", ["sd15", "sd15-v", "sd3", "flux", "wan"]))
 def test_implied_errors_are_equal_at_the_weights_kept(name: str) -> None:
     policy = policy_of(name, reading={**READING, "low": 0.1})
     rollout = policy.read(latents_of(policy), seed=SEED)

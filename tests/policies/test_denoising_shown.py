@@ -75,7 +75,9 @@ def _runs(policy: DenoisingPolicy) -> list[int]:
     [
         ("flux-kontext", lambda: pipeline_of("flux-kontext"), _prompts(), Showing.EACH, 4),
         ("sd3", _img2img, _prompts(), Showing.EACH, 4),
-        ("flux2", lambda: pipeline_of("flux2"), _prompts(1, side=64), Showing.SHARED, 2),
+        pytest.param(
+            "flux2", lambda: pipeline_of("flux2"), _prompts(1, side=64), Showing.SHARED, 2, marks=pytest.mark.nightly
+        ),
         ("flux2-klein", lambda: pipeline_of("flux2-klein"), _prompts(2, side=64), Showing.SHARED, 2),
         ("flux-kontext", _first_picture_kontext, _prompts(), Showing.SHARED, 2),
     ],
