@@ -226,13 +226,21 @@ class Shard(Protocol):
     which are those of all processes; what carries an adapter is sharded but for that.
     """
 
-    def __call__(self, name: str, module: nn.Module, *, empty: Callable[[], Arguments] | None = None) -> None:
+    def __call__(
+        self,
+        name: str,
+        module: nn.Module,
+        *,
+        empty: Callable[[], Arguments] | None = None,
+        within: nn.Module | None = None,
+    ) -> None:
         """Shards it.
 
         Args:
             name: of the module, for messages.
             module: whose parameters are sharded.
             empty: arguments of a call that is made for other processes' sake; None: those of the last call.
+            within: the module that it is a part of and that is saved as one; None: itself.
         """
         ...
 

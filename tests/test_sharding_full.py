@@ -21,14 +21,15 @@ from torch import Tensor
 from mmgrpo import Sample, Trainer
 from mmgrpo.errors import OutputError, RewardError
 from mmgrpo.run.checkpoint import fault_of, list_checkpoints, load_checkpoint
-from mmgrpo.shards import Stored, read_shards
+from mmgrpo.shards import Stored, read_shards, shard_name
 from tests import test_world_sizes as scenarios
 from tests.policies import tiny_policies
+from tests.policies.tiny_language import prompts_of
 from tests.test_sharding import BLOCKWISE, SCENARIOS, Outcome, ask, needs_deepspeed, on_two, run, run_full
 
 RELATIVE = 1e-7
 EVERYDAY = ("images", f"a rank without rows{BLOCKWISE}")
-FILES = ("kept", "failed", "loaded", "full")
+FILES = ("kept", "texts", "failed", "loaded", "full")
 """Runs whose files are looked at; and one that is told to end, by night."""
 BY_NIGHT = tuple(name for name in SCENARIOS if name not in EVERYDAY)
 SAME = ("loss", "reward/mean", "optimizer/grad_norm", "rollout/rounds", "advantage/abs_mean")
@@ -61,6 +62,15 @@ def kept(output: Path, **changes: Any) -> Trainer:
     policy = scenarios.make_policy(rollout_batch=1, update_batch=1)
     trainer = Trainer(policy, {"brightness": reward}, scenarios.digit_prompts(), {**values, **changes})
     return trainer
+
+
+def texts(output: Path) -> Trainer:
+    """A language model, whose blocks are a part of what is saved as one; a reference and an average."""
+    rollout = {"prompts_per_step": 2, "group_size": 4}
+    objective, update = {"divergence": "k3", "kl_beta": 0.1}, {"ema": {"decay": 0.5}}
+    values = scenarios.base(output, rollout=rollout, objective=objective, update=update, checkpoint={"every": 1})
+    policy, given = scenarios.policy_of("llama"), {"shortest": scenarios.shortest}
+    return Trainer(policy, given, prompts_of("llama"), values)
 
 
 def told_to_end(output: Path, *, raises: bool) -> Trainer:
@@ -116,6 +126,7 @@ def of_files(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
     """The scenarios, and runs whose files are looked at."""
     made = {
         "kept": kept,
+        "texts": texts,
         "terminated": partial(told_to_end, raises=False),
         "failed": partial(told_to_end, raises=True),
         "loaded": loaded,
@@ -126,7 +137,7 @@ def of_files(folder: Path, names: Sequence[str]) -> list[dict[str, Any]]:
         ask(in_parts=parts)
         for name in (name for name in names if name in made and (parts or name != "full")):
             trainer = made[name](folder / str(parts) / name)
-            if name in ("kept", "loaded"):
+            if name in ("kept", "texts", "loaded"):
                 trainer.train()
             found[number][name] = str(trainer.folder.path), scenarios.outcome(trainer)[0]
         assert trainer.job.in_parts == parts
@@ -197,6 +208,7 @@ def test_weights_in_parts_on_two_processes(
     for name in scenarios:
         same_updates(runs[0], runs[1], name)
     checkpoints_lie_in_parts(runs)
+    so_do_those_of_language_models(runs)
     evaluations_are_of_the_average(runs)
     rows_at_fault_are_named(runs)
     one_process_goes_on(runs)
@@ -233,6 +245,16 @@ def checkpoints_lie_in_parts(runs: Any) -> None:
     loaded = SD3Transformer2DModel.from_pretrained(put_together / "transformer")
     averaged = load_file(last[0] / "average/transformer/diffusion_pytorch_model.safetensors")
     assert all(close(averaged[name], value) for name, value in loaded.state_dict().items())
+
+
+def so_do_those_of_language_models(runs: Any) -> None:
+    whole, parts = (Path(one["texts"][0]) / "checkpoints" / "step-000002" for one in runs)
+    for name in ("policy/model", "policy/kept/reference/model", "average/model"):
+        assert {path.name for path in (parts / name).glob("*.safetensors")} == {shard_name(n, 2) for n in range(2)}
+        policy = scenarios.policy_of("llama")
+        policy.load((parts / name).parent)
+        ours = load_file(whole / name / "model.safetensors")
+        assert all(close(ours[key], value) for key, value in policy.model.state_dict().items() if key in ours), name
 
 
 def read(value: Tensor | Stored) -> Tensor:

@@ -87,7 +87,14 @@ class Sharding:
         """What lays weights in parts."""
         return self._engine.name
 
-    def shard(self, name: str, module: nn.Module, *, empty: Callable[[], Arguments] | None = None) -> None:
+    def shard(
+        self,
+        name: str,
+        module: nn.Module,
+        *,
+        empty: Callable[[], Arguments] | None = None,
+        within: nn.Module | None = None,
+    ) -> None:
         """Shards a module in place, block by block: ``Shard``. A collective.
 
         What is in no block stays whole on every process, as the embeddings of tokens, which output heads may share, and
@@ -98,6 +105,7 @@ class Sharding:
             name: of the module, for messages.
             module: all of it trained, all of it frozen, or frozen with an adapter.
             empty: arguments of a call that is made for other processes' sake; None: those of the last call.
+            within: the module that it is a part of and that is saved as one; None: itself.
 
         Raises:
             ConfigError: it does not say what its blocks are, or the processes have loaded other weights.
@@ -123,7 +131,7 @@ class Sharding:
             self._require_same(name, sums)
             self._trained.append(ref(module))
         self.trains |= is_trained and not has_adapter
-        self.turns.share(module, empty, gathers_state=not has_adapter)
+        self.turns.share(module, empty, gathers_state=not has_adapter, within=within)
 
     @contextmanager
     def gathered(self) -> Iterator[None]:

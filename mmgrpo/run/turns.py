@@ -47,12 +47,13 @@ _Wish = tuple[int, int]
 
 @dataclass(slots=True, weakref_slot=True)
 class _Shared:
-    """A module and the arguments of its empty calls: those that are given, or those of its last call.
+    """A module, what it is saved with, and the arguments of its empty calls: those given, or those of its last call.
 
     While it is whole, its calls concern no other process.
     """
 
     module: nn.Module
+    within: nn.Module
     given: Callable[[], Arguments] | None
     last: Arguments | None = None
     is_whole: bool = False
@@ -82,7 +83,12 @@ class Turns:
     _is_empty: bool = False  # whether this process only calls for others' sake
 
     def share(
-        self, module: nn.Module, empty: Callable[[], Arguments] | None = None, *, gathers_state: bool = False
+        self,
+        module: nn.Module,
+        empty: Callable[[], Arguments] | None = None,
+        *,
+        gathers_state: bool = False,
+        within: nn.Module | None = None,
     ) -> None:
         """Calls of the module are taken in turns from now on; every process shares its modules in one order.
 
@@ -91,10 +97,11 @@ class Turns:
             empty: arguments of empty calls; None: those of the last call.
             gathers_state: whether its ``state_dict`` is put together from all processes, and for the main one alone,
                 whoever asks for it; what it loads is whole as well. All processes write its files, then.
+            within: the module that it is a part of and that is saved as one; None: itself.
         """
         if not self._shared:
             join(self._before_backward)
-        number, shared = len(self._shared), _Shared(module, empty)
+        number, shared = len(self._shared), _Shared(module, within or module, empty)
         self._shared.append(ref(shared))
 
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -107,7 +114,7 @@ class Turns:
         module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
         if gathers_state:
             gather_state(module, partial(self._take, (_Kind.STATE, number)), keeps=lambda: not self._is_empty)
-            save_with(module, partial(self._save, number))
+            save_with(shared.within, partial(self._save, number))
 
     @contextmanager
     def without(self, modules: Collection[nn.Module]) -> Iterator[None]:
@@ -190,7 +197,7 @@ class Turns:
         assert folder is not None
         failures: list[str] = []
         try:
-            pieces = pieces_of(self._at(number).module, whole=leads)
+            pieces = pieces_of(self._at(number).within, whole=leads)
             write_shard(folder, pieces, process=mine, num_processes=self.accelerator.num_processes)
         except (OSError, RuntimeError, SafetensorError) as error:  # the others wait, and one of them raises it
             failures.append(f"process {mine}: {error}")

@@ -39,7 +39,7 @@ def shard_decoder(model: nn.Module, shard: Shard, *, compiles: bool) -> None:
         is_trained = any(parameter.requires_grad for parameter in embeddings.parameters())
         return (), {"inputs_embeds": token.requires_grad_(is_trained), "use_cache": False}
 
-    shard("model", decoder, empty=empty)
+    shard("model", decoder, empty=empty, within=model)
 
 
 def _is_fed_by_trained(model: PreTrainedModel, decoder: nn.Module) -> bool:
