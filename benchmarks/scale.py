@@ -26,13 +26,12 @@ def table() -> Iterator[str]:
     yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for recipe, tokens in RECIPES.items():
         written = load_config(recipe)
-        plan = planned(written, prompt_tokens=tokens)
         for num in PROCESSES:
             groups = num * -(-written.rollout.prompts_per_step // num)
             sized = validated(
                 {**written.model_dump(), "rollout": {**written.rollout.model_dump(), "prompts_per_step": groups}}
             )
-            plan = type(plan)(config=sized, outline=plan.outline, passes=plan.passes, names_kept=plan.names_kept)
+            plan = planned(sized, num_processes=num, prompt_tokens=tokens)
             machine = Machine(link_gb_s=LINKS[num > NODE])
             for engine in (Engine.GPUS, Engine.FSDP2) if num > 1 else (Engine.GPUS,):
                 memory, seconds = plan.memory(num, engine), plan.seconds(num, machine, engine)

@@ -201,3 +201,20 @@ def test_the_page_has_what_is_predicted_now() -> None:
 
     page = (CONFIGS.resolve().parent / "docs" / "scale.md").read_text()
     assert "\n".join(table()) in page
+
+
+@pytest.mark.parametrize(
+    ("changed", "rows"),
+    [
+        ({"update_tokens": 1000}, 80),  # of 6 + 8 * 4 = 38 tokens a group 26 fit, and there are 10
+        ({"update_tokens": 100}, 16),  # 2 groups
+        ({"update_tokens": 20}, 3),  # of one group (20 - 6) / 4 rows
+        ({"update_tokens": 100, "share_prefix": False}, 10),  # of 6 + 4 tokens each
+    ],
+)
+def test_slices_hold_the_rows_that_fit(changed: dict[str, Any], rows: int) -> None:
+    config = load_config("quickstart/arithmetic-text", ["rollout.prompts_per_step=30"])
+    assert config.rollout.group_size == 8
+    named = {"name": "language", **settings_with(None), **changed, "max_new_tokens": 4}
+    plan = planned(validated({**config.model_dump(), "policy": named}), num_processes=3, prompt_tokens=6)
+    assert (plan.outline.update_rows, plan.outline.rollout_rows) == (rows, 80)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -155,6 +156,22 @@ def test_a_pipelines_adapters_are_what_diffusers_loads(tmp_path: Path) -> None:
     assert (tmp_path / "x" / name).read_bytes() == (run / "checkpoints/step-000001/average" / name).read_bytes()
     assert head_of(tmp_path / "x")["library_name"] == "diffusers"
     assert 'pipeline.load_lora_weights("THIS_FOLDER_OR_REPOSITORY")' in (tmp_path / "x/README.md").read_text()
+
+
+@pytest.mark.nightly
+def test_a_whole_pipeline_is_loaded_as_its_card_says(tmp_path: Path) -> None:
+    """Stable Diffusion 3 without its T5, which diffusers has to be told."""
+    model = {"name": "denoising", "model": "python:mmgrpo.examples.pipelines:digits_pipeline", "call": CALL}
+    values = {**BASE, "steps": 1, "output": str(tmp_path), "policy": {**model, "lora": None}}
+    run = Trainer(build_policy(validated(values), "cpu"), {"b": brightness}, digit_prompts(), values).train()
+    assert call("export", str(run), "--to", str(tmp_path / "x")).exit_code == 0
+    (code,) = re.findall(r"```python\n(from diffusers .*?)```", (tmp_path / "x/README.md").read_text(), re.DOTALL)
+    assert "text_encoder_3=None" in code
+    found: dict[str, Any] = {}
+    exec(code.replace("THIS_FOLDER_OR_REPOSITORY", str(tmp_path / "x")), found)
+    trained = load_file(run / "checkpoints/step-000001/average/transformer/diffusion_pytorch_model.safetensors")
+    loaded = found["model"].transformer.state_dict()
+    assert all(torch.equal(loaded[key], value) for key, value in trained.items())
 
 
 def test_the_card_says_where_a_model_is_from(adapters: Path, tmp_path: Path) -> None:

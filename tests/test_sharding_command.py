@@ -34,6 +34,9 @@ def test_what_the_command_cannot_start_is_said(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "mine.yaml").write_text("a: [")
     with pytest.raises(ConfigError, match=r"mine.yaml: .*accelerate config writes such a file"):
         launch(str(tmp_path / "mine.yaml"), [], processes=None)
+    (tmp_path / "mine.yaml").write_text("distributed_type: MULTI_CPU\nuse_cpu: true\n")
+    with pytest.raises(ConfigError, match=r"MULTI_CPU by mpirun alone, and one process without it; write MULTI_GPU"):
+        launch(str(tmp_path / "mine.yaml"), [], processes=2)
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda path, command: started.append(command))
     for wrong, why in (
@@ -109,6 +112,8 @@ def test_the_command_starts_its_processes(engine: str, name: str, tmp_path: Path
     (folder,) = (tmp_path / "runs").iterdir()
     said = json.loads((folder / "run.json").read_text())
     assert (said["status"], said["machine"]["processes"], said["machine"]["sharding"]) == ("finished", 2, name)
+    assert said["command"].startswith("mmgrpo train ")
+    assert said["command"].endswith(f" --accelerate {tmp_path / 'mine.yaml'} --processes 2")
     stored = read_shards(folder / "checkpoints" / "step-000001" / "policy" / "transformer")
     exported = export_run(str(folder), Wanted(to=tmp_path / "exported"))
     loaded = SD3Transformer2DModel.from_pretrained(exported / "transformer").state_dict()

@@ -305,6 +305,8 @@ def explain(
             raise ConfigError(f"--accelerate {accelerate}: what is predicted is {', '.join(engines)}")
         if measure and processes is None:
             raise ConfigError("--measure is of what is predicted; say of how many processes: --processes N")
+        if measure and (tflops, memory_gb_s, launch_us) != (400.0, 2500.0, 10.0):
+            raise ConfigError("--measure is in place of --tflops, --memory-gb-s and --launch-us; leave it or them out")
         width = min(WIDTH, console.width) if sys.stdout.isatty() else WIDTH
         for settings in singles_of(settings_of(config, overrides, computes=False, trust=trust)):
             require_rewards(settings)
@@ -313,7 +315,7 @@ def explain(
                 from mmgrpo.explain.machine import Machine, measured
                 from mmgrpo.explain.scale import Engine, planned, scale_rows
 
-                plan = planned(settings, prompt_tokens=prompt_tokens)
+                plan = planned(settings, num_processes=processes, prompt_tokens=prompt_tokens)
                 machine = Machine(tflops=tflops, memory_gb_s=memory_gb_s, launch_us=launch_us, link_gb_s=link_gb_s)
                 machine = measured(plan.dtype, device=plan.device, link_gb_s=link_gb_s) if measure else machine
                 typer.echo(told(scale_rows(plan, processes, machine, Engine(accelerate)), width))

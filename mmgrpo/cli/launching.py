@@ -38,6 +38,11 @@ def launch(accelerate: str, arguments: Sequence[str], *, processes: int | None) 
     settings = _settings(file)
     if str(settings.get("distributed_type", "")).upper() == "DEEPSPEED" and not is_installed("deepspeed"):
         raise missing("deepspeed", f"--accelerate {accelerate}")
+    if settings.get("distributed_type") == "MULTI_CPU" and "mpirun_config" not in settings:
+        raise ConfigError(
+            f"--accelerate {accelerate}: accelerate starts distributed_type MULTI_CPU by mpirun alone, and one process "
+            "without it; write MULTI_GPU there, with use_cpu: true"
+        )
     if processes is None and "num_processes" not in settings:
         processes = nodes * _num_gpus()
     command = [sys.executable, "-m", "mmgrpo.cli.launcher", "--config_file", str(file)]

@@ -177,11 +177,12 @@ class Planned:
         return () if whole else self.outline.sharded
 
 
-def planned(config: RunConfig, *, prompt_tokens: int = 512) -> Planned:
+def planned(config: RunConfig, *, num_processes: int = 1, prompt_tokens: int = 512) -> Planned:
     """Looks at the policy of a run.
 
     Args:
         config: of the run.
+        num_processes: over which its groups are dealt out; a batch has no more rows than one of them.
         prompt_tokens: of each prompt of a language model, those of its pictures included.
 
     Returns:
@@ -200,7 +201,7 @@ def planned(config: RunConfig, *, prompt_tokens: int = 512) -> Planned:
         )
     settings = _settings_of(config)
     group_size = config.rollout.group_size
-    num_rows = config.rollout.prompts_per_step * group_size
+    num_rows = ceil(config.rollout.prompts_per_step / num_processes) * group_size
     found = outline(settings, prompt_tokens=prompt_tokens, group_size=group_size, num_rows=num_rows)
     reads = config.advantage.kl_beta > 0 or REFERENCE in build_objective(config.objective).views
     copies = int(reads and settings.lora is None)

@@ -42,11 +42,13 @@ class Exported:
         library: that loads it: peft, diffusers or transformers.
         is_adapter: whether it needs the base model.
         model_class: the class of the whole, where it is one.
+        absent: components that a pipeline does without, which diffusers has to be told where they are not optional.
     """
 
     library: str
     is_adapter: bool
     model_class: str | None = None
+    absent: tuple[str, ...] = ()
 
 
 def exported_in(folder: Path) -> Exported:
@@ -57,7 +59,9 @@ def exported_in(folder: Path) -> Exported:
         return Exported(library="diffusers", is_adapter=True)
     index = _json(folder / "model_index.json")
     if index is not None:
-        return Exported(library="diffusers", is_adapter=False, model_class=_name(index.get("_class_name")))
+        absent = tuple(name for name, of in index.items() if of == [None, None] and name.isidentifier())
+        kind = _name(index.get("_class_name"))
+        return Exported(library="diffusers", is_adapter=False, model_class=kind, absent=absent)
     architectures = (_json(folder / "config.json") or {}).get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else None
     return Exported(library="transformers", is_adapter=False, model_class=_name(first))
@@ -172,7 +176,10 @@ def _usage(exported: Exported, base: str | None) -> str:
             'pipeline.load_lora_weights("THIS_FOLDER_OR_REPOSITORY")'
         )
     loads = exported.model_class or ("DiffusionPipeline" if exported.library == "diffusers" else "AutoModel")
-    return f'from {exported.library} import {loads}\n\nmodel = {loads}.from_pretrained("THIS_FOLDER_OR_REPOSITORY")'
+    told = "".join(f", {name}=None" for name in exported.absent)
+    return (
+        f'from {exported.library} import {loads}\n\nmodel = {loads}.from_pretrained("THIS_FOLDER_OR_REPOSITORY"{told})'
+    )
 
 
 def _licence_rows(licence: Mapping[str, str]) -> list[tuple[str, str]]:

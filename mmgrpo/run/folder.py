@@ -20,7 +20,7 @@ from accelerate.utils import DistributedType, InitProcessGroupKwargs
 from torch import Tensor
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.loading import dump_config
+from mmgrpo.config.loading import LAUNCHED, dump_config
 from mmgrpo.errors import OutputError
 from mmgrpo.run.samples import write_samples
 from mmgrpo.run.trust import note_written
@@ -245,7 +245,10 @@ def make_accelerator(config: RunConfig) -> Accelerator:
 
 
 def _command() -> str:
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """What was typed; of ``accelerate launch``, what it was asked for behind it."""
+    name, launched = Path(sys.argv[0]).name, os.environ.get(LAUNCHED)
+    typed = shlex.join(["mmgrpo" if name == "__main__.py" else name, *sys.argv[1:]])
+    return typed if launched is None else f"{typed} {launched}"
 
 
 def _version(package: str) -> str | None:

@@ -26,7 +26,7 @@ Inputs = Callable[[Any, Mapping[str, Any], int, torch.dtype, int], dict[str, Ten
 def outline_of(
     settings: DenoisingSettings, *, prompt_tokens: int = 0, group_size: int = 1, num_rows: int = 1
 ) -> Outline:
-    """The outline of the pipeline that the settings name; the numbers do not matter to it.
+    """The outline of the pipeline that the settings name; of the numbers that of rows alone matters to it.
 
     Raises ConfigError where it is not known how it is called.
     """
@@ -60,14 +60,15 @@ def outline_of(
         with torch.autocast("cpu", dtype=autocast, enabled=autocast is not None):
             return denoiser(**given, return_dict=False)[0]
 
+    drawn, learnt = min(settings.rollout_batch, num_rows), min(settings.update_batch, num_rows)
     return Outline(
         modules=modules,
         trained=("transformer",),
         sharded=(denoiser,),
-        update=lambda: forward(settings.update_batch).float().square().mean(),
-        update_rows=settings.update_batch,
-        rollout=(Pass(call=lambda _: forward(settings.rollout_batch)),),
-        rollout_rows=settings.rollout_batch,
+        update=lambda: forward(learnt).float().square().mean(),
+        update_rows=learnt,
+        rollout=(Pass(call=lambda _: forward(drawn)),),
+        rollout_rows=drawn,
         assumed=(
             f"sizes of {said}",
             "what text encoders and the autoencoder hold is counted, what their passes take is not",

@@ -46,15 +46,14 @@ def outline_of(settings: LanguageSettings, *, prompt_tokens: int, group_size: in
         enable_checkpointing(model)
     length = settings.max_new_tokens
     shared = not settings.gradient_checkpointing and settings.share_prefix is not False
-    alone, beside = (prompt_tokens, length) if shared else (0, prompt_tokens + length)
-    rows = min(max((settings.update_tokens - alone) // beside, 1), group_size if shared else num_rows)
+    rows = min(_slice_rows(settings, prompt_tokens, group_size, shared=shared), num_rows)
     written = min(settings.rollout_batch, num_rows)
     calls = _Calls(model, settings, prompt_tokens)
     return Outline(
         modules={"model": model},
         trained=("model",),
         sharded=(model.get_decoder(),),
-        update=lambda: calls.update(rows, shared=shared),
+        update=lambda: calls.update(rows, -(-rows // group_size) if shared else None),
         update_rows=rows,
         rollout=(
             Pass(call=lambda _: calls.prefill(-(-written // group_size))),
@@ -68,6 +67,15 @@ def outline_of(settings: LanguageSettings, *, prompt_tokens: int, group_size: in
             "what the parts that see or hear hold is counted, what their passes take is not",
         ),
     )
+
+
+def _slice_rows(settings: LanguageSettings, prompt_tokens: int, group_size: int, *, shared: bool) -> int:
+    """Rows that an update scores together: whole groups where they fit, a shared prompt's tokens counted once."""
+    room, length = settings.update_tokens, settings.max_new_tokens
+    if not shared:
+        return max(room // (prompt_tokens + length), 1)
+    num_groups = room // (prompt_tokens + group_size * length)
+    return num_groups * group_size or max((room - prompt_tokens) // length, 1)
 
 
 def _model(settings: LanguageSettings) -> tuple[PreTrainedModel, str]:
@@ -90,13 +98,13 @@ class _Calls:
         dtype = DTYPES[settings.dtype]
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
 
-    def update(self, rows: int, *, shared: bool) -> Tensor:
-        """Minus the mean log-probability of the answers of some rows, which have one prompt."""
+    def update(self, rows: int, prompts: int | None) -> Tensor:
+        """Minus the mean log-probability of the answers of some rows that share so many prompts; None: none."""
         length = self._settings.max_new_tokens
         with checkpointing(self._model, self._settings.gradient_checkpointing):
-            if shared:
+            if prompts is not None:
                 cache: Any = DynamicCache(config=self._model.config)
-                self._decoded(1, self._prompt, cache)
+                self._decoded(prompts, self._prompt, cache)
                 cache.reorder_cache(torch.zeros(rows, dtype=torch.long))
                 hidden_NTD = self._decoded(rows, length, cache)
             else:
