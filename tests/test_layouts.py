@@ -35,7 +35,7 @@ def values(policy: Policy) -> Tensor:
 def laid_nowhere(policy: Shardable) -> None:
     """Parts it as an engine does, but that nothing lies elsewhere afterwards."""
 
-    def shard(name: str, module: nn.Module, *, empty: object = None) -> None:
+    def shard(name: str, module: nn.Module, *, empty: object = None, within: object = None) -> None:
         for block in reversed(blocks_of(module)):
             arrive(block)
 
