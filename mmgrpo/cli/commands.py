@@ -285,10 +285,14 @@ def explain(
         int | None, typer.Option(min=1, help="predict memory and time on each of so many, from shapes alone")
     ] = None,
     accelerate: Annotated[str, typer.Option(help="how they hold the model: gpus, fsdp2, zero2 or zero3")] = "gpus",
-    tflops: Annotated[float, typer.Option(min=1e-6, help="1e12 operations a second that a process gets done")] = 400.0,
-    memory_gb_s: Annotated[float, typer.Option(min=1e-6, help="1e9 bytes a second, read or written")] = 2500.0,
-    launch_us: Annotated[float, typer.Option(min=0, help="1e-6 seconds that an operator takes at the least")] = 10.0,
-    link_gb_s: Annotated[float, typer.Option(min=1e-6, help="between processes, of each")] = 50.0,
+    tflops: Annotated[
+        float | None, typer.Option(min=1e-6, help="1e12 operations a second that a process gets done")
+    ] = None,
+    memory_gb_s: Annotated[float | None, typer.Option(min=1e-6, help="1e9 bytes a second, read or written")] = None,
+    launch_us: Annotated[
+        float | None, typer.Option(min=0, help="1e-6 seconds that an operator takes at the least")
+    ] = None,
+    link_gb_s: Annotated[float | None, typer.Option(min=1e-6, help="between processes, of each")] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="take what this machine does in place of the first three")
     ] = False,
@@ -305,7 +309,7 @@ def explain(
             raise ConfigError(f"--accelerate {accelerate}: what is predicted is {', '.join(engines)}")
         if measure and processes is None:
             raise ConfigError("--measure is of what is predicted; say of how many processes: --processes N")
-        if measure and (tflops, memory_gb_s, launch_us) != (400.0, 2500.0, 10.0):
+        if measure and (tflops, memory_gb_s, launch_us) != (None, None, None):
             raise ConfigError("--measure is in place of --tflops, --memory-gb-s and --launch-us; leave it or them out")
         width = min(WIDTH, console.width) if sys.stdout.isatty() else WIDTH
         for settings in singles_of(settings_of(config, overrides, computes=False, trust=trust)):
@@ -316,8 +320,9 @@ def explain(
                 from mmgrpo.explain.scale import Engine, planned, scale_rows
 
                 plan = planned(settings, num_processes=processes, prompt_tokens=prompt_tokens)
-                machine = Machine(tflops=tflops, memory_gb_s=memory_gb_s, launch_us=launch_us, link_gb_s=link_gb_s)
-                machine = measured(plan.dtype, device=plan.device, link_gb_s=link_gb_s) if measure else machine
+                numbers = {"tflops": tflops, "memory_gb_s": memory_gb_s, "launch_us": launch_us, "link_gb_s": link_gb_s}
+                machine = Machine(**{name: number for name, number in numbers.items() if number is not None})
+                machine = measured(plan.dtype, device=plan.device, link_gb_s=machine.link_gb_s) if measure else machine
                 typer.echo(told(scale_rows(plan, processes, machine, Engine(accelerate)), width))
 
 

@@ -23,10 +23,6 @@ ADAMW_MOVES = (2, 3, 2, 4, 2, 2, 2, 4)
 """How often its size each operator of a parameter's step reads and writes: decay, first moment, second moment (two),
 root, correction, eps, step."""
 AVERAGE_MOVES = 3
-SIDE = {"cpu": 1024}
-OTHER_SIDE = 8192
-NUMBERS = {"cpu": 2**25}
-OTHER_NUMBERS = 2**28
 TURNS = 5
 
 
@@ -157,7 +153,7 @@ def measured(dtype: torch.dtype, *, device: torch.device, link_gb_s: float) -> M
     Returns:
         The machine. Kernels of other shapes do less, as products of few rows on a CPU.
     """
-    side, numbers = SIDE.get(device.type, OTHER_SIDE), NUMBERS.get(device.type, OTHER_NUMBERS)
+    side, numbers = (1024, 2**25) if device.type == "cpu" else (8192, 2**28)
     left_SS, right_SS = (torch.randn(side, side, device=device, dtype=dtype) for _ in "ab")
     product = _fastest(lambda: left_SS @ right_SS, device)
     term_N = torch.randn(numbers, device=device)
