@@ -87,7 +87,7 @@ def compared(kind: str, lora: dict[str, Any] | None, checkpointing: bool, machin
     drawn = policy.rollout([prompt], group_size=GROUP, seed=0)  # what is tried first is not measured
     length = drawn.trace.prompts[0].length if isinstance(policy, LanguagePolicy) else 1
     plan = planned(config, prompt_tokens=length)
-    memory, seconds = plan.memory(1), plan.seconds(1, machine)
+    memory, seconds = plan.memory(), plan.seconds(machine)
     modules = policy.pipeline.components.values() if isinstance(policy, DenoisingPolicy) else [policy.model]
     parameters = {id(p): p for m in modules if isinstance(m, torch.nn.Module) for p in m.parameters()}
     optimizer = torch.optim.AdamW(policy.trainable, lr=0.0)

@@ -34,7 +34,7 @@ def table() -> Iterator[str]:
             plan = planned(sized, num_processes=num, prompt_tokens=tokens)
             machine = Machine(link_gb_s=LINKS[num > NODE])
             for engine in (Engine.GPUS, Engine.FSDP2) if num > 1 else (Engine.GPUS,):
-                memory, seconds = plan.memory(num, engine), plan.seconds(num, machine, engine)
+                memory, seconds = plan.memory(engine), plan.seconds(machine, engine)
                 parts = (getattr(seconds, one.name) for one in fields(seconds))
                 told = " | ".join(f"{one:.3g}" for one in parts)
                 name = "whole" if engine is Engine.GPUS else "parts"

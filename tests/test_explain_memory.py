@@ -120,7 +120,7 @@ def test_what_stays_is_what_a_live_policy_holds() -> None:
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
         plan = planned(validated({**config.model_dump(), "policy": {"name": "language", **named}}))
-        held = plan.memory(1).held
+        held = plan.memory().held
         assert held.trained == sum(p.nbytes for p in policy.trainable)
         assert held.frozen == sum(p.nbytes for p in policy.model.parameters() if not p.requires_grad)
         assert held.moments == sum(one.nbytes for state in optimizer.state.values() for one in state.values())
@@ -144,19 +144,20 @@ def test_what_stays_is_what_each_of_two_processes_holds_in_parts(tmp_path: Path)
     found = on_two(tmp_path, (), function="held_in_parts", module="tests.test_explain_memory")
     config = load_config("quickstart/arithmetic-text")
     for lora, (trained, frozen) in zip(LORAS, found, strict=True):
-        plan = planned(validated({**config.model_dump(), "policy": {"name": "language", **settings_with(lora)}}))
-        said = plan.memory(2, Engine.FSDP2).held
+        run = validated({**config.model_dump(), "policy": {"name": "language", **settings_with(lora)}})
+        said = planned(run, num_processes=2).memory(Engine.FSDP2).held
         assert (said.trained, said.frozen) == (trained, frozen)
 
 
 def test_a_plan_is_told() -> None:
-    plan = planned(load_config("quickstart/arithmetic-text"), prompt_tokens=8)
-    said = dict(scale_rows(plan, 3, Machine(), Engine.FSDP2))
+    config = load_config("quickstart/arithmetic-text")
+    alone, two, plan = (planned(config, num_processes=num, prompt_tokens=8) for num in (1, 2, 3))
+    said = dict(scale_rows(plan, Machine(), Engine.FSDP2))
     assert said["processes"] == "3, the model in parts (FSDP2): predicted, not measured"
     assert "GiB at the most on each: trained" in said["memory"]
-    assert plan.seconds(1, Machine(), Engine.FSDP2).gathers == plan.seconds(1, Machine(), Engine.FSDP2).sums == 0
-    assert plan.seconds(2, Machine(), Engine.FSDP2).gathers == pytest.approx(
-        2 * plan.seconds(2, Machine(link_gb_s=100.0), Engine.FSDP2).gathers
+    assert alone.seconds(Machine(), Engine.FSDP2).gathers == alone.seconds(Machine(), Engine.FSDP2).sums == 0
+    assert two.seconds(Machine(), Engine.FSDP2).gathers == pytest.approx(
+        2 * two.seconds(Machine(link_gb_s=100.0), Engine.FSDP2).gathers
     )
 
 
@@ -165,9 +166,9 @@ def test_engines_hold_and_gather_what_they_say(lora: dict[str, Any] | None) -> N
     config = load_config("quickstart/arithmetic-text")
     named = {"name": "language", **settings_with(lora)}
     runtime = {**config.runtime.model_dump(), "gather_for_rollout": True}
-    plan = planned(validated({**config.model_dump(), "policy": named, "runtime": runtime}))
-    memory = {engine: plan.memory(2, engine) for engine in Engine}
-    seconds = {engine: plan.seconds(2, Machine(), engine) for engine in Engine}
+    plan = planned(validated({**config.model_dump(), "policy": named, "runtime": runtime}), num_processes=2)
+    memory = {engine: plan.memory(engine) for engine in Engine}
+    seconds = {engine: plan.seconds(Machine(), engine) for engine in Engine}
     fsdp2, zero2, zero3 = Engine.FSDP2, Engine.ZERO2, Engine.ZERO3
     assert memory[zero3] == memory[fsdp2]
     assert seconds[zero3] == seconds[fsdp2]

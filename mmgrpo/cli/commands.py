@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.table import Table
@@ -320,10 +320,15 @@ def explain(
                 from mmgrpo.explain.scale import Engine, planned, scale_rows
 
                 plan = planned(settings, num_processes=processes, prompt_tokens=prompt_tokens)
-                numbers = {"tflops": tflops, "memory_gb_s": memory_gb_s, "launch_us": launch_us, "link_gb_s": link_gb_s}
+                numbers: dict[str, Any] = {
+                    "tflops": tflops,
+                    "memory_gb_s": memory_gb_s,
+                    "launch_us": launch_us,
+                    "link_gb_s": link_gb_s,
+                }
                 machine = Machine(**{name: number for name, number in numbers.items() if number is not None})
                 machine = measured(plan.dtype, device=plan.device, link_gb_s=machine.link_gb_s) if measure else machine
-                typer.echo(told(scale_rows(plan, processes, machine, Engine(accelerate)), width))
+                typer.echo(told(scale_rows(plan, machine, Engine(accelerate)), width))
 
 
 @app.command("serve-rewards")

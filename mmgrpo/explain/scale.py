@@ -100,16 +100,17 @@ class Seconds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A run's policy, looked at once; ``memory`` and ``seconds`` are for any number of processes."""
+    """A run's policy, looked at once for a number of processes."""
 
     config: RunConfig
     outline: Outline
     passes: Passes
     names_kept: int
+    num_processes: int
 
-    def memory(self, num_processes: int, engine: Engine = Engine.GPUS) -> Memory:
-        """Of each of so many processes."""
-        outline, parts = self.outline, self._parts(num_processes, engine)
+    def memory(self, engine: Engine = Engine.GPUS) -> Memory:
+        """Of each process."""
+        outline, parts = self.outline, self._parts(engine)
         full = [] if self._lora else [outline.modules[name] for name in outline.trained]
         sizes = sum(block_sizes(parts))
         return Memory(
@@ -117,7 +118,7 @@ class Planned:
                 outline.modules.values(),
                 copied=full,
                 sharded=parts,
-                num_processes=num_processes,
+                num_processes=self.num_processes,
                 averages=self.config.update.ema is not None,
                 num_copies=self.names_kept,
             ),
@@ -127,14 +128,14 @@ class Planned:
             update=self.passes.update.num_bytes,
         )
 
-    def seconds(self, num_processes: int, machine: Machine, engine: Engine = Engine.GPUS) -> Seconds:
-        """Of a step on each of so many processes; a group is whole, so that a process has one at least."""
-        config, outline, passes = self.config, self.outline, self.passes
+    def seconds(self, machine: Machine, engine: Engine = Engine.GPUS) -> Seconds:
+        """Of a step on each process; a group is whole, so that a process has one at least."""
+        config, outline, passes, num_processes = self.config, self.outline, self.passes, self.num_processes
         rows = ceil(config.rollout.prompts_per_step / num_processes) * config.rollout.group_size
         drawn, beside, learnt = _forwards(config)
         share, link = (num_processes - 1) / num_processes, machine.link_gb_s * 1e9
-        parts, num_updates = self._parts(num_processes, engine), config.update.epochs * config.update.minibatches
-        gathers, summed = 0.0, self.memory(num_processes, engine).held.gradients
+        parts, num_updates = self._parts(engine), config.update.epochs * config.update.minibatches
+        gathers, summed = 0.0, self.memory(engine).held.gradients
         if parts:
             gathered, trained = sum(block_sizes(parts)), 0 if self._lora else 1
             drawing = ceil(rows / outline.rollout_rows) * drawn * passes.rollout_calls
@@ -171,9 +172,9 @@ class Planned:
     def _lora(self) -> bool:
         return _settings_of(self.config).lora is not None
 
-    def _parts(self, num_processes: int, engine: Engine) -> Sequence[nn.Module]:
+    def _parts(self, engine: Engine) -> Sequence[nn.Module]:
         """The modules whose blocks lie in parts; ZeRO-2 leaves whole what carries an adapter."""
-        whole = num_processes == 1 or engine is Engine.GPUS or (engine is Engine.ZERO2 and self._lora)
+        whole = self.num_processes == 1 or engine is Engine.GPUS or (engine is Engine.ZERO2 and self._lora)
         return () if whole else self.outline.sharded
 
 
@@ -205,12 +206,14 @@ def planned(config: RunConfig, *, num_processes: int = 1, prompt_tokens: int = 5
     found = outline(settings, prompt_tokens=prompt_tokens, group_size=group_size, num_rows=num_rows)
     reads = config.advantage.kl_beta > 0 or REFERENCE in build_objective(config.objective).views
     copies = int(reads and settings.lora is None)
-    return Planned(config=config, outline=found, passes=passes_of(found), names_kept=copies)
+    return Planned(
+        config=config, outline=found, passes=passes_of(found), names_kept=copies, num_processes=num_processes
+    )
 
 
-def scale_rows(plan: Planned, num_processes: int, machine: Machine, engine: Engine) -> Iterator[tuple[str, str]]:
+def scale_rows(plan: Planned, machine: Machine, engine: Engine) -> Iterator[tuple[str, str]]:
     """Lines of ``mmgrpo explain``."""
-    memory, seconds = plan.memory(num_processes, engine), plan.seconds(num_processes, machine, engine)
+    num_processes, memory, seconds = plan.num_processes, plan.memory(engine), plan.seconds(machine, engine)
     words = engine.words if memory.learning else Engine.GPUS.words
     yield "processes", f"{num_processes}, the model {words}: predicted, not measured"
     held = memory.held
