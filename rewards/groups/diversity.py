@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any, Literal, final
 
 import numpy as np
+import regex
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -122,7 +122,7 @@ def similarities(features: Features, compare: Callable[[Any, Any], float]) -> Ma
 
 def ngrams(text: str, size: int) -> frozenset[tuple[str, ...]]:
     """The word n-grams of a text, without case and punctuation; all its words as one where there are fewer."""
-    words = re.findall(r"\w+", text[:MAX_TEXT_CHARS].casefold())
+    words = regex.findall(r"[\w\p{M}]+", text[:MAX_TEXT_CHARS].casefold())
     return frozenset(tuple(words[i : i + size]) for i in range(max(len(words) - size, 0) + 1))
 
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import regex
+
 from mmgrpo.errors import ConfigError
 
 Place = Literal["none", "tag", "boxed", "line"]
@@ -88,9 +90,27 @@ def normalised(text: str, *, ignore_case: bool = True) -> str | None:
     return plain.casefold() if ignore_case else plain
 
 
+_WORD = regex.compile(r"[\p{L}\p{N}][\p{L}\p{N}\p{M}]*(?:['\u2019][\p{L}\p{N}][\p{L}\p{N}\p{M}]*)*")
+_CHARACTER = regex.compile(r"[\p{L}\p{N}]\p{M}*")
+_INVISIBLE = regex.compile(r"\p{Cf}")
+
+
 def words(text: str) -> list[str]:
-    """The words of a text, normalised, without punctuation; underscores part words. Empty for a text too long."""
-    return re.findall(r"[^\W_]+(?:['\u2019][^\W_]+)*", normalised(text) or "")
+    """The words of a text, normalised, without punctuation; underscores separate words. Empty for a text too long.
+
+    A word begins with a letter or a digit and keeps its combining marks: vowel signs of Hindi, Bengali, Thai, Tamil,
+    points of Hebrew and Arabic. Characters without a glyph (joiners, soft hyphens, marks of direction) are removed.
+    """
+    return _WORD.findall(_visible(text))
+
+
+def characters(text: str) -> list[str]:
+    """The letters and digits of a text, normalised, each with its combining marks. Empty for a text too long."""
+    return _CHARACTER.findall(_visible(text))
+
+
+def _visible(text: str) -> str:
+    return _INVISIBLE.sub("", normalised(text) or "")
 
 
 def json_values(text: str) -> list[Any]:

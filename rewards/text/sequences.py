@@ -8,7 +8,7 @@ from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import compared
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, normalised, one_of, place_of, words
+from mmgrpo.rewards.parsing.extraction import Extract, characters, extracted, one_of, place_of, words
 from mmgrpo.rewards.parsing.references import graded
 from mmgrpo.types import Sample, Score
 
@@ -76,7 +76,7 @@ class Ordering:
         return Score(share * most * (sum(1 for _ in groupby(known)) if self._turns else 1), said)
 
     def _read(self, text: str) -> list[str]:
-        return words(text) if self._items == "words" else [char for char in normalised(text) or "" if char.isalnum()]
+        return words(text) if self._items == "words" else characters(text)
 
 
 def displacement(stated: Sequence[str], known: Sequence[str]) -> float:
