@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from mmgrpo.config import PromptsConfig, ReadingConfig
+from mmgrpo.data.arrow_values import without_null_keys
 from mmgrpo.data.json_texts import json_of, row_of, text_of
 from mmgrpo.data.prompt_media import (
     COLUMNS,
@@ -363,7 +364,8 @@ def _from_dataset(dataset: Any, rules: _Rules, where: str, folder: Path | None) 
             value, called = as_stored[number].column(name)[0].as_py(), f"{where}, row {number}, column '{name}'"
             refuse_far(value, called, allow_fetch=rules.allow_fetch, roots=roots)
         found = plain[number] if plain.column_names else {}
-        return {**found, **{name: _stored(encoded, number, name, rules.pictures) for name in shown}}
+        found |= {name: _stored(encoded, number, name, rules.pictures) for name in shown}
+        return {name: without_null_keys(value) for name, value in found.items()}
 
     for number in range(len(dataset)):
         yield from rules.prompt(partial(row, number), f"{where}, row {number}", folder)
