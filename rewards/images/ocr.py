@@ -25,15 +25,30 @@ Around = Literal["forgiven", "counted"]
 MAX_CHARS = 10_000
 """Longer texts are cut: an engine that sees text in noise must not take minutes to compare."""
 
-_QUOTED = re.compile(r"\"([^\"]*)\"|\u201c([^\u201d]+)\u201d|\u00ab([^\u00bb]+)\u00bb|(?<!\w)'([^']+)'(?!\w)")
+_LATIN = (
+    "\u201c\u201d",
+    "\u201e\u201c",
+    "\u201e\u201d",
+    "\u00ab\u00bb",
+    "\u00bb\u00ab",
+    "\u2039\u203a",
+    "\u203a\u2039",
+)
+_CJK = ("\u300c\u300d", "\u300e\u300f", "\u301d\u301f", "\uff02\uff02")
+_QUOTED = re.compile(
+    "|".join(rf"{opening}([^{opening}{closing}]+){closing}" for opening, closing in (*_LATIN, *_CJK))
+    + r"|(?<!\d)\"([^\"]*)\""  # a mark behind a digit is inches
+    + "".join(rf"|(?<!\w){a}((?:[^{a}{b}]|(?<=\w){b}(?=\w))+){b}(?!\w)" for a, b in ("''", "\u2018\u2019"))
+)
 
 
 @final
 class OcrAccuracy:
     """Reward: how much of the text asked for stands in the picture, 1 - edit distance / length.
 
-    What is asked for is the text in ``column``, or without one what stands in quotes in the prompt, several joined by
-    blanks; a row with neither is not judged. Both texts are compared in Unicode NFKC, case folded, without white space.
+    What is asked for is the text in ``column``, or without one the text in quotation marks in the prompt (English,
+    German, French, Chinese and Japanese ones, double or single), several joined by blanks; a row with neither is not
+    scored. Both texts are compared in Unicode NFKC, case folded, without white space.
     ``around: forgiven``: other text in the picture costs nothing if what is asked for stands there in one piece, and
     the distance is divided by the length asked for, at least 0. ``counted``: every letter too many counts, and the
     distance is divided by the longer of the two. Of a video ``frames`` are read, and the mean is taken.

@@ -80,6 +80,12 @@ def test_long_texts_come_to_an_end() -> None:
         ("the dog's bowl and the cat's tail", None),
         ('an empty "" or " " sign', None),
         ("no text", None),
+        ("ein Schild mit \u201eHallo Welt\u201c", "Hallo Welt"),
+        ("\u5199\u7740\u300c\u4f60\u597d\u300d\u7684\u724c\u5b50", "\u4f60\u597d"),
+        ("\u00bbHallo\u00ab and \u2039oui\u203a", "Hallo oui"),
+        ("a sign that says 'Don't stop'", "Don't stop"),
+        ("a note \u2018we\u2019re open\u2019", "we\u2019re open"),
+        ('a 24" screen that shows "OPEN 24"', "OPEN 24"),
         ('"' * 9_999, None),
     ],
 )
