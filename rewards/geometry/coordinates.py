@@ -14,6 +14,7 @@ MAX_COORDINATE = 1e6
 MAX_DEPTH = 32
 
 _BOX_KEYS = ("bbox_2d", "bbox", "box_2d", "box")
+_EDGE_KEYS = (("x1", "y1", "x2", "y2"), ("xmin", "ymin", "xmax", "ymax"), ("left", "top", "right", "bottom"))
 _POINT_KEYS = ("point_2d", "point", "coordinate", "position")
 _LABEL_KEYS = ("label", "labels", "category", "class")
 _SCORE_KEYS = ("score", "confidence")
@@ -32,9 +33,10 @@ class Stated:
 def stated_boxes(source: Any) -> list[Stated]:
     """The boxes in a text, or in the value of a data row, in order.
 
-    A box is a list of four numbers, two corners, or an object with one of these as ``bbox_2d``, ``bbox``, ``box_2d`` or
-    ``box`` and perhaps a ``label`` and a ``score``. A text without brackets that states exactly four numbers is one
-    box. Numbers beyond ``MAX_COORDINATE`` are none.
+    A box is a list of four numbers, two corners, an object that names its edges (``x1 y1 x2 y2``, ``xmin ymin xmax
+    ymax``, ``left top right bottom``), or an object with one of these as ``bbox_2d``, ``bbox``, ``box_2d`` or ``box``
+    and perhaps a ``label`` and a ``score``. Numbers may be texts. A text without brackets that states exactly four
+    numbers is one box. Numbers beyond ``MAX_COORDINATE`` are none.
     """
     values = json_values(source) if isinstance(source, str) else [source]
     found = list(_boxes(values if isinstance(source, str) else source, _Named(), 0))
@@ -135,7 +137,9 @@ def _held(value: Mapping[Any, Any], keys: tuple[str, ...]) -> Any:
 
 
 def _four(value: Any) -> list[float] | None:
-    """Four numbers, or two corners."""
+    """Four numbers, two corners, or an object that names its edges."""
+    if isinstance(value, Mapping):
+        return next((_numbers([value.get(key) for key in edges], 4) for edges in _EDGE_KEYS if edges[0] in value), None)
     if isinstance(value, list | tuple) and len(value) == 2:
         corners = [_numbers(corner, 2) for corner in value]
         return [*corners[0], *corners[1]] if corners[0] is not None and corners[1] is not None else None
@@ -176,8 +180,13 @@ def _spans(value: Any, depth: int) -> Iterator[tuple[float, float]]:
 def _numbers(value: Any, count: int) -> list[float] | None:
     if not isinstance(value, list | tuple) or len(value) != count:
         return None
-    found = [number for number in map(finite, value) if number is not None and abs(number) <= MAX_COORDINATE]
+    found = [number for number in map(_number, value) if number is not None and abs(number) <= MAX_COORDINATE]
     return found if len(found) == count else None
+
+
+def _number(value: Any) -> float | None:
+    """A number, or a text of nothing but one."""
+    return float(value) if isinstance(value, str) and _PLAIN.fullmatch(value.strip()) else finite(value)
 
 
 def _label(label: Any) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 from mmgrpo.data.media import opened
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.rewards.geometry.boxes import NORMALISED, Box, CoordinateFrame, FrameName, Layout, Point, box_of
-from mmgrpo.rewards.geometry.coordinates import Stated
+from mmgrpo.rewards.geometry.coordinates import Stated, box_list, one_box
 from mmgrpo.rewards.parsing.extraction import one_of
 from mmgrpo.types import Prompt
 
@@ -68,6 +68,34 @@ class Coordinates:
         source = self.of_model(prompt) if stated else target
         made = [box_of(one.numbers, self.layout, source).to(target) for one in stated]
         return made, [box_of(one.numbers, self.reference_layout, target) for one in known]
+
+    def one_reference(self, value: Any) -> Stated | None:
+        """The box of a data row; None unless it holds exactly one, and one with an area, which an answer can overlap.
+
+        Args:
+            value: the column's value.
+
+        Returns:
+            The box.
+        """
+        return self.with_area(one_box(value))
+
+    def reference_list(self, value: Any) -> list[Stated] | None:
+        """The boxes of a data row; None for anything else, and where one of them has no area.
+
+        Args:
+            value: the column's value; an empty list or text of one: there are none.
+
+        Returns:
+            The boxes.
+        """
+        boxes = box_list(value)
+        return None if boxes is None or not all(map(self.with_area, boxes)) else boxes
+
+    def with_area(self, box: Stated | None) -> Stated | None:
+        """A box of the data; None for one without an area, such as one with swapped corners."""
+        frame = CoordinateFrame(self.reference_frame)
+        return None if box is None or box_of(box.numbers, self.reference_layout, frame).empty else box
 
     def points(self, prompt: Prompt, stated: Sequence[tuple[float, float]]) -> list[Point]:
         """The points of an answer in the reference's frame."""

@@ -71,8 +71,15 @@ class GuiAction:
         self._extract: Extract = place_of("GuiAction.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("gui_action", samples, self._column, _one_action)
+        known = references("gui_action", samples, self._column, self._one_action)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+
+    def _one_action(self, value: Any) -> Action | None:
+        """The action of a data row; None unless it holds exactly one, whose box, if it has one, has an area."""
+        actions = actions_in(value)
+        if len(actions) != 1 or (actions[0].box and self._coordinates.with_area(Stated(actions[0].box)) is None):
+            return None
+        return actions[0]
 
     def _score(self, sample: Sample, wanted: Action) -> Score:
         stated = actions_in(extracted(sample.text or "", self._extract) or "")
@@ -130,11 +137,6 @@ def word_f1(stated: str, wanted: str) -> float:
             not made and not known and (plain := normalised(stated)) is not None and plain == normalised(wanted)
         )
     return 2 * (made & known).total() / (made.total() + known.total())
-
-
-def _one_action(value: Any) -> Action | None:
-    found = actions_in(value)
-    return found[0] if len(found) == 1 else None
 
 
 def _written(action: Action) -> str:

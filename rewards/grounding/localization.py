@@ -12,8 +12,6 @@ from mmgrpo.rewards.explaining import drawn_boxes, drawn_points, drawn_spans, ro
 from mmgrpo.rewards.geometry.boxes import Box, giou, iou
 from mmgrpo.rewards.geometry.coordinates import (
     Stated,
-    box_list,
-    one_box,
     pair,
     points_in,
     span_iou,
@@ -38,7 +36,8 @@ class BoxIou:
     touch, ``threshold`` 1 for an IoU of at least ``threshold``, else 0. No box, several, a swapped or empty one score
     the least.
 
-    Read are JSON (``[x1, y1, x2, y2]``, ``{"bbox_2d": [..]}``), ``(x1,y1),(x2,y2)``, and four bare numbers.
+    Read are JSON (``[x1, y1, x2, y2]``, ``{"bbox_2d": [..]}``, ``{"x1": .., "y1": .., "x2": .., "y2": ..}``),
+    ``(x1,y1),(x2,y2)``, and four bare numbers. A reference without an area is not scored.
 
     Settings: ``coordinates`` declares the frames and layouts of model and data, see "Coordinates"; ``extract`` as in
     ``exact_match``.
@@ -64,7 +63,7 @@ class BoxIou:
         self._extract: Extract = place_of("BoxIou.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("box_iou", samples, self._column, one_box)
+        known = references("box_iou", samples, self._column, self._coordinates.one_reference)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
 
     def _score(self, sample: Sample, reference: Stated) -> Score:
@@ -125,7 +124,7 @@ class Detection:
         self._assigned = required("scipy.optimize", "reward detection").linear_sum_assignment
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("detection", samples, self._column, box_list)
+        known = references("detection", samples, self._column, self._coordinates.reference_list)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
 
     def _score(self, sample: Sample, known: list[Stated]) -> Score:
@@ -172,7 +171,7 @@ class PointInBox:
     Settings: ``coordinates`` and ``extract`` as in ``box_iou``.
     Range: 0 or 1.
     Source: Luo et al. 2025 (GUI-R1), arXiv:2504.10458. Deviation: the answer is parsed, never evaluated.
-    Traps: boxes of a few pixels give no signal at the start; a swapped or empty reference box is never hit.
+    Traps: boxes of a few pixels give no signal at the start.
     """
 
     def __init__(
@@ -186,7 +185,7 @@ class PointInBox:
         self._extract: Extract = place_of("PointInBox.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("point_in_box", samples, self._column, one_box)
+        known = references("point_in_box", samples, self._column, self._coordinates.one_reference)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
 
     def _score(self, sample: Sample, reference: Stated) -> Score:

@@ -63,8 +63,19 @@ class MaskIou:
         self._extract: Extract = place_of("MaskIou.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("mask_iou", samples, self._column, _region)
+        known = references("mask_iou", samples, self._column, self._region)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+
+    def _region(self, value: Any) -> list[Shape] | None:
+        """The reference: masks of one size, or polygons and boxes; None where they cover nothing."""
+        shapes = shapes_in(value) or []
+        sizes = {shape.size if isinstance(shape, Mask) else None for shape in shapes}
+        return shapes if len(sizes) == 1 and any(map(self._has_area, shapes)) else None
+
+    def _has_area(self, shape: Shape) -> bool:
+        if isinstance(shape, Mask):
+            return bool(shape.grid_HW.any())
+        return self._coordinates.with_area(shape) is not None if isinstance(shape, Stated) else True
 
     def _score(self, sample: Sample, known: list[Shape]) -> Score:
         stated = shapes_in(extracted(sample.text or "", self._extract) or "")
@@ -202,13 +213,6 @@ def _moved(shape: Shape, layout: Layout, source: CoordinateFrame, target: Coordi
         return None if box.empty else Polygon(edges)
     points = [Point(x, y, source).to(target) for x, y in shape.corners]
     return Polygon(tuple((point.x, point.y) for point in points))
-
-
-def _region(value: Any) -> list[Shape] | None:
-    """The reference: masks of one size, or polygons and boxes."""
-    found = shapes_in(value) or []
-    sizes = {shape.size if isinstance(shape, Mask) else None for shape in found}
-    return found if len(sizes) == 1 else None
 
 
 def _named(shapes: Sequence[Shape]) -> str:

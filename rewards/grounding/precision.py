@@ -10,7 +10,7 @@ import numpy as np
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import drawn_boxes, rounded, too_many
 from mmgrpo.rewards.geometry.boxes import Box, iou
-from mmgrpo.rewards.geometry.coordinates import Stated, box_list, stated_boxes
+from mmgrpo.rewards.geometry.coordinates import Stated, stated_boxes
 from mmgrpo.rewards.geometry.frames import Declared, declared
 from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, place_of, share
 from mmgrpo.rewards.parsing.references import references
@@ -70,7 +70,7 @@ class AveragePrecision:
         self._extract: Extract = place_of(f"{owner}.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("average_precision", samples, self._column, box_list)
+        known = references("average_precision", samples, self._column, self._coordinates.reference_list)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
 
     def _score(self, sample: Sample, known: list[Stated]) -> Score:

@@ -77,8 +77,15 @@ class Tracking:
         self._extract: Extract = place_of("Tracking.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("tracking", samples, self._column, _reference)
+        known = references("tracking", samples, self._column, self._reference)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+
+    def _reference(self, value: Any) -> _Track | None:
+        track = track_in(value)
+        boxes = track.boxes.values()
+        if not 0 < len(boxes) <= MAX_MOMENTS or not all(map(self._coordinates.with_area, boxes)):
+            return None
+        return track if track.span is None or track.span[1] > track.span[0] else None
 
     def _score(self, sample: Sample, known: _Track) -> Score:
         stated = track_in(extracted(sample.text or "", self._extract) or "")
@@ -171,10 +178,3 @@ def _span(value: Any) -> tuple[float, float] | None:
         ends = [_moment(end) for end in held]
         return (ends[0], ends[1]) if ends[0] is not None and ends[1] is not None else None
     return pair(held)
-
-
-def _reference(value: Any) -> _Track | None:
-    track = track_in(value)
-    if not track.boxes or len(track.boxes) > MAX_MOMENTS:
-        return None
-    return track if track.span is None or track.span[1] > track.span[0] else None

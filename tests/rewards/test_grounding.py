@@ -29,6 +29,7 @@ def same(**settings: Any) -> dict[str, Any]:
         "<|box_start|>(10,20),(30,40)<|box_end|>",
         "[[10, 20], [30, 40]]",
         "{'box': (10, 20, 30, 40)}",
+        "[10, 20, 30, '40']",
         "10 20 30 40",
         "<box>10,20,30,40</box>",
     ],
@@ -39,7 +40,7 @@ def test_boxes_are_read_as_models_write_them(text: str):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "10 20 30", "1 2 3 4 5", "[10, 20, 30]", "[10, 20, 30, '40']", "[1e9, 0, 1, 1]", "[true, 1, 2, 3]", "[[]]"],
+    ["", "10 20 30", "1 2 3 4 5", "[10, 20, 30]", "[10, 20, 30, 'wide']", "[1e9, 0, 1, 1]", "[true, 1, 2, 3]", "[[]]"],
 )
 def test_what_is_no_box_is_none(text: str):
     assert stated_boxes(text) == []
