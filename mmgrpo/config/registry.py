@@ -42,7 +42,7 @@ REWARDS: Mapping[str, str] = {
     "jpeg_size": "mmgrpo.rewards.images.pixels:JpegSize",
     "brightness": "mmgrpo.rewards.images.pixels:Brightness",
     "exact_match": "mmgrpo.rewards.text.answers:ExactMatch",
-    "multiple_choice": "mmgrpo.rewards.text.answers:MultipleChoice",
+    "multiple_choice": "mmgrpo.rewards.text.choices:MultipleChoice",
     "yes_no": "mmgrpo.rewards.text.answers:YesNo",
     "classification": "mmgrpo.rewards.text.answers:Classification",
     "label_set": "mmgrpo.rewards.text.answers:LabelSet",

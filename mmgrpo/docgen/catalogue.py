@@ -23,7 +23,13 @@ MARK = "<!-- From here on generated from the docstrings: python -m mmgrpo.docgen
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "Answers": (
-        *("rewards.text.answers", "rewards.text.quantities", "rewards.text.charts", "rewards.text.values"),
+        *(
+            "rewards.text.answers",
+            "rewards.text.choices",
+            "rewards.text.quantities",
+            "rewards.text.charts",
+            "rewards.text.values",
+        ),
         *("rewards.text.mathematics", "rewards.text.captions", "rewards.text.number_lists", "rewards.text.sequences"),
         *("rewards.text.coverage", "rewards.text.forecasts", "rewards.text.tables", "rewards.text.tool_calls"),
         *("rewards.text.records", "rewards.text.meanings", "rewards.text.transcripts"),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
 from mmgrpo.rewards.parsing.extraction import extracted
+from mmgrpo.rewards.parsing.scalars import plain_value
 from mmgrpo.types import Sample, Score
 
 logger = logging.getLogger(__name__)
@@ -23,12 +27,13 @@ def references(owner: str, samples: Sequence[Sample], column: str, read: Callabl
         owner: name of the reward, for the warning about references that it cannot read.
         samples: what is to be judged.
         column: name of the column.
-        read: makes a reference of a value; None if the value is none that the reward understands.
+        read: makes a reference of a value, in Python's own types (see ``plain_value``); None if the value is none that
+            the reward understands.
 
     Returns:
         The references; None for a sample without text, without the column, or with one that ``read`` refused.
     """
-    found = [None if s.text is None else s.prompt.columns.get(column) for s in samples]
+    found = [None if s.text is None else plain_value(s.prompt.columns.get(column)) for s in samples]
     known = [None if value is None else read(_untagged(value)) for value in found]
     strange = [value for value, reference in zip(found, known, strict=True) if value is not None and reference is None]
     if strange and (owner, column) not in _said:
@@ -53,11 +58,28 @@ def graded(
 
 
 def texts(value: Any) -> list[str] | None:
-    """The accepted answers of a reference: a text or number, or a list of them; None if it is neither or empty."""
-    many = value if isinstance(value, list | tuple) else [value]
-    if not many or not all(isinstance(one, str | int | float) for one in many):
+    """The accepted answers of a reference: a text or number, or a list of them; None if it is neither or empty.
+
+    Of a float every usual notation is accepted: 7.0 is "7.0" and "7" (a column of integers with a missing value is read
+    as floats), 1e-05 is "1e-05" and "0.00001".
+    """
+    items = value if isinstance(value, list | tuple) else [value]
+    if not items or not all(isinstance(item, str | int | float) for item in items):
         return None
-    return [_untagged(one) if isinstance(one, str) else str(one) for one in many]
+    return [text for item in items for text in ([_untagged(item)] if isinstance(item, str) else written(item))]
+
+
+def written(number: float) -> list[str]:
+    """The usual notations of a number: as Python prints it, and without exponent or trailing zero."""
+    if isinstance(number, int) or not math.isfinite(number):
+        return [str(number)]
+    positional = np.format_float_positional(number, trim="-")
+    return [str(number)] if positional == str(number) else [str(number), positional]
+
+
+def shortest(value: Any) -> str:
+    """One notation of a value of a data row: of 7.0 it is "7"."""
+    return written(value)[-1] if isinstance(value, float) else str(value)
 
 
 def _untagged(value: Any) -> Any:

@@ -12,6 +12,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.sounds import level_db
 from mmgrpo.rewards.explaining import parts
 from mmgrpo.rewards.parsing.extraction import finite
+from mmgrpo.rewards.parsing.scalars import plain_value
 from mmgrpo.types import Audio, Sample, Score
 
 FRAME_S = 0.02
@@ -115,7 +116,7 @@ class SoundLength:
         return [self._score(sample) for sample in samples]
 
     def _score(self, sample: Sample) -> Score | None:
-        given = finite(sample.prompt.columns.get(self._column))
+        given = finite(plain_value(sample.prompt.columns.get(self._column)))
         wanted = self._seconds if given is None else given
         if sample.audio is None or wanted is None or wanted <= 0:
             return None

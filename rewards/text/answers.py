@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import string
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import compared
-from mmgrpo.rewards.parsing.extraction import MAX_ANSWER_CHARS, Extract, extracted, normalised, one_of, place_of, words
-from mmgrpo.rewards.parsing.letters import standalone_letters
-from mmgrpo.rewards.parsing.references import graded, texts
+from mmgrpo.rewards.parsing.extraction import (
+    MAX_ANSWER_CHARS,
+    Extract,
+    extracted,
+    normalised,
+    one_of,
+    place_of,
+    words,
+)
+from mmgrpo.rewards.parsing.references import graded, shortest, texts
 from mmgrpo.system.extras import required
 from mmgrpo.types import Sample, Score
 
-Several = Literal["wrong", "last"]
 Unit = Literal["characters", "words"]
 
 _TRUTH: Mapping[str, bool] = {"yes": True, "true": True, "no": False, "false": False}
@@ -52,52 +57,6 @@ class ExactMatch:
         plain = None if answer is None else normalised(answer, ignore_case=self._ignore_case)
         equal = plain is not None and plain in [normalised(a, ignore_case=self._ignore_case) for a in accepted]
         return Score(float(equal), compared(answer, accepted))
-
-
-@final
-class MultipleChoice:
-    """Reward: 1 if the answer states the reference's letter and no other, else 0.
-
-    A letter counts where it stands alone: ``B``, ``(B)``, ``B.``, ``**B**``, ``Answer: B``, also among Chinese or
-    Japanese characters and in full width; in lower case only if it is all there is, or in brackets. ``A`` at the start
-    of a sentence before a word is the article, ``I`` before a word the pronoun, ``B-52``, ``C++`` and ``D'accord`` are
-    words. Two different letters are wrong; with ``several: last`` the last one counts, for texts that reason before
-    they answer and have no tags.
-
-    Settings: ``letters`` are the options there are; ``extract`` as in ``exact_match``. The reference, in ``column``, is
-    one of the letters, bare or as ``(B)`` or ``B. a dog``; nothing but several letters ("A, C") is not judged.
-    Range: 0 or 1.
-    Source: the project's own rules for the letter; the task as in MMMU (Yue et al. 2023, arXiv:2311.16502).
-    Traps: an answer by its text ("a dog") is wrong; say in the prompt that the letter is wanted.
-    """
-
-    def __init__(
-        self,
-        column: str = "answer",
-        extract: Extract = "none",
-        letters: str = "ABCDEFGH",
-        several: Several = "wrong",
-    ) -> None:
-        if not letters or not set(letters) <= set(string.ascii_uppercase):
-            raise ConfigError(f"MultipleChoice.letters must be capital letters such as ABCD, got {letters!r}")
-        self._column = column
-        self._extract: Extract = place_of("MultipleChoice.extract", extract)
-        self._letters = letters
-        self._several: Several = one_of("MultipleChoice.several", several, Several)
-
-    def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("multiple_choice", samples, self._column, self._reference, self._score)
-
-    def _reference(self, value: Any) -> str | None:
-        stated = standalone_letters(value, self._letters) if isinstance(value, str) else []
-        several = len(set(stated)) > 1 and not set(words(value)) - {*self._letters.lower(), "and", "or"}
-        return stated[0] if stated and not several else None
-
-    def _score(self, text: str, letter: str) -> Score:
-        stated = list(dict.fromkeys(reversed(standalone_letters(extracted(text, self._extract) or "", self._letters))))
-        if self._several == "wrong" and len(stated) > 1:
-            return Score(0.0, compared(", ".join(sorted(stated)), letter, "several letters"))
-        return Score(float(stated[:1] == [letter]), compared(stated[0] if stated else None, letter))
 
 
 @final
@@ -208,7 +167,7 @@ class LabelSet:
         return graded("label_set", samples, self._column, self._reference, self._score)
 
     def _reference(self, value: Any) -> set[str] | None:
-        known = {_plain(str(label)) for label in value} if isinstance(value, list | tuple) else None
+        known = {_plain(shortest(label)) for label in value} if isinstance(value, list | tuple) else None
         return known if known is not None and known <= self._labels else None
 
     def _score(self, text: str, known: set[str]) -> Score:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.text.answers import Classification, ExactMatch, MultipleChoice, YesNo
+from mmgrpo.rewards.text.answers import Classification, ExactMatch, YesNo
+from mmgrpo.rewards.text.choices import MultipleChoice
 from mmgrpo.rewards.text.mathematics import MathVerify
 from mmgrpo.rewards.text.quantities import Count, Number
 from mmgrpo.types import Sample, Score

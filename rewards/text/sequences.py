@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import compared
 from mmgrpo.rewards.parsing.extraction import Extract, characters, extracted, one_of, place_of, words
-from mmgrpo.rewards.parsing.references import graded
+from mmgrpo.rewards.parsing.references import graded, shortest
 from mmgrpo.types import Sample, Score
 
 Items = Literal["words", "characters"]
@@ -62,7 +62,7 @@ class Ordering:
         return graded("ordering", samples, self._column, self._reference, self._score)
 
     def _reference(self, value: Any) -> list[str] | None:
-        parts = [str(one) for one in value] if isinstance(value, list | tuple) else [str(value)]
+        parts = [shortest(item) for item in value] if isinstance(value, list | tuple) else [shortest(value)]
         known = [item for part in parts for item in self._read(part)]
         repeated = len(set(known)) < len(known) and self._mode == "displacement"
         return known if known and not repeated else None

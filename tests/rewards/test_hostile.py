@@ -18,9 +18,10 @@ from mmgrpo.rewards.grounding.masks import MaskIou
 from mmgrpo.rewards.grounding.precision import AveragePrecision
 from mmgrpo.rewards.grounding.tracks import Tracking
 from mmgrpo.rewards.grounding.trajectories import Trajectory
-from mmgrpo.rewards.text.answers import Classification, EditDistance, ExactMatch, LabelSet, MultipleChoice, YesNo
+from mmgrpo.rewards.text.answers import Classification, EditDistance, ExactMatch, LabelSet, YesNo
 from mmgrpo.rewards.text.captions import CaptionScore
 from mmgrpo.rewards.text.charts import ChartAnswer
+from mmgrpo.rewards.text.choices import MultipleChoice
 from mmgrpo.rewards.text.coverage import Coverage
 from mmgrpo.rewards.text.forecasts import Brier
 from mmgrpo.rewards.text.lengths import Repetition
