@@ -159,12 +159,15 @@ class Given:
         old_logprob_T: log-probability of each decision under the policy that drew it; None: that of the policy at the
             weights of now, without grad.
         origin: where the sample comes from.
+        record: of ``Rollout.record_B``, where a rollout of this policy had the sample as a row: the row is of the same
+            decisions then, which old_logprob_T is of; None: the policy makes decisions of the sample.
     """
 
     sample: Sample
     num_forced: int = 0
     old_logprob_T: Tensor | None = None
     origin: Origin = Origin.GIVEN
+    record: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +187,11 @@ class Rollout:
         origin_B: where each row comes from, a number of ``Origin``; None: all were drawn.
         age_B: how many updates the weights have seen since old_logprob_BT; None: none.
         drawn_by_BT: which row drew each decision, where rows took over the beginnings of others; None: each its own.
+        token_BT: integer, the token that each decision sampled, -1 where there is no decision; None where a decision is
+            not one token. Its columns are those of ``old_logprob_BT``, whatever the order of ``Sample.tokens``.
+        num_decisions_B: how many decisions each row has, in its first columns; None: as many as there are columns.
+        record_B: per row what ``Reading.read`` needs, beside the sample, to make the same decisions of it again, as
+            ``torch.load(weights_only=True)`` reads it; None: nothing.
         num_forwards: model forwards spent, in rows of one sample.
         num_alone: rows that ran by themselves because they depend on what shares their batch.
     """
@@ -200,6 +208,9 @@ class Rollout:
     origin_B: Tensor | None = None
     age_B: Tensor | None = None
     drawn_by_BT: Tensor | None = None
+    token_BT: Tensor | None = None
+    num_decisions_B: Tensor | None = None
+    record_B: Sequence[Mapping[str, Any] | None] | None = None
     num_forwards: int = 0
     num_alone: int = 0
 
@@ -212,7 +223,7 @@ class Rollout:
         shape = self.old_logprob_BT.shape
         if len(shape) != 2 or shape[0] != B:
             raise ShapeError(f"old_logprob_BT must be ({B}, T), got {_describe(self.old_logprob_BT)}")
-        for name in ("mask_BT", "state_BT", "segment_BT", "drawn_by_BT"):
+        for name in ("mask_BT", "state_BT", "segment_BT", "drawn_by_BT", "token_BT"):
             tensor = getattr(self, name)
             if tensor is not None and (tensor.shape != shape or tensor.is_floating_point()):
                 raise ShapeError(f"{name} must be {tuple(shape)} bool or integer, got {_describe(tensor)}")
@@ -222,13 +233,29 @@ class Rollout:
             raise ShapeError("old_logprob_BT is not finite at a decision that mask_BT keeps")
         if [sample.group for sample in self.samples] != self.prompt_index_B.tolist():
             raise ShapeError("prompt_index_B and the samples' group numbers differ")
-        for name in ("origin_B", "age_B"):
+        for name in ("origin_B", "age_B", "num_decisions_B"):
             tensor = getattr(self, name)
             if tensor is not None and (tensor.shape != (B,) or tensor.is_floating_point()):
                 raise ShapeError(f"{name} must be {B} integers, got {_describe(tensor)}")
+        if self.record_B is not None and len(self.record_B) != B:
+            raise ShapeError(f"record_B must hold a record of each of {B} rows, got {len(self.record_B)}")
+        self._require_counts()
         wrong = [str(value) for value, known in self.values.items() if known.shape != shape]
         if wrong:
             raise ShapeError(f"values must be {tuple(shape)} like old_logprob_BT, {', '.join(wrong)} are not")
+
+    def _require_counts(self) -> None:
+        """Raises ShapeError for kept decisions beyond the number of a row's, or without their token."""
+        if self.num_decisions_B is not None:
+            beyond_BT = torch.arange(self.shape[1]) >= self.num_decisions_B.cpu()[:, None]
+            if bool((self.mask_BT.cpu() & beyond_BT).any()):
+                raise ShapeError("mask_BT keeps decisions beyond num_decisions_B")
+        if self.token_BT is not None and bool((self.token_BT < 0)[self.mask_BT].any()):
+            raise ShapeError("token_BT has no token at a decision that mask_BT keeps; None: decisions are no tokens")
+
+    def num_decisions(self, row: int) -> int:
+        """How many decisions a row has."""
+        return self.shape[1] if self.num_decisions_B is None else int(self.num_decisions_B[row])
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -240,6 +267,14 @@ class Rollout:
         """Whether old_logprob_BT is what the weights of now would say: every row is drawn, and by them."""
         drawn = self.origin_B is None or bool((self.origin_B == Origin.DRAWN).all())
         return drawn and (self.age_B is None or not bool(self.age_B.any()))
+
+    @property
+    def unchanged_B(self) -> Tensor:
+        """(B,) bool, the rows whose old_logprob_BT is of the current weights: sampled at this step, and not aged."""
+        unchanged_B = torch.ones(len(self.samples), dtype=torch.bool)
+        if self.origin_B is not None:
+            unchanged_B &= self.origin_B.cpu() == Origin.DRAWN
+        return unchanged_B if self.age_B is None else unchanged_B & (self.age_B.cpu() == 0)
 
     def aged(self) -> Rollout:
         """The same rollout after one more update of the weights."""

@@ -44,6 +44,8 @@ PEERS = Value("peer_divergence")
 """How far the distributions of the group's members are apart at the decision's place; without grad."""
 OF_DISTRIBUTION = frozenset(("entropy", "logprob_mean", "rank", "nucleus_entropy", "top_logprob"))
 """Names of what comes from the whole distribution that a decision is drawn from."""
+OF_STATE = frozenset(("entropy", "logprob_mean", "nucleus_entropy", "top_logprob", "semantic_entropy"))
+"""Names of what depends on the state of a decision alone, and not on what was sampled there."""
 GRADIENT_SQUARE = Value("gradient_square")
 """Squared length of the gradient of the log-probability by the weights of the last layer; without grad."""
 GRADIENT_CURVATURE = Value("gradient_curvature")

@@ -19,6 +19,7 @@ from mmgrpo.maths.ratios import pessimistic_bound
 from mmgrpo.maths.selections import near_policy, ratio_top_entropy, top_entropy
 from mmgrpo.maths.surrogates import clipped, unclipped, vespo
 from mmgrpo.maths.terms import weighted
+from mmgrpo.maths.view_terms import departure
 from mmgrpo.maths.vocabulary_terms import anchored_entropy, clipped_with_candidates
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
@@ -339,3 +340,17 @@ def test_a_measured_rollout_knows_the_divergence_of_each_decision() -> None:
     half = measured(policy, rollout.keep(torch.tensor([True, False] * 3)[:, None]), [k1])
     torch.testing.assert_close(half.values[k1][::2], found.values[k1][::2], rtol=0, atol=2e-5)
     assert (half.values[k1][1::2] == 0).all()
+
+
+def test_departure_from_the_current_weights_has_no_gradient() -> None:
+    # the rollout's log-probabilities are recorded with a rounding error of 1e-6
+    policy = policy_of("llama")
+    rollout = policy.rollout(prompts_of("llama"), group_size=3, seed=3)
+    noise_BT = 1e-6 * torch.randn(rollout.shape, generator=torch.Generator().manual_seed(0))
+    rollout = replace(rollout, old_logprob_BT=rollout.old_logprob_BT + noise_BT)
+    objective = Objective(surrogate=None, aggregate=decision_mean, further=(departure(),))
+    loss, grad, _ = streamed(policy, rollout, objective)
+    assert (loss, float(grad.abs().max())) == (0, 0)
+    loss, grad, _ = streamed(policy, rollout.aged(), objective)  # weights that may have moved
+    assert loss == pytest.approx(float(noise_BT.abs()[rollout.mask_BT].mean()), rel=0.5)
+    assert float(grad.norm()) > 0

@@ -79,7 +79,11 @@ class ObjectiveConfig(Section):
         description="level of the ratio that multiplies the divergence, with gradient; decision makes k1, k2 and k3 "
         "unbiased off policy",
     )
-    entropy_bonus: float = Field(default=0.0, description="weight of the entropy; not for denoising policies")
+    entropy_bonus: float = Field(
+        default=0.0,
+        description="weight of the entropy, a mean by the aggregate over all kept decisions, whatever selections leave "
+        "out; not for denoising policies",
+    )
 
     @property
     def clip_bound(self) -> float | None:

@@ -88,7 +88,12 @@ TRL_OPTIONS = (
     ),
     ("`off_policy_mask_threshold`", "`objective.selections: [{name: near_policy, limit: }]`"),
     ("`mask_truncated_completions`", "`objective.truncated: zero`"),
-    ("`entropy_coef`", "`objective.entropy_bonus`, averaged as `objective.aggregate` says"),
+    (
+        "`entropy_coef`",
+        "`objective.entropy_bonus`. Its mean is that of `objective.aggregate`, over all kept tokens; TRL's is over the "
+        "tokens of a micro-batch whatever `loss_type` says, and under `top_entropy_quantile` over the selected ones. "
+        "They agree with `aggregate: decision_mean` and no selection",
+    ),
     ("`num_generations`", "`rollout.group_size`"),
     ("`num_iterations`, `steps_per_generation`", "`update.epochs`, `update.minibatches`"),
     ("`vllm_importance_sampling_*`", "not needed: the policy that is trained is the one that samples"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mmgrpo.errors import ShapeError
 from mmgrpo.maths.gaussian import require_positive
@@ -38,13 +39,33 @@ def k2(logprob: Tensor, other_logprob: Tensor) -> Tensor:
 def k3(logprob: Tensor, other_logprob: Tensor) -> Tensor:
     """exp(d) - 1 - d with d = other_logprob - logprob: unbiased for KL(policy || other), never negative, low variance.
 
-    On samples of the policy its gradient is that of the other direction, KL(other || policy).
+    On samples of the policy its gradient is that of the other direction, KL(other || policy). It is infinite where d is
+    above 88 nats in float32; a coefficient of 0 gives a gradient of 0 there too.
 
     Shapes: alike; any.   Units: nats.
     Source: Schulman, Approximating KL Divergence (2020), joschu.net; DeepSeekMath, arXiv:2402.03300, eq. 4.
     """
     difference = other_logprob - logprob
-    return torch.expm1(difference) - difference
+    return _expm1()(difference) - difference
+
+
+@cache
+def _expm1() -> Callable[[Tensor], Tensor]:
+    """``torch.expm1``, whose gradient is 0 where what it is multiplied by is 0, and not 0 times infinity."""
+
+    class Expm1(torch.autograd.Function):  # made on first use: this module is imported without torch
+        @staticmethod
+        def forward(ctx: Any, value: Tensor) -> Tensor:
+            grown = torch.expm1(value)
+            ctx.save_for_backward(grown)
+            return grown
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+            (gradient,), (grown,) = gradients, ctx.saved_tensors
+            return (gradient * (grown + 1)).where(gradient != 0, 0.0)
+
+    return Expm1.apply
 
 
 LOGPROB_DIVERGENCES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType({"k1": k1, "k2": k2, "k3": k3})

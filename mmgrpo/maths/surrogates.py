@@ -28,6 +28,10 @@ def clipped(ratio_BT: Tensor, logprob_BT: Tensor, advantage_BT: Tensor, *, low: 
 
     l = max(-A r, -A clip(r, 1 - low, 1 + high)).
 
+    A bound of exactly 0 meets the ratio of an on-policy update, where both arms of the maximum are equal: PyTorch gives
+    each half of the gradient, and the clipped one has none on the bound, so that an on-policy gradient is halved (and
+    is all or nothing where rounding moves the ratio off 1). TRL's formula does the same; use a bound above 0.
+
     Shapes: (B, T) x 3 -> (B, T).   Units: those of the advantage; low and high are dimensionless, around 0.2 for
     tokens, 1e-5 to 1e-3 for denoising steps whose log-probability is a mean over the latent.
     Source: PPO, arXiv:1707.06347, eq. 7; separate bounds: DAPO, arXiv:2503.14476, eq. 10.

@@ -154,12 +154,19 @@ def divergence_term(
             times_BT = value_BT.where(keep_BT, 0.0) * ratio_of(
                 at_level(ratio_level, each_BT, keep_BT, decisions.segment_BT)
             )
-        if decisions.divergence_factor_BT is not None:
-            times_BT = times_BT * decisions.divergence_factor_BT
+        times_BT = scaled(times_BT, decisions.divergence_factor_BT)
         return _penalty(name, decisions, value, times_BT, beta)
 
     coupled = ratio_level not in (None, "decision")
     return Term(name=name, loss=loss, values=(value,), couples=ROW if coupled else DECISION)
+
+
+def scaled(value_BT: Tensor, factor_BT: Tensor | None) -> Tensor:
+    """Values times a factor; a factor of 0 gives exactly 0, with a gradient of 0, of infinite values too.
+
+    Shapes: (B, T) x 2 -> (B, T).
+    """
+    return value_BT if factor_BT is None else factor_BT * value_BT.where(factor_BT != 0, 0.0)
 
 
 def weighted(term: Term, weight: float) -> Term:
@@ -210,9 +217,14 @@ def _no_decision(decisions: Decisions) -> Tensor:
 
 
 def entropy_term(*, bonus: float) -> Term:
-    """The mean entropy, rewarded: L = -bonus * sum v H.
+    """The mean entropy, rewarded: L = -bonus * sum v H, v the aggregate's weight, over all kept decisions.
 
-    Units: bonus is the weight of a nat.   Source: A3C, arXiv:1602.01783, sec. 4; TRL's ``entropy_coef``.
+    Units: bonus is the weight of a nat.
+    Source: A3C, arXiv:1602.01783, sec. 4; verl's ``entropy_coeff`` (``agg_loss`` of the entropies); TRL's
+        ``entropy_coef``. Deviations from TRL 1.16: it takes the mean over the tokens of a micro-batch whatever
+        ``loss_type`` says, which is this term with the aggregate ``decision_mean`` alone (``loss_type`` dapo or bnpo),
+        and with ``top_entropy_quantile`` it takes the mean over the selected tokens, where here selections leave the
+        entropy alone.
     """
     return Term(
         name="entropy",

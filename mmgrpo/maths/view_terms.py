@@ -15,7 +15,7 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
 from mmgrpo.maths.diagnostics import Diagnostics, of_value, total
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
-from mmgrpo.maths.terms import Loss, Term, log_ratio, ratio_of
+from mmgrpo.maths.terms import Loss, Term, log_ratio, ratio_of, scaled
 from mmgrpo.values import OLD, of_view
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ def estimated_divergence(form: str, *, view: str, grad: bool = False) -> Term:
         keep_BT = decisions.seen(view)
         now_BT = decisions.logprob_BT.where(keep_BT, 0.0)
         found_BT = LOGPROB_DIVERGENCES[form](now_BT, in_view(decisions, view, grad=grad))
-        factor_BT = decisions.divergence_factor_BT
-        times_BT = found_BT if factor_BT is None else factor_BT * found_BT
+        times_BT = scaled(found_BT, decisions.divergence_factor_BT)
         return mean_of(name, decisions, times_BT, read_BT=found_BT.detach(), view=view)
 
     return _of_view(name, view, loss, grad=grad)
@@ -95,14 +94,18 @@ def departure() -> Term:
 
     L = sum v f |logprob - old_logprob|, f the decision's factor of divergences, 1 where no modulation says it.
 
+    The gradient of |x| at 0 is 0, as PyTorch defines it. Decisions that were recorded under the current weights
+    (``Decisions.unchanged_BT``) have exactly that: the sign of a rounding error is no gradient.
+
     Units: nats.
-    Source: the penalty of KL-Cov, arXiv:2505.22617, and its code, at a weight of 1 beside ``kl_covariance``.
+    Source: the penalty of KL-Cov, arXiv:2505.22617, and its code (PRIME-RL/Entropy-Mechanism-of-RL,
+        ``compute_policy_loss_kl_cov``: ``(log_prob - old_log_prob).abs()``), at a weight of 1 beside ``kl_covariance``.
     """
 
     def loss(decisions: Decisions) -> Loss:
-        factor_BT = decisions.divergence_factor_BT
-        size_BT = log_ratio(decisions).abs()
-        return mean_of("departure", decisions, size_BT if factor_BT is None else factor_BT * size_BT)
+        each_BT, unchanged_BT = log_ratio(decisions), decisions.unchanged_BT
+        size_BT = (each_BT if unchanged_BT is None else each_BT.where(~unchanged_BT, 0.0)).abs()
+        return mean_of("departure", decisions, scaled(size_BT, decisions.divergence_factor_BT))
 
     return Term(name="departure", loss=loss)
 

@@ -34,6 +34,7 @@ from mmgrpo.maths.objectives import ZERO_ON_POLICY, Objective
 from mmgrpo.policy import Policy
 from mmgrpo.run.parts import bring_gradients, held
 from mmgrpo.run.processes import Job
+from mmgrpo.train.shared_states import shared
 from mmgrpo.train.streaming import cells, evaluations, index_of
 from mmgrpo.train.views import Seen, looked_at, own_of
 from mmgrpo.types import Evaluation, Rollout
@@ -105,8 +106,10 @@ def accumulate_gradient(
         values, spent = _values(policy, rollout, whole, objective, views)
         num_forwards += spent
     if objective.selections or objective.modulations:
-        job_values = _job_values(values, objective, gather)
-        values = objective.selected(objective.modulated(values, job_values), job_values)
+        compared = shared(values, rollout) if objective.looks_at_all else values
+        job_values = _job_values(compared, objective, gather)
+        chosen = objective.selected(objective.modulated(compared, job_values), job_values)
+        values = replace(chosen, logprob_BT=values.logprob_BT, values=values.values)
         whole = replace(values, logprob_BT=whole.logprob_BT, values=whole.values)
     if objective.separable:
         gradient = _slice_by_slice(policy, rollout, whole, objective, views)
@@ -217,6 +220,7 @@ def _decisions(
         reward_BT=None if reward_B is None else reward_B[:, None].expand(rollout.shape),
         group_BT=rollout.prompt_index_B[:, None].expand(rollout.shape),
         origin_BT=None if rollout.origin_B is None else rollout.origin_B[:, None].expand(rollout.shape),
+        unchanged_BT=rollout.unchanged_B[:, None].expand(rollout.shape),
         num_groups=max(totals.num_groups, 1),
     )
 

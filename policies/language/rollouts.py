@@ -177,7 +177,8 @@ class Rollouts:
     def completion(self, given: Given, sampling: Sampling) -> Completion:
         """A sample's tokens as a row, to be scored under this distribution.
 
-        Raises: DataError for a sample without text, and for log-probabilities of another length.
+        Raises: DataError for a sample without text, for log-probabilities of another length, and for tokens that the
+        policy never samples.
         """
         sample, old_T = given.sample, given.old_logprob_T
         if sample.tokens is None and sample.text is None:
@@ -200,7 +201,22 @@ class Rollouts:
             num_forced=max(given.num_forced, sample.num_forced),
             finished=sample.finished,
         )
-        return taken.in_turns(sample) if sample.turn_ends else taken
+        taken = taken.in_turns(sample) if sample.turn_ends else taken
+        self._require_sampled(sample, taken)
+        return taken
+
+    def _require_sampled(self, sample: Sample, completion: Completion) -> None:
+        """Raises DataError for a token of an answer that the policy never samples: its log-probability is infinite."""
+        never_T = torch.isin(completion.token_T, completion.sampling.suppressed.cpu()) & completion.decided_T
+        if bool(never_T.any()):
+            place = int(never_T.nonzero()[0])
+            token = int(completion.token_T[place])
+            text = self.encoder.tokenizer.decode([token])
+            raise DataError(
+                f"the answer to {sample.prompt.text!r:.60} (group {sample.group}, member {sample.member}) has the "
+                f"token {token} ({text!r}) at place {place}, which the policy never samples: remove it from "
+                "policy.suppress, or from the answer"
+            )
 
     def _drawing(self, plan: Plan) -> Drawing:
         if plan.stochastic or plan.share_noise or plan.splits or any(value.view == OLD for value in plan.values):

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.decisions import Decisions
+from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.maths.losses import TERMS, divergence
-from mmgrpo.maths.terms import Term, weighted
+from mmgrpo.maths.terms import Term, divergence_term, weighted
 from mmgrpo.maths.view_terms import departure, distillation, negative_logprob
-from mmgrpo.values import Value, seen_in
+from mmgrpo.values import Value, from_reference, seen_in
 
 MASKED = Value("logprob", "masked")
 
@@ -161,3 +162,42 @@ def test_departures_count_where_they_are_to():
 
 def test_terms_of_views_are_named():
     assert {"divergence", "negative_logprob", "distillation", "diffusion_nft", "dgpo", "gvpo"} <= set(TERMS)
+
+
+def test_departure_has_no_gradient_where_the_weights_have_not_changed():
+    # rounding leaves +-1e-7 of log-ratios that are 0; moved decisions keep the sign of theirs
+    rounded = decisions_of([[-1.0, -2.0, -0.5]], old=[[-1.0 - 1e-7, -2.0 + 1e-7, -0.7]])
+    assert loss_and_gradient(departure(), rounded)[1] == [pytest.approx([1 / 3, -1 / 3, 1 / 3])]
+    exact = replace(rounded, unchanged_BT=torch.tensor([[True, True, False]]))
+    loss, grad = loss_and_gradient(departure(), exact)
+    assert loss == pytest.approx(0.2 / 3)
+    assert grad == [[0.0, 0.0, pytest.approx(1 / 3)]]
+    assert loss_and_gradient(departure(), replace(rounded, unchanged_BT=torch.ones(1, 3).bool())) == (0, [[0, 0, 0]])
+
+
+def test_a_divergence_that_overflows_times_a_factor_of_zero_is_zero():
+    # e^200 is infinite in float32; the second decision is k3 of d = -0.7
+    logprob_BT = torch.tensor([[-201.0, -1.0]], requires_grad=True)
+    decisions = replace(
+        decisions_of([[0.0, 0.0]]),
+        logprob_BT=logprob_BT,
+        values={MASKED: torch.tensor([[-1.0, -1.7]])},
+        divergence_factor_BT=torch.tensor([[0.0, 1.0]]),
+    )
+    loss = divergence(form="k3", view="masked").loss(decisions).value
+    assert loss.item() == pytest.approx((math.exp(-0.7) - 1 + 0.7) / 2, rel=1e-6)
+    assert torch.autograd.grad(loss, logprob_BT)[0].tolist() == [[0.0, pytest.approx((1 - math.exp(-0.7)) / 2)]]
+
+
+def test_the_divergence_from_the_reference_that_overflows_times_a_factor_of_zero_is_zero():
+    # what a policy gives: k3 with its graph
+    value, logprob_BT = from_reference("k3"), torch.tensor([[-201.0, -1.0]], requires_grad=True)
+    decisions = replace(
+        decisions_of([[0.0, 0.0]]),
+        logprob_BT=logprob_BT,
+        values={value: LOGPROB_DIVERGENCES["k3"](logprob_BT, torch.tensor([[-1.0, -1.7]]))},
+        divergence_factor_BT=torch.tensor([[0.0, 1.0]]),
+    )
+    loss = divergence_term(value, beta=2.0).loss(decisions).value
+    assert loss.item() == pytest.approx(math.exp(-0.7) - 1 + 0.7, rel=1e-6)
+    assert torch.autograd.grad(loss, logprob_BT)[0].tolist() == [[0.0, pytest.approx(1 - math.exp(-0.7))]]

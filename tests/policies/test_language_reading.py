@@ -147,3 +147,15 @@ def test_what_cannot_be_read_as_a_row_is_named() -> None:
         policy.read([Given(sample=Sample(prompt, 0, 0, tokens=[20, 21]), old_logprob_T=torch.zeros(3))], seed=0)
     with pytest.raises(DataError, match="has 0 tokens and none"):
         policy.read([Given(sample=Sample(prompt, 0, 0, text="", finished=False))], seed=0)
+
+
+def test_an_answer_with_a_token_that_is_never_sampled_names_row_and_token() -> None:
+    policy = policy_of("llama")
+    sample = policy.rollout(prompts_of("llama"), group_size=1, seed=SEED).samples[1]
+    assert sample.tokens is not None
+    token = sample.tokens[2]
+    never = policy_of("llama", suppress=(token,))
+    with pytest.raises(DataError, match=rf"group 1, member 0.* the token {token} \(.*at place 2.*policy.suppress"):
+        never.read([Given(sample=sample)], seed=0)
+    forced = never.read([Given(sample=sample, num_forced=3)], seed=0)  # what is not a decision may be any token
+    assert int(forced.mask_BT.sum()) == len(sample.tokens) - 3
