@@ -40,8 +40,8 @@ class Decisions:
         reward_BT: reward of each decision's sample, for terms that compare samples themselves.
         group_BT: integer group of each decision's sample.
         origin_BT: where each decision's row comes from, a number of ``Origin``; None: all were drawn.
-        unchanged_BT: bool, decisions that were recorded under the current weights: their log-ratio is 0 but for rounding
-            errors; None: not specified.
+        unchanged_BT: bool, decisions that were recorded under the current weights: their log-ratio is 0 but for
+            rounding errors; None: not specified.
         num_groups: groups of the whole job's update, which a mean over groups divides by.
         values: what was asked for beside the log-probability, by name; with grad where the policy of now says it.
     """
