@@ -12,12 +12,18 @@ from pathlib import Path
 from typing import final, overload
 from urllib.parse import unquote, unquote_to_bytes, urlparse
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
+from mmgrpo.data.image_modes import in_rgb
 from mmgrpo.errors import DataError
 
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 """What Pillow raises for a file that is missing, cut off, too large or no image."""
+
+EXTERNAL_FORMATS = frozenset(("EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG"))
+"""Formats that are never opened: Pillow starts ghostscript for EPS, and has no decoder for the others."""
+
+_POSTSCRIPT = (b"%!PS", b"\xc5\xd0\xd3\xc6")  # also with a binary preview before it
 
 _LOCAL_HOPS = frozenset(("file", "local", "zip", "tar", "gzip", "bz2", "xz", "lzma", "zstd", "lz4"))
 """Protocols of a chain of fsspec that read this machine's own files."""
@@ -28,7 +34,8 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 def opened(image: object) -> Image.Image:
     """The whole image, upright and in RGB.
 
-    The EXIF orientation is applied; what is transparent becomes white.
+    The EXIF orientation is applied; what is transparent becomes white; more than 8 bits a channel are scaled to 8, as
+    ``in_rgb`` says.
 
     Args:
         image: a PIL image; a path (``file://`` too); the bytes of a file; its base64 text or ``data:`` URL; or a
@@ -41,11 +48,12 @@ def opened(image: object) -> Image.Image:
         DataError: the image cannot be opened, with its path where it has one; a URL, for nothing is fetched.
     """
     source = _source(image)
-    if isinstance(source, Image.Image):
-        return _in_rgb(upright(source))
     try:
+        if isinstance(source, Image.Image):
+            require_decoder(source)
+            return in_rgb(upright(source))
         with image_at(BytesIO(source) if isinstance(source, bytes) else source) as picture:
-            return _in_rgb(upright(picture))
+            return in_rgb(upright(picture))
     except UNREADABLE as error:
         raise DataError(unreadable(image, error)) from error
 
@@ -94,15 +102,43 @@ class Gallery(Sequence[Image.Image]):
 def image_at(source: str | Path | BytesIO) -> Image.Image:
     """What Pillow finds in a file, not read yet.
 
-    Raises: DecompressionBombError for more pixels than ``Image.MAX_IMAGE_PIXELS``, of which Pillow would only warn.
+    Raises: DecompressionBombError for more pixels than ``Image.MAX_IMAGE_PIXELS``, of which Pillow would only warn;
+    UnidentifiedImageError for what is no image, and for the formats of ``EXTERNAL_FORMATS``.
     """
-    image = Image.open(source)
+    try:
+        image = Image.open(source, formats=_formats())
+    except UnidentifiedImageError as error:
+        if _head(source).startswith(_POSTSCRIPT):
+            raise UnidentifiedImageError(_EPS) from error
+        raise
     try:
         require_pixels(*image.size)
     except Image.DecompressionBombError:
         image.close()
         raise
     return image
+
+
+def require_decoder(image: Image.Image) -> None:
+    """Raises UnidentifiedImageError for an open image of a format that is never decoded, such as EPS."""
+    if getattr(image, "format", None) in EXTERNAL_FORMATS:
+        raise UnidentifiedImageError(_EPS if image.format == "EPS" else f"{image.format} files are not opened")
+
+
+def _formats() -> list[str]:
+    """Formats that are opened: all that Pillow and its plugins have, but for ``EXTERNAL_FORMATS``."""
+    Image.init()
+    return [name for name in Image.ID if name not in EXTERNAL_FORMATS]
+
+
+def _head(source: str | Path | BytesIO) -> bytes:
+    if isinstance(source, BytesIO):
+        return bytes(source.getbuffer()[:4])
+    with open(source, "rb") as file:
+        return file.read(4)
+
+
+_EPS = "PostScript is not opened, since reading it runs ghostscript; convert it to PNG"
 
 
 def require_pixels(width: int, height: int) -> None:
@@ -125,8 +161,10 @@ def require_frames(path: str) -> None:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """The image turned as its EXIF orientation says, in its own mode."""
-    return ImageOps.exif_transpose(image)
+    """The image turned as its EXIF orientation says, in its own mode and with the format of its file."""
+    turned = ImageOps.exif_transpose(image)
+    turned.format = image.format
+    return turned
 
 
 def embedded(text: str) -> bytes | None:
@@ -208,13 +246,6 @@ def _source(image: object) -> Image.Image | bytes | Path:
         f"an image must be a PIL image, a path, bytes, base64 or a mapping with 'bytes' or 'path', got "
         f"{_described(image)}"
     )
-
-
-def _in_rgb(image: Image.Image) -> Image.Image:
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    layer = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
 
 
 def _described(image: object) -> str:

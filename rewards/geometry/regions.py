@@ -57,7 +57,7 @@ def shapes_in(source: Any) -> list[Shape] | None:
     ``MAX_SHAPES`` of them, and ``MAX_PIXELS`` in all masks together.
     """
     if isinstance(source, Image.Image):
-        return [Mask(np.asarray(source.convert("L")) > 0)] if source.width * source.height <= MAX_PIXELS else []
+        return [Mask(_covered(source))] if source.width * source.height <= MAX_PIXELS else []
     values = json_values(source) if isinstance(source, str) else [source]
     if isinstance(source, str) and not values:
         return list(stated_boxes(source))
@@ -69,6 +69,12 @@ def shapes_in(source: Any) -> list[Shape] | None:
         if len(found) > MAX_SHAPES or pixels > MAX_PIXELS:
             return None
     return found
+
+
+def _covered(picture: Image.Image) -> np.ndarray:
+    """Bool (H, W): pixels that are not 0; of more than 8 bits as they are, so that a small instance id stays one."""
+    is_deep = picture.mode == "F" or picture.mode.startswith("I")
+    return np.asarray(picture if is_deep else picture.convert("L")) != 0
 
 
 def decoded(size: Any, counts: Any) -> np.ndarray | None:
