@@ -11,6 +11,7 @@ from typing import Any, final
 from mmgrpo.errors import RewardError
 from mmgrpo.scoring.cache import ResultCache
 from mmgrpo.scoring.calling import Call, Caller
+from mmgrpo.scoring.global_state import Isolated
 from mmgrpo.scoring.named import NamedReward
 from mmgrpo.scoring.reading import FAILED, Result, read_results
 from mmgrpo.types import Sample
@@ -57,7 +58,8 @@ class RewardWorker:
             cache_bytes: what its known results may take, if it is deterministic; 0 keeps none.
         """
         self.name = reward.name
-        self.caller = Caller(reward.function, threaded=bool(reward.concurrent), timeout_s=reward.timeout_s)
+        function = Isolated(reward.name, reward.function)
+        self.caller = Caller(function, threaded=bool(reward.concurrent), timeout_s=reward.timeout_s)
         self.cache = ResultCache(cache_bytes) if reward.deterministic and cache_bytes > 0 else None
         self._max_failure_frac = max_failure_frac
 
