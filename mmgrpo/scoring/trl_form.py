@@ -12,6 +12,7 @@ from typing import Any, final
 from mmgrpo.data.media import Gallery
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.reward import Reward
+from mmgrpo.scoring.image_batch_form import ImageBatchReward, is_image_batch_form
 from mmgrpo.scoring.reading import listed
 from mmgrpo.types import Prompt, Sample
 
@@ -23,15 +24,15 @@ _ABSENT = ("trainer_state", "environments")
 
 
 def as_reward(function: Callable[..., Any]) -> Reward:
-    """The function itself, or its adapter if it is in TRL's form.
+    """The function itself, or its adapter if it is in flow_grpo's form (``ImageBatchReward``) or in TRL's.
 
-    It is, if it has a parameter called ``completions`` or ``completion_ids``, or takes only keywords. It is then called
-    with lists, one entry per sample, by keyword and only with what it names (everything, if it takes ``**``):
-    ``prompts``, ``completions``, ``completion_ids``, ``images`` (opened where they are looked at), ``videos`` and the
-    prompts' columns; if it names it, also ``image``, the first. For a chat prompt ``prompts`` has its messages, with
-    the images in their places if the function names ``prompts``, and ``completions`` the text as one assistant message;
-    for any other prompt both are texts. Policies that draw have their image or video as the completion. A coroutine is
-    run to its end.
+    It is in TRL's, if it has a parameter called ``completions`` or ``completion_ids``, or takes only keywords. It is
+    then called with lists, one entry per sample, by keyword and only with what it names (everything, if it takes
+    ``**``): ``prompts``, ``completions``, ``completion_ids``, ``images`` (opened where they are looked at), ``videos``
+    and the prompts' columns; if it names it, also ``image``, the first. For a chat prompt ``prompts`` has its messages,
+    with the images in their places if the function names ``prompts``, and ``completions`` the text as one assistant
+    message; for any other prompt both are texts. Policies that draw have their image or video as the completion. A
+    coroutine is run to its end.
 
     A sample whose prompt lacks a column that the function requires (a parameter without a default) is left out of the
     call and gets None; any other missing entry is None in its list.
@@ -45,6 +46,8 @@ def as_reward(function: Callable[..., Any]) -> Reward:
         parameters = signature(function).parameters
     except (TypeError, ValueError):  # a builtin without a signature is no TRL function
         return function
+    if is_image_batch_form(parameters):
+        return ImageBatchReward(function)
     anything = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
     only_keywords = all(p.kind in (Parameter.VAR_KEYWORD, Parameter.KEYWORD_ONLY) for p in parameters.values())
     if not ({"completions", "completion_ids"} & parameters.keys() or (anything and only_keywords)):
@@ -91,6 +94,7 @@ class TrlReward:
         self._named = named
         self._anything = anything
         self._required = required
+        self.needs_columns = tuple(required)
         self._dropped = dropped
 
     def __call__(self, samples: Sequence[Sample]) -> Sequence[float | None]:
