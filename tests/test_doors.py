@@ -43,7 +43,7 @@ def test_what_init_writes_is_explained_and_trained_as_it_is(tmp_path: Path, monk
     monkeypatch.delitem(sys.modules, "my_rewards", raising=False)  # another test's, of that name
     assert call("train", "run.yaml", *SMALL).exit_code == 0
     (line,) = {row["step"]: row for row in map(json.loads, (mine / "runs/my-run/metrics.jsonl").open())}.values()
-    total = line["reward/digit_verifier/mean"] + 0.1 * line["reward/python:my_rewards:brightness/mean"]
+    total = line["reward/digit_verifier/mean"] + 0.1 * line["reward/brightness/mean"]
     assert line["reward/mean"] == pytest.approx(total, rel=1e-5)
     before = (mine / "run.yaml").read_text()
     again = call("init", str(mine))

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from mmgrpo.config.sections import Named, Section
 from mmgrpo.errors import ConfigError
+from mmgrpo.system.targets import is_own
 
 Closed = Literal["none", "zero"]
 
@@ -34,7 +35,9 @@ class RewardConfig(Named):
     """
 
     weight: float = Field(default=1.0, description="factor in the weighted sum; negative punishes, 0 only reports")
-    label: str | None = Field(default=None, description="name it is logged under; the registered name if not given")
+    label: str | None = Field(
+        default=None, description="name it is logged under; null: the registered name, or the function's"
+    )
     gate: GateConfig | None = Field(default=None, description="when it counts; null: always")
     clip: tuple[float, float] | None = Field(default=None, description="values that count are held within [low, high]")
     schedule: Named | None = Field(
@@ -53,8 +56,8 @@ class RewardConfig(Named):
 
     @property
     def known_as(self) -> str:
-        """The name it is logged under."""
-        return self.label or self.name
+        """The name it is logged under: its label, its registered name, or the name of the user's function or class."""
+        return self.label or (self.name.rpartition(":")[2] if is_own(self.name) else self.name)
 
     @model_validator(mode="after")
     def _clips(self) -> RewardConfig:
