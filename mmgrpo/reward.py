@@ -23,7 +23,8 @@ class Reward(Protocol):
     rollout and other rewards, asked about some whole groups at a time; ``deterministic``, the score of a sample depends
     on that sample alone (its prompt with its columns, and what was generated), not on its siblings, its place or the
     moment, so that what is known is not asked for again. And by ``needs_values``, names of ``Sample.values``, what the
-    policy has to say of each sample's decisions.
+    policy has to say of each sample's decisions; by ``needs_columns``, the columns of the data without which it scores
+    nothing: a run none of whose rows has one of them does not begin.
     """
 
     def __call__(self, samples: Sequence[Sample], /) -> Sequence[float | Score | None]: ...

@@ -44,6 +44,7 @@ class NamedReward:
         concurrent: whether it may run beside rollout and other rewards, on a thread; None: as the function declares.
         deterministic: whether known results are kept; None: as the function declares. See ``Reward``.
         needs_values: names of ``Sample.values`` that it reads; None: as the function declares.
+        needs_columns: columns of the data without which it scores nothing; None: as the function declares.
     """
 
     name: str
@@ -56,6 +57,7 @@ class NamedReward:
     concurrent: bool | None = None
     deterministic: bool | None = None
     needs_values: tuple[str, ...] | None = None
+    needs_columns: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -72,6 +74,8 @@ class NamedReward:
         if self.needs_values is None:
             object.__setattr__(self, "needs_values", tuple(_declared(self.function, "needs_values", default=())))
         object.__setattr__(self, "function", as_reward(self.function))
+        if self.needs_columns is None:
+            object.__setattr__(self, "needs_columns", tuple(_declared(self.function, "needs_columns", default=())))
 
     def weight_at(self, step: int) -> float:
         """The weight at a step, counted from 0."""

@@ -33,6 +33,7 @@ from mmgrpo.run.parts import held
 from mmgrpo.run.processes import Job
 from mmgrpo.run.resuming import weights_at
 from mmgrpo.scoring import Gate, NamedReward, as_reward
+from mmgrpo.scoring.columns import columns_of
 from mmgrpo.system.targets import is_own
 from mmgrpo.train.ema import Average
 from mmgrpo.train.hooks import HOOKS
@@ -242,6 +243,7 @@ def _named_reward(config: RewardConfig) -> NamedReward:
         timeout_s=config.timeout_s,
         concurrent=config.concurrent,
         deterministic=config.deterministic,
+        needs_columns=None if is_own(config.name) else columns_of(resolve("rewards", config.name), config.numbers),
     )
 
 

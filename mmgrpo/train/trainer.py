@@ -30,6 +30,7 @@ from mmgrpo.run.samples import identity
 from mmgrpo.run.showing import MAX_SHOWN
 from mmgrpo.run.watchdog import Alarm, Watchdog, watched
 from mmgrpo.scoring import Scorer
+from mmgrpo.scoring.columns import require_columns
 from mmgrpo.train.account import Account
 from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_of
 from mmgrpo.train.auxiliary import Auxiliaries
@@ -95,6 +96,7 @@ class Trainer:
         self.config = config_given(config, resume)
         self.rewards = rewards_of(rewards)
         asked = prompts_of(prompts, self.config)
+        require_columns(self.rewards, asked, "prompts")
         self.job = Job.of(self.config, accelerator)
         resumption = self.job.from_main(lambda: plan_resumption(Path(resume), self.config)) if resume else None
         self.config = resumption.config if resumption else self.config
@@ -136,6 +138,7 @@ class Trainer:
         self.held_out = held_out(evaluation.prompts) if evaluation else []
         if evaluation and evaluation.prompts.when_unreadable == "skip":
             self.held_out = readable(self.held_out, "evaluation.prompts")
+        require_columns(judges, self.held_out, "evaluation.prompts")
         self.status = "running"
         self._explanation = explanation(self.config)
         set_seed(self.config.seed)

@@ -33,6 +33,8 @@ class AcrossContexts:
     members; use it with rewards that are cheap.
     """
 
+    needs_columns = ()  # it fills the column itself
+
     def __init__(self, of: Reward, column: str = "answer") -> None:
         self.needs_values = needed(of)
         self._of = of

@@ -1,0 +1,184 @@
+"""Rewards that change global state, that lack their column, or are written for flow_grpo."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mmgrpo import Prompt, Sample, Trainer, build_rewards
+from mmgrpo.config import RewardConfig
+from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.scoring import NamedReward, Scorer, as_reward, score
+from mmgrpo.scoring.columns import require_columns
+from tests.policies.tiny_language import policy_of
+
+
+def samples(count: int = 2) -> list[Sample]:
+    return [Sample(Prompt("a"), 0, member, text="x") for member in range(count)]
+
+
+class TestGlobalState:
+    def test_settings_are_restored_and_the_reward_is_named(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def rude(samples: Any) -> list[float]:
+            torch.set_default_dtype(torch.float64)
+            torch.set_grad_enabled(False)
+            torch.use_deterministic_algorithms(True)
+            os.chdir(tmp_path)
+            raise ValueError("after its changes")
+
+        directory = os.getcwd()
+        score(samples(), [NamedReward("rude", rude)], max_failure_frac=1.0)
+        assert torch.get_default_dtype() == torch.float32
+        assert torch.is_grad_enabled()
+        assert not torch.are_deterministic_algorithms_enabled()
+        assert os.getcwd() == directory
+        assert "reward 'rude' changed the default dtype from torch.float32 to torch.float64" in caplog.text
+
+    def test_a_reward_that_seeds_leaves_the_generators_of_the_run(self) -> None:
+        def seeding(samples: Any) -> list[float]:
+            torch.manual_seed(0)
+            random.seed(0)
+            np.random.seed(0)
+            return [0.0 for _ in samples]
+
+        def numbers() -> list[float]:
+            return [float(torch.rand(())), random.random(), float(np.random.rand())]
+
+        torch.manual_seed(7)
+        random.seed(7)
+        np.random.seed(7)
+        expected = numbers()
+        torch.manual_seed(7)
+        random.seed(7)
+        np.random.seed(7)
+        score(samples(), [NamedReward("seeding", seeding)])
+        assert numbers() == expected
+
+    def test_random_numbers_of_a_reward_continue_from_call_to_call(self) -> None:
+        scorer = Scorer([NamedReward("dice", lambda samples: [random.random() for _ in samples])])
+        first, second = (scorer(samples()).value_BR.flatten().tolist() for _ in range(2))
+        assert len({*first, *second}) == 4
+
+
+class TestColumns:
+    def rewards(self, **settings: Any) -> list[NamedReward]:
+        return build_rewards([RewardConfig.model_validate(settings)])
+
+    def test_a_column_of_no_row_is_an_error_that_names_one(self) -> None:
+        prompts = [Prompt("a", columns={"answer": "1", "empty": None})]
+        with pytest.raises(
+            ConfigError, match=r"exact_match reads the column 'answr'.*columns are answer\..*column: answer"
+        ):
+            require_columns(self.rewards(name="exact_match", column="answr"), prompts, "prompts")
+        with pytest.raises(ConfigError, match="reads the column 'empty'"):
+            require_columns(self.rewards(name="exact_match", column="empty"), prompts, "prompts")
+        require_columns(self.rewards(name="exact_match"), prompts, "prompts")
+
+    def test_rewards_without_a_reference_need_no_column(self) -> None:
+        prompts = [Prompt("a")]
+        for settings in (
+            {"name": "ocr_accuracy"},
+            {"name": "format"},
+            {"name": "across_contexts", "of": {"name": "caption_score", "metric": "bleu"}},
+        ):
+            require_columns(self.rewards(**settings), prompts, "prompts")
+
+    def test_required_columns_of_trl_functions_are_checked(self) -> None:
+        def correct(completions: Any, solution: Any) -> list[float]:
+            return [0.0 for _ in completions]
+
+        with pytest.raises(ConfigError, match="reward correct reads the column 'solution'"):
+            require_columns([NamedReward("correct", correct)], [Prompt("a", columns={"answer": 1})], "prompts")
+
+    def test_a_trainer_raises_before_its_first_step(self, tmp_path: Path) -> None:
+        config = {
+            "name": "x",
+            "steps": 1,
+            "rollout": {"prompts_per_step": 1, "group_size": 2},
+            "runtime": {"device": "cpu"},
+        }
+        with pytest.raises(ConfigError, match="which no row of prompts has"):
+            Trainer(policy_of("llama"), "exact_match", [{"prompt": "a", "label": "b"}], config)
+
+
+def images(*values: int) -> list[Sample]:
+    """Gray images of 4 x 2 pixels, and one of 2 x 2 at the end."""
+    sizes = [(4, 2)] * (len(values) - 1) + [(2, 2)]
+    made = [Image.new("RGB", size, (value,) * 3) for value, size in zip(values, sizes, strict=True)]
+    prompts = [Prompt(f"p{i}", columns={"number": i}) for i in range(len(values))]
+    return [Sample(prompts[i], i, 0, image=image) for i, image in enumerate(made)]
+
+
+class TestFlowGrpoForm:
+    def test_images_prompts_and_metadata(self) -> None:
+        calls: list[Any] = []
+
+        def brightness(images: torch.Tensor, prompts: list[str], metadata: list[dict[str, Any]]) -> Any:
+            calls.append((tuple(images.shape), images.dtype, prompts, metadata))
+            return images.mean(dim=(1, 2, 3)), {}
+
+        values = as_reward(brightness)([*images(0, 255, 51), Sample(Prompt("t"), 9, 0, text="no image")])
+        assert [None if value is None else round(float(value), 6) for value in values] == [0.0, 1.0, 0.2, None]
+        assert calls == [
+            ((2, 3, 2, 4), torch.float32, ["p0", "p1"], [{"number": 0}, {"number": 1}]),
+            ((1, 3, 2, 2), torch.float32, ["p2"], [{"number": 2}]),
+        ]
+
+    def test_a_jpeg_reward_as_flow_grpo_writes_it(self) -> None:
+        def size_kb(images: Any, prompts: Any, metadata: Any) -> Any:
+            pixels = (images * 255).round().clamp(0, 255).to(torch.uint8).cpu().numpy().transpose(0, 2, 3, 1)
+            buffers = [io.BytesIO() for _ in pixels]
+            for array, buffer in zip(pixels, buffers, strict=True):
+                Image.fromarray(array).save(buffer, format="JPEG", quality=95)
+            return np.array([buffer.tell() / 1000 for buffer in buffers]), {}
+
+        (sample,) = images(77)
+        buffer = io.BytesIO()
+        sample.image.save(buffer, format="JPEG", quality=95)  # type: ignore[union-attr]
+        assert score([sample], [NamedReward("size", size_kb)]).value_BR.item() == pytest.approx(buffer.tell() / 1000)
+
+    def test_dicts_of_scores_and_strictness(self) -> None:
+        def several(images: Any, prompts: Any, metadatas: Any, only_strict: bool) -> Any:
+            return {"a": [0.0] * len(images), "avg": [0.5 if only_strict else 0.0] * len(images)}, {}
+
+        assert list(as_reward(several)(images(1))) == [0.5]
+
+        def unnamed(images: Any, prompts: Any, metadata: Any) -> Any:
+            return {"a": [0.0], "b": [0.0]}
+
+        with pytest.raises(RewardError, match="scores under a, b; one of them must be named avg"):
+            as_reward(unnamed)(images(1))
+
+    def test_videos_are_five_dimensional(self) -> None:
+        frames = [image.image for image in images(0, 255, 255)[:2]]
+        shapes: list[Any] = []
+
+        def motion(images: Any, prompts: Any, metadata: Any) -> Any:
+            shapes.append(tuple(images.shape))
+            return images[:, 1].mean(dim=(1, 2, 3)) - images[:, 0].mean(dim=(1, 2, 3))
+
+        assert list(as_reward(motion)([Sample(Prompt("a"), 0, 0, video=frames)])) == [1.0]
+        assert shapes == [(1, 2, 3, 2, 4)]
+
+    def test_arguments_that_no_caller_gives_are_an_error(self) -> None:
+        def scored(images: Any, prompts: Any, metadata: Any, reference: Any) -> Any:
+            return []
+
+        with pytest.raises(ConfigError, match=r"scored has flow_grpo's form .* also requires reference"):
+            as_reward(scored)
+
+
+def test_a_reward_of_the_user_is_logged_under_the_name_of_its_function() -> None:
+    assert RewardConfig(name="python:my_rewards:accuracy_reward").known_as == "accuracy_reward"
+    assert RewardConfig(name="python:my_rewards:accuracy_reward", label="right").known_as == "right"
+    assert RewardConfig(name="exact_match").known_as == "exact_match"
