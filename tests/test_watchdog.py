@@ -111,6 +111,36 @@ class TestHacking:
         assert kinds(rewarded(dog_of(hacking=None), [1, 2], [0.8, 0.1])) == []
 
 
+class TestNoEffect:
+    KEY = "credit/anchor_states/changed_frac"
+
+    def test_mechanism_that_changes_nothing_in_a_window_raises_an_alert(self):
+        alarms = steps(dog_of(window=3), self.KEY, [0.0, 0.0, 0.0])
+        assert kinds(alarms) == [("no_effect", 3)]
+        assert alarms[0].measured == "in 3 steps no decision is changed by credit/anchor_states/changed_frac"
+        assert "mmgrpo explain" in alarms[0].cure
+
+    def test_one_changed_decision_in_a_window_is_enough(self):
+        assert steps(dog_of(window=3), self.KEY, [0.0, 0.0, 1e-4, 0.0, 0.0]) == []
+        assert kinds(steps(dog_of(window=3), self.KEY, [0.0, 1e-4, 0.0, 0.0, 0.0])) == [("no_effect", 5)]
+
+    def test_limit_is_a_share_and_null_switches_the_alarm_off(self):
+        assert kinds(steps(dog_of(no_effect=0.01), self.KEY, [0.005, 0.01])) == [("no_effect", 2)]
+        assert steps(dog_of(no_effect=None), self.KEY, [0.0, 0.0]) == []
+
+    def test_all_idle_mechanisms_are_in_one_alarm(self):
+        dog, line = dog_of(), {self.KEY: 0.0, "terms/perception/changed_frac": 0.0, "terms/kl/changed_frac": 1.0}
+        alarms = [alarm for step in (1, 2) for alarm in dog.stepped({"step": step, **line})]
+        assert [alarm.measured for alarm in alarms] == [
+            "in 2 steps no decision is changed by credit/anchor_states/changed_frac, terms/perception/changed_frac"
+        ]
+
+    def test_resumed_run_takes_the_largest_share_of_the_updates_of_a_step(self):
+        lines = [{"step": step, "update": n, self.KEY: float(n == 0)} for step in (1, 2) for n in (0, 1)]
+        assert dog_of().recall(lines, []) == []
+        assert kinds(dog_of().recall([{**line, self.KEY: 0.0} for line in lines], [])) == [("no_effect", 2)]
+
+
 class TestOtherAlarms:
     @pytest.mark.parametrize("key", ["samples/distinct_frac", "samples/pixel_spread", "policy/entropy_mean"])
     def test_diversity(self, key: str):
@@ -224,7 +254,7 @@ class TestWhatIsTrainedOn:
 
 def test_explain_says_what_is_watched() -> None:
     said = " ".join(explanation(run_of(stop=["grid"], length=None)).split())
-    assert "watchdog alarms for hacking, diversity, grid, dead_groups, on_policy_gap; stops at grid" in said
+    assert "watchdog alarms for hacking, diversity, grid, dead_groups, on_policy_gap, no_effect; stops at grid" in said
 
 
 def test_variety_within_groups() -> None:

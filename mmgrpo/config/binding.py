@@ -5,7 +5,7 @@ Nothing here computes, so nothing here imports torch: ``mmgrpo explain`` reads w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +23,7 @@ from mmgrpo.config.numbers import bound, takes
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import SCALES
 from mmgrpo.maths.aggregates import AGGREGATES
+from mmgrpo.maths.changes import mechanism_labels
 from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.maths.estimators import ESTIMATORS
 from mmgrpo.maths.feedback import Estimator
@@ -55,6 +56,7 @@ WINDOW_SEED = 1  # keeps the window's random numbers apart from the samples'
 
 
 Made = TypeVar("Made")
+Labeled = TypeVar("Labeled", Modulation, Selection)
 
 
 def _made(where: str, functions: Mapping[str, Callable[..., Made]], named: Named, kind: type[Made]) -> Made:
@@ -65,12 +67,22 @@ def _made(where: str, functions: Mapping[str, Callable[..., Made]], named: Named
     return made
 
 
+def _labeled(
+    chosen: Sequence[Named], where: str, functions: Mapping[str, Callable[..., Labeled]], kind: type[Labeled]
+) -> tuple[Labeled, ...]:
+    """All of a list, each under the label that its metrics are logged under. Raises ConfigError as ``_made``."""
+    labels = mechanism_labels([named.name for named in chosen])
+    return tuple(
+        replace(_made(where, functions, named, kind), name=label) for named, label in zip(chosen, labels, strict=True)
+    )
+
+
 def build_objective(config: ObjectiveConfig) -> Objective:
     """The loss. Raises ConfigError for an unknown function or numbers it does not take."""
     surrogate = None
     if config.surrogate is not None:
         surrogate = bound("objective.surrogate", SURROGATES, config.surrogate)
-    modulations = tuple(_made("objective.modulations", MODULATIONS, named, Modulation) for named in config.modulations)
+    modulations = _labeled(config.modulations, "objective.modulations", MODULATIONS, Modulation)
     if config.surrogate and surrogate and any(one.bounds for one in modulations) and not takes(surrogate, "low"):
         said = ", ".join(named.name for named, one in zip(config.modulations, modulations, strict=True) if one.bounds)
         raise ConfigError(
@@ -82,7 +94,7 @@ def build_objective(config: ObjectiveConfig) -> Objective:
         aggregate=bound("objective.aggregate", AGGREGATES, config.aggregate),
         ratio_level=config.ratio_level,
         bound=None if config.bound is None else bound("objective.bound", BOUNDS, config.bound),
-        selections=tuple(_made("objective.selections", SELECTIONS, named, Selection) for named in config.selections),
+        selections=_labeled(config.selections, "objective.selections", SELECTIONS, Selection),
         normalise_ratio=config.normalise_ratio,
         step_weight=None
         if config.step_weight is None

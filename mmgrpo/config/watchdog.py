@@ -8,7 +8,7 @@ from pydantic import Field
 
 from mmgrpo.config.sections import Section
 
-AlarmKind = Literal["hacking", "diversity", "length", "grid", "dead_groups", "on_policy_gap"]
+AlarmKind = Literal["hacking", "diversity", "length", "grid", "dead_groups", "on_policy_gap", "no_effect"]
 
 
 class WatchdogConfig(Section):
@@ -42,4 +42,11 @@ class WatchdogConfig(Section):
         default=1.0,
         gt=0,
         description="largest gap, as a multiple of the smallest clip bound (of 0.01 if there is none)",
+    )
+    no_effect: float | None = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of decisions that an estimator, filter, selection, modulation or term has to exceed in one "
+        "step of a window",
     )

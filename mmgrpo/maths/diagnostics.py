@@ -29,6 +29,10 @@ class ValueSum:
     def __add__(self, other: ValueSum) -> ValueSum:
         return ValueSum(self.count + other.count, self.total + other.total)
 
+    def as_numbers(self) -> ValueSum:
+        """The same as floats; waits for the device."""
+        return ValueSum(float(self.count), float(self.total))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnostics:
@@ -48,6 +52,7 @@ class Diagnostics:
         log_ratio_abs_max: largest absolute log-ratio.
         loss_sums: each term's part of the loss, by its name.
         value_sums: what terms read of the decisions, by the term's name.
+        change_sums: how many decisions each mechanism of the objective changed, by the key of its metric.
     """
 
     num_decisions: Tensor | float = 0.0
@@ -59,6 +64,7 @@ class Diagnostics:
     log_ratio_abs_max: Tensor | float = 0.0
     loss_sums: Mapping[str, Tensor | float] = field(default_factory=dict)
     value_sums: Mapping[str, ValueSum] = field(default_factory=dict)
+    change_sums: Mapping[str, ValueSum] = field(default_factory=dict)
 
     def __add__(self, other: Diagnostics) -> Diagnostics:
         return Diagnostics(
@@ -66,6 +72,7 @@ class Diagnostics:
             log_ratio_abs_max=_larger(self.log_ratio_abs_max, other.log_ratio_abs_max),
             loss_sums=_added(self.loss_sums, other.loss_sums, 0.0),
             value_sums=_added(self.value_sums, other.value_sums, ValueSum(0.0, 0.0)),
+            change_sums=_added(self.change_sums, other.change_sums, ValueSum(0.0, 0.0)),
         )
 
     def as_numbers(self) -> Diagnostics:
@@ -73,7 +80,8 @@ class Diagnostics:
         return Diagnostics(
             **{name: float(getattr(self, name)) for name in (*_SUMMED, "log_ratio_abs_max")},
             loss_sums={name: float(loss) for name, loss in self.loss_sums.items()},
-            value_sums={name: ValueSum(float(v.count), float(v.total)) for name, v in self.value_sums.items()},
+            value_sums={name: v.as_numbers() for name, v in self.value_sums.items()},
+            change_sums={name: v.as_numbers() for name, v in self.change_sums.items()},
         )
 
     def as_metrics(self) -> dict[str, float]:
@@ -102,7 +110,8 @@ class Diagnostics:
         return metrics
 
 
-_SUMMED = tuple(f.name for f in fields(Diagnostics) if f.name not in ("log_ratio_abs_max", "loss_sums", "value_sums"))
+_BY_NAME = ("loss_sums", "value_sums", "change_sums")
+_SUMMED = tuple(f.name for f in fields(Diagnostics) if f.name not in ("log_ratio_abs_max", *_BY_NAME))
 
 
 def total(tensor: Tensor) -> Tensor:

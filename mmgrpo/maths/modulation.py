@@ -58,12 +58,14 @@ class Modulation:
         values: what the decisions must carry beside the log-probability.
         job: what it must know of the whole job's update.
         bounds: whether it says the surrogate's ``low`` or ``high``, which that must then have.
+        name: what the share of the decisions that it changes is logged under.
     """
 
     of: Callable[[Decisions, JobValues], Modulated]
     values: tuple[Value, ...] = ()
     job: tuple[Value, ...] = ()
     bounds: bool = False
+    name: str = "modulation"
 
 
 def detached(decisions: Decisions, value: Value) -> Tensor:

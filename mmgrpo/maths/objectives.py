@@ -15,14 +15,16 @@ Axes: B samples, T decisions (tokens or denoising steps).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.maths.aggregates import Totals
+from mmgrpo.maths.changes import changed_count, modulation_changed
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.diagnostics import Diagnostics, total
+from mmgrpo.maths.diagnostics import Diagnostics, ValueSum, total
 from mmgrpo.maths.modulations import Modulated, Modulation
 from mmgrpo.maths.origins import DRAWN, READ
 from mmgrpo.maths.ratios import RATIO_LEVELS, Bounded
@@ -247,31 +249,46 @@ class Objective:
             )
         return weight_BT * self.step_weight(noise, mask_BT).where(mask_BT, 0.0)
 
+    def adjusted(self, decisions: Decisions, job_values: Mapping[Value, Tensor]) -> Adjusted:
+        """The decisions after all modulations, then after all selections, and how many of them each changed.
+
+        Shapes: whole rows (B, T), (N,) values of the job's update -> (B, T).
+        """
+        modulations = [modulation.of(decisions, job_values) for modulation in self.modulations]
+        modulated = _modulated(decisions, modulations)
+        keeps = self._keeps(modulated, job_values)
+        mask_BT, bounds = decisions.mask_BT, _bounds_of(self.surrogate)
+        changes = {
+            f"modulations/{modulation.name}": modulation_changed(result, mask_BT, bounds)
+            for modulation, result in zip(self.modulations, modulations, strict=True)
+        }
+        changes |= {
+            f"selections/{selection.name}": changed_count(~keep_BT, mask_BT)
+            for selection, keep_BT in zip(self.selections, keeps, strict=True)
+        }
+        return Adjusted(decisions=self._selected(modulated, keeps), changes=changes)
+
     def modulated(self, decisions: Decisions, job_values: Mapping[Value, Tensor]) -> Decisions:
         """The decisions with numbers of their own, told from values at the weights of now.
 
         Shapes: whole rows (B, T), (N,) values of the job's update -> (B, T).
         """
-        found = Modulated()
-        for modulation in self.modulations:
-            found = modulation.of(decisions, job_values).after(found)
-        weight_BT = decisions.weight_BT if found.loss_BT is None else decisions.weight_BT * found.loss_BT
-        return replace(
-            decisions,
-            weight_BT=weight_BT,
-            low_BT=found.low_BT,
-            high_BT=found.high_BT,
-            divergence_factor_BT=found.divergence_BT,
-        )
+        return _modulated(decisions, [modulation.of(decisions, job_values) for modulation in self.modulations])
 
     def selected(self, decisions: Decisions, job_values: Mapping[Value, Tensor]) -> Decisions:
         """The decisions with a weight of 0, or without a part in the ratio, where a selection leaves them out.
 
         Shapes: whole rows (B, T), (N,) values of the job's update -> (B, T).
         """
+        return self._selected(decisions, self._keeps(decisions, job_values))
+
+    def _keeps(self, decisions: Decisions, job_values: Mapping[Value, Tensor]) -> list[Tensor]:
+        entropy_N = job_values.get(ENTROPY, decisions.logprob_BT.new_zeros(0))
+        return [selection.keep(decisions, entropy_N) for selection in self.selections]
+
+    def _selected(self, decisions: Decisions, keeps: Sequence[Tensor]) -> Decisions:
         keep_BT = ratio_mask_BT = decisions.mask_BT
-        for selection in self.selections:
-            kept_BT = selection.keep(decisions, job_values.get(ENTROPY, decisions.logprob_BT.new_zeros(0)))
+        for selection, kept_BT in zip(self.selections, keeps, strict=True):
             if selection.of_ratio:
                 ratio_mask_BT = ratio_mask_BT & kept_BT
             else:
@@ -305,3 +322,36 @@ class Objective:
         for part in parts[1:]:
             value, found = value + part.value, found + part.diagnostics
         return Loss(value, found + Diagnostics(num_decisions=total(decisions.mask_BT)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adjusted:
+    """Decisions after the modulations and selections of an objective.
+
+    Attributes:
+        decisions: with the weights, bounds and factors that these set.
+        changes: how many decisions each of them changed, by the key of its metric.
+    """
+
+    decisions: Decisions
+    changes: Mapping[str, ValueSum]
+
+
+def _modulated(decisions: Decisions, modulations: Sequence[Modulated]) -> Decisions:
+    found = Modulated()
+    for modulation in modulations:
+        found = modulation.after(found)
+    weight_BT = decisions.weight_BT if found.loss_BT is None else decisions.weight_BT * found.loss_BT
+    return replace(
+        decisions,
+        weight_BT=weight_BT,
+        low_BT=found.low_BT,
+        high_BT=found.high_BT,
+        divergence_factor_BT=found.divergence_BT,
+    )
+
+
+def _bounds_of(surrogate: Callable[..., Surrogate] | None) -> dict[str, float | None]:
+    """The numbers ``low`` and ``high`` of a surrogate that has them."""
+    parameters = {} if surrogate is None else inspect.signature(surrogate).parameters
+    return {name: parameters[name].default for name in ("low", "high") if name in parameters}

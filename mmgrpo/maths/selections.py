@@ -32,11 +32,13 @@ class Selection:
         keep: (decisions, job_entropy_N) -> bool keep_BT, over whole rows; job_entropy_N is empty unless it is needed.
         needs_entropy: whether the decisions must carry their entropy, and job_entropy_N that of the whole job.
         of_ratio: whether what is not kept leaves the ratio of its sample or segment, and not the loss.
+        name: what the share of the decisions that it leaves out is logged under.
     """
 
     keep: Callable[[Decisions, Tensor], Tensor]
     needs_entropy: bool = False
     of_ratio: bool = False
+    name: str = "selection"
 
 
 def top_entropy(*, share: float) -> Selection:

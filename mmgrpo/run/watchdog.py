@@ -13,6 +13,7 @@ from typing import Any, final
 from mmgrpo.config import AlarmKind, RewardConfig, RunConfig, WatchdogConfig
 from mmgrpo.config.registry import resolve
 from mmgrpo.errors import ConfigError
+from mmgrpo.maths.changes import CHANGED_FRAC
 
 GRID = "grid_artifacts"
 GAP_WITHOUT_CLIP = 1e-2  # a ratio wrong by 1 % scales its gradient by 1 %
@@ -148,7 +149,9 @@ class Watchdog:
 
     def recall(self, metrics: Sequence[Mapping[str, Any]], evaluation: Sequence[Mapping[str, Any]]) -> list[Alarm]:
         """Reads what a resumed run had logged, and says which alarms it gave, so that they are not given again."""
-        last_of_step = {line["step"]: line for line in metrics}
+        last_of_step: dict[int, Mapping[str, Any]] = {}
+        for line in metrics:
+            last_of_step[line["step"]] = step_summary(last_of_step.get(line["step"], {}), line)
         events = [(step, 0, line) for step, line in last_of_step.items()]
         events += [(line["step"], 1, line) for line in evaluation]
         ordered = sorted(events, key=lambda event: event[:2])
@@ -163,6 +166,14 @@ class Watchdog:
                 self._last[kind] = step
                 alarms.append(Alarm(step=step, kind=kind, measured=found[0], cure=found[1]))
         return alarms
+
+
+def step_summary(earlier: Mapping[str, Any], line: Mapping[str, Any]) -> dict[str, Any]:
+    """The line of an update, with the largest share of changed decisions among it and the step's earlier updates."""
+    largest = {
+        key: max(value, line[key]) for key, value in earlier.items() if key.endswith(f"/{CHANGED_FRAC}") and key in line
+    }
+    return {**line, **largest}
 
 
 def _trained(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -261,12 +272,32 @@ def on_policy_gap(lines: Sequence[Mapping[str, Any]], subject: Watched) -> Itera
         )
 
 
+def no_effect(lines: Sequence[Mapping[str, Any]], subject: Watched) -> Iterator[tuple[str, str]]:
+    """A mechanism changes no decision in any step of the newest window."""
+    limit, window = subject.config.no_effect, subject.config.window
+    keys = [key for key in lines[-1] if key.endswith(f"/{CHANGED_FRAC}")]
+    idle_keys = []
+    for key in keys if limit is not None else ():
+        values = _values(lines, key)[-window:]
+        if len(values) == window and max(values) <= limit:
+            idle_keys.append(key)
+    if idle_keys:
+        yield (
+            f"in {window} steps no decision is changed by {', '.join(idle_keys)}"
+            if limit == 0
+            else f"in {window} steps at most {limit:.3g} of the decisions are changed by {', '.join(idle_keys)}",
+            "check that the run has what the method needs (mmgrpo explain), that its start is not after the last step, "
+            "and its thresholds; or leave it out: without it the run is the same",
+        )
+
+
 STEP_ALARMS: Mapping[AlarmKind, Rule] = {
     "diversity": diversity,
     "length": length,
     "grid": grid,
     "dead_groups": dead_groups,
     "on_policy_gap": on_policy_gap,
+    "no_effect": no_effect,
 }
 """Judged after every step."""
 

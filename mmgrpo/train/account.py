@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from mmgrpo.run.processes import Job
+from mmgrpo.run.watchdog import step_summary
 from mmgrpo.train.learn import Update
 from mmgrpo.train.phases import Judged
 
@@ -21,6 +22,7 @@ class Account:
         metrics: of the step, which each line has.
         num_updates: of the step.
         last: the last line.
+        summary: the same, with the largest share of decisions that each mechanism changed in any of the step's updates.
     """
 
     def __init__(self, judged: Judged, *, num_updates: int) -> None:
@@ -35,6 +37,7 @@ class Account:
         self.metrics = dict(judged.metrics)
         self.num_updates = num_updates
         self.last: dict[str, Any] = dict(judged.metrics)
+        self.summary: dict[str, Any] = {}
         self._num_forwards = self.batch.rollout.num_forwards
         self._num_samples = len(self.batch.credit.keep_B)
         self._gap, self._clock = 0.0, time.perf_counter()
@@ -58,5 +61,6 @@ class Account:
             "count/forwards_per_sample": sum(job.gather(self._num_forwards)) / self._num_samples,
             "time/update_s": now - self._clock,
         }
+        self.summary = step_summary(self.summary, self.last)
         self._clock = now
         return self.last

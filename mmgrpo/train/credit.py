@@ -9,25 +9,23 @@ import torch
 from torch import Tensor
 
 from mmgrpo.config import AdvantageConfig
-from mmgrpo.config.binding import build_estimators, build_filters
+from mmgrpo.config.binding import build_estimators
 from mmgrpo.config.numbers import bound
-from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import COMBINING, SCALES, clamp_advantage
 from mmgrpo.maths.combinations import COMBINATIONS, weighted_sum
-from mmgrpo.maths.feedback import JobFeedback
 from mmgrpo.maths.groups import Groups, grouped
 from mmgrpo.policy import Policy
 from mmgrpo.run.processes import Job
 from mmgrpo.scoring import NamedReward
 from mmgrpo.scoring.shaping import shaped
-from mmgrpo.train.feedback import feedback_of
+from mmgrpo.train.decision_credit import credit_by_decision, parts_read
 from mmgrpo.train.gather import Experience, Valued
 from mmgrpo.train.judge import Verdict
 from mmgrpo.train.learner import measured
 from mmgrpo.train.parts import heard
 from mmgrpo.train.views import Seen, Sights, View
 from mmgrpo.types import Origin, Rollout, Scores
-from mmgrpo.values import from_reference, seen_in
+from mmgrpo.values import from_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +264,7 @@ def estimate(
     if config.foreign == "apart":
         compared_N = apart(verdict.group_N, torch.cat(job.gather(_is_read(rollout))))
     credit = form_credit(verdict.counting, compared_N, config, divergence_N, verdict.keep_N)
-    credited_N = heard(verdict.counting, _parts_read(config))
+    credited_N = heard(verdict.counting, parts_read(config))
     if any(one.unscored for one in build_estimators(config)):
         credited_N = torch.ones_like(credited_N)
     credit = replace(credit, keep_B=credit.keep_B | (credited_N & verdict.keep_N))
@@ -276,20 +274,21 @@ def estimate(
     rollout = rollout.keep(credit.keep_B[verdict.mine][:, None])
     metrics: Mapping[str, float] = {}
     if config.estimators or config.filters:
-        shaped_rows = _by_decision(
+        shaped_rows = credit_by_decision(
             policy,
             rollout,
             advantage_BT,
             verdict,
-            credit,
             config,
+            reward_B=reward_B,
             step=step,
             job=job,
             remembered=remembered,
             views=sights,
         )
         rollout, advantage_BT, metrics = shaped_rows.rollout, shaped_rows.advantage_BT, shaped_rows.metrics
-        credit = replace(credit, zero_std_frac=shaped_rows.zero_std_frac)
+        if shaped_rows.zero_std_frac is not None:
+            credit = replace(credit, zero_std_frac=shaped_rows.zero_std_frac)
     kept = without_truncated(rollout, truncated)
     return Batch(
         rollout=kept.rollout,
@@ -318,80 +317,3 @@ def _is_read(rollout: Rollout) -> Tensor:
     """(B,) bool, the rows that were not drawn at this step."""
     drawn_B = torch.zeros(len(rollout.samples), dtype=torch.bool)
     return drawn_B if rollout.origin_B is None else rollout.origin_B != Origin.DRAWN
-
-
-def _parts_read(config: AdvantageConfig) -> set[str]:
-    """The rewards whose words of parts estimators read."""
-    return {name for estimator in build_estimators(config) for name in estimator.parts}
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    rollout: Rollout
-    advantage_BT: Tensor
-    zero_std_frac: float
-    metrics: Mapping[str, float]
-
-
-def _by_decision(
-    policy: Policy,
-    rollout: Rollout,
-    advantage_BT: Tensor,
-    verdict: Verdict,
-    credit: Credit,
-    config: AdvantageConfig,
-    *,
-    step: int,
-    job: Job,
-    remembered: Callable[[str], Tensor] | None,
-    views: Mapping[str, Seen],
-) -> _Rows:
-    """The advantage of each decision after all estimators, and the rows that all filters keep."""
-    estimators, filters = build_estimators(config), build_filters(config)
-    asked = {value for one in (*estimators, *filters) for value in one.values}
-    parts = _parts_read(config)
-    rollout = measured(policy, rollout, sorted(asked, key=str), views)
-    asked |= {seen_in(str(value.view)) for value in asked if value.view in views}
-    reward_B = credit.total_B[verdict.mine]
-    columns = {column.name for one in estimators for column in one.memory}
-    if columns and remembered is None:
-        raise ConfigError("an estimator reads the memory, and estimate() was not given what is remembered")
-    feedback = feedback_of(
-        policy,
-        rollout,
-        verdict,
-        reward_B,
-        asked=asked,
-        parts=parts,
-        turns=any(one.turns for one in estimators),
-        step=step,
-        job=job,
-        remembered={name: remembered(name) for name in sorted(columns)} if remembered else {},
-    )
-    for estimator in estimators:
-        advantage_BT = estimator.assign(feedback, advantage_BT).float()
-    zero_std_frac = _zero_frac(rollout, advantage_BT, job) if estimators else credit.zero_std_frac
-    for one in filters:
-        keep_BT = one.keep(feedback, advantage_BT)
-        keep_BT = keep_BT[:, None] if keep_BT.ndim == 1 else keep_BT
-        advantage_BT = advantage_BT.where(keep_BT, 0.0)
-        rollout = rollout if config.filtered == "zero" else rollout.keep(keep_BT)
-    return _Rows(rollout, advantage_BT, zero_std_frac, _means(feedback.job))
-
-
-def _means(job: JobFeedback) -> dict[str, float]:
-    """What was measured of the decisions, each sample counting alike."""
-    known_N = job.length_N > 0
-    return {
-        f"decisions/{value.name}_mean": float(mean_N[known_N].mean())
-        for value, mean_N in job.value_mean.items()
-        if value.view is None and bool(known_N.any())
-    }
-
-
-def _zero_frac(rollout: Rollout, advantage_BT: Tensor, job: Job) -> float:
-    """The share of the whole job's groups whose trained decisions all have the advantage 0."""
-    teaches_B = ((advantage_BT != 0) & rollout.mask_BT).any(1)
-    group_B = rollout.prompt_index_B
-    counts = job.gather((len(group_B.unique()), len(group_B[teaches_B].unique())))
-    return 1 - sum(teaching for _, teaching in counts) / sum(groups for groups, _ in counts)

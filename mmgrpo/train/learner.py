@@ -27,8 +27,9 @@ from torch import Tensor
 from mmgrpo.differentiating import backward
 from mmgrpo.errors import ShapeError
 from mmgrpo.maths.aggregates import Totals
+from mmgrpo.maths.changes import term_key, terms_changed
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.maths.diagnostics import Diagnostics
+from mmgrpo.maths.diagnostics import Diagnostics, ValueSum
 from mmgrpo.maths.modulation import detached
 from mmgrpo.maths.objectives import ZERO_ON_POLICY, Objective
 from mmgrpo.policy import Policy
@@ -102,20 +103,24 @@ def accumulate_gradient(
     in_views = looked_at(rollout.keep(whole.mask_BT), objective.values | objective.first_values, views)
     values = whole = replace(whole, values=in_views.values)
     num_forwards = in_views.num_forwards
+    num_kept = float(whole.mask_BT.sum())
+    changes = {term_key(term.name): ValueSum(num_kept, 0.0) for term in objective.terms}
     if objective.needs_values:
         values, spent = _values(policy, rollout, whole, objective, views)
         num_forwards += spent
     if objective.selections or objective.modulations:
         compared = shared(values, rollout) if objective.looks_at_all else values
         job_values = _job_values(compared, objective, gather)
-        chosen = objective.selected(objective.modulated(compared, job_values), job_values)
-        values = replace(chosen, logprob_BT=values.logprob_BT, values=values.values)
+        adjusted = objective.adjusted(compared, job_values)
+        changes |= adjusted.changes
+        values = replace(adjusted.decisions, logprob_BT=values.logprob_BT, values=values.values)
         whole = replace(values, logprob_BT=whole.logprob_BT, values=whole.values)
     if objective.separable:
         gradient = _slice_by_slice(policy, rollout, whole, objective, views)
     else:
         gradient = _values_first(policy, rollout, values, objective, views)
-    return replace(gradient, num_forwards=gradient.num_forwards + num_forwards)
+    diagnostics = gradient.diagnostics + Diagnostics(change_sums=changes)
+    return replace(gradient, diagnostics=diagnostics, num_forwards=gradient.num_forwards + num_forwards)
 
 
 def nonfinite_rows(policy: Policy, rows: Sequence[int], accumulate: Callable[..., Gradient], job: Job) -> list[int]:
@@ -266,7 +271,7 @@ def _slice_by_slice(
             decisions = _with_values(_at(whole, evaluation), evaluation)
             loss = objective(decisions)
             backward(loss.value)
-            diagnostics += loss.diagnostics
+            diagnostics += loss.diagnostics + Diagnostics(change_sums=terms_changed(objective.terms, decisions))
             max_gap = max(max_gap, _gap(decisions))
             num_forwards += evaluation.num_forwards
     return Gradient(diagnostics, max_gap, num_forwards)
@@ -282,7 +287,9 @@ def _values_first(
     own = own_of(objective.values, views)
     through = {of_view(name): views[name] for name in sorted(objective.through)}
     leaves = {value: values[value].detach().clone().requires_grad_() for value in (*own, *through)}
-    loss = objective(replace(values, logprob_BT=logprob_BT, values={**values.values, **leaves}))
+    decisions = replace(values, logprob_BT=logprob_BT, values={**values.values, **leaves})
+    loss = objective(decisions)
+    diagnostics = loss.diagnostics + Diagnostics(change_sums=terms_changed(objective.terms, decisions))
     grads = torch.autograd.grad(loss.value, [logprob_BT, *leaves.values()], allow_unused=True)
     of_logprob_BT, of_value = grads[0], dict(zip(leaves, grads[1:], strict=True))
     of_own = [of_logprob_BT, *(of_value[value] for value in own)]
@@ -299,7 +306,7 @@ def _values_first(
         grad_BT = of_value[value]
         if grad_BT is not None:
             num_forwards += _through(seen, grad_BT.where(values.seen(value.view), 0.0))
-    return Gradient(loss.diagnostics, max_gap, num_forwards)
+    return Gradient(diagnostics, max_gap, num_forwards)
 
 
 def _through(seen: Seen, grad_BT: Tensor) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mmgrpo.config import AdvantageConfig
+from mmgrpo.maths.changes import changed_fracs
 from mmgrpo.run.processes import Job
 from mmgrpo.run.samples import facts_of, sample_metrics
 from mmgrpo.train.credit import Batch, penalised, reward_metrics
@@ -48,6 +49,7 @@ def update_metrics(update: Update, job: Job) -> dict[str, float]:
     diagnostics, applied = job.merged(update.gradient.diagnostics), update.applied
     return {
         **diagnostics.as_metrics(),
+        **changed_fracs(diagnostics.change_sums),
         "policy/weighed_frac": float(diagnostics.num_weighed) / max(update.totals.num_decisions, 1),
         "optimizer/lr": applied.lr,
         "optimizer/grad_norm": applied.grad_norm,

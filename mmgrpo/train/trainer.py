@@ -287,7 +287,7 @@ class Trainer:
 
     def _learnt(self, account: Account, facts: Facts) -> None:
         self._seat.progress.stepped(account.last)
-        self._heed(self.watchdog.stepped(account.last) if self.watchdog else [])
+        self._heed(self.watchdog.stepped(account.summary) if self.watchdog else [])
         if self._owns:
             move_reference(self.policy, self.config.reference, self.step, self.optimizer)
         memory = remember(self.session.memory, facts, self.stream.learners, replay=self.now.planner.replay)
