@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from mmgrpo.types import Prompt
 
@@ -45,7 +45,13 @@ class Turn:
 
 
 class Environment(ABC):
-    """The other side of one exchange; each sample has one of its own."""
+    """The other side of one exchange; each sample has one of its own.
+
+    Attributes:
+        gives_rewards: whether its turns may have a reward; False lets a method that reads those raise before the run.
+    """
+
+    gives_rewards: ClassVar[bool] = True
 
     @abstractmethod
     def reset(self, prompt: Prompt) -> Turn:

@@ -32,8 +32,10 @@ class ToolEnvironment(Environment):
 
     Calls are written as Hermes and Qwen write them, ``<tool_call>{"name": .., "arguments": {..}}</tool_call>``; what
     cannot be called, and what a function raises, is told as ``{"error": ..}``. Functions take the form of transformers
-    and TRL: annotated arguments, a docstring with ``Args:``.
+    and TRL: annotated arguments, a docstring with ``Args:``. Its turns have no rewards.
     """
+
+    gives_rewards = False
 
     def __init__(self, functions: Sequence[Callable[..., Any] | str], describe: bool = True) -> None:
         """Takes the functions.

@@ -20,6 +20,7 @@ from mmgrpo.config import (
     TermConfig,
 )
 from mmgrpo.config.numbers import bound, takes
+from mmgrpo.config.registry import resolve
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import SCALES
 from mmgrpo.maths.aggregates import AGGREGATES
@@ -149,12 +150,30 @@ def require_credit(config: RunConfig) -> None:
     for name, one in _credit(config):
         if isinstance(one, Estimator) and one.turns and config.rollout.environment is None:
             raise ConfigError(f"{name} reads turns of exchanges: set rollout.environment")
+        if isinstance(one, Estimator) and one.turn_rewards and not _gives_rewards(config.rollout.environment):
+            raise ConfigError(
+                without_turn_rewards(name, f"the environment {config.rollout.environment.name} gives none")
+            )
         moves = any(key.startswith(name.replace(": ", ".")) for key in config.schedules)
         if one.keeps is not None and size is not None and one.keeps >= size and not moves:
             raise ConfigError(
                 f"{name} keeps {one.keeps} members of a group and rollout.group_size is {size}, so that nobody is left "
                 "out: draw more members, or keep fewer"
             )
+
+
+def _gives_rewards(environment: Named) -> bool:
+    """Whether the turns of an environment may have rewards; a function that makes one is trusted."""
+    return getattr(resolve("environments", environment.name), "gives_rewards", True)
+
+
+def without_turn_rewards(reader: str, reason: str) -> str:
+    """The message of a mechanism that reads the rewards of turns where there are none."""
+    return (
+        f"{reader} reads the rewards of turns, and {reason}: use an environment whose turns have a reward "
+        "(Turn(reward=...), 0.0 for a turn that earns nothing), or set reward: LABEL there, a reward of the whole "
+        "sample that is paid with its last turn"
+    )
 
 
 def columns_read(config: RunConfig) -> dict[str, str]:

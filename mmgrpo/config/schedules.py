@@ -172,7 +172,7 @@ def _controller(key: str, named: Named, config: RunConfig) -> Controller:
     least = 2 if named.name in SERIES else 1
     if not isinstance(every, int) or every < least:
         raise ConfigError(f"controllers.{key}: {named.name} moves every {least} steps or more, got every: {every!r}")
-    initial = _own_value(config, key)
+    initial = configured_value(config, key)
     if isinstance(initial, bool) or not isinstance(initial, int | float):
         raise ConfigError(f"controllers.{key} begins with the configuration's own number, which is {initial!r}; set it")
     if named.name == "adaptive_kl" and not initial > 0:
@@ -212,11 +212,11 @@ def _require_drawing(config: RunConfig) -> None:
 
 def _as_whole(config: RunConfig, key: str, value: Any) -> Any:
     """A scheduled number, rounded where the configuration has a whole one."""
-    own = _own_value(config, key) if isinstance(value, float) else None
+    own = configured_value(config, key) if isinstance(value, float) else None
     return round(value) if isinstance(own, int) and not isinstance(own, bool) else value
 
 
-def _own_value(config: RunConfig, key: str) -> Any:
+def configured_value(config: RunConfig, key: str) -> Any:
     """The configuration's own value of a key, a default included; None where it says nothing."""
     if key.startswith("rewards."):
         label, _, number = key.removeprefix("rewards.").rpartition(".")

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from mmgrpo.config import AdvantageConfig, AlarmKind, ForeignConfig, Named, ObjectiveConfig, RewardConfig, RunConfig
 from mmgrpo.config.binding import build_objective, build_planner, require_credit
+from mmgrpo.config.idle import idle_mechanisms
 from mmgrpo.config.numbers import bound, named_in
 from mmgrpo.config.registry import is_scheduled, settings_type
 from mmgrpo.config.validating import explain_validation
@@ -95,6 +96,8 @@ def _what(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield from prompt_rows(config.prompts, held_out)
     yield from recipe_rows(config)
     yield from method_rows(config)
+    for number, sentence in enumerate(idle_mechanisms(config)):
+        yield "" if number else "warning", sentence
 
 
 def _policy(config: RunConfig, settings: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:

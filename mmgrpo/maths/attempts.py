@@ -51,6 +51,7 @@ def until_solved(
         kept=_last_attempts if keep == "last" else all_trained,
         looks_back=True,
         replay=Replay(per_prompt=held, total=100_000) if reuse else None,
+        start=start,
     )
 
 

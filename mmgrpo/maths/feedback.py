@@ -283,6 +283,8 @@ class Estimator:
         turns: whether it must carry the turns of exchanges.
         columns: columns of the data rows that it reads, of numbers.
         keeps: members of a group that it gives an advantage at most; None: as many as there are.
+        turn_rewards: whether it reads the rewards that the environment returns with its turns.
+        start: step of the run, from 0, before which it changes nothing.
     """
 
     assign: Callable[[Feedback, Tensor], Tensor]
@@ -294,6 +296,8 @@ class Estimator:
     turns: bool = False
     columns: tuple[str, ...] = ()
     keeps: int | None = None
+    turn_rewards: bool = False
+    start: int = 0
 
 
 def row_mean(value_BT: Tensor, mask_BT: Tensor) -> Tensor:

@@ -62,7 +62,8 @@ def late_decisions(
     Source: Deng et al., arXiv:2508.02260, position-based advantage shaping, and its code
         (RUCAIBox/Slow_Thinking_with_LLMs, entropy2performance, ``core_algos.py``, compute_policy_loss).
     """
-    return Estimator(assign=partial(_late_decisions, strength=strength, steepness=steepness, start=start, end=end))
+    assign = partial(_late_decisions, strength=strength, steepness=steepness, start=start, end=end)
+    return Estimator(assign=assign, start=start)
 
 
 def _late_decisions(
@@ -131,4 +132,4 @@ def self_judged(
                 mixed_BT[rows] = ((1 - share) * advantage_BT[rows] + share * own_G1).where(feedback.mask_BT[rows], 0.0)
         return mixed_BT
 
-    return Estimator(assign=assign, values=(value,))
+    return Estimator(assign=assign, values=(value,), start=start)

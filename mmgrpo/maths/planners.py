@@ -229,6 +229,7 @@ class Planner:
     places: Places | None = None
     memory: tuple[Column, ...] = ()
     forgetting: Forgetting | None = None
+    start: int = 0
 
 
 def ask_then(

@@ -128,7 +128,10 @@ def scaffold(*, contexts: Sequence[str], below: float = 1.0, start: int = 0, beh
         raise ConfigError("scaffold needs the contexts that tell ever more, one at least, and start >= 0")
     attempt = partial(_hinted, contexts=tuple(contexts), below=below, start=start, behind_prompt=behind_prompt)
     return Planner(
-        ask=partial(ask_then, further=attempt), kept=partial(_with_least_hinted, below=below), looks_back=True
+        ask=partial(ask_then, further=attempt),
+        kept=partial(_with_least_hinted, below=below),
+        looks_back=True,
+        start=start,
     )
 
 
@@ -226,6 +229,7 @@ def with_replay(
     return Planner(
         ask=partial(_ask_with_replay, num=num, strategy=strategy, start=start, least=least, at_least=at_least),
         replay=Replay(per_prompt=per_prompt, total=total),
+        start=start,
     )
 
 

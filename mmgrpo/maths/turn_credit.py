@@ -53,7 +53,7 @@ def anchor_states(
         among=partial(standardised_among, eps=eps) if normalise else centred_among,
         similar=similar,
     )
-    return Estimator(assign=assign, turns=True)
+    return Estimator(assign=assign, turns=True, turn_rewards=reward is None)
 
 
 def _anchor_states(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
@@ -10,12 +11,14 @@ from mmgrpo.config import RunConfig, ViewConfig
 from mmgrpo.config.binding import bound, build_objective, views_read
 from mmgrpo.config.registry import suggestion
 from mmgrpo.data.contexts import CONTEXTS
+from mmgrpo.data.corruption import IMAGE_CONTEXTS
 from mmgrpo.data.history import Context
 from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Keeping, Policy
 from mmgrpo.train.build import build_policy
 from mmgrpo.train.ema import Average
 from mmgrpo.train.views import View
+from mmgrpo.types import Prompt
 from mmgrpo.values import REFERENCE
 
 
@@ -50,6 +53,31 @@ def build_views(
                 f"views.{name} is not of the weights of now, so no gradient goes through it: leave out grad"
             )
     return views
+
+
+def require_images(prompts: Sequence[Prompt], config: RunConfig) -> None:
+    """Checks that the contexts of images have some to change: without any they show nothing in the whole run.
+
+    Args:
+        prompts: what the run trains on.
+        config: the run.
+
+    Raises:
+        ConfigError: a view or ``rollout.contexts`` changes the images of prompts, and no prompt has one.
+    """
+    named = {f"views.{name}": view.context for name, view in config.views.items()}
+    named |= {f"rollout.contexts.{label}": context for label, context in config.rollout.contexts.items()}
+    of_images = {key: context.name for key, context in named.items() if context and context.name in IMAGE_CONTEXTS}
+    if not of_images or any(len(prompt.images) for prompt in prompts):
+        return
+    readers = {f"views.{view}": f" and what reads it ({where})" for view, where in views_read(config).items()}
+    raise ConfigError(
+        "; ".join(
+            f"{key}: {context} changes the images of a prompt, and none of the {len(prompts)} prompts has one: train "
+            f"on rows with images, or leave out {key}{readers.get(key, '')}"
+            for key, context in of_images.items()
+        )
+    )
 
 
 def _view(

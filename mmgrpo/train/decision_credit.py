@@ -5,17 +5,17 @@ Axes: B rows of this process, T decisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from mmgrpo.config import AdvantageConfig
-from mmgrpo.config.binding import build_estimators, build_filters
+from mmgrpo.config.binding import build_estimators, build_filters, without_turn_rewards
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.changes import advantages_changed, changed_count, changed_fracs, mechanism_labels
 from mmgrpo.maths.diagnostics import Diagnostics, ValueSum
-from mmgrpo.maths.feedback import JobFeedback
+from mmgrpo.maths.feedback import Feedback, JobFeedback
 from mmgrpo.policy import Policy
 from mmgrpo.run.processes import Job
 from mmgrpo.train.feedback import feedback_of
@@ -75,7 +75,8 @@ def credit_by_decision(
         The credit of each decision.
 
     Raises:
-        ConfigError: an estimator reads the memory, and there is none.
+        ConfigError: an estimator reads the memory, and there is none; or it reads the rewards of turns, and at the
+            first step there are exchanges that came to their end, and no turn has one.
     """
     estimators, filters = build_estimators(config), build_filters(config)
     asked = {value for one in (*estimators, *filters) for value in one.values}
@@ -96,6 +97,9 @@ def credit_by_decision(
         job=job,
         remembered={name: remembered(name) for name in sorted(columns)} if remembered else {},
     )
+    readers = [named.name for named, one in zip(config.estimators, estimators, strict=True) if one.turn_rewards]
+    if readers and step == 0:
+        _require_turn_rewards(feedback, readers, job)
     labels = mechanism_labels([named.name for named in (*config.estimators, *config.filters)])
     changes: dict[str, ValueSum] = {}
     for label, estimator in zip(labels, estimators, strict=False):
@@ -116,6 +120,20 @@ def credit_by_decision(
 def parts_read(config: AdvantageConfig) -> set[str]:
     """The rewards whose scores of parts estimators read."""
     return {name for estimator in build_estimators(config) for name in estimator.parts}
+
+
+def _require_turn_rewards(feedback: Feedback, readers: Sequence[str], job: Job) -> None:
+    turns = feedback.turns
+    num_rewards, num_ended = (
+        int(turns.given.valid_BS.sum()),
+        int((feedback.finished_B & (turns.given.scope_BT >= 0).any(1)).sum()),
+    )
+    totals = job.gather((num_rewards, num_ended))
+    if sum(ended for _, ended in totals) and not sum(rewards for rewards, _ in totals):
+        reason = (
+            f"of {sum(ended for _, ended in totals)} exchanges that came to their end in the first step none has any"
+        )
+        raise ConfigError(without_turn_rewards(f"advantage.estimators: {', '.join(readers)}", reason))
 
 
 def _means(job: JobFeedback) -> dict[str, float]:

@@ -14,6 +14,7 @@ from accelerate.utils import set_seed
 
 from mmgrpo.config import RunConfig, TaskConfig
 from mmgrpo.config.binding import require_credit
+from mmgrpo.config.idle import idle_mechanisms
 from mmgrpo.config.parts import require_single
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.data.stream import StepPrompts, stream_of
@@ -35,7 +36,7 @@ from mmgrpo.train.account import Account
 from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_of
 from mmgrpo.train.auxiliary import Auxiliaries
 from mmgrpo.train.build import build_plan, build_rewards, build_setting, exchange_plan, optimizer_of
-from mmgrpo.train.build_views import build_views
+from mmgrpo.train.build_views import build_views, require_images
 from mmgrpo.train.credit import Credit, estimate, valued
 from mmgrpo.train.critic import Learnt, build_critic
 from mmgrpo.train.ema import Average
@@ -117,6 +118,8 @@ class Trainer:
         self.job.shard(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
         require_movable(policy, self.config.reference)
         require_credit(self.config)
+        if self.behind is None:
+            require_images(asked, self.config)
         build_plan(self.config, policy, 0)
         self.parameters = policy.trainable
         update = self.config.update
@@ -167,8 +170,8 @@ class Trainer:
         """Puts the folder in order, tells the watchdog what went before, and tries the rewards."""
         self._seat = seat
         self.job.broadcast_weights([*self.parameters, *(self.critic.parameters if self.critic else ())])
-        for said in self.session.begin(self._explanation, self._seat.within):
-            self._seat.progress.noted(said)
+        for note in (*idle_mechanisms(self.config), *self.session.begin(self._explanation, self._seat.within)):
+            self._seat.progress.noted(note)
         if self.watchdog and self.session.resumption:
             told = self.watchdog.recall(self.folder.lines("metrics.jsonl"), self.folder.lines("evaluation.jsonl"))
             known = {(row["step"], row["kind"]) for row in self.folder.lines("alarms.jsonl")}

@@ -1,0 +1,80 @@
+"""Mechanisms that a run configures and never comes to: they begin after its last step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mmgrpo.config import RunConfig
+from mmgrpo.config.binding import build_estimators, build_planner
+from mmgrpo.config.numbers import bound
+from mmgrpo.config.schedules import configured_value
+from mmgrpo.maths.schedules import VALUE_SCHEDULES, WEIGHT_SCHEDULES
+
+
+def idle_mechanisms(config: RunConfig) -> tuple[str, ...]:
+    """Every mechanism that changes nothing before the last step of a run, a sentence each with its fix.
+
+    Args:
+        config: the run.
+
+    Returns:
+        Sentences, in the order of the configuration.
+
+    Raises:
+        ConfigError: a function cannot be made of its numbers.
+    """
+    return tuple(_idle(config)) if config.steps else ()
+
+
+def _idle(config: RunConfig) -> Iterator[str]:
+    moving_keys = (*config.schedules, *config.controllers, *(key for stage in config.stages for key in stage.set))
+    starts = [("rollout.planner", build_planner(config.rollout).start)]
+    estimators = zip(config.advantage.estimators, build_estimators(config.advantage), strict=True)
+    starts += [(f"advantage.estimators.{named.name}", one.start) for named, one in estimators]
+    for key, start in starts:
+        if start >= config.steps and not any(moving.startswith(f"{key}.") for moving in moving_keys):
+            yield _sentence(config, f"{key} starts at step {start}, from 0", "a lower start")
+    yield from _idle_schedules(config)
+    for later, stage in zip(config.stages[1:], config.stages, strict=False):
+        if stage.until is not None and stage.until >= config.steps:
+            yield _sentence(config, f"stages: {', '.join(later.set)} changes at step {stage.until}", "a lower until")
+    yield from _idle_sections(config)
+
+
+def _idle_schedules(config: RunConfig) -> Iterator[str]:
+    """Schedules whose value is the configured one at every step of the run."""
+    for key, named in config.schedules.items():
+        schedule, own = bound(f"schedules.{key}", VALUE_SCHEDULES, named), configured_value(config, key)
+        if all(schedule(step) == own for step in range(config.steps)):
+            yield _sentence(
+                config, f"schedules.{key}: the value is {own} at every step", "a schedule that begins sooner"
+            )
+    for reward in config.rewards:
+        if reward.schedule is None or reward.schedule.name == "constant":
+            continue
+        factor = bound(f"rewards ({reward.known_as}).schedule", WEIGHT_SCHEDULES, reward.schedule)
+        if all(factor(step) == 1 for step in range(config.steps)):
+            key = f"rewards ({reward.known_as}).schedule"
+            yield _sentence(config, f"{key}: the factor is 1 at every step", "a schedule that begins sooner")
+
+
+def _idle_sections(config: RunConfig) -> Iterator[str]:
+    reference, critic, update = config.reference, config.critic, config.update
+    if reference is not None:
+        every = min((n for n in (reference.reset_every, reference.ema and reference.ema.every) if n), default=0)
+        if every >= config.steps:
+            yield _sentence(config, f"reference: it first moves after step {every}", "a lower reset_every")
+    if critic is not None and critic.alone >= config.steps:
+        yield _sentence(config, f"critic.alone: the policy does not train before step {critic.alone}", "a lower number")
+    num_updates = config.steps * update.epochs * update.minibatches
+    for hook in update.hooks:
+        first_round = hook.numbers.get("inner", 0)
+        if isinstance(first_round, int) and first_round > num_updates:
+            text = (
+                f"update.hooks: {hook.name} first acts after {first_round} updates, of which the run has {num_updates}"
+            )
+            yield _sentence(config, text, "a lower inner")
+
+
+def _sentence(config: RunConfig, text: str, fix: str) -> str:
+    return f"no effect in {config.steps} steps: {text}; set {fix}, more steps, or leave it out"

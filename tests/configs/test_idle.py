@@ -1,0 +1,120 @@
+"""Mechanisms that a run never comes to, or that have nothing to read: what is said before the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import final
+
+import pytest
+import yaml
+
+from mmgrpo import Trainer
+from mmgrpo.config.idle import idle_mechanisms
+from mmgrpo.config.loading import load_config, shipped
+from mmgrpo.environment import Environment, Turn
+from mmgrpo.errors import ConfigError
+from mmgrpo.explain.explanation import explanation
+from mmgrpo.rewards.text.exchanges import EnvironmentReturn
+from mmgrpo.scoring import NamedReward
+from mmgrpo.types import Prompt, Sample
+from tests.policies.test_language_exchanges import terse
+from tests.policies.tiny_language import policy_of, prompts_of
+
+LATE = {
+    "prorl": ("reference: it first moves after step 250", 251),
+    "ppl-position": ("advantage.estimators.late_decisions starts at step 200", 201),
+    "laser": ("advantage.estimators.self_judged starts at step 200", 201),
+    "re-schedule": ("schedules.advantage.estimators.column_weight.at_zero: the value is 2.0 at every step", 171),
+    "rlvr-linearity": ("update.hooks: slow_fast first acts after 100 updates, of which the run has 30", 100),
+    "curriculum-grpo": ("schedules.rewards.length_peak.max_length: the value is 512 at every step", 151),
+    "scaf-grpo": ("rollout.planner starts at step 50", 51),
+    "dvpo": ("critic.alone: the policy does not train before step 100", 101),
+    "direct-advantage-policy-optimization": ("critic.alone: the policy does not train before step 100", 101),
+    "diver": ("rewards (unique_formulas).schedule: the factor is 1 at every step", 100),
+}
+"""What of a method has no effect in 30 steps, and the steps in which it has."""
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_mechanism_that_starts_after_the_last_step_is_a_warning(name: str) -> None:
+    text, steps = LATE[name]
+    sentences = idle_mechanisms(load_config(f"methods/{name}", {"steps": 30}))
+    assert sentences[0].startswith(f"no effect in 30 steps: {text}")
+    assert " ".join(explanation(load_config(f"methods/{name}", {"steps": 30})).split()).count(text) == 1
+    assert idle_mechanisms(load_config(f"methods/{name}", {"steps": steps})) == ()
+    assert len(idle_mechanisms(load_config(f"methods/{name}", {"steps": steps - 1}))) == len(sentences)
+
+
+def test_no_other_method_starts_later_than_30_steps() -> None:
+    names = [name.removeprefix("methods/") for name in shipped("methods")]
+    late = {name for name in names if idle_mechanisms(load_config(f"methods/{name}", {"policy": None, "steps": 30}))}
+    assert late == set(LATE)
+
+
+def test_stages_and_weights_that_move_after_the_last_step_are_warnings() -> None:
+    stages = [{"until": 30, "set": {"objective.kl_beta": 0.1}}, {"set": {"objective.kl_beta": 0.0}}]
+    values = {"objective.divergence": "k3", "stages": stages}
+    (sentence,) = idle_mechanisms(load_config("methods/grpo", {**values, "steps": 30}))
+    assert sentence.startswith("no effect in 30 steps: stages: objective.kl_beta changes at step 30")
+    assert idle_mechanisms(load_config("methods/grpo", {**values, "steps": 31})) == ()
+    weight = {"name": "linear", "initial": 1.0, "final": 0.0, "start": 29, "end": 40}
+    rewards = [{"name": "brightness", "schedule": weight}]
+    (sentence,) = idle_mechanisms(load_config("methods/grpo", {"rewards": rewards, "steps": 30}))
+    assert sentence.startswith("no effect in 30 steps: rewards (brightness).schedule: the factor is 1 at every step")
+    assert idle_mechanisms(load_config("methods/grpo", {"rewards": rewards, "steps": 31})) == ()
+
+
+def test_warning_is_shown_before_the_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
+    config = load_config("methods/ppl-position", {**small, "rollout.planner": {"name": "fixed"}})
+    Trainer(policy_of("llama", max_new_tokens=2), by_member, prompts_of("llama"), config).train()
+    shown = capsys.readouterr()
+    assert "late_decisions starts at step 200" in " ".join((shown.out + shown.err).split())
+
+
+def by_member(samples: Sequence[Sample]) -> list[float]:
+    return [float(sample.member) for sample in samples]
+
+
+def test_view_of_images_without_images_is_an_error(tmp_path: Path) -> None:
+    small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
+    with pytest.raises(ConfigError) as raised:
+        Trainer(policy_of("llama"), by_member, prompts_of("llama"), load_config("methods/papo", small))
+    assert str(raised.value) == (
+        f"views.masked: masked_image changes the images of a prompt, and none of the {len(prompts_of('llama'))} "
+        "prompts has one: train on rows with images, or leave out views.masked and what reads it (objective.terms)"
+    )
+    with pytest.raises(ConfigError, match="noised_image changes the images of a prompt, and none"):
+        Trainer(policy_of("llama"), by_member, prompts_of("llama"), load_config("methods/vogue", small))
+
+
+def test_rewards_of_turns_that_the_tools_never_give_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump({"include": ["quickstart/calculator-tool", "methods/gigpo"]}))
+    with pytest.raises(ConfigError, match="anchor_states reads the rewards of turns, and the environment tools gives"):
+        explanation(load_config(path))
+    paid = [{"name": "anchor_states", "reward": "right"}]
+    assert "GiGPO" in explanation(load_config(path, {"advantage.estimators": paid}))
+
+
+@final
+class Silent(Environment):
+    """Answers twice and never gives a reward."""
+
+    def reset(self, prompt: Prompt) -> Turn:
+        self.num_turns = 0
+        return Turn(text="go")
+
+    def step(self, text: str) -> Turn:
+        self.num_turns += 1
+        return Turn(text="on", done=self.num_turns == 2)
+
+
+def test_rewards_of_turns_that_no_exchange_has_are_an_error_at_the_first_step(tmp_path: Path) -> None:
+    small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
+    config = load_config("methods/gigpo", {**small, "rollout.environment": "python:tests.configs.test_idle:Silent"})
+    rewards = [NamedReward("returns", EnvironmentReturn()), NamedReward("right", by_member)]
+    trainer = Trainer(terse("llama", max_new_tokens=60), rewards, prompts_of("llama"), config)
+    with pytest.raises(ConfigError, match="of 4 exchanges that came to their end in the first step none has any"):
+        trainer.train()
