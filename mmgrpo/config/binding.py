@@ -147,13 +147,12 @@ def require_credit(config: RunConfig) -> None:
     bound("advantage.scale", SCALES, config.advantage.scaling)
     bound("advantage.combine", COMBINATIONS, config.advantage.combine)
     size = config.rollout.group_size if config.rollout.planner.name in OF_GROUP_SIZE else None
+    environment = config.rollout.environment
     for name, one in _credit(config):
-        if isinstance(one, Estimator) and one.turns and config.rollout.environment is None:
+        if isinstance(one, Estimator) and one.turns and environment is None:
             raise ConfigError(f"{name} reads turns of exchanges: set rollout.environment")
-        if isinstance(one, Estimator) and one.turn_rewards and not _gives_rewards(config.rollout.environment):
-            raise ConfigError(
-                without_turn_rewards(name, f"the environment {config.rollout.environment.name} gives none")
-            )
+        if isinstance(one, Estimator) and one.turn_rewards and environment and not _gives_rewards(environment):
+            raise ConfigError(without_turn_rewards(name, f"the environment {environment.name} gives none"))
         moves = any(key.startswith(name.replace(": ", ".")) for key in config.schedules)
         if one.keeps is not None and size is not None and one.keeps >= size and not moves:
             raise ConfigError(

@@ -275,17 +275,14 @@ def on_policy_gap(lines: Sequence[Mapping[str, Any]], subject: Watched) -> Itera
 def no_effect(lines: Sequence[Mapping[str, Any]], subject: Watched) -> Iterator[tuple[str, str]]:
     """A mechanism changes no decision in any step of the newest window."""
     limit, window = subject.config.no_effect, subject.config.window
-    keys = [key for key in lines[-1] if key.endswith(f"/{CHANGED_FRAC}")]
-    idle_keys = []
-    for key in keys if limit is not None else ():
-        values = _values(lines, key)[-window:]
-        if len(values) == window and max(values) <= limit:
-            idle_keys.append(key)
+    if limit is None:
+        return
+    series = {key: _values(lines, key)[-window:] for key in lines[-1] if key.endswith(f"/{CHANGED_FRAC}")}
+    idle_keys = [key for key, values in series.items() if len(values) == window and max(values) <= limit]
     if idle_keys:
+        share = "no decision is" if limit == 0 else f"at most {limit:.3g} of the decisions are"
         yield (
-            f"in {window} steps no decision is changed by {', '.join(idle_keys)}"
-            if limit == 0
-            else f"in {window} steps at most {limit:.3g} of the decisions are changed by {', '.join(idle_keys)}",
+            f"in {window} steps {share} changed by {', '.join(idle_keys)}",
             "check that the run has what the method needs (mmgrpo explain), that its start is not after the last step, "
             "and its thresholds; or leave it out: without it the run is the same",
         )

@@ -118,13 +118,13 @@ class Trainer:
         self.job.shard(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
         require_movable(policy, self.config.reference)
         require_credit(self.config)
-        if self.behind is None:
-            require_images(asked, self.config)
         build_plan(self.config, policy, 0)
         self.parameters = policy.trainable
         update = self.config.update
         self.average = owner.average if owner else Average(self.parameters, update.ema) if update.ema else None
         self.views = build_views(self.config, policy, device=device, average=self.average)
+        if self.behind is None:
+            require_images(asked, self.config)
         given = {"job": self.job, "average": self.average}
         self.optimizer = owner.optimizer if owner else optimizer_of(self.config, self.parameters, **given)
         self.warmup = warmup_of(policy, self.config, self.job)
