@@ -112,6 +112,14 @@ class Choosing(ABC):
         """What it decided, a sentence each, for people."""
 
 
+class SupportsUnbatchedRows(ABC):
+    """A policy that measures whether its rows depend on their batch, and can run each row in a call of its own."""
+
+    @abstractmethod
+    def run_rows_alone(self) -> None:
+        """Runs every row alone from here on: another process of the job measured that rows depend on their batch."""
+
+
 class Reading(ABC):
     """A policy that makes decisions of samples it did not draw: answers of others, replayed rows, final pictures."""
 

@@ -281,7 +281,17 @@ def test_nothing_inherits_from_a_concrete_class() -> None:
 def test_bases_are_found_where_they_are_defined() -> None:
     name = "mmgrpo.policies.denoising.policy"
     bases = list(our_bases(name, classes()[f"{name}.DenoisingPolicy"]))
-    contracts = ("Policy", "Supervised", "Scheduled", "Choosing", "Keeping", "Reading", "Seeing", "Shardable")
+    contracts = (
+        "Policy",
+        "Supervised",
+        "Scheduled",
+        "Choosing",
+        "SupportsUnbatchedRows",
+        "Keeping",
+        "Reading",
+        "Seeing",
+        "Shardable",
+    )
     contracts += ("Splitting", "Exporting")
     assert bases == [f"mmgrpo.policy.{contract}" for contract in contracts]
     assert defined_at("mmgrpo.policies.denoising.DenoisingPolicy") == f"{name}.DenoisingPolicy"

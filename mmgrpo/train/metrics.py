@@ -11,6 +11,8 @@ from mmgrpo.train.gather import Experience
 from mmgrpo.train.judge import Verdict
 from mmgrpo.train.learn import Update
 
+ROWS_ALONE = "rollout/rows_alone"
+
 
 def step_metrics(
     experience: Experience, verdict: Verdict, batch: Batch, config: AdvantageConfig, job: Job
@@ -40,7 +42,7 @@ def step_metrics(
     sums = job.gather((float(batch.rollout.old_logprob_BT[kept_BT].double().sum()), int(kept_BT.sum())))
     metrics["rollout/logprob_mean"] = sum(each for each, _ in sums) / max(sum(num for _, num in sums), 1)
     if num_alone := sum(job.gather(experience.rollout.num_alone)):
-        metrics["rollout/rows_alone"] = num_alone
+        metrics[ROWS_ALONE] = num_alone
     return metrics
 
 

@@ -20,7 +20,7 @@ from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.data.stream import StepPrompts, stream_of
 from mmgrpo.data.unreadable import readable
 from mmgrpo.explain.explanation import explanation
-from mmgrpo.policy import Policy
+from mmgrpo.policy import Policy, SupportsUnbatchedRows
 from mmgrpo.run.best import require_best
 from mmgrpo.run.checkpoint import Place, checkpoint_steps
 from mmgrpo.run.drawing import shown_by
@@ -47,7 +47,7 @@ from mmgrpo.train.gather import Experience, Followed, gather
 from mmgrpo.train.judge import judge
 from mmgrpo.train.learn import Lesson, Update
 from mmgrpo.train.memory import Facts, remember, remembered, step_facts
-from mmgrpo.train.metrics import step_metrics, update_metrics
+from mmgrpo.train.metrics import ROWS_ALONE, step_metrics, update_metrics
 from mmgrpo.train.moving import Moving
 from mmgrpo.train.phases import Gathered, Judged, Seat, Taught
 from mmgrpo.train.references import move_reference, require_movable
@@ -229,6 +229,8 @@ class Trainer:
             views=self.views,
         )
         metrics = step_metrics(experience, verdict, batch, config.advantage, self.job) | self.now.metrics
+        if metrics.get(ROWS_ALONE) and isinstance(self.policy, SupportsUnbatchedRows):
+            self.policy.run_rows_alone()
         metrics |= source_metrics(verdict.scores, verdict.root_N, prompts.prompt)
         if self.stream.skips:
             metrics["prompts/unreadable"] = prompts.num_replaced

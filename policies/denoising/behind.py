@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,6 +36,18 @@ def behind(rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
     else:
         raise ConfigError("a denoising policy looks at denoising steps: the view is of a policy of another kind")
     return replace(rollout, trace=own, state_BT=_apart(rollout.state_BT, entry_B))
+
+
+def rows_by_call(trace: Trace | ReadTrace) -> list[tuple[Mapping[str, Any], list[Row]]]:
+    """The rows of a trace by the arguments that they share, in their order."""
+    if isinstance(trace, ReadTrace):
+        rows, calls = [cleans[0].row for cleans in trace.cleans], list(trace.calls)
+    else:
+        rows, calls = list(trace.rows), [drawing.call for drawing in trace.drawings]
+    by_call: dict[int, tuple[Mapping[str, Any], list[Row]]] = {}
+    for row, call in zip(rows, calls, strict=True):
+        by_call.setdefault(id(call), (call, []))[1].append(row)
+    return list(by_call.values())
 
 
 def _apart(state_BT: Tensor, entry_B: Tensor) -> Tensor:

@@ -10,7 +10,16 @@ from typing import Any
 
 from mmgrpo.errors import ConfigError, DataError, ReplayError
 from mmgrpo.policies.denoising.rows import Row
-from mmgrpo.policies.denoising.shown import Album, Showing, arranged, layout, num_pictures, of_prompt, unlike
+from mmgrpo.policies.denoising.shown import (
+    Album,
+    Showing,
+    arranged,
+    is_prompt,
+    layout,
+    num_pictures,
+    of_prompt,
+    unlike,
+)
 from mmgrpo.types import Prompt
 
 logger = logging.getLogger(__name__)
@@ -67,15 +76,16 @@ class CallForm:
             ConfigError: rows bring what the call has no argument for.
             DataError: a row lacks a column that goes to the call.
         """
-        prompts = [row.prompt for row in rows]
-        per_row = {name: [_column(prompt, name, "columns") for prompt in prompts] for name in self.columns}
-        if self.takes("prompt") and "prompt" not in per_row:
+        prompts, names = [row.prompt for row in rows], self.row_arguments(rows[0])
+        assert all(self.row_arguments(row) == names for row in rows), "rows of unlike arguments share a run"
+        per_row = {name: [prompt.columns[name] for prompt in prompts] for name in self.columns if name in names}
+        if self.takes("prompt") and "prompt" not in self.columns:
             per_row["prompt"] = [prompt.text for prompt in prompts]
         default = call.get("negative_prompt")
-        if default is not None or any(prompt.negative is not None for prompt in prompts):
-            per_row["negative_prompt"] = [
-                prompt.negative if prompt.negative is not None else default or "" for prompt in prompts
-            ]
+        if "negative_prompt" in names and "negative_prompt" not in per_row:
+            per_row["negative_prompt"] = [prompt.negative for prompt in prompts]
+        elif default is not None and "negative_prompt" not in per_row:
+            per_row["negative_prompt"] = [default] * len(rows)
         if self.takes("generator"):
             per_row["generator"] = [row.generator() for row in rows]
         items = [self._shown(row) for row in rows]
@@ -88,8 +98,22 @@ class CallForm:
         """Whether a row shows the pipeline pictures or videos."""
         return bool(self.pictures) or len(row.prompt.images) > 0 or len(row.prompt.videos) > 0
 
+    def row_arguments(self, row: Row) -> frozenset[str]:
+        """The optional arguments that a row brings: its columns that are not None, and its negative prompt.
+
+        A pipeline does something else without an argument than with an empty one, so rows that bring different
+        arguments do not share a run.
+
+        Raises: DataError for a row without a column that goes to the call.
+        """
+        prompt = row.prompt
+        names = [name for name in self.columns if _column(prompt, name, "columns") is not None]
+        return frozenset(names if prompt.negative is None else [*names, "negative_prompt"])
+
     def together(self, row: Row, other: Row) -> bool:
-        """Whether two rows may share a run, by what they show: as many pictures each, of the same sizes."""
+        """Whether two rows may share a run: the same arguments, and as many pictures each, of the same sizes."""
+        if self.row_arguments(row) != self.row_arguments(other):
+            return False
         if not (self.shows(row) or self.shows(other)):
             return True
         if self.showing is Showing.ALONE or self.shows(row) is not self.shows(other):
@@ -99,16 +123,24 @@ class CallForm:
         return self.showing is not Showing.SHARED and self._layout(row) == self._layout(other)
 
     def manner(self, row: Row) -> Any:
-        """Tells apart rows that bring more or fewer pictures, or bring them otherwise; None for one that shows none."""
+        """Tells apart rows that bring other arguments, more or fewer pictures, or bring these otherwise."""
+        names = self.row_arguments(row)
         if not self.shows(row):
-            return None
-        return self.showing, tuple((name, num_pictures(item)) for name, item in self._shown(row).items())
+            return names
+        return names, self.showing, tuple((name, num_pictures(item)) for name, item in self._shown(row).items())
+
+    def texts(self, row: Row) -> Mapping[str, str]:
+        """The texts that a row brings, by argument: prompt, negative prompt, and columns that are further prompts."""
+        prompt = row.prompt
+        texts = {"prompt": prompt.text, "negative_prompt": prompt.negative or ""}
+        columns = {name: prompt.columns[name] for name in self.row_arguments(row) if name in self.columns}
+        return texts | {name: text for name, text in columns.items() if is_prompt(name, text)}
 
     def stranger(self, row: Row) -> Row:
         """A row that may share a run with this one, and asks for something else behind other pictures."""
         if self.shows(row) and self.showing in (Showing.SHARED, Showing.ALONE):
             return row
-        return replace(row, prompt=unlike(row.prompt, self.pictures))
+        return replace(row, prompt=unlike(row.prompt, self.pictures, self.columns))
 
     def _shown(self, row: Row) -> Mapping[str, Any]:
         return self.album.shown(row.prompt, self._opened) if self.shows(row) else {}

@@ -19,6 +19,7 @@ from mmgrpo.policies.denoising.chunks import Chunk, assemble
 from mmgrpo.policies.denoising.drawing import Drawing
 from mmgrpo.policies.denoising.exactness import WRONG_CALL, Exactness
 from mmgrpo.policies.denoising.outputs import samples_of
+from mmgrpo.policies.denoising.parity import BatchParity
 from mmgrpo.policies.denoising.record import Recorder, owner_of, split_rows
 from mmgrpo.policies.denoising.rows import INITIAL_NOISE, Row
 from mmgrpo.policies.denoising.session import Session, StepCall, Stop
@@ -43,6 +44,7 @@ class Drafter:
         stage: the pipeline.
         batches: how many rows share a run.
         exactness: what is measured of the first rows of a kind.
+        parity: compares rows alone with rows beside longer prompts.
         segments: lengths of the segments of a rollout, in steps.
         evaluation_call: laid over the call where samples are drawn without noise and nothing of them is kept.
         frame_rate: of videos, in frames a second; None: what the call asks for.
@@ -52,6 +54,7 @@ class Drafter:
     stage: Stage
     batches: Batches
     exactness: Exactness
+    parity: BatchParity
     segments: tuple[int, ...] | None
     evaluation_call: Mapping[str, Any]
     frame_rate: float | None
@@ -70,9 +73,11 @@ class Drafter:
         self._settle_batches(parts[0])
         placed: list[tuple[Row, Sample, Drawing]] = []
         num_forwards, T = 0, 1
-        for part in parts:
-            judged = {} if plan.keep_latents else self.evaluation_call  # what is kept is read, and trained on
-            call = {**part.drawing.call, **judged, **part.drawing.changed_call}
+        judged = {} if plan.keep_latents else self.evaluation_call  # what is kept is read, and trained on
+        calls = [{**part.drawing.call, **judged, **part.drawing.changed_call} for part in parts]
+        for part, call in zip(parts, calls, strict=True):
+            self.parity.settle(part.rows, call)
+        for part, call in zip(parts, calls, strict=True):
             for chunk in chunked(part.rows, part.drawing.batch(self.batches.rollout), self.stage.form.together):
                 session = Session(on_step=None)
                 output = self._run(session, chunk, call)
@@ -124,6 +129,8 @@ class Drafter:
                     raise PolicyError(f"{said}; set policy.rollout_batch and policy.update_batch to 1")
                 if not self._shown_otherwise(chunk.rows[0], reason):
                     self.batches.run_alone(said)
+                return self._drawn_as_called(parts, plan, chunks)
+            if not chunks and any(self.parity.settle(part.rows, part.drawing.call) for part in parts):
                 return self._drawn_as_called(parts, plan, chunks)
             self.exactness.excess_noise = max(self.exactness.excess_noise, chunk.excess_noise)
             plan.hand_over(chunk.samples)

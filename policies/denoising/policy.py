@@ -18,13 +18,13 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.layouts import place
 from mmgrpo.policies.denoising.adapted import adapter_targets
 from mmgrpo.policies.denoising.batches import Batches
-from mmgrpo.policies.denoising.behind import behind
+from mmgrpo.policies.denoising.behind import behind, rows_by_call
 from mmgrpo.policies.denoising.buckets import Buckets
 from mmgrpo.policies.denoising.chunks import SINGLE_STEP, make_groups
 from mmgrpo.policies.denoising.components import prepared_denoisers
 from mmgrpo.policies.denoising.drafting import Drafter
 from mmgrpo.policies.denoising.drawing import Drawing, with_settings, with_tail
-from mmgrpo.policies.denoising.exactness import Exactness
+from mmgrpo.policies.denoising.exactness import BATCH_ROUNDING, Exactness
 from mmgrpo.policies.denoising.loading import (
     choices_of,
     compile_denoiser,
@@ -34,6 +34,7 @@ from mmgrpo.policies.denoising.loading import (
 )
 from mmgrpo.policies.denoising.memo import Memo
 from mmgrpo.policies.denoising.outputs import rate_of
+from mmgrpo.policies.denoising.parity import BatchParity
 from mmgrpo.policies.denoising.reading import Reader, ReadTrace, require_read_values
 from mmgrpo.policies.denoising.rows import shows_media
 from mmgrpo.policies.denoising.sampling import Sampling
@@ -58,6 +59,7 @@ from mmgrpo.policy import (
     Shardable,
     Splitting,
     Supervised,
+    SupportsUnbatchedRows,
 )
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import REFERENCE, Value
@@ -69,7 +71,17 @@ EXACTNESS = {torch.float32: 1e-5, torch.bfloat16: 1e-3}
 
 
 class DenoisingPolicy(
-    Policy, Supervised, Scheduled, Choosing, Keeping, Reading, Seeing, Shardable, Splitting, Exporting
+    Policy,
+    Supervised,
+    Scheduled,
+    Choosing,
+    SupportsUnbatchedRows,
+    Keeping,
+    Reading,
+    Seeing,
+    Shardable,
+    Splitting,
+    Exporting,
 ):
     """A diffusers pipeline whose denoising steps are decisions.
 
@@ -147,10 +159,13 @@ class DenoisingPolicy(
         self._targets = Targets(self._stage, sampling_rate)
         alone = shows_media({**settings.call, **settings.evaluation_call})
         self._batches = Batches(1 if alone else settings.rollout_batch, 1 if alone else settings.update_batch)
+        tolerance = EXACTNESS.get(dtype, max(EXACTNESS.values()))
+        self._parity = BatchParity(stage=self._stage, batches=self._batches, tolerance=BATCH_ROUNDING * tolerance)
         self._reader = Reader(
             stage=self._stage,
             targets=self._targets,
             batches=self._batches,
+            parity=self._parity,
             using=self.using,
             reading=settings.reading,
             call=settings.call,
@@ -163,9 +178,10 @@ class DenoisingPolicy(
             exactness=Exactness(
                 name=type(pipeline).__name__,
                 replay=self._scorer.logprobs,
-                tolerance=EXACTNESS.get(dtype, max(EXACTNESS.values())),
+                tolerance=tolerance,
                 unit=sampling.unit,
             ),
+            parity=self._parity,
             segments=settings.segments,
             evaluation_call=settings.evaluation_call,
             frame_rate=settings.frame_rate,
@@ -198,6 +214,12 @@ class DenoisingPolicy(
                 "noise than the next level holds, in latent units; sampler cps leaves none"
             )
         return (*self._choices, *found)
+
+    def run_rows_alone(self) -> None:
+        """A run of the pipeline for each row, in rollouts, updates and evaluations."""
+        if not self._batches.alone:
+            name = type(self.pipeline).__name__
+            self._batches.run_alone(f"on another process a row of {name} depends on its batch")
 
     @property
     def trainable(self) -> list[nn.Parameter]:
@@ -234,6 +256,7 @@ class DenoisingPolicy(
             settings.call,
             settings.supervision,
             buckets=self._buckets,
+            parity=self._parity,
             seeds=seeds,
         )
         return SupervisedLoss(mean=mean, num_terms=len(examples))
@@ -314,7 +337,10 @@ class DenoisingPolicy(
 
     def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """The same latents behind other prompts, of this policy or of one whose pipeline steps the same latents."""
-        return behind(rollout, prompts)
+        shown = behind(rollout, prompts)
+        for call, rows in rows_by_call(shown.trace):
+            self._parity.settle(rows, call)
+        return shown
 
     def evaluate(
         self,

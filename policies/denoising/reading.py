@@ -20,6 +20,7 @@ from mmgrpo.policies.denoising.buckets import Buckets
 from mmgrpo.policies.denoising.calls import CallForm
 from mmgrpo.policies.denoising.drawing import checked_call
 from mmgrpo.policies.denoising.matching import Clean, Matched, matched, two_steps
+from mmgrpo.policies.denoising.parity import BatchParity
 from mmgrpo.policies.denoising.rows import INITIAL_NOISE, Row, shows_media
 from mmgrpo.policies.denoising.scoring import require_grad
 from mmgrpo.policies.denoising.settings import ReadingSettings
@@ -73,6 +74,7 @@ class Reader:
         stage: the pipeline.
         targets: encodes pictures and videos.
         batches: how many noised samples share a run.
+        parity: compares rows alone with rows beside longer prompts.
         using: the weights of a view, within the context.
         reading: how levels are drawn and errors weighed.
         call: arguments of the pipeline's call.
@@ -82,6 +84,7 @@ class Reader:
     stage: Stage
     targets: Targets
     batches: Batches
+    parity: BatchParity
     using: Callable[[str], AbstractContextManager[None]]
     reading: ReadingSettings
     call: Mapping[str, Any]
@@ -109,6 +112,8 @@ class Reader:
             Example(s.prompt, image=s.image, video=s.video, audio=s.audio) for s in (one.sample for one in given)
         ]
         calls = self.buckets.calls(examples, call)
+        for shared in {id(one): one for one in calls}.values():
+            self.parity.settle([row for row, own in zip(rows, calls, strict=True) if own is shared], shared)
         trace = ReadTrace(
             cleans=tuple(
                 tuple(Clean(row=row, data=state, seed=_key(row, place), place=place) for place in range(T))

@@ -89,15 +89,40 @@ def num_pictures(item: Any) -> Any:
     return tuple(map(num_pictures, item)) if isinstance(item, list) else 1
 
 
-def unlike(prompt: Prompt, pictures: Mapping[str, str]) -> Prompt:
-    """A prompt that differs in all that it says and shows: twice the text, and every picture's negative."""
+def is_prompt(name: str, value: Any) -> bool:
+    """Whether a column is a further prompt (``prompt_2``), and not a label or a number."""
+    return "prompt" in name and isinstance(value, str)
+
+
+def unlike(prompt: Prompt, pictures: Mapping[str, str], columns: Sequence[str] = (), *, times: int = 2) -> Prompt:
+    """A prompt that differs in all that it says and shows: repeated texts, and every picture's negative.
+
+    Args:
+        prompt: what it differs from.
+        pictures: by argument, the columns that hold pictures.
+        columns: that go to the call as arguments; those that are prompts are repeated.
+        times: how often a text is repeated.
+
+    Returns:
+        A prompt with the same optional arguments.
+    """
+    texts = {name: prompt.columns[name] for name in columns if is_prompt(name, prompt.columns.get(name))}
     return replace(
         prompt,
-        text=f"{prompt.text} {prompt.text}".strip() or "a picture",
+        text=_repeated(prompt.text, times),
+        negative=None if prompt.negative is None else _repeated(prompt.negative, times),
         images=[ImageOps.invert(opened(one)) for one in prompt.images],
         videos=[[ImageOps.invert(frame) for frame in _frames(video)] for video in prompt.videos],
-        columns={**prompt.columns, **{name: _negatives(prompt, name) for name in pictures.values()}},
+        columns={
+            **prompt.columns,
+            **{name: _repeated(text, times) for name, text in texts.items()},
+            **{name: _negatives(prompt, name) for name in pictures.values()},
+        },
     )
+
+
+def _repeated(text: str, times: int) -> str:
+    return " ".join([text.strip() or "a picture"] * (times if text.strip() else max(times - 1, 1)))
 
 
 def _negatives(prompt: Prompt, column: str) -> list[Image.Image]:

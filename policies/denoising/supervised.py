@@ -16,6 +16,7 @@ from mmgrpo.policies.denoising.buckets import SIZES, Buckets
 from mmgrpo.policies.denoising.correction import supervised_error
 from mmgrpo.policies.denoising.layout import Layout, read_layout
 from mmgrpo.policies.denoising.matching import Clean, two_steps
+from mmgrpo.policies.denoising.parity import BatchParity
 from mmgrpo.policies.denoising.rows import Row, shows_media
 from mmgrpo.policies.denoising.settings import SupervisionSettings
 from mmgrpo.policies.denoising.stage import Stage
@@ -139,13 +140,14 @@ def supervised_loss(
     supervision: SupervisionSettings,
     *,
     buckets: Buckets,
+    parity: BatchParity,
     seeds: Sequence[int],
 ) -> Tensor:
     """Mean squared error of the network's prediction on noised data, scalar with grad.
 
     It is minus the mean log-probability of the examples read at a single level, of weight 1, unless the supervision has
     a correction. Noise levels are sigma in (0, 1) for flow, integer timesteps for epsilon, v and x0 prediction. Rows of
-    a bucket run together.
+    a bucket run together, unless rows depend on the prompts beside them.
 
     Raises: PolicyError if the pipeline's scheduler, latents or denoiser do not fit; the message says which.
     Source: flow matching, arXiv:2210.02747; DDPM, arXiv:2006.11239.
@@ -159,7 +161,8 @@ def supervised_loss(
         chosen = [n for n, one in enumerate(asked) if one is own]
         data = targets([examples[n] for n in chosen], [rows[n] for n in chosen], two_steps(own))
         cleans = [Clean(row=rows[n], data=one, seed=rows[n].seed) for n, one in zip(chosen, data, strict=True)]
-        size = 1 if stage.form.single or shows_media(own) else len(cleans)
+        parity.settle([rows[n] for n in chosen], own)
+        size = 1 if stage.form.single or parity.batches.alone or shows_media(own) else len(cleans)
         left = iter(cleans)
         for run in chunked([rows[n] for n in chosen], size, stage.form.together):
             errors.append(supervised_error(stage, [next(left) for _ in run], own, supervision))

@@ -50,7 +50,7 @@ def test_each_prompt_is_encoded_once_in_whatever_batches() -> None:
     policy = policy_of("sd3", pipeline, guided=True, batch=3)
     prompts = [*prompts_of("sd3"), Prompt("a red fox")]
     rollout = policy.rollout(prompts, group_size=2, seed=SEED)
-    assert encoded == ([1] * 3, [1] * 3)  # two prompts and the empty negative one
+    assert encoded == ([1] * 4, [1] * 4)  # two prompts, the empty negative one and the long one beside which a row ran
     for rows in (None, [0], [5, 1]):
         for evaluation in policy.evaluate(rollout, rows, values=[from_reference("gaussian")]):
             evaluation.logprob_BT.sum().backward()

@@ -1,0 +1,149 @@
+"""Whether a row depends on the rows that share its run: measured for every longer prompt before rows of it are used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmgrpo.policies.denoising.batches import Batches
+from mmgrpo.policies.denoising.exactness import WRONG_CALL
+from mmgrpo.policies.denoising.rows import Row, shows_media
+from mmgrpo.policies.denoising.session import Session, StepCall, Stop
+from mmgrpo.policies.denoising.shown import unlike
+from mmgrpo.policies.denoising.stage import Stage
+from mmgrpo.system.exhausted import is_out_of_memory
+
+LONG_PROMPT = 64  # words, or as many times 4 characters: of the prompt that the first rows of a kind are compared with
+NOISE_FACTOR = 4.0  # how many times what batching alone changes a longer prompt in the batch may change
+MAX_NOISE = 10.0  # and of ``tolerance``, whatever batching alone changes
+
+Lengths = dict[str, int]
+"""Bytes of the longest text by argument."""
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchParity:
+    """Compares predictions of rows alone with those beside longer prompts, which pad them.
+
+    The first rows of a kind are compared with a row beside a prompt of ``LONG_PROMPT`` words, so that all processes
+    select the same, whatever prompts they have. Later on only a prompt that is longer than any before is compared. A
+    comparison takes one forward of a row alone and one beside the other.
+
+    Attributes:
+        stage: the pipeline.
+        batches: how many rows share a run: one, once a row is found to depend on its batch.
+        tolerance: largest difference of a prediction, relative to its size, where batching alone makes none.
+    """
+
+    stage: Stage
+    batches: Batches
+    tolerance: float
+    _longest: dict[Any, Lengths] = field(default_factory=dict)
+
+    def settle(self, rows: Sequence[Row], call: Mapping[str, Any]) -> bool:
+        """Has every row run alone from here on if rows depend on the prompts beside them.
+
+        Args:
+            rows: what is about to run, or has run without being used.
+            call: the arguments that they share.
+
+        Returns:
+            Whether that was decided now.
+        """
+        reason = self._dependence(rows, call)
+        if reason:
+            self.batches.run_alone(f"a row of {type(self.stage.pipeline).__name__} depends on its batch: {reason}")
+        return bool(reason)
+
+    def _dependence(self, rows: Sequence[Row], call: Mapping[str, Any]) -> str:
+        """Why rows have to run alone; empty where they need not, or where nothing is new."""
+        form = self.stage.form
+        shares_runs = max(self.batches.rollout, self.batches.update) > 1 and not form.single
+        if not shares_runs or len(rows) < 2 or shows_media(call) or not form.takes("generator"):
+            return ""
+        kinds: dict[Any, list[Row]] = {}
+        for row in rows:
+            if form.is_proven or not form.shows(row):
+                kinds.setdefault((form.row_arguments(row), form.shows(row)), []).append(row)
+        for kind, members in kinds.items():
+            if reason := self._dependence_of_kind(kind, members, call):
+                return reason
+        return ""
+
+    def _dependence_of_kind(self, kind: Any, rows: Sequence[Row], call: Mapping[str, Any]) -> str:
+        is_first, before = kind not in self._longest, self._longest.get(kind, {})
+        lengths = [self._lengths(row) for row in rows]
+        longest = {name: max(each[name] for each in lengths) for name in lengths[0]}
+        longer = [name for name, length in longest.items() if length > before.get(name, -1)]
+        if not longer:
+            return ""
+        first = rows[min(range(len(rows)), key=lambda n: sum(lengths[n].values()))]
+        others = {id(rows[n].prompt): rows[n] for n in (_longest_row(lengths, name) for name in longer)}
+        candidates = [other for other in others.values() if other.prompt is not first.prompt]
+        if is_first:
+            candidates.append(self._long(max(others.values(), key=lambda row: sum(self._lengths(row).values()))))
+        for other in candidates:
+            if reason := self._compared(first, other, call):
+                return reason
+            longest = {name: max(length, self._lengths(other)[name]) for name, length in longest.items()}
+        self._longest[kind] = {name: max(length, before.get(name, 0)) for name, length in longest.items()}
+        return ""
+
+    def _lengths(self, row: Row) -> Lengths:
+        return {name: len(text.encode(errors="replace")) for name, text in self.stage.form.texts(row).items()}
+
+    def _long(self, row: Row) -> Row:
+        """A row that asks for something else in a long prompt."""
+        text, form = row.prompt.text, self.stage.form
+        times = 1 + max(2, -(-LONG_PROMPT // max(len(text.split()), -(-len(text) // 4), 1)))
+        return replace(row, prompt=unlike(row.prompt, form.pictures, form.columns, times=times))
+
+    def _compared(self, row: Row, other: Row, call: Mapping[str, Any]) -> str:
+        """How the prediction of a row changes beside another; empty where by no more than rounding."""
+        if not self.stage.form.together(row, other):
+            return ""
+        alone, other_alone = self._prediction([row], call), self._prediction([other], call)
+        if alone is None or other_alone is None or not bool(alone.isfinite().all() and other_alone.isfinite().all()):
+            return ""  # one that cannot run alone says nothing of batches
+        noise = _difference(self._prediction([row, row], call), [alone, alone])
+        gap = _difference(self._prediction([row, other], call), [alone, other_alone])
+        allowed = self.tolerance * min(max(1.0, NOISE_FACTOR * noise / self.tolerance), MAX_NOISE)
+        if gap <= allowed:
+            return ""
+        return f"beside another prompt its prediction changes by {gap:.1e} of its size, more than {allowed:.0e}"
+
+    @torch.no_grad()
+    def _prediction(self, rows: Sequence[Row], call: Mapping[str, Any]) -> Tensor | None:
+        """What the first step of a run is given, float32; None where these rows cannot run."""
+        outputs: list[Tensor] = []
+
+        def first_step(step: StepCall) -> Tensor:
+            outputs.append(step.model_output.float())
+            raise Stop
+
+        try:
+            session = Session(on_step=first_step)
+            self.stage.run(session, self.stage.form.arguments(rows, call), seed=rows[0].seed)
+        except WRONG_CALL as error:
+            if is_out_of_memory(error):
+                raise
+            return None
+        return outputs[0] if outputs else None
+
+
+def _longest_row(lengths: Sequence[Lengths], name: str) -> int:
+    return max(range(len(lengths)), key=lambda n: lengths[n][name])
+
+
+def _difference(together: Tensor | None, alone: Sequence[Tensor]) -> float:
+    """Largest root mean square by which a row's part differs from the row alone, relative to the latter's."""
+    if together is None or len(together) != sum(map(len, alone)):
+        return float("inf")
+    parts = together.split([len(part) for part in alone])
+    gaps = [float((part - own).square().mean().sqrt() / own.square().mean().sqrt().clamp(min=1e-12))
+            for part, own in zip(parts, alone, strict=True) if part.shape == own.shape]  # fmt: skip
+    return max(gaps) if len(gaps) == len(alone) and all(gap == gap for gap in gaps) else float("inf")

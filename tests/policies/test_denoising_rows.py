@@ -1,0 +1,173 @@
+"""Rows that bring other arguments than those beside them, and prompts that are longer than any before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.rewards.images.pixels import Brightness
+from mmgrpo.train.trainer import Trainer
+from mmgrpo.types import Example, Given, Plan, Prompt, Sample
+from tests.breadth import assembly, trial
+from tests.forked import on_processes
+from tests.policies.contract import values
+from tests.policies.tiny_policies import policy_of, prompts_of
+
+SEED = 3
+NEGATIVE, NONE = Prompt("a cat", negative="ugly"), Prompt("two dogs on grass")
+LONG = "two blue squares on a very long table with many other things that lie on it and around it"
+PADDED = {
+    "CogView4Pipeline": ("a cat", "one cat"),
+    "Kandinsky3Pipeline": ("a cat", "one cat"),
+    "AudioLDM2Pipeline": ("a cat", "one cat"),
+    "OmniGenPipeline": ("a cat", "one cat"),
+    "QwenImage21Pipeline": ("a cat", "one cat"),
+    "Kandinsky5T2IPipeline": trial.TEXTS,
+    "Kandinsky5T2VPipeline": trial.TEXTS,
+}
+"""Pipelines whose padding reaches the denoiser, and prompts whose lengths differ by too little to show it."""
+
+
+@cache
+def _sdxl() -> DenoisingPolicy:
+    """One for all tests, none of which trains it."""
+    return policy_of("sdxl", guided=True)
+
+
+@pytest.mark.parametrize("name", ["sdxl", "flux", pytest.param("qwen-image", marks=pytest.mark.nightly)])
+def test_a_row_without_a_negative_prompt_is_drawn_and_scored_as_alone(name: str) -> None:
+    policy = _sdxl() if name == "sdxl" else policy_of(name, guided=True, without=("negative_prompt",))
+    plan = Plan(keep_latents=True)
+    both = policy.rollout([NEGATIVE, NONE], group_size=1, seed=SEED, plan=plan)
+    for index, prompt in enumerate((NEGATIVE, NONE)):
+        alone = policy.rollout([prompt], group_size=1, seed=SEED, plan=replace(plan, prompt_ids=(index,)))
+        assert torch.equal(both.samples[index].latent, alone.samples[0].latent)  # pyright: ignore[reportArgumentType]
+        assert torch.equal(both.old_logprob_BT[index], alone.old_logprob_BT[0])
+    assert torch.equal(values(policy, both), both.old_logprob_BT)
+    assert torch.equal(values(policy, both, [1])[1], both.old_logprob_BT[1])
+
+
+def test_evaluations_keep_negative_prompts_to_their_rows() -> None:
+    policy, greedy = _sdxl(), Plan(stochastic=(), keep_latents=True)
+    both = policy.rollout([NEGATIVE, NONE], group_size=1, seed=SEED, plan=greedy)
+    alone = policy.rollout([NONE], group_size=1, seed=SEED, plan=replace(greedy, prompt_ids=(1,)))
+    assert torch.equal(both.samples[1].latent, alone.samples[0].latent)  # pyright: ignore[reportArgumentType]
+
+
+def test_samples_that_are_read_keep_negative_prompts_to_their_rows() -> None:
+    policy = _sdxl()
+    drawn = policy.rollout([NEGATIVE, NONE], group_size=1, seed=SEED, plan=Plan(stochastic=(), keep_latents=True))
+    given = [Given(sample=sample) for sample in drawn.samples]
+    both, alone = policy.read(given, seed=SEED), policy.read(given[1:], seed=SEED)
+    torch.testing.assert_close(both.old_logprob_BT[1], alone.old_logprob_BT[0], rtol=1e-6, atol=1e-6)
+
+
+def test_examples_keep_negative_prompts_to_their_rows() -> None:
+    policy = _sdxl()
+    examples = [Example(prompt, image=Image.new("RGB", (16, 16), "red")) for prompt in (NEGATIVE, NONE)]
+    with torch.no_grad():
+        losses = [float(policy.supervised_loss([e], seeds=[n]).mean) for n, e in enumerate(examples)]
+        assert float(policy.supervised_loss(examples, seeds=[0, 1]).mean) == pytest.approx(sum(losses) / 2, rel=1e-6)
+
+
+def test_an_empty_negative_prompt_is_no_missing_one() -> None:
+    policy = _sdxl()
+    empty, none = (
+        policy.rollout([p], group_size=1, seed=SEED) for p in (Prompt("a cat", negative=""), Prompt("a cat"))
+    )
+    assert not torch.equal(empty.old_logprob_BT, none.old_logprob_BT)  # SDXL takes zeros in place of a missing one
+
+
+def test_a_column_without_a_value_is_left_to_the_pipeline() -> None:
+    policy = policy_of("sdxl", guided=True, columns=("prompt_2",))
+    rows = [Prompt("a cat", columns={"prompt_2": "in the snow"}), Prompt("two dogs", columns={"prompt_2": None})]
+    both = policy.rollout(rows, group_size=1, seed=SEED)
+    plain = _sdxl().rollout(rows[1:], group_size=1, seed=SEED, plan=Plan(prompt_ids=(1,)))
+    assert torch.equal(both.old_logprob_BT[1], plain.old_logprob_BT[0])
+    assert torch.equal(values(policy, both, [0])[0], both.old_logprob_BT[0])
+
+
+def _padded(name: str) -> tuple[DenoisingPolicy, Prompt]:
+    pipeline = assembly.build(name)
+    (shown, *_), call = trial.prompts_and_call(name, pipeline)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        settings = assembly.recipes()[name].get("settings") or {}
+        return DenoisingPolicy(pipeline, {"call": call, "lora": {"rank": 2, "alpha": 2.0}, **settings}), shown
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "CogView4Pipeline" else pytest.mark.nightly) for name in PADDED]
+)
+def test_a_longer_prompt_than_any_before_is_scored_as_alone(name: str) -> None:
+    policy, shown = _padded(name)
+    policy.rollout([replace(shown, text=text) for text in PADDED[name]], group_size=1, seed=1)
+    later = policy.rollout([replace(shown, text=text) for text in ("a cat", LONG)], group_size=1, seed=2)
+    assert later.num_alone == 2
+    for row in (0, 1):
+        assert torch.equal(values(policy, later, [row])[row], later.old_logprob_BT[row])
+
+
+@pytest.mark.parametrize("first", ["read", "supervised", "greedy"])
+def test_padding_is_measured_before_anything_else_than_a_rollout(first: str) -> None:
+    policy, shown = _padded("CogView4Pipeline")
+    prompts = [replace(shown, text=text) for text in ("a cat", LONG)]
+    if first == "greedy":
+        policy.rollout(prompts, group_size=1, seed=SEED, plan=Plan(stochastic=()))
+    elif first == "read":
+        drawn = [policy.rollout([p], group_size=1, seed=SEED, plan=Plan(keep_latents=True)).samples[0] for p in prompts]
+        given = [Given(sample=replace(sample, group=n)) for n, sample in enumerate(drawn)]
+        both, alone = policy.read(given, seed=SEED), policy.read(given[:1], seed=SEED)
+        assert torch.equal(both.old_logprob_BT[0], alone.old_logprob_BT[0])
+    else:
+        examples = [Example(prompt, image=Image.new("RGB", (16, 16), "red")) for prompt in prompts]
+        with torch.no_grad():
+            losses = [float(policy.supervised_loss([e], seeds=[n]).mean) for n, e in enumerate(examples)]
+            assert float(policy.supervised_loss(examples, seeds=[0, 1]).mean) == pytest.approx(sum(losses) / 2)
+    assert any("each runs alone" in choice for choice in policy.choices)
+
+
+def test_another_prompt_behind_a_view_is_measured() -> None:
+    policy, shown = _padded("CogView4Pipeline")
+    rollout = policy.rollout([replace(shown, text="a cat")], group_size=1, seed=SEED)
+    assert rollout.num_alone == 0
+    both = policy.rollout([replace(shown, text="a cat"), replace(shown, text="one cat")], group_size=1, seed=SEED)
+    view = policy.behind(both, [replace(shown, text=text) for text in ("a cat", LONG)])
+    assert torch.equal(values(policy, view)[0], values(policy, view, [0])[0])
+
+
+def test_padding_that_a_pipeline_masks_leaves_rows_together() -> None:
+    policy = policy_of("sd3", guided=True)
+    policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED)
+    assert policy.rollout([*prompts_of("sd3"), Prompt(LONG)], group_size=1, seed=SEED).num_alone == 0
+
+
+def dependence_on_one(folder: Path, names: Sequence[str]) -> list[float]:
+    """Rows alone of each step, where the second process alone has measured that they depend on their batch."""
+    policy = policy_of("sd3")
+    if os.environ["RANK"] == "1":
+        policy.run_rows_alone()
+    run = {"steps": 2, "output": str(folder), "rollout": {"prompts_per_step": 2, "group_size": 2}}
+    lines: list[float] = []
+
+    def alone(samples: Sequence[Sample]) -> list[float]:
+        lines.append(float(policy._batches.alone))
+        return [0.0] * len(samples)
+
+    Trainer(policy, {"brightness": Brightness(), "alone": alone}, prompts_of("sd3"), run).train()
+    return lines
+
+
+@pytest.mark.nightly
+def test_a_dependence_that_one_process_measures_is_the_whole_job_s(tmp_path: Path) -> None:
+    lines: Any = on_processes(tmp_path, [], module="tests.policies.test_denoising_rows", function="dependence_on_one")
+    assert lines[-2:] == [0.0, 1.0]  # the first process at steps 1 and 2
