@@ -288,11 +288,9 @@ class TestErrors:
         with pytest.raises(DataError, match=r"the dataset, row 1: the image .* cannot be opened as an image"):
             load_prompts(Dataset.from_dict(rows, features=features))
 
-    def test_videos_as_bytes(self):
+    def test_bytes_that_are_no_video(self):
         dataset = Dataset.from_dict({"prompt": ["p"], "videos": [[{"bytes": b"x", "path": None}]]})
-        with pytest.raises(
-            DataError, match="the video must be a path or a list of frames, got bytes; write it to a file"
-        ):
+        with pytest.raises(DataError, match=r"row 0.*the video of 1 bytes cannot be opened as a video"):
             load_prompts(dataset)
 
 

@@ -19,9 +19,10 @@ from PIL import Image
 from mmgrpo.config.loading import validated
 from mmgrpo.data import sounds
 from mmgrpo.data.clips import encoded
-from mmgrpo.data.media import opened, require_frames
+from mmgrpo.data.media import opened
 from mmgrpo.data.prompts import load_prompts, load_prompts_of
 from mmgrpo.data.sounds import heard
+from mmgrpo.data.videos import require_video
 from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt
 from tests.policies.tiny_language import policy_of
@@ -174,13 +175,13 @@ def test_a_video_with_frames_that_large_is_refused_where_it_is_read(
     path.write_bytes(encoded([Image.new("RGB", (64, 64), (n, 0, 0)) for n in range(8)], side=64))
     encoder = policy_of("qwen2.5-vl", video={"resized_height": 32, "resized_width": 32})._encoder
     asked = Prompt("what is shown", videos=[str(path)])
-    require_frames(str(path))
+    require_video(str(path))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 64 - 1)
     with pytest.raises(DataError, match=r"clip.mp4 cannot be opened as a video \(Decompression.*64 x 64 pixels"):
         encoder(asked)
     (tmp_path / "none.mp4").write_bytes(b"no video")
     with pytest.raises(DataError, match=r"none.mp4 cannot be opened as a video"):
-        require_frames(str(tmp_path / "none.mp4"))
+        require_video(str(tmp_path / "none.mp4"))
 
 
 def test_a_sound_that_would_unpack_to_too_much_is_refused(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,18 +148,6 @@ def require_pixels(width: int, height: int) -> None:
         raise Image.DecompressionBombError(f"{width} x {height} pixels are more than {limit}; it may be a bomb")
 
 
-def require_frames(path: str) -> None:
-    """Looks whether a file is a video, and its frames no larger than a picture may be. Raises DataError if not."""
-    import av
-
-    try:
-        with av.open(path) as file:
-            for stream in file.streams.video[:1]:
-                require_pixels(stream.width, stream.height)
-    except (av.FFmpegError, OSError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path[:200]} cannot be opened as a video ({type(error).__name__}: {error})") from error
-
-
 def upright(image: Image.Image) -> Image.Image:
     """The image turned as its EXIF orientation says, in its own mode and with the format of its file."""
     turned = ImageOps.exif_transpose(image)

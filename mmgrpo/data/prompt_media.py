@@ -15,6 +15,7 @@ from PIL import Image
 
 from mmgrpo.data.media import UNREADABLE, embedded, image_at, is_fetched, is_url, path_of, unreadable, upright
 from mmgrpo.data.sounds import embedded_sound, heard, require_sound
+from mmgrpo.data.videos import require_video
 from mmgrpo.errors import DataError
 from mmgrpo.samples import Audio
 from mmgrpo.system.bounded import fetched
@@ -24,7 +25,7 @@ COLUMNS = {"image": ("image", "images"), "video": ("video", "videos"), "audio": 
 
 PAYLOADS = {
     "image": ("image", "image_url", "bytes", "path", "url", "base64"),
-    "video": ("video", "video_url", "path", "url", "bytes"),
+    "video": ("video", "video_url", "bytes", "path", "url"),
     "audio": ("audio", "audio_url", "input_audio", "array", "bytes", "path", "url", "base64", "data"),
 }
 """The keys under which a mapping holds a medium."""
@@ -272,7 +273,8 @@ class Place:
                 )
             ignored = (*PAYLOADS[kind], "type", "detail", "format", "sampling_rate")
             options = {key: value for key, value in item.items() if key not in ignored and value is not None}
-            return Medium(self.medium(item[keys[0]], kind).item, options)
+            inner = self.medium(item[keys[0]], kind)
+            return Medium(inner.item, {**options, **inner.options})
         if kind == "video" and isinstance(item, list | tuple):
             return Medium(held([self.medium(frame, "image").item for frame in item]))
         return Medium(self._checked(self._located(item, kind), kind))
@@ -311,19 +313,23 @@ class Place:
         return Elsewhere(source)
 
     def _checked(self, item: Any, kind: str) -> Any:
-        """The item, if it looks like an image from its first bytes; videos and what is elsewhere are not looked at."""
+        """The item, if its first bytes are of such a medium; video files and what is elsewhere are not opened yet."""
         if isinstance(item, str) and os.path.exists(item) and not os.path.isfile(item):
             raise DataError(f"{self.where}: {item} is no ordinary file; give the path of the {kind} itself")
-        absent = isinstance(item, str) and (kind == "video" or not os.path.exists(item))
+        absent = isinstance(item, str) and not os.path.exists(item)
         if isinstance(item, Elsewhere | (Audio if kind == "audio" else Image.Image)) or absent:
             return item
-        if kind == "video" or not isinstance(item, str | bytes | StoredMedium):
+        if not isinstance(item, str | bytes | StoredMedium):
             raise DataError(
                 f"{self.where}: the {kind} must be a path{_OR[kind]}, got {type(item).__name__}; write it to a file "
                 "and give its path"
             )
+        if kind == "video" and isinstance(item, str):
+            return item
         try:
-            if kind == "audio":
+            if kind == "video":
+                require_video(bytes(item.data()) if isinstance(item, StoredMedium) else item)
+            elif kind == "audio":
                 data = bytes(item.data()) if isinstance(item, StoredMedium) else item
                 require_sound(data, item if isinstance(item, str) else "the sound")
             else:
@@ -342,7 +348,7 @@ class Place:
 
 
 _EMBEDDED = {"image": embedded, "audio": embedded_sound}
-_OR = {"image": "", "video": " or a list of frames", "audio": " or have an array and a sampling_rate"}
+_OR = {"image": "", "video": ", bytes or a list of frames", "audio": " or have an array and a sampling_rate"}
 
 
 def _identify(item: str | bytes | StoredMedium) -> None:
@@ -359,6 +365,8 @@ def _identify(item: str | bytes | StoredMedium) -> None:
 def _decoded(item: Any, kind: str) -> Any:
     if not isinstance(item, bytes | StoredMedium | Elsewhere):
         return item
+    if kind == "video":
+        return item if isinstance(item, bytes) else bytes(item.data())
     if kind == "audio":
         return heard(item if isinstance(item, bytes) else bytes(item.data()))
     try:

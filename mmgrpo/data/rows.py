@@ -111,7 +111,7 @@ def prompt_of_row(
     return Prompt(
         found.text,
         images=held(found.media["image"]),
-        videos=held(found.media["video"]),
+        videos=held(found.media["video"], "video"),
         audios=held(found.media["audio"], "audio"),
         messages=found.messages,
         negative=row.get("negative_prompt"),

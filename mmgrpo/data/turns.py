@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
+from mmgrpo.data.media_options import require_options
 from mmgrpo.data.prompt_media import COLUMNS, PAYLOADS, Medium, Place
 from mmgrpo.errors import DataError
 
@@ -78,7 +79,7 @@ def conversation(
             raise DataError(_mismatch(kind, num_waiting, len(beside[kind]), place))
     queues = {kind: iter(media) for kind, media in beside.items()}
     shown = [(slot, slot.medium or next(queues[slot.kind])) for slot in _slots(turns)]
-    parts = iter([{"type": slot.kind, **slot.options, **medium.options} for slot, medium in shown])
+    parts = iter([_shown_part(slot, medium, place) for slot, medium in shown])
     for turn in turns:
         if isinstance(turn["content"], list):
             turn["content"] = [next(parts) if isinstance(part, Slot) else part for part in turn["content"]]
@@ -87,6 +88,12 @@ def conversation(
         media={kind: [medium.item for slot, medium in shown if slot.kind == kind] for kind in COLUMNS},
         text=text,
     )
+
+
+def _shown_part(slot: Slot, medium: Medium, place: Place) -> dict[str, Any]:
+    part = {"type": slot.kind, **slot.options, **medium.options}
+    require_options(slot.kind, part, place.where)
+    return part
 
 
 def _slots(turns: Sequence[Message]) -> list[Slot]:

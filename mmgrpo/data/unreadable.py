@@ -8,6 +8,7 @@ from typing import final
 
 from mmgrpo.data.media import opened
 from mmgrpo.data.prompt_media import Encoded
+from mmgrpo.data.videos import open_video
 from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt
 
@@ -69,7 +70,9 @@ def tell(source: str, faults: Sequence[str], num_read: int) -> None:
 
 
 def fault_of_media(prompt: Prompt) -> str | None:
-    """What is wrong with the first of a prompt's images and sounds that cannot be decoded whole; None if nothing is.
+    """What is wrong with the first of a prompt's media that cannot be decoded; None if nothing is.
+
+    Images, frames of lists and sounds are decoded whole; of a video file the first frame, and the times of the others.
 
     Media that lie elsewhere are not looked at: what the network has may differ from process to process.
     """
@@ -77,6 +80,12 @@ def fault_of_media(prompt: Prompt) -> str | None:
         for images in (prompt.images, *(value for value in prompt.columns.values() if isinstance(value, Encoded))):
             for image in images.here() if isinstance(images, Encoded) else images:
                 opened(image)
+        for video in prompt.videos:
+            if isinstance(video, str | bytes):
+                open_video(video)
+            else:
+                for frame in video:
+                    opened(frame)
         for _ in prompt.audios.here() if isinstance(prompt.audios, Encoded) else ():
             pass
     except DataError as error:

@@ -18,6 +18,7 @@ from safetensors.numpy import load, save
 
 from mmgrpo.data.media import opened
 from mmgrpo.data.sounds import heard
+from mmgrpo.data.videos import frames_of_video
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.samples import TURNS
 from mmgrpo.serving.wire_media import (
@@ -229,8 +230,6 @@ def unpacked(body: bytes, content_type: str, *, max_pixels: int = MAX_PIXELS) ->
 
 def _packed_prompt(prompt: Prompt, columns: Sequence[str] | None, tensors: dict[str, Array] | None) -> dict[str, Any]:
     known = prompt.columns if columns is None else {n: prompt.columns[n] for n in columns if n in prompt.columns}
-    if any(isinstance(video, str) or not isinstance(video, Sequence) for video in prompt.videos):
-        raise DataError("videos of a prompt must be lists of frames to travel to a reward server, not paths")
     return {
         "text": prompt.text,
         "columns": dict(known),
@@ -238,7 +237,7 @@ def _packed_prompt(prompt: Prompt, columns: Sequence[str] | None, tensors: dict[
         "prefix": prompt.prefix,
         "messages": None if prompt.messages is None else [dict(message) for message in prompt.messages],
         "images": [packed_picture(opened(image), tensors) for image in prompt.images],
-        "videos": [packed_video([opened(frame) for frame in video], tensors) for video in prompt.videos],
+        "videos": [packed_video(frames_of_video(video), tensors) for video in prompt.videos],
         "audios": [packed_sound(heard(sound), tensors) for sound in prompt.audios],
     }
 

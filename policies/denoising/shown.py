@@ -8,10 +8,12 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-from diffusers.utils.loading_utils import load_video
 from PIL import Image, ImageOps
 
-from mmgrpo.data.media import local_file, opened, opened_column
+from mmgrpo.data.media import opened, opened_column
+from mmgrpo.data.media_options import options_of
+from mmgrpo.data.videos import frames_of_video
+from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt
 
 
@@ -73,8 +75,20 @@ def of_prompt(prompt: Prompt, *, image: str, columns: Mapping[str, str]) -> dict
 
     Returns:
         By argument one picture or a list of several; of a video its frames, of several a list each.
+
+    Raises:
+        DataError: media cannot be read, or have options beside them that are for vision-language models.
     """
-    shown = {image: [opened(one) for one in prompt.images], "video": [_frames(video) for video in prompt.videos]}
+    used = [name for kind in ("image", "video") for options in options_of(prompt, kind) for name in options]
+    if used:
+        raise DataError(
+            f"the prompt {prompt.text!r:.60} has {', '.join(used)} beside its media, which pipelines have no use for: "
+            "remove them, and set policy.call or policy.buckets for the size"
+        )
+    shown = {
+        image: [opened(one) for one in prompt.images],
+        "video": [frames_of_video(video) for video in prompt.videos],
+    }
     shown |= {argument: opened_column(prompt.columns, name) for argument, name in columns.items()}
     return {name: items[0] if len(items) == 1 else items for name, items in shown.items() if items}
 
@@ -112,7 +126,7 @@ def unlike(prompt: Prompt, pictures: Mapping[str, str], columns: Sequence[str] =
         text=_repeated(prompt.text, times),
         negative=None if prompt.negative is None else _repeated(prompt.negative, times),
         images=[ImageOps.invert(opened(one)) for one in prompt.images],
-        videos=[[ImageOps.invert(frame) for frame in _frames(video)] for video in prompt.videos],
+        videos=[[ImageOps.invert(frame) for frame in frames_of_video(video)] for video in prompt.videos],
         columns={
             **prompt.columns,
             **{name: _repeated(text, times) for name, text in texts.items()},
@@ -127,11 +141,6 @@ def _repeated(text: str, times: int) -> str:
 
 def _negatives(prompt: Prompt, column: str) -> list[Image.Image]:
     return [ImageOps.invert(picture) for picture in opened_column(prompt.columns, column)]
-
-
-def _frames(video: Any) -> list[Image.Image]:
-    frames: Any = load_video(local_file(video)) if isinstance(video, str) else video
-    return [opened(frame) for frame in frames]
 
 
 def _num_bytes(item: Any) -> int:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmgrpo.data.media import local_file, opened, require_frames
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.language.sounds import is_of_sounds, sound_arguments
+from mmgrpo.policies.language.visual_inputs import visual_inputs
 from mmgrpo.types import Prompt
 
 MASK = "attention_mask"
@@ -180,22 +180,23 @@ class Encoder:
             )
 
     def _tensors(self, prompt: Prompt) -> dict[str, Tensor]:
-        images = [opened(image) for image in prompt.images]
-        videos = [self._video(video) for video in prompt.videos]
-        if (images or videos or len(prompt.audios)) and not self._takes_media:
-            what = "shows pictures" if images or videos else "plays sounds"
+        num_images, num_videos, num_audios = len(prompt.images), len(prompt.videos), len(prompt.audios)
+        if (num_images or num_videos or num_audios) and not self._takes_media:
+            what = "shows pictures" if num_images or num_videos else "plays sounds"
             raise DataError(
                 f"the prompt {prompt.text!r:.60} {what}, and {type(self.processor).__name__} reads text alone; "
                 "use a vision-language checkpoint, or one that hears, or remove the images and sounds"
             )
+        visual = visual_inputs(prompt, self.processor, self.settings.video)
         text = self._rendered(prompt)
         arguments: dict[str, Any] = {"return_tensors": "pt", "add_special_tokens": not self._uses_template}
-        if images:
-            arguments["images"] = [images]
-        if videos:
-            arguments["videos"] = [[frames for frames, _ in videos]]
-            arguments |= {"video_metadata": [[facts for _, facts in videos]], "do_sample_frames": False}
-        if len(prompt.audios):
+        arguments |= visual.arguments
+        if num_images:
+            arguments["images"] = [visual.images]
+        if num_videos:
+            arguments["videos"] = [visual.videos]
+            arguments |= {"video_metadata": [visual.metadata], "do_sample_frames": False}
+        if num_audios:
             arguments |= sound_arguments(self.processor, prompt.audios)
         try:
             found = self._processed(text, arguments)
@@ -204,8 +205,8 @@ class Encoder:
             if not self._uses_template:
                 places = "without a chat template the marks of pictures and sounds must stand in the text itself"
             raise DataError(
-                f"{type(self.processor).__name__} cannot process the prompt {prompt.text!r:.60} with {len(images)} "
-                f"images and {len(videos)} videos and {len(prompt.audios)} sounds: {error}; {places}"
+                f"{type(self.processor).__name__} cannot process the prompt {prompt.text!r:.60} with {num_images} "
+                f"images and {num_videos} videos and {num_audios} sounds: {error}; {places}"
             ) from error
         tensors = {name: torch.as_tensor(value) for name, value in found.items() if value is not None}
         if "input_ids" not in tensors:
@@ -213,7 +214,7 @@ class Encoder:
                 f"{type(self.processor).__name__} makes no tokens of the prompt {prompt.text!r:.60}: it reads pictures "
                 "alone, and such models are not trained here; use one that reads a text"
             )
-        for medium, shown in (("image", images), ("audio", prompt.audios)):
+        for medium, shown in (("image", prompt.images), ("audio", prompt.audios)):
             if len(shown) and not self._uses_template:
                 self._require_place(prompt, tensors["input_ids"], medium)
         return tensors
@@ -267,21 +268,6 @@ class Encoder:
         if not self._takes_media and not isinstance(content, str):
             content = "".join(part["text"] for part in content if part.get("type") == "text")
         return {**turn, "content": content}
-
-    def _video(self, video: Any) -> tuple[Any, Any]:
-        """A video's frames, sampled by qwen-vl-utils, and what the processor wants to know of them."""
-        from qwen_vl_utils.vision_process import fetch_video
-
-        patch = getattr(getattr(self.processor, "video_processor", None), "patch_size", None)
-        options: dict[str, Any] = {"image_patch_size": patch} if isinstance(patch, int) else {}
-        try:
-            source = local_file(video) if isinstance(video, str) else [opened(frame) for frame in video]
-            if isinstance(source, str):
-                require_frames(source)
-            frames, facts = fetch_video({"video": source, **self.settings.video}, return_video_metadata=True, **options)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise DataError(f"the video {video!r:.80} cannot be read: {error}") from error
-        return frames, facts
 
 
 def _parts(prompt: Prompt) -> list[dict[str, Any]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from mmgrpo.data.media_options import OPTIONS, require_options
+from mmgrpo.errors import DataError
 from mmgrpo.policies.cooling import Cooling
 from mmgrpo.policies.lora import LoraSettings
 from mmgrpo.policies.overriding import overridden
@@ -54,7 +56,9 @@ class LanguageSettings(BaseModel):
     )
     video: dict[str, Any] = Field(
         default_factory=dict,
-        description="how videos are read, for qwen-vl-utils: fps, nframes, max_pixels, ...",
+        description="how video files are sampled and resized, by qwen-vl-utils: fps, nframes, min_frames, max_frames, "
+        "video_start, video_end, min_pixels, max_pixels, total_pixels, resized_height, resized_width; of a list of "
+        "frames the sizes and sample_fps alone. Options beside a video in a row override them",
     )
     max_new_tokens: int = Field(default=256, ge=1, description="longest completion")
     temperature: float = Field(default=1.0, gt=0, description="divides the logits, in sampling and in scoring")
@@ -110,6 +114,17 @@ class LanguageSettings(BaseModel):
         default=256 * 1024**2, ge=1, description="float32 logits held at a time; longer batches go through in chunks"
     )
     memo_bytes: int = Field(default=1024**3, ge=0, description="memory for processed prompts, oldest dropped first")
+
+    @field_validator("video")
+    @classmethod
+    def _known_video_options(cls, options: dict[str, Any]) -> dict[str, Any]:
+        if unknown := sorted(set(options) - set(OPTIONS["video"])):
+            raise ValueError(f"has no options {', '.join(unknown)}; allowed are {', '.join(OPTIONS['video'])}")
+        try:
+            require_options("video", options, "policy.video")
+        except DataError as error:
+            raise ValueError(str(error)) from error
+        return options
 
     def overridden(self, changed: Mapping[str, Any]) -> LanguageSettings:
         """These settings with some of drawing changed. Raises ConfigError for others, and for values out of range."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from mmgrpo.data.media import opened
+from mmgrpo.data.media_options import options_of, resized_size
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.rewards.geometry.boxes import NORMALISED, Box, CoordinateFrame, FrameName, Layout, Point, box_of
 from mmgrpo.rewards.geometry.coordinates import Stated, box_list, one_box
@@ -28,7 +29,8 @@ class Coordinates:
         reference_layout: of the data's boxes.
         original_size: column with [width, height] of the picture, upright; else the prompt's only image says it.
         resized_size: column with [width, height] of the picture that the model saw.
-        pixels: least and most pixels of the resized picture, to work out its size as Qwen-VL processors do.
+        pixels: least and most pixels of the resized picture, to work out its size as Qwen-VL processors do; options
+            beside the image in the row (``max_pixels``, ``resized_height``, ...) override them.
         factor: what both edges of the resized picture are a multiple of, for ``pixels``.
     """
 
@@ -130,17 +132,35 @@ class Coordinates:
         stated = prompt.columns.get(self.resized_size)
         if stated is not None:
             return _edges(self.resized_size, stated)
+        options = options_of(prompt, "image")
+        if len(options) == 1 and options[0]:
+            return self._resized_by(options[0], prompt)
         if self.pixels is None:
-            raise DataError(
-                f"the size of the picture that the model saw is needed: give a column '{self.resized_size}' with "
-                f"[width, height], or coordinates: {{pixels: [least, most]}} as the processor has them"
-            )
+            raise DataError(self._unknown_size())
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
         width, height = self._original(prompt)
         least, most = self.pixels
         rows, columns = smart_resize(int(height), int(width), self.factor, min_pixels=least, max_pixels=most)
         return columns, rows
+
+    def _resized_by(self, options: Mapping[str, Any], prompt: Prompt) -> Sequence[float]:
+        """The size that the options beside the prompt's only image lead to; bounds that they leave open: ``pixels``."""
+        is_stated = "resized_height" in options or {"min_pixels", "max_pixels"} <= set(options)
+        if self.pixels is None and not is_stated:
+            raise DataError(self._unknown_size())
+        width, height = self._original(prompt)
+        least, most = self.pixels or (None, None)
+        try:
+            return resized_size((int(width), int(height)), options, factor=self.factor, least=least, most=most)
+        except (ValueError, AssertionError) as error:
+            raise DataError(f"the size of the picture that the model saw cannot be worked out: {error}") from error
+
+    def _unknown_size(self) -> str:
+        return (
+            f"the size of the picture that the model saw is needed: give a column '{self.resized_size}' with "
+            f"[width, height], or coordinates: {{pixels: [least, most]}} as the processor has them"
+        )
 
 
 Declared = str | Mapping[str, Any] | Coordinates

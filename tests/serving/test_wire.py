@@ -128,7 +128,7 @@ def test_content_types_and_columns():
     assert packed([Sample(Prompt("x"), 0, 0, image=noise("RGB"))], form="png")[1] == JSON
     with pytest.raises(DataError, match="name the columns that travel"):
         packed([sample])
-    with pytest.raises(DataError, match="not paths"):
+    with pytest.raises(DataError, match=r"film.mp4 cannot be opened as a video"):
         packed([Sample(Prompt("x", videos=("film.mp4",)), 0, 0, text="t")])
     with pytest.raises(DataError, match="mode CMYK cannot travel"):
         packed([Sample(Prompt("x"), 0, 0, image=noise("RGB").convert("CMYK"))])

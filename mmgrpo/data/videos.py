@@ -1,0 +1,226 @@
+"""Video files, read by PyAV: when each frame is shown, and the frames at some of these times."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any, final
+
+import numpy as np
+from PIL import Image
+
+from mmgrpo.data.image_modes import in_rgb
+from mmgrpo.data.media import local_file, opened, require_pixels
+from mmgrpo.errors import DataError
+
+FORMATS = ("mov", "matroska", "webm", "avi", "gif", "mpegts", "mpeg", "flv", "asf", "ogg", "mpegvideo", "m4v")
+"""What is read, by ffmpeg's names: containers that hold their frames and name no other file."""
+MAX_PIXELS = 2**29
+"""Pixels of all frames of a video together, where every frame is read: 10 seconds of 1080p at 25 frames a second."""
+SLACK = 0.25
+"""Share of a frame's duration by which container formats may round its time."""
+TICK_S = 1e-6
+"""Seconds by which two equal times may differ after arithmetic."""
+AV_TIME_BASE = 1_000_000
+MIN_COMPLETE = 0.9
+"""Share of the frames, or of the length, named in a file's header without which the file counts as cut off."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class VideoFile:
+    """A video that can be read.
+
+    Attributes:
+        source: the path of the file, or its bytes.
+        times_F: when each frame is shown, in seconds after the first one, ascending.
+        fps: frames a second; of a variable rate the mean.
+        size: (width, height) of an upright frame.
+        slack_s: seconds by which the file may round the time of a frame.
+    """
+
+    source: str | bytes
+    times_F: Sequence[float]
+    fps: float
+    size: tuple[int, int]
+    slack_s: float = 0.0
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of the file, F."""
+        return len(self.times_F)
+
+    def frames_at(self, times: Sequence[float]) -> Iterator[Image.Image]:
+        """The upright RGB frames that are on the screen at some times, in seconds, ascending.
+
+        Raises: DataError for a frame that cannot be decoded.
+        """
+        latest = [max(0, bisect_right(self.times_F, time + self.slack_s + TICK_S) - 1) for time in times]
+        wanted = [self.times_F[index] for index in latest]
+        with _reading(self.source) as (container, stream):
+            yield from _frames_at(container, stream, wanted)
+
+    def frames(self) -> list[Image.Image]:
+        """Every frame. Raises DataError for more than ``MAX_PIXELS`` pixels together."""
+        num_pixels = self.num_frames * self.size[0] * self.size[1]
+        if num_pixels > MAX_PIXELS:
+            raise DataError(
+                f"{_name(self.source)} has {self.num_frames} frames of {self.size[0]} x {self.size[1]} pixels, more "
+                f"than {MAX_PIXELS} together; shorten the video or make it smaller"
+            )
+        return list(self.frames_at(self.times_F))
+
+
+def open_video(source: str | bytes) -> VideoFile:
+    """A video file: MP4, MOV, WebM, Matroska, AVI, GIF and other containers of ``FORMATS``.
+
+    Args:
+        source: a path (``file://`` too), or the bytes of a file.
+
+    Returns:
+        The times of its frames; of pixels the first frame alone is decoded.
+
+    Raises:
+        DataError: it does not exist, has no video, is cut off, cannot be decoded, or its frames are too large.
+    """
+    path = local_file(source) if isinstance(source, str) else source
+    with _reading(path) as (container, stream):
+        rate, num_named = float(stream.average_rate or 0), stream.frames
+        length = (container.duration or 0) / AV_TIME_BASE if len(container.streams) == 1 else 0.0
+        spans = [_Span.of(packet) for packet in container.demux(stream) if packet.size]
+    if len(spans) < MIN_COMPLETE * num_named:
+        raise DataError(_unreadable(path, f"it is cut off: {len(spans)} of {num_named} frames are there"))
+    if any(span.start is None for span in spans):
+        spans = _decoded_spans(path, rate)
+    shown = {span.start: span for span in spans if span.start is not None and not span.is_discarded}
+    if not shown:
+        raise DataError(_unreadable(path, "it has no frames"))
+    first, *_, last = sorted(shown) * 2
+    if last - first + (shown[last].duration or 1 / (rate or 1)) < MIN_COMPLETE * length:
+        raise DataError(_unreadable(path, f"it is cut off: {last - first:.2f} of {length:.2f} s are there"))
+    times_F = [time - first for time in sorted(shown)]
+    is_constant = rate > 0 and all(abs(time - n / rate) <= SLACK / rate for n, time in enumerate(times_F))
+    fps = rate if is_constant else _mean_rate(times_F, shown[last].duration)
+    with _reading(path) as (container, stream):
+        size = next(_frames_at(container, stream, [0.0])).size
+    return VideoFile(path, times_F, fps, size, SLACK / fps if is_constant else 0.0)
+
+
+def require_video(path: str | bytes) -> None:
+    """Looks whether a file begins as a video whose frames are no larger than a picture may be. Raises DataError."""
+    with _reading(path):
+        pass
+
+
+def frames_of_video(video: Any) -> list[Image.Image]:
+    """Every frame of a prompt's video: a path, bytes, or a list of frames in any form that ``opened`` takes."""
+    return open_video(video).frames() if isinstance(video, str | bytes) else [opened(frame) for frame in video]
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """When a packet is shown and how long, in seconds; a discarded one never is."""
+
+    start: float | None
+    duration: float = 0.0
+    is_discarded: bool = False
+
+    @classmethod
+    def of(cls, packet: Any) -> _Span:
+        if packet.pts is None:
+            return cls(None, is_discarded=packet.is_discard)
+        base = packet.time_base
+        return cls(float(packet.pts * base), float((packet.duration or 0) * base), packet.is_discard)
+
+
+def _decoded_spans(path: str | bytes, rate: float) -> list[_Span]:
+    """Times of decoded frames, for containers whose packets have none."""
+    with _reading(path) as (container, stream):
+        return [_Span(_time_of(frame, number, rate)) for number, frame in enumerate(_decoded(container, stream))]
+
+
+def _time_of(frame: Any, number: int, rate: float) -> float:
+    return number / (rate or 1.0) if frame.time is None else float(frame.time)
+
+
+def _mean_rate(times_F: Sequence[float], last_duration: float) -> float:
+    """Frames a second where they come at no constant rate: their number over the time that they are shown."""
+    F = len(times_F)
+    length = times_F[-1] + (last_duration or times_F[-1] / max(F - 1, 1))
+    return F / length if length > 0 else 1.0
+
+
+def _frames_at(container: Any, stream: Any, times: Sequence[float]) -> Iterator[Image.Image]:
+    """The last frame that is shown by each time (seconds after the first frame, ascending)."""
+    remaining, start, before = list(times), None, None
+    rate = float(stream.average_rate or 0)
+    for number, frame in enumerate(_decoded(container, stream)):
+        time = _time_of(frame, number, rate)
+        start = time if start is None else start
+        while remaining and before is not None and time - start > remaining[0] + TICK_S:
+            yield _image_of(before)
+            remaining.pop(0)
+        if not remaining:
+            return
+        before = frame
+    if before is None:
+        raise DataError(_unreadable(str(container.name), "it has no frames"))
+    for _ in remaining:
+        yield _image_of(before)
+
+
+def _decoded(container: Any, stream: Any) -> Iterator[Any]:
+    from av.error import FFmpegError
+
+    try:
+        for frame in container.decode(stream):
+            require_pixels(frame.width, frame.height)
+            yield frame
+    except (FFmpegError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(_unreadable(str(container.name), f"{type(error).__name__}: {error}")) from error
+
+
+def _image_of(frame: Any) -> Image.Image:
+    """A frame in RGB, turned as the file says that it is shown."""
+    is_transparent = any(component.is_alpha for component in frame.format.components) or frame.format.has_palette
+    layout = "rgba" if is_transparent else "rgb24"
+    image = in_rgb(Image.fromarray(np.ascontiguousarray(frame.to_ndarray(format=layout))))
+    return image if frame.rotation % 90 else image.rotate(frame.rotation, expand=True)
+
+
+@contextmanager
+def _reading(path: str | bytes) -> Iterator[tuple[Any, Any]]:
+    """The container and its first video stream that is no cover picture."""
+    import av
+    from av.stream import Disposition
+
+    options = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "file"}
+    try:
+        container = av.open(path if isinstance(path, str) else BytesIO(path), options=options)
+    except av.ArgumentError as error:  # of a format that the whitelist leaves out
+        raise DataError(_unreadable(path, f"it is of none of the formats {', '.join(FORMATS)}")) from error
+    except (av.FFmpegError, OSError, ValueError) as error:
+        raise DataError(_unreadable(path, f"{type(error).__name__}: {error}")) from error
+    with container:
+        streams = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+        if not streams:
+            held = "sound alone" if container.streams.audio else "no video"
+            raise DataError(_unreadable(path, f"it holds {held}"))
+        if streams[0].codec_context is None:
+            raise DataError(_unreadable(path, "its codec is unknown"))
+        try:
+            require_pixels(streams[0].width, streams[0].height)
+            yield container, streams[0]
+        except (av.FFmpegError, Image.DecompressionBombError) as error:
+            raise DataError(_unreadable(path, f"{type(error).__name__}: {error}")) from error
+
+
+def _name(path: str | bytes) -> str:
+    return path[:200] if isinstance(path, str) else f"the video of {len(path)} bytes"
+
+
+def _unreadable(path: str | bytes, reason: str) -> str:
+    return f"{_name(path)} cannot be opened as a video ({reason[:200]}); replace it or leave its row out"

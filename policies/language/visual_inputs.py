@@ -1,0 +1,214 @@
+"""Images and videos of a prompt as a processor takes them: sizes and frames as the row's options ask for them.
+
+Videos are sampled and resized as qwen-vl-utils does it, from files read by PyAV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from mmgrpo.data.media import opened
+from mmgrpo.data.media_options import FRAMES, SIZES, bounds_of, options_of, resized_size
+from mmgrpo.data.videos import VideoFile, open_video
+from mmgrpo.errors import DataError
+from mmgrpo.types import Prompt
+
+MERGED = 2
+"""Patches of a token on each side, as qwen-vl-utils has them."""
+PATCH = 14
+"""Pixels of a patch on each side, where a processor does not say."""
+LIST_FPS = 2.0
+"""Frames a second of a list of frames, as qwen-vl-utils has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisualInputs:
+    """Images and videos of a prompt.
+
+    Attributes:
+        images: each at the size that the processor gets.
+        videos: frames (F, C, H, W) of each.
+        metadata: of each video, as transformers' ``VideoMetadata``.
+        arguments: further arguments of the processor's call.
+    """
+
+    images: Sequence[Image.Image] = ()
+    videos: Sequence[Tensor] = ()
+    metadata: Sequence[Mapping[str, Any]] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def visual_inputs(prompt: Prompt, processor: Any, video_settings: Mapping[str, Any]) -> VisualInputs:
+    """The images and videos of a prompt, opened, sampled and resized.
+
+    Args:
+        prompt: whose.
+        processor: of the model.
+        video_settings: ``policy.video``; options of a row override it.
+
+    Returns:
+        What the processor gets. Where an option decides a size, the processor does not resize.
+
+    Raises:
+        DataError: for media that cannot be read, and options that do not apply to the model.
+    """
+    image_options, video_options = options_of(prompt, "image"), options_of(prompt, "video")
+    arguments: dict[str, Any] = {}
+    images = [opened(image) for image in prompt.images]
+    if any(image_options):
+        images = _resized(images, image_options, getattr(processor, "image_processor", None), prompt)
+        arguments["images_kwargs"] = {"do_resize": False}
+    video_processor = getattr(processor, "video_processor", None)
+    if any(_sizes(options) for options in (*video_options, video_settings if prompt.videos else {})):
+        if _factor(video_processor) is not None:
+            arguments["videos_kwargs"] = {"do_resize": False}
+        elif sized := next((_sizes(options) for options in video_options if _sizes(options)), None):
+            raise DataError(_not_applicable(prompt, sized, video_processor))
+    videos = [
+        _video(video, options, video_settings, _patch(video_processor))
+        for video, options in zip(prompt.videos, video_options, strict=True)
+    ]
+    return VisualInputs(
+        images=images,
+        videos=[frames for frames, _ in videos],
+        metadata=[metadata for _, metadata in videos],
+        arguments=arguments,
+    )
+
+
+def _sizes(options: Mapping[str, Any]) -> list[str]:
+    return [name for name in (*SIZES, "total_pixels") if name in options]
+
+
+def _factor(processor: Any) -> int | None:
+    """What both edges of an image are a multiple of; None for a processor that does not resize as Qwen-VL's do."""
+    patch, merged = getattr(processor, "patch_size", None), getattr(processor, "merge_size", None)
+    return patch * MERGED if isinstance(patch, int) and merged == MERGED else None
+
+
+def _patch(video_processor: Any) -> int:
+    patch = getattr(video_processor, "patch_size", None)
+    return patch if isinstance(patch, int) else PATCH
+
+
+def _resized(
+    images: Sequence[Image.Image], options: Sequence[Mapping[str, Any]], processor: Any, prompt: Prompt
+) -> list[Image.Image]:
+    """Images at the sizes that their options ask for; without options, at that of the processor's own bounds."""
+    factor, size = _factor(processor), getattr(processor, "size", None)
+    if factor is None:
+        raise DataError(_not_applicable(prompt, [name for each in options for name in each], processor))
+    least, most = (getattr(size, edge, None) or (size or {}).get(edge) for edge in ("shortest_edge", "longest_edge"))
+    try:
+        sizes = [
+            resized_size(image.size, each, factor=factor, least=least, most=most)
+            for image, each in zip(images, options, strict=True)
+        ]
+    except (ValueError, AssertionError) as error:
+        raise DataError(f"an image of the prompt {prompt.text!r:.60} cannot be resized: {error}") from error
+    return [image.resize(size) for image, size in zip(images, sizes, strict=True)]
+
+
+def _not_applicable(prompt: Prompt, names: Sequence[str], processor: Any) -> str:
+    return (
+        f"the prompt {prompt.text!r:.60} has {', '.join(dict.fromkeys(names))} beside its media, which "
+        f"{type(processor).__name__} has no use for: they are for Qwen-VL processors; remove them from the row, or set "
+        "the size with policy.processor"
+    )
+
+
+def _video(
+    video: Any, options: Mapping[str, Any], settings: Mapping[str, Any], patch: int
+) -> tuple[Tensor, Mapping[str, Any]]:
+    """A video's frames (F, C, H, W) as floats of 0 to 255, and what the processor wants to know of them."""
+    from qwen_vl_utils.vision_process import fetch_video
+
+    try:
+        if isinstance(video, str | bytes):
+            unset = {"nframes": ("fps",), "fps": ("nframes",)}
+            dropped = {name for option in options for name in unset.get(option, ())}
+            merged = {name: value for name, value in settings.items() if name not in dropped} | dict(options)
+            return _from_file(open_video(video), merged, patch)
+        frames = [opened(frame) for frame in video]
+        if options:
+            sizes = {name: value for name, value in settings.items() if name in _sizes(settings)}
+            return _from_list(frames, sizes | dict(options), patch)
+        return fetch_video({"video": frames, **settings}, return_video_metadata=True, image_patch_size=patch)
+    except (OSError, ValueError, RuntimeError, AssertionError, TypeError) as error:
+        if isinstance(error, DataError):
+            raise
+        name = (
+            video if isinstance(video, str) else f"of {len(video)} {'bytes' if isinstance(video, bytes) else 'frames'}"
+        )
+        raise DataError(f"the video {name[:200]} cannot be read: {error}") from error
+
+
+def _from_file(video: VideoFile, options: Mapping[str, Any], patch: int) -> tuple[Tensor, Mapping[str, Any]]:
+    """Frames of a file at even distances; of a variable rate, at even times."""
+    chosen, total = _chosen(options, video.num_frames, video.fps)
+    frames_TCHW = _sized(video.frames_at([index / video.fps for index in chosen]), len(chosen), options, patch)
+    metadata = {"fps": video.fps, "frames_indices": chosen, "total_num_frames": total, "video_backend": "pyav"}
+    return frames_TCHW, metadata
+
+
+def _from_list(
+    frames: Sequence[Image.Image], options: Mapping[str, Any], patch: int
+) -> tuple[Tensor, Mapping[str, Any]]:
+    """Frames of a list: all of them, or those that ``nframes``, ``video_start`` and ``video_end`` choose."""
+    from qwen_vl_utils.vision_process import FRAME_FACTOR
+
+    unused = [name for name in ("fps", "min_frames", "max_frames") if name in options]
+    if unused:
+        raise ValueError(
+            f"{', '.join(unused)} beside a list of frames is not supported: give their rate as sample_fps, and the "
+            "number of frames as nframes"
+        )
+    fps = float(options.get("sample_fps", LIST_FPS))
+    selects = any(name in options for name in FRAMES if name not in ("sample_fps", "total_pixels"))
+    padded = [*frames, *frames[-1:] * (len(frames) % FRAME_FACTOR)]
+    chosen, total = list(range(len(padded))), len(padded)
+    if selects:
+        rate = {} if "nframes" in options else {"fps": fps, "max_frames": len(padded)}
+        chosen, total = _chosen({**options, **rate}, len(padded), fps)
+    frames_TCHW = _sized([padded[index] for index in chosen], len(chosen), options, patch)
+    return frames_TCHW, {"fps": fps, "frames_indices": chosen, "total_num_frames": total}
+
+
+def _chosen(options: Mapping[str, Any], num_frames: int, fps: float) -> tuple[list[int], int]:
+    """The frames that are sampled, and among how many."""
+    from qwen_vl_utils.vision_process import calculate_video_frame_range, smart_nframes
+
+    first, last, total = calculate_video_frame_range(dict(options), num_frames, fps)
+    count = smart_nframes(dict(options), total_frames=total, video_fps=fps)
+    return torch.linspace(first, last, count).round().long().tolist(), total
+
+
+def _sized(frames: Any, count: int, options: Mapping[str, Any], patch: int) -> Tensor:
+    """Frames at the size of ``fetch_video`` of qwen-vl-utils, each resized as it comes, (F, C, H, W)."""
+    from qwen_vl_utils import vision_process
+    from torchvision.transforms import InterpolationMode, functional
+
+    factor = patch * MERGED
+    least = vision_process.VIDEO_MIN_TOKEN_NUM * factor**2
+    total = options.get("total_pixels", vision_process.MODEL_SEQ_LEN * factor**2 * 0.9)
+    most = min(vision_process.VIDEO_MAX_TOKEN_NUM * factor**2, total / count * vision_process.FRAME_FACTOR)
+    most = max(most, int(options.get("min_pixels", min(least, options.get("max_pixels", least))) * 1.05))
+    low, high = bounds_of(options, least, int(most))
+    size: list[int] | None = None
+    parts = []
+    for frame in frames:
+        if size is None:
+            bounds = {"min_pixels": low, "max_pixels": min(high, most)}
+            sizes = options if "resized_height" in options else bounds
+            width, height = resized_size(frame.size, sizes, factor=factor, least=None, most=None)
+            size = [height, width]
+        pixels = torch.from_numpy(np.asarray(frame).copy()).permute(2, 0, 1)
+        parts.append(functional.resize(pixels, size, interpolation=InterpolationMode.BICUBIC, antialias=True))
+    return torch.stack(parts).float()
