@@ -2,46 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
-from peft import LoraConfig, get_peft_model_state_dict, inject_adapter_in_model, set_peft_model_state_dict
+from peft import inject_adapter_in_model, set_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.layouts import is_waiting, place
-from mmgrpo.policies.adapters import DIFFUSERS_FILE, METADATA, PEFT_FILE, PEFT_PREFIX, read_adapter
+from mmgrpo.policies.adapter_files import AdapterFiles, lora_config, require_same_shapes
+from mmgrpo.policies.adapters import read_adapter, read_tensors
 from mmgrpo.policies.kept import ADAPTER, Adapters, Copies, require_name
 from mmgrpo.policies.lora import LoraSettings
 from mmgrpo.shards import is_sharded, load_module, save_module
 from mmgrpo.values import REFERENCE
 
 KEPT = "kept"
-
-
-class AdapterFiles(Protocol):
-    """The form in which a library keeps adapters on disk.
-
-    Attributes:
-        merge: the library's own code to make adapters part of the weights.
-    """
-
-    merge: str
-
-    def save(self, modules: Mapping[str, nn.Module], lora: LoraSettings, directory: Path, adapter: str) -> None:
-        """Writes a set of adapters of the modules into an existing directory."""
-        ...
-
-    def load(self, modules: Mapping[str, nn.Module], directory: Path, adapter: str) -> None:
-        """Restores it. Raises CheckpointError for files that are missing or of other adapters."""
-        ...
 
 
 class Weights:
@@ -148,11 +129,11 @@ class Weights:
         """Starts from the weights that another run, or another library, has left; kept weights stay this policy's own.
 
         Args:
-            path: adapters in the form of peft or diffusers; for whole weights a folder that ``save`` wrote.
+            path: adapters in any form that peft or diffusers reads; for whole weights a folder that ``save`` wrote.
 
         Raises:
-            CheckpointError: the files are missing, or of another model.
-            ConfigError: the adapters are scaled otherwise than these.
+            CheckpointError: the files are missing, cannot be read, or are of another model.
+            ConfigError: the settings of the adapters cannot hold the file's.
         """
         if self.lora is None:
             if any(map(is_waiting, self.modules.values())):  # for parts, into which no more than fits them is read
@@ -160,9 +141,9 @@ class Weights:
             else:
                 self._load_modules(self.modules, path)
             return
-        found = read_adapter(path, self.modules, self.lora)
+        tensors = read_adapter(path, self.modules, self.lora, adapter=ADAPTER, convert=self._files.convert)
         for name, module in self.modules.items():
-            _set_adapter_state(module, found[name], path, ADAPTER)
+            set_peft_model_state_dict(module, tensors[name], adapter_name=ADAPTER)
 
     def save(self, directory: Path) -> None:
         """Adapters in the form of ``files``, full weights as ``save_pretrained`` folders; what is kept in folders.
@@ -189,11 +170,12 @@ class Weights:
             for name, folder in folders.items():
                 self._load_modules(self._kept.of(name), folder)
             return
-        self._files.load(self.modules, directory, ADAPTER)
+        assert self.lora is not None
+        self._files.load(self.modules, self.lora, directory, ADAPTER)
         for name, folder in folders.items():
             if name not in self._kept.names:
                 self._kept.add(name)
-            self._files.load(self.modules, folder, self._kept.key(name))
+            self._files.load(self.modules, self.lora, folder, self._kept.key(name))
 
     def _save_modules(self, modules: Mapping[str, nn.Module], directory: Path) -> None:
         for name, module in modules.items():
@@ -213,7 +195,7 @@ def _require_bare(name: str, module: nn.Module, merge: str) -> None:
 
 
 def _inject(name: str, module: nn.Module, lora: LoraSettings) -> None:
-    config = _lora_config(lora)
+    config = lora_config(lora)
     try:
         inject_adapter_in_model(config, module, adapter_name=ADAPTER)
     except ValueError as error:
@@ -228,87 +210,6 @@ def _inject(name: str, module: nn.Module, lora: LoraSettings) -> None:
         if ".lora_" in path:
             parameter.data = parameter.data.float()  # small steps are lost in bfloat16
             parameter.requires_grad_(True)
-
-
-def _lora_config(lora: LoraSettings) -> LoraConfig:
-    return LoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType] (a float works as well)
-        target_modules=_targets(lora.targets),
-        init_lora_weights="gaussian" if lora.init == "gaussian" else True,
-        use_dora=lora.dora,
-        lora_dropout=0.0,
-    )
-
-
-def _targets(targets: str | Sequence[str] | None) -> str | list[str] | None:
-    return list(targets) if isinstance(targets, Sequence) and not isinstance(targets, str) else targets
-
-
-class DiffusersFiles:
-    """One LoRA file for all components, as ``pipe.load_lora_weights`` reads it."""
-
-    merge = "pipe.fuse_lora(); pipe.unload_lora_weights()"
-
-    def save(self, modules: Mapping[str, nn.Module], lora: LoraSettings, directory: Path, adapter: str) -> None:
-        """Writes the file, the adapters' settings in its header."""
-        tensors: dict[str, torch.Tensor] = {}
-        metadata: dict[str, Any] = {}
-        for name, module in modules.items():
-            tensors |= {f"{name}.{key}": value for key, value in _adapter_state(module, adapter).items()}
-            metadata |= {
-                f"{name}.r": lora.rank,
-                f"{name}.lora_alpha": lora.alpha,
-                f"{name}.target_modules": _targets(lora.targets),
-                f"{name}.use_dora": lora.dora,
-            }
-        header = {"format": "pt", METADATA: json.dumps(metadata)}
-        save_file(tensors, directory / DIFFUSERS_FILE, header)
-
-    def load(self, modules: Mapping[str, nn.Module], directory: Path, adapter: str) -> None:
-        """Restores the adapters of every component."""
-        path = _existing(directory / DIFFUSERS_FILE)
-        tensors = load_file(path)
-        for name, module in modules.items():
-            own = {key[len(name) + 1 :]: value for key, value in tensors.items() if key.startswith(f"{name}.")}
-            _set_adapter_state(module, own, path, adapter)
-
-
-class PeftFiles:
-    """The folder of one model's adapters, as ``PeftModel.from_pretrained`` reads it."""
-
-    merge = "model = model.merge_and_unload()"
-
-    def save(self, modules: Mapping[str, nn.Module], lora: LoraSettings, directory: Path, adapter: str) -> None:
-        """Writes weights and settings."""
-        (module,) = modules.values()
-        tensors = {f"{PEFT_PREFIX}{key}": value for key, value in _adapter_state(module, adapter).items()}
-        save_file(tensors, directory / PEFT_FILE, {"format": "pt"})
-        _lora_config(lora).save_pretrained(str(directory))
-
-    def load(self, modules: Mapping[str, nn.Module], directory: Path, adapter: str) -> None:
-        """Restores the adapters."""
-        (module,) = modules.values()
-        path = _existing(directory / PEFT_FILE)
-        own = {key.removeprefix(PEFT_PREFIX): value for key, value in load_file(path).items()}
-        _set_adapter_state(module, own, path, adapter)
-
-
-def _adapter_state(module: nn.Module, adapter: str) -> dict[str, torch.Tensor]:
-    state = get_peft_model_state_dict(module, adapter_name=adapter)
-    return {key: value.detach().cpu().contiguous() for key, value in state.items()}
-
-
-def _set_adapter_state(module: nn.Module, tensors: Mapping[str, torch.Tensor], path: Path, adapter: str) -> None:
-    expected = get_peft_model_state_dict(module, adapter_name=adapter)
-    _require_same({k: v.shape for k, v in expected.items()}, {k: v.shape for k, v in tensors.items()}, path)
-    set_peft_model_state_dict(module, dict(tensors), adapter_name=adapter)
-
-
-def _existing(path: Path) -> Path:
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing: the checkpoint holds no adapters; was it a full fine-tune?")
-    return path
 
 
 def _save_module(module: nn.Module, folder: Path) -> None:
@@ -334,13 +235,7 @@ def _load_module(module: nn.Module, folder: Path) -> None:
     if isinstance(module, PreTrainedModel):  # whose files have names of their own, and leave out what is tied
         tensors = type(module).from_pretrained(folder, dtype=module.dtype).state_dict()
     else:
-        tensors = {key: value for file in files for key, value in load_file(file).items()}
+        tensors = {key: value for file in files for key, value in read_tensors(file)[0].items()}
     state = module.state_dict()
-    _require_same({k: v.shape for k, v in state.items()}, {k: v.shape for k, v in tensors.items()}, folder)
+    require_same_shapes({k: v.shape for k, v in state.items()}, {k: v.shape for k, v in tensors.items()}, folder)
     module.load_state_dict(dict(tensors))
-
-
-def _require_same(expected: Mapping[str, Any], found: Mapping[str, Any], where: Path) -> None:
-    if dict(expected) != dict(found):
-        odd = sorted(set(expected.items()) ^ set(found.items()))[:3]
-        raise CheckpointError(f"{where} is of another model or other LoRA settings; it differs at {odd}")

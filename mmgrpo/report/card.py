@@ -5,10 +5,8 @@ What the run folder says may be a stranger's, and stands in it as code: no marku
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,8 @@ from mmgrpo.report.charts import measures, total_rewards
 from mmgrpo.report.numbers import clip, number
 from mmgrpo.report.reading import Log, by_step, mean_or_none, parse_mapping, read_log
 from mmgrpo.report.run_files import RunFiles
-from mmgrpo.run.exporting import ADAPTERS, PEFT_CONFIG, is_hub_id
+from mmgrpo.report.usage import Base, Exported, exported_in, usage
+from mmgrpo.run.exporting import is_hub_id
 from mmgrpo.system.console import shown
 from mmgrpo.system.targets import is_own
 from mmgrpo.system.yamls import YamlError, parsed_yaml
@@ -32,39 +31,6 @@ MAX_CARD = 2**20
 """What is read of the card of a base model."""
 
 UNKNOWN = "not known here: see the page or the folder of the base model"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
-    """What lies in a folder beside its card.
-
-    Attributes:
-        library: that loads it: peft, diffusers or transformers.
-        is_adapter: whether it needs the base model.
-        model_class: the class of the whole, where it is one.
-        absent: components that a pipeline does without, which diffusers has to be told where they are not optional.
-    """
-
-    library: str
-    is_adapter: bool
-    model_class: str | None = None
-    absent: tuple[str, ...] = ()
-
-
-def exported_in(folder: Path) -> Exported:
-    """What a folder holds, by the files that libraries look for."""
-    if (folder / ADAPTERS[0]).is_file() or (folder / PEFT_CONFIG).is_file():
-        return Exported(library="peft", is_adapter=True)
-    if (folder / ADAPTERS[1]).is_file():
-        return Exported(library="diffusers", is_adapter=True)
-    index = _json(folder / "model_index.json")
-    if index is not None:
-        absent = tuple(name for name, of in index.items() if of == [None, None] and name.isidentifier())
-        kind = _name(index.get("_class_name"))
-        return Exported(library="diffusers", is_adapter=False, model_class=kind, absent=absent)
-    architectures = (_json(folder / "config.json") or {}).get("architectures")
-    first = architectures[0] if isinstance(architectures, list) and architectures else None
-    return Exported(library="transformers", is_adapter=False, model_class=_name(first))
 
 
 def licence_of(model: str | None, revision: str | None = None) -> Mapping[str, str]:
@@ -111,7 +77,7 @@ def card_of(run: Path, folder: Path, *, name: str, weights: str) -> str:
         f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---",
         f"# {code(name)}",
         f"{_what(exported)} of {code(_base(base, revision))}, trained from rewards by mmgrpo: {code(weights)}.",
-        _fenced(_usage(exported, base), "python"),
+        _fenced(usage(exported, _base_of(policy)), "python"),
         "## Base model and licence",
         _rows([("base model", _base(base, revision)), *_licence_rows(licence)]),
         "## Method",
@@ -157,29 +123,13 @@ def _what(exported: Exported) -> str:
     return "LoRA adapters" if exported.is_adapter else "All weights"
 
 
+def _base_of(policy: Mapping[str, Any]) -> Base:
+    options = {key: value for key in ("revision", "variant") if (value := _text(policy.get(key)))}
+    return Base(model=_text(policy.get("model")), dtype=_text(policy.get("dtype")) or "float32", options=options)
+
+
 def _base(model: str | None, revision: str | None) -> str:
     return f"{model or 'a model that was given in Python'}{f' at {revision}' if revision else ''}"
-
-
-def _usage(exported: Exported, base: str | None) -> str:
-    """How it is loaded: names of classes and, as literals, what the run says of its base model."""
-    of = repr(base if base and not is_own(base) else "BASE_MODEL")
-    if exported.library == "peft":
-        return (
-            "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM  # or the class of the model\n\n"
-            f"base = AutoModelForCausalLM.from_pretrained({of})\n"
-            'model = PeftModel.from_pretrained(base, "THIS_FOLDER_OR_REPOSITORY")'
-        )
-    if exported.library == "diffusers" and exported.is_adapter:
-        return (
-            f"from diffusers import DiffusionPipeline\n\npipeline = DiffusionPipeline.from_pretrained({of})\n"
-            'pipeline.load_lora_weights("THIS_FOLDER_OR_REPOSITORY")'
-        )
-    loads = exported.model_class or ("DiffusionPipeline" if exported.library == "diffusers" else "AutoModel")
-    told = "".join(f", {name}=None" for name in exported.absent)
-    return (
-        f'from {exported.library} import {loads}\n\nmodel = {loads}.from_pretrained("THIS_FOLDER_OR_REPOSITORY"{told})'
-    )
 
 
 def _licence_rows(licence: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -277,17 +227,6 @@ def _card_of(model: str | None, revision: str | None) -> Path | None:
 def _beginning(file: Path) -> str:
     with file.open(encoding="utf-8", errors="replace") as opened:
         return opened.read(MAX_CARD)
-
-
-def _json(file: Path) -> Mapping[str, Any] | None:
-    try:
-        return _mapping(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
-    except (OSError, ValueError):
-        return None
-
-
-def _name(value: object) -> str | None:
-    return value if isinstance(value, str) and value.isidentifier() else None
 
 
 def _mean(values: Sequence[float]) -> float:

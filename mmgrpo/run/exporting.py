@@ -14,6 +14,8 @@ ADAPTERS = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
 """The files in which peft and diffusers keep them."""
 
 PEFT_CONFIG = "adapter_config.json"
+DIFFUSERS_SETTINGS = "lora_adapter_metadata"
+"""In the header of diffusers' file: the settings of each component's adapters, as JSON."""
 
 
 def has_adapters(weights: Path) -> bool:
@@ -24,6 +26,9 @@ def has_adapters(weights: Path) -> bool:
 def copy_adapters(weights: Path, directory: Path, *, base: str | None, revision: str | None) -> None:
     """Copies adapters with what lies beside them, such as a tokenizer; weights that are kept for training stay behind.
 
+    In diffusers' file the scale alpha / rank becomes part of the second factors, which is rounded where it is no power
+    of two, so that libraries that do not read the header apply it too.
+
     Args:
         weights: of a checkpoint.
         directory: an existing folder.
@@ -31,11 +36,17 @@ def copy_adapters(weights: Path, directory: Path, *, base: str | None, revision:
         revision: of it.
 
     Raises:
-        CheckpointError: peft's configuration cannot be read.
+        CheckpointError: the adapters or peft's configuration cannot be read.
     """
     for entry in sorted(weights.iterdir()):
         if entry.is_file() and not entry.is_symlink():
             shutil.copyfile(entry, directory / entry.name)
+        elif _is_component(entry):
+            (directory / entry.name).mkdir()
+            for name in (ADAPTERS[0], PEFT_CONFIG):
+                shutil.copyfile(entry / name, directory / entry.name / name)
+    if (directory / ADAPTERS[1]).is_file():
+        _put_scale_in_factors(directory / ADAPTERS[1])
     config = directory / PEFT_CONFIG
     if config.is_file() and base is not None and not is_own(base):
         try:
@@ -44,6 +55,38 @@ def copy_adapters(weights: Path, directory: Path, *, base: str | None, revision:
         except (ValueError, TypeError) as error:
             raise CheckpointError(f"{weights / PEFT_CONFIG} cannot be read: {error}") from error
         config.write_text(json.dumps(values, indent=2), encoding="utf-8")
+
+
+def _is_component(entry: Path) -> bool:
+    """Whether it is peft's folder of one component of a pipeline, and nothing in it a link."""
+    files = [entry / name for name in (ADAPTERS[0], PEFT_CONFIG)]
+    return not entry.is_symlink() and all(file.is_file() and not file.is_symlink() for file in files)
+
+
+def _put_scale_in_factors(file: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import save_file
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            header = opened.metadata() or {}
+            settings = json.loads(header.get(DIFFUSERS_SETTINGS) or "{}")
+            scales = {
+                key.removesuffix("lora_alpha"): float(alpha) / settings[f"{key.removesuffix('lora_alpha')}r"]
+                for key, alpha in settings.items()
+                if key.endswith(".lora_alpha")
+            }
+            if all(scale == 1 for scale in scales.values()):
+                return
+            tensors = {key: opened.get_tensor(key).clone() for key in opened.keys()}  # noqa: SIM118 (no mapping)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{file.name} of the checkpoint cannot be read: {error}; take another one") from error
+    for component, scale in scales.items():
+        settings[f"{component}lora_alpha"] = settings[f"{component}r"]
+        for key in tensors:
+            if key.startswith(component) and ".lora_B." in key:
+                tensors[key] *= scale
+    save_file(tensors, file, {**header, DIFFUSERS_SETTINGS: json.dumps(settings)})
 
 
 def is_hub_id(model: str | None) -> bool:

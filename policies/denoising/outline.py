@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.outline import Outline, Pass
+from mmgrpo.policies.adapter_files import DiffusersFiles
 from mmgrpo.policies.denoising.adapted import adapter_targets
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.loading import DTYPES, built, named
 from mmgrpo.policies.shapes import Shapes, on_meta, shapes_of
-from mmgrpo.policies.weights import DiffusersFiles, Weights
+from mmgrpo.policies.weights import Weights
 
 CLIP_TOKENS = 77  # of Stable Diffusion 3's two CLIP encoders, beside which its T5 has max_sequence_length
 

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.layouts import place
+from mmgrpo.policies.adapter_files import DiffusersFiles
 from mmgrpo.policies.denoising.adapted import adapter_targets
 from mmgrpo.policies.denoising.batches import Batches
 from mmgrpo.policies.denoising.behind import behind, rows_by_call
@@ -46,7 +47,8 @@ from mmgrpo.policies.denoising.stage import Stage
 from mmgrpo.policies.denoising.supervised import Targets, supervised_loss
 from mmgrpo.policies.denoising.values import require_known
 from mmgrpo.policies.exporting import merge_for_good
-from mmgrpo.policies.weights import DiffusersFiles, Weights
+from mmgrpo.policies.loading import DTYPES
+from mmgrpo.policies.weights import Weights
 from mmgrpo.policy import (
     Choosing,
     Exporting,
@@ -130,7 +132,7 @@ class DenoisingPolicy(
         if settings.sampler is None:
             self._choices.append(f"sampler {sampling.sampler}, which fits {type(self._decisions).__name__}")
         targets = adapter_targets(denoisers) if settings.lora and not settings.lora.targets else ()
-        self._weights = Weights(denoisers, settings.lora, targets, DiffusersFiles())
+        self._weights = Weights(denoisers, settings.lora, targets, DiffusersFiles(pipeline))
         if settings.adapter is not None:
             self._weights.begin_from(Path(settings.adapter))
         self._stage = Stage(
@@ -266,8 +268,12 @@ class DenoisingPolicy(
         self._weights.save(directory)
 
     def export(self, directory: Path, *, dtype: str | None = None) -> None:
-        """The whole pipeline by ``save_pretrained``."""
+        """The whole pipeline by ``save_pretrained``; ``dtype`` is that of all its components."""
         merge_for_good(self._weights, dtype)
+        if dtype is not None:
+            for component in self.pipeline.components.values():
+                if isinstance(component, nn.Module):
+                    component.to(DTYPES[dtype])
         self.pipeline.save_pretrained(directory)
 
     def load(self, directory: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError, PolicyError
+from mmgrpo.policies.adapter_files import PeftFiles
 from mmgrpo.policies.distribution import OF_LOGITS, seen_by, views_of
 from mmgrpo.policies.exporting import merge_for_good
 from mmgrpo.policies.image_tokens.codes import Range
@@ -26,7 +27,7 @@ from mmgrpo.policies.image_tokens.settings import ImageTokensSettings
 from mmgrpo.policies.image_tokens.trace import Scoring, Trace
 from mmgrpo.policies.rescoring import placed, rescored
 from mmgrpo.policies.text_models import checkpointing, enable_checkpointing, language_linears
-from mmgrpo.policies.weights import PeftFiles, Weights
+from mmgrpo.policies.weights import Weights
 from mmgrpo.policy import Exporting, Joining, Keeping, Policy, Reading, Scheduled, Seeing, Supervised
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import ENTROPY, REFERENCE, Value

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.layouts import place
+from mmgrpo.policies.adapter_files import PeftFiles
 from mmgrpo.policies.distribution import OF_LOGITS, seen_by, views_of
 from mmgrpo.policies.exporting import merge_for_good
 from mmgrpo.policies.language.agreement import TOLERANCES, Trial, require_plain
@@ -35,7 +36,7 @@ from mmgrpo.policies.language.ways import Cached, Way
 from mmgrpo.policies.rescoring import placed, rescored
 from mmgrpo.policies.sampling import Sampling
 from mmgrpo.policies.text_models import checkpointing, enable_checkpointing, language_linears, language_parameters
-from mmgrpo.policies.weights import PeftFiles, Weights
+from mmgrpo.policies.weights import Weights
 from mmgrpo.policy import (
     Criticising,
     Exporting,

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.policies.adapter_files import DiffusersFiles
 from mmgrpo.policies.masked.codes import NOISE, STEPS, Codebook
 from mmgrpo.policies.masked.predictor import Condition, Facts
 from mmgrpo.policies.masked.settings import MaskedSettings
-from mmgrpo.policies.weights import DiffusersFiles
 from mmgrpo.types import Example, Prompt, Sample
 
 CALL = ("height", "width", "micro_conditioning_aesthetic_score", "micro_conditioning_crop_coord")
@@ -51,7 +51,7 @@ class PicturePredictor:
         self.facts = Facts(
             modules={"transformer": transformer},
             targets=[path for path, layer in transformer.named_modules() if type(layer) is nn.Linear],
-            files=DiffusersFiles(),
+            files=DiffusersFiles(pipeline),
             frozen=[pipeline.text_encoder, pipeline.vqvae],
             beside=None,
             length=self._shape[0] * self._shape[1],

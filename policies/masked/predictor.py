@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from mmgrpo.policies.weights import AdapterFiles
+from mmgrpo.policies.adapter_files import AdapterFiles
 from mmgrpo.types import Example, Prompt, Sample
 
 

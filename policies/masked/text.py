@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.policies.adapter_files import PeftFiles
 from mmgrpo.policies.masked.codes import NOISE, STEPS, Codebook
 from mmgrpo.policies.masked.predictor import Condition, Facts
 from mmgrpo.policies.masked.settings import MaskedSettings
-from mmgrpo.policies.weights import PeftFiles
 from mmgrpo.types import Example, Prompt, Sample
 
 

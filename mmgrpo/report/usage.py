@@ -1,0 +1,272 @@
+"""The code by which an exported model is loaded, as its card shows it.
+
+It is generated from the exported files, and ``tests/test_cards.py`` executes it for every kind of policy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmgrpo.run.exporting import ADAPTERS, PEFT_CONFIG
+from mmgrpo.system.targets import is_own
+
+FOLDER = '"THIS_FOLDER_OR_REPOSITORY"'
+LOADERS = "mmgrpo_loaders"
+"""In the header of diffusers' file: by which call each component loads its adapters."""
+
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+"""Names that safetensors gives to dtypes, with torch's."""
+
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
+SINGLE_FILES = (".safetensors", ".ckpt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """The model in a folder.
+
+    Attributes:
+        library: that loads it: peft, diffusers or transformers.
+        is_adapter: whether it needs the base model.
+        model_class: the class of the model or pipeline, where a file names it.
+        model_type: of a model of transformers.
+        absent: components that the pipeline does without, which diffusers has to be told where they are not optional.
+        loaders: of adapters of a pipeline: components with the call that loads theirs.
+        dtypes: of a whole model: dtypes by component; of a model of transformers under "".
+        processor: the class that loads the processor or tokenizer in the folder, if there is one.
+    """
+
+    library: str
+    is_adapter: bool
+    model_class: str | None = None
+    model_type: str | None = None
+    absent: tuple[str, ...] = ()
+    loaders: Mapping[str, str] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    processor: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The base model as the run's configuration names it.
+
+    Attributes:
+        model: its path or hub id, or the function that builds it.
+        dtype: in which the run loaded it.
+        options: further arguments of ``from_pretrained`` that the run passed: revision, variant.
+        config: of a one-file checkpoint: the folder or hub id of its pipeline's configuration.
+        pipeline: of a one-file checkpoint: the class of its pipeline.
+    """
+
+    model: str | None = None
+    dtype: str = "float32"
+    options: Mapping[str, str] = field(default_factory=dict)
+    config: str | None = None
+
+
+def exported_in(folder: Path) -> Exported:
+    """The model that a folder holds, by the files that libraries look for."""
+    processor = "AutoTokenizer" if any((folder / name).is_file() for name in TOKENIZER_FILES) else None
+    processor = "AutoProcessor" if any((folder / name).is_file() for name in PROCESSOR_FILES) else processor
+    if (folder / ADAPTERS[0]).is_file() or (folder / PEFT_CONFIG).is_file():
+        mapping = _mapping((_json(folder / PEFT_CONFIG) or {}).get("auto_mapping"))
+        kind = _name(mapping.get("base_model_class"))
+        return Exported(library="peft", is_adapter=True, model_class=kind, processor=processor)
+    if (folder / ADAPTERS[1]).is_file():
+        return Exported(library="diffusers", is_adapter=True, loaders=_loaders(folder / ADAPTERS[1]))
+    index = _json(folder / "model_index.json")
+    if index is not None:
+        kind = _name(index.get("_class_name"))
+        parts = {entry.name: dtype for entry in sorted(folder.iterdir()) if (dtype := _dtype_in(entry))}
+        return Exported(library="diffusers", is_adapter=False, model_class=kind, absent=absent_in(index), dtypes=parts)
+    config = _json(folder / "config.json") or {}
+    architectures = config.get("architectures")
+    first = architectures[0] if isinstance(architectures, list) and architectures else None
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    return Exported(
+        library="transformers",
+        is_adapter=False,
+        model_class=_name(first),
+        model_type=_name(config.get("model_type")),
+        dtypes={"": dtype} if dtype in DTYPES.values() else {},
+        processor=processor,
+    )
+
+
+def absent_in(index: Mapping[str, Any]) -> tuple[str, ...]:
+    """Components that a pipeline's index says are not there."""
+    return tuple(name for name, kind in index.items() if kind == [None, None] and name.isidentifier())
+
+
+def usage(exported: Exported, base: Base) -> str:
+    """The code: names of classes and, as literals, how the run names its base model."""
+    if exported.library == "peft":
+        return _peft_model(exported, base)
+    if exported.library == "diffusers":
+        return _pipeline_adapters(exported, base) if exported.is_adapter else _whole_pipeline(exported)
+    return _whole_model(exported)
+
+
+def _peft_model(exported: Exported, base: Base) -> str:
+    kind = auto_class(exported.model_class, exported.model_type)
+    classes = sorted({kind, *([exported.processor] if exported.processor else [])})
+    load = f"base = {kind}.from_pretrained({_literal(base)}, {_arguments(base)}{_remote(exported)})"
+    lines = [
+        "import torch",
+        "from peft import PeftModel",
+        f"from transformers import {', '.join(classes)}",
+        "",
+        load,
+        f"model = PeftModel.from_pretrained(base, {FOLDER})",
+    ]
+    return "\n".join(lines + _processor(exported))
+
+
+def _pipeline_adapters(exported: Exported, base: Base) -> str:
+    by_peft = [name for name, loader in exported.loaders.items() if loader == "peft"]
+    lines = ["import torch", "from diffusers import DiffusionPipeline"]
+    lines += ["from peft import PeftModel"] if by_peft else []
+    lines += ["", *_base_pipeline(base)]
+    if "pipeline" in exported.loaders.values() or not exported.loaders:
+        lines.append(f"pipeline.load_lora_weights({FOLDER})")
+    for name, loader in exported.loaders.items():
+        if loader == "component":
+            lines.append(f'pipeline.{name}.load_lora_adapter({FOLDER}, prefix="{name}", weight_name="{ADAPTERS[1]}")')
+        if loader == "peft":
+            lines.append(f'PeftModel.from_pretrained(pipeline.{name}, {FOLDER}, subfolder="{name}")  # in place')
+    return "\n".join(lines)
+
+
+def _base_pipeline(base: Base) -> list[str]:
+    """The lines that load the base, as the run loaded it."""
+    path = Path(base.model) if base.model and not is_own(base.model) else None
+    index = _json(path / "model_index.json") if path is not None and path.is_dir() else None
+    absent = "".join(f", {name}=None" for name in absent_in(index or {}))
+    return [f"pipeline = DiffusionPipeline.from_pretrained({_literal(base)}, {_arguments(base)}{absent})"]
+
+
+def _whole_pipeline(exported: Exported) -> str:
+    kind = exported.model_class or "DiffusionPipeline"
+    absent = "".join(f", {name}=None" for name in exported.absent)
+    dtypes = set(exported.dtypes.values()) or {"float32"}
+    dtype = f"torch.{next(iter(dtypes))}"
+    if len(dtypes) > 1:
+        parts = ", ".join(f'"{name}": torch.{one}' for name, one in exported.dtypes.items())
+        dtype = f"{{{parts}}}"
+    return (
+        f"import torch\nfrom diffusers import {kind}\n\nmodel = {kind}.from_pretrained({FOLDER}, dtype={dtype}{absent})"
+    )
+
+
+def _whole_model(exported: Exported) -> str:
+    kind = auto_class(exported.model_class, exported.model_type)
+    classes = sorted({kind, *([exported.processor] if exported.processor else [])})
+    dtype = exported.dtypes.get("", "float32")
+    lines = [
+        "import torch",
+        f"from transformers import {', '.join(classes)}",
+        "",
+        f"model = {kind}.from_pretrained({FOLDER}, dtype=torch.{dtype}{_remote(exported)})",
+    ]
+    return "\n".join(lines + _processor(exported))
+
+
+def _processor(exported: Exported) -> list[str]:
+    if exported.processor is None:
+        return []
+    name = "processor" if exported.processor == "AutoProcessor" else "tokenizer"
+    return [f"{name} = {exported.processor}.from_pretrained({FOLDER}{_remote(exported)})"]
+
+
+def auto_class(model_class: str | None, model_type: str | None = None) -> str:
+    """The class of transformers to load a model by: the Auto class of its task, else its own.
+
+    Args:
+        model_class: the name of its class.
+        model_type: of its configuration.
+
+    Returns:
+        The name of a class of transformers; AutoModel for classes that come with their own code.
+    """
+    import transformers
+    from transformers.models.auto import modeling_auto as auto
+
+    if model_class is None:
+        return "AutoModelForCausalLM"
+    tasks = {
+        "AutoModelForImageTextToText": auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        "AutoModelForCausalLM": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "AutoModelForMultimodalLM": auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+        "AutoModelForMaskedLM": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    }
+    for name, classes in tasks.items():
+        types = [of for of, kind in classes.items() if model_class in (kind if isinstance(kind, tuple) else (kind,))]
+        if types and not any(of.endswith("_thinker") for of in types):  # part of a model with an index of its own
+            return name
+    return model_class if hasattr(transformers, model_class) else "AutoModel"
+
+
+def _remote(exported: Exported) -> str:
+    is_foreign = exported.model_class and auto_class(exported.model_class, exported.model_type) == "AutoModel"
+    return ", trust_remote_code=True" if is_foreign and exported.model_class != "AutoModel" else ""
+
+
+def _literal(base: Base) -> str:
+    return repr(base.model if base.model and not is_own(base.model) else "BASE_MODEL")
+
+
+def _arguments(base: Base) -> str:
+    dtype = base.dtype if base.dtype in DTYPES.values() else "float32"
+    return ", ".join([f"dtype=torch.{dtype}", *(f"{key}={value!r}" for key, value in base.options.items())])
+
+
+def _loaders(file: Path) -> dict[str, str]:
+    """As the header of the file states them; what is not a name is left out."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            stated = json.loads((opened.metadata() or {}).get(LOADERS) or "{}")
+    except (SafetensorError, OSError, ValueError):
+        return {}
+    return {
+        name: loader
+        for name, loader in _mapping(stated).items()
+        if _name(name) and loader in ("pipeline", "component", "peft")
+    }
+
+
+def _dtype_in(folder: Path) -> str | None:
+    """The dtype of a component's weights, by the first of them that is of floating point."""
+    from safetensors import SafetensorError, safe_open
+
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() and _name(folder.name) else []
+    try:
+        for file in files[:1]:
+            with safe_open(file, framework="pt") as opened:
+                dtypes = [str(opened.get_slice(key).get_dtype()) for key in opened.keys()]  # noqa: SIM118
+            return next((DTYPES[dtype] for dtype in dtypes if dtype in DTYPES), None)
+    except (SafetensorError, OSError):
+        return None
+    return None
+
+
+def _json(file: Path) -> Mapping[str, Any] | None:
+    try:
+        return _mapping(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+    except (OSError, ValueError):
+        return None
+
+
+def _name(value: object) -> str | None:
+    return value if isinstance(value, str) and re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII) else None
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,206 @@
+"""The code that a model card shows, executed for every kind of policy: it loads what the policy has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from torch import Tensor
+
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.report.usage import FOLDER, Base, auto_class, exported_in, usage
+from tests.breadth import adapters
+from tests.policies import test_language_sounds as sounds
+from tests.policies import test_unified as unified
+from tests.policies import tiny_image_tokens, tiny_language, tiny_masked, tiny_policies
+from tests.policies.contract import move
+
+LORA = {"rank": 2, "alpha": 3.0}
+TOKENS = torch.tensor([[5, 9, 2, 14, 7, 3]])
+QUICK = (
+    "StableDiffusionPipeline",
+    "StableDiffusion3Pipeline",
+    "FluxPipeline",
+    "WanImageToVideoPipeline",
+    "HunyuanVideo15Pipeline",
+    "StableAudioPipeline",
+    "Kandinsky3Pipeline",
+)
+"""One of each way: by the pipeline, by two components, by one, by peft."""
+
+
+def run_card(folder: Path, base: Base) -> tuple[dict[str, Any], str]:
+    """The variables that the code leaves, and the code."""
+    code = usage(exported_in(folder), base)
+    variables: dict[str, Any] = {}
+    exec(code.replace(FOLDER, repr(str(folder))), variables)
+    return variables, code
+
+
+def logits_of(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model(input_ids=TOKENS).logits.float()
+
+
+MODELS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any], str, str]] = {
+    "language": (
+        lambda **s: tiny_language.policy_of("llama", **s),
+        lambda policy: policy.model,
+        "AutoModelForCausalLM",
+        "tokenizer = AutoTokenizer",
+    ),
+    "vision": (
+        lambda **s: tiny_language.policy_of("qwen2-vl", **s),
+        lambda policy: policy.model,
+        "AutoModelForImageTextToText",
+        "processor = AutoProcessor",
+    ),
+    "audio": (
+        lambda **s: sounds.hearing(**s),
+        lambda policy: policy.model,
+        "AutoModelForMultimodalLM",
+        "processor = AutoProcessor",
+    ),
+    "masked": (
+        lambda **s: tiny_masked.policy_of("modernbert", **s),
+        lambda policy: policy.predictor.model,
+        "AutoModelForMaskedLM",
+        "tokenizer = AutoTokenizer",
+    ),
+    "image tokens": (
+        lambda **s: tiny_image_tokens.policy_of("chameleon", **s),
+        lambda policy: policy.model,
+        "AutoModelForImageTextToText",
+        "processor = AutoProcessor",
+    ),
+    "unified": (
+        lambda **s: unified.policy_of(**s),
+        lambda policy: policy.write.model,
+        "AutoModelForImageTextToText",
+        "processor = AutoProcessor",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ["adapters", "merged", "full"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_card_of_a_transformers_model_loads_it(kind: str, form: str, tmp_path: Path) -> None:
+    make, model_of, class_name, processor = MODELS[kind]
+    policy = make(lora=None if form == "full" else LORA)
+    base, folder = tmp_path / "base", tmp_path / "exported"
+    folder.mkdir()
+    if form == "adapters":
+        make(lora=None).export(base)
+    untrained = logits_of(model_of(policy))
+    move(policy.trainable, scale=0.05)
+    trained = logits_of(model_of(policy))
+    (policy.save if form == "adapters" else policy.export)(folder)
+    variables, code = run_card(folder, Base(model=str(base)))
+    assert class_name in code
+    assert processor in code
+    assert (trained - untrained).abs().max() > 1e-3
+    assert (logits_of(variables["model"].eval()) - trained).norm() < 3e-6 * trained.norm()
+    words = variables.get("tokenizer") or variables["processor"].tokenizer
+    assert words("red").input_ids
+
+
+def test_class_of_the_part_that_writes_is_its_own() -> None:
+    """The index of a model that speaks, too, names another class for the whole."""
+    assert auto_class("Qwen2_5OmniThinkerForConditionalGeneration") == "Qwen2_5OmniThinkerForConditionalGeneration"
+    assert auto_class("ClassWithItsOwnCode") == "AutoModel"
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_card_of_a_pipelines_adapters_loads_every_layer(name: str) -> None:
+    assert adapters.differences(name) == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", adapters.names())
+def test_adapters_of_every_pipeline_load_as_their_card_says(name: str) -> None:
+    assert adapters.differences(name) == []
+
+
+def image_of(pipeline: Any, name: str) -> np.ndarray:
+    call = {**tiny_policies.settings_of(name)["call"], "output_type": "np"}
+    return np.asarray(pipeline(prompt=["a cat"], generator=torch.Generator().manual_seed(3), **call)[0])
+
+
+@pytest.mark.parametrize("name", ["sd15", "sd3", "wan"])
+def test_stock_pipeline_with_a_cards_adapters_gives_the_policys_outputs(name: str, tmp_path: Path) -> None:
+    base, folder = tmp_path / "base", tmp_path / "exported"
+    folder.mkdir()
+    tiny_policies.pipeline_of(name).save_pretrained(base)
+    policy = tiny_policies.policy_of(name, DiffusionPipeline.from_pretrained(base), lora=LORA)
+    untrained = image_of(policy.pipeline, name)
+    move(policy.trainable, scale=0.1)
+    policy.save(folder)
+    variables, _ = run_card(folder, Base(model=str(base)))
+    trained = image_of(policy.pipeline, name)
+    assert np.array_equal(image_of(variables["pipeline"], name), trained)
+    assert np.abs(untrained - trained).max() > 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lora", [LORA, None], ids=["merged", "full"])
+def test_card_of_a_whole_pipeline_loads_it_in_its_dtype(lora: Any, dtype: str, tmp_path: Path) -> None:
+    """A half-precision pipeline whose text encoders diffusers and transformers would load in two dtypes."""
+    loaded = getattr(torch, dtype)
+    policy = tiny_policies.policy_of("sd3", tiny_policies.pipeline_of("sd3").to(loaded), lora=lora)
+    move(policy.trainable, scale=0.05)
+    policy.export(tmp_path)
+    variables, code = run_card(tmp_path, Base())
+    assert f"dtype=torch.{dtype}" in code
+    parts = variables["model"].components.items()
+    assert {part.dtype for _, part in parts if isinstance(part, torch.nn.Module)} == {loaded}
+    assert np.abs(image_of(variables["model"], "sd3") - image_of(policy.pipeline, "sd3")).max() < 1e-5
+
+
+def test_dtype_of_a_merged_pipeline_is_that_of_all_its_components(tmp_path: Path) -> None:
+    policy = tiny_policies.policy_of("sd15", tiny_policies.pipeline_of("sd15").to(torch.bfloat16), lora=LORA)
+    policy.export(tmp_path, dtype="float32")
+    assert set(exported_in(tmp_path).dtypes.values()) == {"float32"}
+    variables, code = run_card(tmp_path, Base())
+    assert "dtype=torch.float32" in code
+    assert np.isfinite(image_of(variables["model"], "sd15")).all()
+
+
+def test_components_of_unlike_dtypes_are_loaded_in_their_own(tmp_path: Path) -> None:
+    pipeline = tiny_policies.pipeline_of("sd15")
+    pipeline.unet.to(torch.bfloat16)
+    pipeline.save_pretrained(tmp_path)
+    variables, code = run_card(tmp_path, Base())
+    assert '"unet": torch.bfloat16' in code
+    assert (variables["model"].unet.dtype, variables["model"].vae.dtype) == (torch.bfloat16, torch.float32)
+
+
+def test_masked_pipelines_adapters_load_by_their_card(tmp_path: Path) -> None:
+    policy = tiny_masked.policy_of("amused", lora={**LORA})
+    base, folder = tmp_path / "base", tmp_path / "exported"
+    folder.mkdir()
+    policy_base: Any = tiny_masked.parts_of("amused")[0]
+    policy_base.save_pretrained(base)
+    move(policy.trainable, scale=0.05)
+    policy.save(folder)
+    variables, code = run_card(folder, Base(model=str(base)))
+    assert "pipeline.transformer.load_lora_adapter" in code
+    wanted = policy.predictor.pipeline.transformer.state_dict()  # pyright: ignore
+    loaded = variables["pipeline"].transformer.state_dict()
+    pairs = [(value, loaded[key.replace(".default.", ".default_0.")]) for key, value in wanted.items() if "lora" in key]
+    assert pairs
+    assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_base_is_loaded_as_the_run_loaded_it(tmp_path: Path) -> None:
+    policy = tiny_policies.policy_of("sd15", lora=LORA)
+    policy.save(tmp_path)
+    base = Base(model="owner/name", dtype="bfloat16", options={"revision": "a'b", "variant": "fp16"})
+    code = usage(exported_in(tmp_path), base)
+    assert """from_pretrained('owner/name', dtype=torch.bfloat16, revision="a'b", variant='fp16')""" in code
+    assert "from_pretrained('BASE_MODEL', " in usage(exported_in(tmp_path), Base(model="python:a:b"))
+    assert isinstance(policy, DenoisingPolicy)
