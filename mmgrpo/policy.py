@@ -94,6 +94,21 @@ class Supervised(ABC):
         """
 
 
+class SupportsPromptCheck(ABC):
+    """A policy that does not take every prompt, and tells before it samples."""
+
+    @abstractmethod
+    def check_prompt(self, prompt: Prompt) -> None:
+        """Called for each prompt where such rows are to be skipped, ``prompts.when_unreadable: skip``.
+
+        Args:
+            prompt: of the data.
+
+        Raises:
+            DataError: the policy cannot take it: it is too long, or an image has a shape that is not supported.
+        """
+
+
 class Scheduled(ABC):
     """A policy whose samples all take the same, known number of decisions, so that windows can be laid over them."""
 

@@ -65,6 +65,8 @@ class Prompt:
         columns: further columns of the data row, handed to every reward unchanged.
         source: label of the source it comes from, where there are several.
         prefix: the beginning of the answer, for policies that write: given, never drawn, never trained.
+        chat_template_kwargs: what the row brings for the chat template: ``tools``, the schemas of functions, and others
+            by the template's own names.
     """
 
     text: str
@@ -76,6 +78,7 @@ class Prompt:
     source: str | None = None
     prefix: str | None = None
     audios: Sequence[Any] = ()
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):

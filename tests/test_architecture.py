@@ -67,7 +67,7 @@ CONTRACTS += ("data.sounds", "serving.wire", "system.lazy", "system.extras", "sy
 CONTRACTS += ("system.bounded", "system.exhausted", "data.videos", "data.media_options")
 """What adapters may import of the engine."""
 
-MAX_LINES = 400
+MAX_LINES = 600
 MAX_ABSTRACT_METHODS = 6
 
 EXTENSIBLE = {"mmgrpo.config.sections.Section", "mmgrpo.config.sections.Named", "mmgrpo.config.prompts.ReadingConfig"}

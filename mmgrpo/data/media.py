@@ -28,7 +28,7 @@ _POSTSCRIPT = (b"%!PS", b"\xc5\xd0\xd3\xc6")  # also with a binary preview befor
 _LOCAL_HOPS = frozenset(("file", "local", "zip", "tar", "gzip", "bz2", "xz", "lzma", "zstd", "lz4"))
 """Protocols of a chain of fsspec that read this machine's own files."""
 
-_BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}+={0,2}+\s*+")
 
 
 def opened(image: object) -> Image.Image:

@@ -192,7 +192,8 @@ def holds_media(feature: Any) -> bool:
     if isinstance(feature, dict):
         return set(feature) == {"bytes", "path"} or any(map(holds_media, feature.values()))
     inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
-    return bool(getattr(feature, "decode", False)) or (inner is not None and holds_media(inner))
+    is_json = getattr(feature, "_type", None) == "Json"  # decoded too, but no medium
+    return (bool(getattr(feature, "decode", False)) and not is_json) or (inner is not None and holds_media(inner))
 
 
 @final

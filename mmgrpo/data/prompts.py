@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from mmgrpo.config import PromptsConfig, ReadingConfig
-from mmgrpo.data.arrow_values import without_null_keys
+from mmgrpo.data.arrow_values import decoded, is_transformed, read_parquet, require_limit, without_null_keys
+from mmgrpo.data.bounds import refuse_fetching_card, require_bounded
 from mmgrpo.data.json_texts import json_of, row_of, text_of
 from mmgrpo.data.prompt_media import (
     COLUMNS,
@@ -20,7 +22,6 @@ from mmgrpo.data.prompt_media import (
     hub_folders,
     missing,
     refuse_far,
-    refuse_fetch,
     stored_items,
 )
 from mmgrpo.data.rows import MEDIA_COLUMNS, form_of, prompt_of_row
@@ -32,6 +33,8 @@ from mmgrpo.types import Prompt
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
+
+logger = logging.getLogger(__name__)
 
 _SPLIT_FILES = ("{}_metadata.jsonl", "{}.jsonl", "{}.json", "{}.parquet", "{}.txt")
 
@@ -52,14 +55,14 @@ def load_prompts(
     ========================================  =========================================================================
     source                                    read as
     ========================================  =========================================================================
-    ``prompts.txt``                           one prompt per line; blank lines are skipped
+    ``prompts.txt``                           one prompt per line, also one with ``#``; not blank ones
     ``rows.jsonl``, ``rows.json``             one object per line; a list of objects
     ``rows.parquet``                          one prompt per row
     a folder with ``{split}.txt`` or other    that file, flow_grpo's ``{split}_metadata.jsonl`` included
     a folder of ``Dataset.save_to_disk``      that dataset
     another folder, or ``owner/name``         ``datasets.load_dataset``; ``owner/name:subset`` names a configuration
     ``python:module:attribute``               a function without arguments that returns prompts, or a list of them
-    a live ``datasets.Dataset``               itself
+    a live ``datasets.Dataset``               itself, in whatever format; an ``IterableDataset`` needs ``limit``
     ========================================  =========================================================================
 
     A row may have the form that TRL, verl, EasyR1 or ms-swift ask for; see ``docs/data.md``. ``text_column`` (or, in
@@ -90,6 +93,7 @@ def load_prompts(
     """
     if limit is not None and limit < 1:
         raise DataError(f"limit must be at least 1 or absent, got {limit}")
+    require_limit(source, limit)
     unreadable = Unreadable(skip=when_unreadable == "skip")
     rules = _Rules(text_column, allow_fetch, unreadable, tuple(pictures), allow_outside)
     read = _read(str(source), split, rules) if isinstance(source, str | Path) else _live(source, split, rules)
@@ -243,7 +247,12 @@ def _from_file(path: Path, rules: _Rules) -> Iterator[Prompt]:
 
 def _from_text(path: Path, rules: _Rules) -> Iterator[Prompt]:
     _refuse_rules(path, rules)
-    return (Prompt(line.strip()) for line in text_of(path).split("\n") if line.strip())
+    lines = [line.strip() for line in text_of(path).split("\n") if line.strip()]
+    if num := sum(line.startswith("#") for line in lines):
+        logger.warning(
+            "%s: %d of %d lines begin with # and are prompts as well; remove them if not", path, num, len(lines)
+        )
+    return iter([Prompt(line) for line in lines])
 
 
 def _from_json_lines(path: Path, rules: _Rules) -> Iterator[Prompt]:
@@ -267,14 +276,9 @@ def _from_json(path: Path, rules: _Rules) -> Iterator[Prompt]:
 
 
 def _from_parquet(path: Path, rules: _Rules) -> Iterator[Prompt]:
-    import pyarrow.parquet
     from datasets import Dataset
 
-    try:
-        table = pyarrow.parquet.read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path} is not a readable parquet file: {error}") from error
-    return _from_dataset(Dataset(table), rules, where=str(path), folder=path.parent)
+    return _from_dataset(Dataset(read_parquet(path)), rules, where=str(path), folder=path.parent)
 
 
 _READERS: dict[str, Callable[[Path, _Rules], Iterator[Prompt]]] = {
@@ -301,8 +305,10 @@ def _from_hub(source: str, split: str | None, rules: _Rules) -> Iterator[Prompt]
     from datasets import load_dataset
 
     local = Path(source).is_dir()
-    if local and not rules.allow_fetch:
-        _refuse_fetching_card(Path(source))
+    if local:
+        require_bounded(Path(source))
+        if not rules.allow_fetch:
+            refuse_fetching_card(Path(source))
     name, _, subset = (source, "", "") if local else source.partition(":")
     try:
         loaded = load_dataset(name, subset or None)
@@ -313,31 +319,10 @@ def _from_hub(source: str, split: str | None, rules: _Rules) -> Iterator[Prompt]
     return _from_dataset(_one_split(loaded, source, split), rules, source, Path(source) if local else None)
 
 
-def _refuse_fetching_card(folder: Path) -> None:
-    """Refuses a folder whose card names files on the network, which ``load_dataset`` would fetch."""
-    from huggingface_hub import metadata_load
-
-    card = folder / "README.md"
-    try:
-        configs = (metadata_load(card) or {}).get("configs") if card.is_file() else None
-    except Exception:  # a card that is none is for load_dataset to speak of
-        return
-    for text in _texts_in(configs):
-        refuse_fetch(text, str(card), allow_fetch=False)
-
-
-def _texts_in(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    if isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _texts_in(inner)
-
-
 def _one_split(loaded: Any, source: str, split: str | None) -> Any:
-    from datasets import DatasetDict
+    from datasets import DatasetDict, IterableDatasetDict
 
-    if not isinstance(loaded, DatasetDict):
+    if not isinstance(loaded, DatasetDict | IterableDatasetDict):
         _refuse_split(source, split)
         return loaded
     if split is None and len(loaded) == 1:
@@ -348,6 +333,15 @@ def _one_split(loaded: Any, source: str, split: str | None) -> Any:
 
 
 def _from_dataset(dataset: Any, rules: _Rules, where: str, folder: Path | None) -> Iterator[Prompt]:
+    if is_transformed(dataset):
+        rows = (without_null_keys(row) for row in dataset)
+        return chain.from_iterable(
+            rules.prompt(partial(_itself, row), f"{where}, row {number}", folder) for number, row in enumerate(rows)
+        )
+    return _from_table(dataset.with_format(None), rules, where, folder)
+
+
+def _from_table(dataset: Any, rules: _Rules, where: str, folder: Path | None) -> Iterator[Prompt]:
     form = form_of(dataset.column_names, rules.text_column)
     if form is None:
         raise DataError(
@@ -356,11 +350,11 @@ def _from_dataset(dataset: Any, rules: _Rules, where: str, folder: Path | None) 
     shown = [name for name in (form.column, *MEDIA_COLUMNS, *rules.pictures) if holds_media(dataset.features.get(name))]
     encoded, plain = dataset.select_columns(shown).with_format("arrow"), dataset.remove_columns(shown)
     roots = rules.roots(folder)
-    decoded = [name for name in plain.column_names if holds_media(plain.features[name])]
-    as_stored = plain.select_columns(decoded).with_format("arrow")
+    with_media = [name for name in plain.column_names if holds_media(plain.features[name])]
+    as_stored = plain.select_columns(with_media).with_format("arrow")
 
     def row(number: int) -> dict[str, Any]:
-        for name in decoded:  # before they are decoded, which would fetch them
+        for name in with_media:  # before they are decoded, which would fetch them
             value, called = as_stored[number].column(name)[0].as_py(), f"{where}, row {number}, column '{name}'"
             refuse_far(value, called, allow_fetch=rules.allow_fetch, roots=roots)
         found = plain[number] if plain.column_names else {}
@@ -374,7 +368,7 @@ def _from_dataset(dataset: Any, rules: _Rules, where: str, folder: Path | None) 
 def _stored(table: Any, row: int, name: str, pictures: Sequence[str]) -> Any:
     """A row's media as they are stored; images and sounds beside the prompt stay where they lie until asked for."""
     if name not in (*COLUMNS["image"], *COLUMNS["audio"], *pictures):
-        return table[row].column(name)[0].as_py()
+        return decoded(table[row].column(name)[0].as_py(), table.features[name])
     return [StoredMedium(table, row, name, index) for index in range(len(stored_items(table, row, name)))]
 
 

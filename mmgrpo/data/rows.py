@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -91,12 +92,13 @@ def prompt_of_row(
             f"{where} has no prompt: '{text_column}' must be a text or a list of chat messages, got {asked!r:.60}; its "
             f"columns are {', '.join(map(str, row))}; text_column names the one that holds the prompt"
         )
+    asked = _decoded_messages(asked)
     place = Place(where, folder, allow_fetch, roots)
     beside = {kind: place.media(row, kind) for kind in COLUMNS}
     tags = form.always_tagged or any(name in row for name in MEDIA_COLUMNS)
     messages, offered = _messages(asked, row, form, place), _ground_truth(row)
     if messages and form.ends_in_reference and _is_turn(messages[-1], "assistant"):
-        offered["solution"] = _text(messages.pop()["content"])
+        offered["solution"] = _text(messages.pop())
     has_options = any(medium.options for media in beside.values() for medium in media)
     if isinstance(asked, str) and ((tags and TAG.search(asked)) or has_options):
         messages = [{"role": "user", "content": asked}]
@@ -116,7 +118,43 @@ def prompt_of_row(
         messages=found.messages,
         negative=row.get("negative_prompt"),
         columns=columns,
+        chat_template_kwargs=_chat_template_kwargs(row, where),
     )
+
+
+def _decoded_messages(asked: str | list[Any]) -> str | list[Any]:
+    """The chat messages that a text of JSON holds; any other text as it is."""
+    if isinstance(asked, list) or not asked.lstrip().startswith("[") or not asked.rstrip().endswith("]"):
+        return asked
+    try:
+        value = json.loads(asked)
+    except (ValueError, RecursionError):
+        return asked
+    is_chat = isinstance(value, list) and bool(value) and all(isinstance(m, dict) and "role" in m for m in value)
+    return value if is_chat else asked
+
+
+def _chat_template_kwargs(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """TRL's columns ``tools`` and ``chat_template_kwargs``, each perhaps as a text of JSON; empty without them."""
+    kwargs: dict[str, Any] = {}
+    for name, kind in (("tools", list), ("chat_template_kwargs", dict)):
+        value = row.get(name)
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError) as error:
+                raise DataError(
+                    f"{where}: the column '{name}' goes to the chat template and is no JSON ({error}); write it as a "
+                    f"{kind.__name__}, or rename the column if it is for the rewards alone"
+                ) from error
+        if value is not None and not isinstance(value, kind):
+            raise DataError(
+                f"{where}: the column '{name}' goes to the chat template and must be a {kind.__name__}, got "
+                f"{type(value).__name__}; rename it if it is for the rewards alone"
+            )
+        if value:
+            kwargs |= {"tools": value} if name == "tools" else value
+    return kwargs
 
 
 def _messages(asked: str | list[Any], row: Mapping[str, Any], form: Form, place: Place) -> list[Any] | None:
@@ -159,5 +197,9 @@ def _ground_truth(row: Mapping[str, Any]) -> dict[str, Any]:
     return {} if truth is None else {"ground_truth": truth, "answer": truth}
 
 
-def _text(content: Any) -> str:
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content if part.get("text"))
+def _text(message: Mapping[str, Any]) -> str:
+    """The text of a turn; of one that only calls tools, its calls as JSON."""
+    content = message["content"] or ""
+    text = content if isinstance(content, str) else "\n".join(part["text"] for part in content if part.get("text"))
+    calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
+    return text if text or not calls else json.dumps(calls, ensure_ascii=False)

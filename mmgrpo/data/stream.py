@@ -11,7 +11,7 @@ from mmgrpo.config import RunConfig
 from mmgrpo.config.binding import build_estimators, build_planner, columns_read
 from mmgrpo.data.keys import prompt_keys
 from mmgrpo.data.samplers import Pool, PromptSampler, build_sampler, in_order, permutation, shuffled
-from mmgrpo.data.unreadable import fault_of_media
+from mmgrpo.data.unreadable import fault_of
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.prompt_weights import apportioned
 from mmgrpo.maths.seeds import derive_seed
@@ -24,7 +24,9 @@ FURTHER = -1  # keys the order of a step's further prompts, apart from every epo
 SHARE_SEED = -2  # keeps the shares of sources apart from the orders of prompts
 
 
-def stream_of(prompts: Sequence[Prompt], config: RunConfig) -> PromptStream:
+def stream_of(
+    prompts: Sequence[Prompt], config: RunConfig, check: Callable[[Prompt], None] = lambda prompt: None
+) -> PromptStream:
     """The order of prompts that a configuration asks for.
 
     Raises ConfigError for a sampler that cannot be used, DataError for rows without a column that is read.
@@ -43,6 +45,7 @@ def stream_of(prompts: Sequence[Prompt], config: RunConfig) -> PromptStream:
     skipping = [part.known_as for part in parts if part.when_unreadable == "skip"]
     return PromptStream(
         prompts,
+        check=check,
         skipping=[*skipping, *([None] if section and section.when_unreadable == "skip" else [])],
         num_per_step=config.rollout.prompts_per_step,
         seed=config.seed,
@@ -114,7 +117,7 @@ class StepPrompts:
         self._own = [place for place in filled if place is not None]
         self.num_replaced = sum(place is None for place in kept)
         if len(self._own) < len(own):
-            raise DataError("a step cannot be filled: too few prompts are left whose images and sounds can be read")
+            raise DataError("a step cannot be filled: too few prompts are left that can be used")
 
     def prompt(self, number: int) -> Prompt:
         """The prompt of a number from 0."""
@@ -164,6 +167,7 @@ class PromptStream:
         weights: Mapping[str, float] | None = None,
         columns: Sequence[Column] = (),
         skipping: Collection[str | None] = (),
+        check: Callable[[Prompt], None] = lambda prompt: None,
     ) -> None:
         """Takes the prompts.
 
@@ -176,6 +180,7 @@ class PromptStream:
             weights: of several sources, by the label that their prompts have as ``source``; None: all are of one.
             columns: of the memory, that others read beside the sampler.
             skipping: the sources, by the label of their prompts, whose unreadable prompts are left out.
+            check: raises DataError for a prompt that the policy cannot take, which is then unreadable too.
 
         Raises:
             DataError: there are no prompts, or none of one of the sources.
@@ -203,6 +208,7 @@ class PromptStream:
             (self._sampler.learn,) if self._sampler.learn else ()
         )
         self._skipping = frozenset(skipping)
+        self._check = check
         self._faults: dict[int, str | None] = {}
         self._begun: list[list[int]] = [[0] * len(self._sources)]
 
@@ -233,7 +239,7 @@ class PromptStream:
         if self._prompts[place].source not in self._skipping:
             return True
         if place not in self._faults:
-            self._faults[place] = fault = fault_of_media(self._prompts[place])
+            self._faults[place] = fault = fault_of(self._prompts[place], self._check)
             if fault is not None:
                 num = sum(one is not None for one in self._faults.values())
                 logger.warning("prompt %d is left out, number %d of those that cannot be read: %s", place, num, fault)

@@ -158,5 +158,5 @@ def _last_user_text(messages: Sequence[Mapping[str, Any]], tags: bool, place: Pl
 
 def _plain(content: Any, tags: bool) -> str:
     if isinstance(content, str):
-        return re.sub(rf"\s*{TAG.pattern}\s*", " ", content).strip() if tags else content
+        return " ".join(part.strip() for part in TAG.split(content)[::2]).strip() if tags else content
     return "\n".join(part["text"] for part in content or () if part.get("text"))

@@ -10,6 +10,7 @@ from mmgrpo.data.media import opened
 from mmgrpo.data.prompt_media import Encoded
 from mmgrpo.data.videos import open_video
 from mmgrpo.errors import DataError
+from mmgrpo.policy import Policy, SupportsPromptCheck
 from mmgrpo.types import Prompt
 
 logger = logging.getLogger(__name__)
@@ -93,14 +94,39 @@ def fault_of_media(prompt: Prompt) -> str | None:
     return None
 
 
-def readable(prompts: list[Prompt], source: str) -> list[Prompt]:
-    """Those whose images and sounds can be decoded; the others are counted and named.
+def fault_of(prompt: Prompt, check: Callable[[Prompt], None]) -> str | None:
+    """Why a prompt cannot be used; None if it can.
+
+    Args:
+        prompt: of the data.
+        check: raises DataError for a prompt that the policy cannot take.
+
+    Returns:
+        What is wrong with its media, or with the prompt for this policy.
+    """
+    fault = fault_of_media(prompt)
+    if fault is not None:
+        return fault
+    try:
+        check(prompt)
+    except DataError as error:
+        return str(error)
+    return None
+
+
+def check_of(policy: Policy) -> Callable[[Prompt], None]:
+    """The check of prompts that a policy makes; of one that takes any, none."""
+    return policy.check_prompt if isinstance(policy, SupportsPromptCheck) else lambda prompt: None
+
+
+def readable(prompts: list[Prompt], source: str, check: Callable[[Prompt], None]) -> list[Prompt]:
+    """Those that can be used, by their media and by the policy; the others are counted and named.
 
     Raises DataError if there are none.
     """
-    faults = [fault_of_media(prompt) for prompt in prompts]
+    faults = [fault_of(prompt, check) for prompt in prompts]
     kept = [prompt for prompt, fault in zip(prompts, faults, strict=True) if fault is None]
     tell(source, [fault for fault in faults if fault is not None], len(kept))
     if not kept:
-        raise DataError(f"{source}: no row has media that can be read")
+        raise DataError(f"{source}: no row can be used; the first: {faults[0]}")
     return kept

@@ -58,13 +58,12 @@ def prompts_of(given: Any, config: RunConfig) -> list[Prompt]:
 
     A sequence holds ``Prompt``s, texts, or rows of columns in any mixture. Raises DataError for anything else.
     """
-    is_dataset = hasattr(given, "column_names") and hasattr(given, "__len__")  # a streamed one has no length
-    if isinstance(given, str | Path) or is_dataset:
+    if isinstance(given, str | Path) or hasattr(given, "column_names"):
         return load_prompts(given, **(reading_of(config.prompts) if config.prompts else {}))
     if not isinstance(given, Sequence):
         raise DataError(
             f"prompts must be a path, a datasets.Dataset, or a list of texts, rows or Prompts, got "
-            f"{type(given).__name__}; make a list of it (of a streamed dataset: list(dataset.take(1000)))"
+            f"{type(given).__name__}; make a list of it"
         )
     return [_prompt_of(one, number, config.prompts) for number, one in enumerate(given)]
 

@@ -18,7 +18,7 @@ from mmgrpo.config.idle import idle_mechanisms
 from mmgrpo.config.parts import require_single
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.data.stream import StepPrompts, stream_of
-from mmgrpo.data.unreadable import readable
+from mmgrpo.data.unreadable import check_of, readable
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.policy import Policy, SupportsUnbatchedRows
 from mmgrpo.run.best import require_best
@@ -114,7 +114,7 @@ class Trainer:
             if owner is None:
                 self.job.spread(policy)
         self.now = Moving(self.config, self.rewards)
-        self.stream = stream_of(asked, self.config)
+        self.stream = stream_of(asked, self.config, check_of(policy))
         self.job.shard(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
         require_movable(policy, self.config.reference)
         require_credit(self.config)
@@ -140,7 +140,7 @@ class Trainer:
         held_out = partial(load_prompts_of, key="evaluation.prompts", note=self.config.note)
         self.held_out = held_out(evaluation.prompts) if evaluation else []
         if evaluation and evaluation.prompts.when_unreadable == "skip":
-            self.held_out = readable(self.held_out, "evaluation.prompts")
+            self.held_out = readable(self.held_out, "evaluation.prompts", check_of(policy))
         require_columns(judges, self.held_out, "evaluation.prompts")
         self.status = "running"
         self._explanation = explanation(self.config)

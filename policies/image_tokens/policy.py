@@ -28,7 +28,17 @@ from mmgrpo.policies.image_tokens.trace import Scoring, Trace
 from mmgrpo.policies.rescoring import placed, rescored
 from mmgrpo.policies.text_models import checkpointing, enable_checkpointing, language_linears
 from mmgrpo.policies.weights import Weights
-from mmgrpo.policy import Exporting, Joining, Keeping, Policy, Reading, Scheduled, Seeing, Supervised
+from mmgrpo.policy import (
+    Exporting,
+    Joining,
+    Keeping,
+    Policy,
+    Reading,
+    Scheduled,
+    Seeing,
+    Supervised,
+    SupportsPromptCheck,
+)
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import ENTROPY, REFERENCE, Value
 
@@ -36,7 +46,9 @@ TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 """How far the log-probabilities of drawing may lie from those of a plain forward, on average, in nats."""
 
 
-class ImageTokensPolicy(Policy, Supervised, Scheduled, Reading, Keeping, Joining, Seeing, Exporting):
+class ImageTokensPolicy(
+    Policy, Supervised, Scheduled, Reading, Keeping, Joining, Seeing, Exporting, SupportsPromptCheck
+):
     """A unified model of transformers, or a causal one over codes, whose image tokens are decisions.
 
     A token is drawn from the guided distribution and scored under it, both sides with grad. What a model puts between
@@ -173,6 +185,10 @@ class ImageTokensPolicy(Policy, Supervised, Scheduled, Reading, Keeping, Joining
         """The rows of all of them."""
         every = [(trace.prompts, trace.completions) for trace in traces]
         return Trace(*([one for part in parts for one in part] for parts in zip(*every, strict=True)))
+
+    def check_prompt(self, prompt: Prompt) -> None:
+        """Raises DataError for a prompt that cannot be encoded."""
+        self._rollouts.encoder(prompt)
 
     def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
         """Draws ``group_size`` pictures per prompt; a decision is one image token.

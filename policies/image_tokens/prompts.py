@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.policies.chat_template import render
 from mmgrpo.policies.image_tokens.grids import Grid
 from mmgrpo.policies.image_tokens.settings import ImageTokensSettings
 from mmgrpo.types import Prompt
@@ -137,12 +138,8 @@ class Encoder:
                 )
             return prompt.text
         messages = prompt.messages or [{"role": "user", "content": prompt.text}]
-        return self.processor.apply_chat_template(
-            [self._turn(turn) for turn in messages],
-            tokenize=False,
-            add_generation_prompt=True,
-            **self.settings.template,
-        )
+        turns = [self._turn(turn) for turn in messages]
+        return render(self.processor, turns, prompt, add_generation_prompt=True, **self.settings.template)
 
     def _turn(self, turn: Mapping[str, Any]) -> dict[str, Any]:
         content = turn["content"]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, DataError
+from mmgrpo.policies.chat_template import render
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.language.sounds import is_of_sounds, sound_arguments
 from mmgrpo.policies.language.visual_inputs import visual_inputs
@@ -247,14 +248,21 @@ class Encoder:
                     f"the prompt {prompt.text!r:.60} has {len(prompt.messages)} turns, which only a chat template can "
                     "put together; use a checkpoint with one, leave policy.chat unset, or give prompts of one turn"
                 )
+            if prompt.chat_template_kwargs:
+                raise DataError(
+                    f"the prompt {prompt.text!r:.60} brings {', '.join(prompt.chat_template_kwargs)} for a chat "
+                    "template, and none is used; take a checkpoint with one, or rename the column if it is for the "
+                    "rewards alone"
+                )
             return prompt.text
         messages = [self._turn(turn) for turn in prompt.messages or [{"role": "user", "content": _parts(prompt)}]]
         if self.settings.system is not None and messages[0]["role"] != "system":
             messages.insert(0, self._turn({"role": "system", "content": self.settings.system}))
         goes_on = messages[-1]["role"] == "assistant"
-        return self.processor.apply_chat_template(
+        return render(
+            self.processor,
             messages,
-            tokenize=False,
+            prompt,
             add_generation_prompt=not goes_on,
             continue_final_message=goes_on,
             **self.settings.template,
@@ -262,7 +270,7 @@ class Encoder:
 
     def _turn(self, turn: Mapping[str, Any]) -> dict[str, Any]:
         """A turn with its content as the template expects it: parts for processors, text for tokenizers."""
-        content = turn["content"]
+        content = turn["content"] or ""  # null beside tool calls, as OpenAI writes it
         if self._takes_media and isinstance(content, str):
             content = [{"type": "text", "text": content}]
         if not self._takes_media and not isinstance(content, str):

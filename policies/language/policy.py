@@ -48,6 +48,7 @@ from mmgrpo.policy import (
     Shard,
     Shardable,
     Supervised,
+    SupportsPromptCheck,
     Writing,
 )
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
@@ -56,7 +57,19 @@ from mmgrpo.values import ENTROPY, PEERS, REFERENCE, Value
 WHOLE = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.empty(0, dtype=torch.long))
 
 
-class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, Seeing, Criticising, Shardable, Exporting):
+class LanguagePolicy(
+    Policy,
+    Supervised,
+    Reading,
+    Writing,
+    Keeping,
+    Joining,
+    Seeing,
+    Criticising,
+    Shardable,
+    Exporting,
+    SupportsPromptCheck,
+):
     """A causal language model, a vision-language model or an encoder-decoder, whose tokens are decisions.
 
     A prompt, with its pictures, goes through the model once per group in the rollout and once in the update; its
@@ -121,6 +134,10 @@ class LanguagePolicy(Policy, Supervised, Reading, Writing, Keeping, Joining, See
         )
         self._frozen: dict[int, tuple[Way, Way]] = {}  # by copy: a way, and the same through the copy
         self._verified = False
+
+    def check_prompt(self, prompt: Prompt) -> None:
+        """Raises DataError for a prompt that the processor, the chat template or the model's context does not take."""
+        self._encoder(prompt)
 
     @classmethod
     def from_config(

@@ -26,12 +26,12 @@ from mmgrpo.policies.masked.trace import Drawing, Look, Trace, reveal_looks
 from mmgrpo.policies.overriding import overridden
 from mmgrpo.policies.rescoring import rescored
 from mmgrpo.policies.weights import Weights
-from mmgrpo.policy import Exporting, Keeping, Policy, Reading, Scheduled, Seeing, Supervised
+from mmgrpo.policy import Exporting, Keeping, Policy, Reading, Scheduled, Seeing, Supervised, SupportsPromptCheck
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
 from mmgrpo.values import ENTROPY, REFERENCE, Value
 
 
-class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping, Exporting):
+class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping, Exporting, SupportsPromptCheck):
     """A model of hidden tokens, whose reveals are decisions.
 
     A sample begins hidden. At each reveal tokens are drawn at all hidden places and some of them are shown; what is
@@ -129,6 +129,10 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping, Expo
         with self._computing():
             mean = supervised_loss(self.predictor, self._modules, examples, seeds)
         return SupervisedLoss(mean=mean, num_terms=len(examples))
+
+    def check_prompt(self, prompt: Prompt) -> None:
+        """Raises DataError for a prompt that cannot be encoded."""
+        self.predictor.condition(prompt)
 
     def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
         """Fills in ``group_size`` samples per prompt; a decision is a token that is shown, in the order of the showing.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policies.adapter_files import PeftFiles
+from mmgrpo.policies.chat_template import render
 from mmgrpo.policies.masked.codes import NOISE, STEPS, Codebook
 from mmgrpo.policies.masked.predictor import Condition, Facts
 from mmgrpo.policies.masked.settings import MaskedSettings
@@ -172,7 +173,7 @@ class TextPredictor:
         turns = list(prompt.messages or [{"role": "user", "content": prompt.text}])
         if self.settings.system is not None and turns[0]["role"] != "system":
             turns.insert(0, {"role": "system", "content": self.settings.system})
-        return self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True) + before
+        return render(self.tokenizer, turns, prompt, add_generation_prompt=True) + before
 
     @torch.no_grad()
     def _require_both_ways(self) -> None:

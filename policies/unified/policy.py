@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mmgrpo.errors import ConfigError
 from mmgrpo.policies.unified.rows import Part, Parts, whole
 from mmgrpo.policies.unified.settings import DRAWS, WRITES, UnifiedSettings
-from mmgrpo.policy import Exporting, Keeping, Policy, Reading, Seeing, Supervised
+from mmgrpo.policy import Exporting, Keeping, Policy, Reading, Seeing, Supervised, SupportsPromptCheck
 from mmgrpo.system.targets import import_attribute
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import REFERENCE, Value
@@ -24,7 +24,7 @@ WRITER, DRAWER = "mmgrpo.policies.language:LanguagePolicy", "mmgrpo.policies.ima
 LOADER = "mmgrpo.policies.image_tokens.loading:load"
 
 
-class UnifiedPolicy(Policy, Supervised, Reading, Keeping, Seeing, Exporting):
+class UnifiedPolicy(Policy, Supervised, Reading, Keeping, Seeing, Exporting, SupportsPromptCheck):
     """One model whose rows are texts or pictures, as their prompts ask: two policies over the same weights.
 
     A rollout has rows of both kinds, padded to the longest. Each kind is what its policy alone would make of it.
@@ -93,6 +93,10 @@ class UnifiedPolicy(Policy, Supervised, Reading, Keeping, Seeing, Exporting):
     def reference(self) -> AbstractContextManager[None]:
         """``using("reference")``."""
         return self.using(REFERENCE)
+
+    def check_prompt(self, prompt: Prompt) -> None:
+        """Raises DataError for a prompt that its part of the policy cannot take."""
+        self._policy(self._draws(prompt)).check_prompt(prompt)
 
     def rollout(self, prompts: Sequence[Prompt], *, group_size: int, seed: int, plan: Plan | None = None) -> Rollout:
         """Writes what prompts ask to be written and draws what they ask to be drawn, in the order of the prompts."""

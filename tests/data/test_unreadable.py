@@ -158,3 +158,27 @@ def test_a_section_says_what_is_done(tmp_path: Path) -> None:
 
 def test_pictures_that_are_open_are_taken_as_they_are() -> None:
     assert fault_of_media(Prompt("a", images=[Image.new("RGB", (2, 2))])) is None
+
+
+def unfit(folder: Path) -> list[Prompt]:
+    """Three rows that a tiny Qwen2.5-VL takes, an image of 400:1, and a text longer than its context."""
+    Image.new("RGB", (4_000, 10)).save(folder / "wide.png")
+    wide = Prompt("wide", images=[str(folder / "wide.png")])
+    return [*prompts(folder, cut=None)[:3], wide, Prompt("how many " * 4_000)]
+
+
+def test_rows_that_the_policy_cannot_take_are_skipped_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    values = {
+        "output": str(tmp_path / "runs"),
+        "steps": 3,
+        "rollout": {"prompts_per_step": 2, "group_size": 2},
+        "prompts": {"when_unreadable": "skip"},
+        "runtime": {"device": "cpu"},
+    }
+    run = Trainer(policy_of("qwen2.5-vl"), {"vowels": vowels}, unfit(tmp_path), values).train()
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert sum(line["prompts/unreadable"] for line in lines) == 2
+    assert "absolute aspect ratio must be smaller than 200" in caplog.text
+    assert "more than the model's context" in caplog.text

@@ -1,0 +1,150 @@
+"""What a file of data may expand to: a few kilobytes can stand for gigabytes, and hang or exhaust the machine."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from mmgrpo.data.prompt_media import refuse_fetch
+from mmgrpo.errors import DataError
+from mmgrpo.system.yamls import YamlError, parsed_yaml
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_EXPANSION = 200
+"""Bytes in memory for each byte of a file, beyond ``MIN_BYTES``."""
+
+MIN_BYTES = 2**28
+"""What any file may expand to."""
+
+_READ_WHOLE_BYTES = 2**26  # larger parquet files of a folder are not read twice
+
+_COMPRESSED: dict[str, Callable[[Path], IO[bytes]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}  # type: ignore[dict-item]
+
+
+def limit_of(path: Path) -> int:
+    """Bytes that a file may take in memory."""
+    return max(MIN_BYTES, MAX_EXPANSION * path.stat().st_size)
+
+
+def parquet_batches(path: Path) -> tuple[Iterator[pa.RecordBatch], pa.Schema]:
+    """The parts of a parquet file, read one after another.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        The parts, and their schema.
+
+    Raises:
+        DataError: the file is no parquet; while the parts are read: it expands beyond ``limit_of``.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} is not a readable parquet file: {error}") from error
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        num_bytes, limit = 0, limit_of(path)
+        try:
+            for batch in file.iter_batches(batch_size=256):
+                num_bytes += batch.nbytes
+                _require_within(path, num_bytes, limit)
+                yield batch
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path} is not a readable parquet file: {error}") from error
+
+    return batches(), file.schema_arrow
+
+
+def require_bounded(folder: Path) -> None:
+    """Checks the card, the archives and the compressed files of a folder before ``datasets`` reads them.
+
+    Args:
+        folder: of a dataset.
+
+    Raises:
+        DataError: one of them expands beyond ``limit_of``, or the card is no YAML within bounds.
+    """
+    _require_plain_card(folder / "README.md")
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file():
+            continue
+        if path.suffix == ".zip":
+            _require_within(path, _zip_size(path), limit_of(path))
+        elif path.suffix in _COMPRESSED:
+            _require_stream(path, _COMPRESSED[path.suffix])
+        elif path.suffix == ".parquet" and path.stat().st_size <= _READ_WHOLE_BYTES:
+            for _ in parquet_batches(path)[0]:
+                pass
+
+
+def refuse_fetching_card(folder: Path) -> None:
+    """Raises DataError for a folder whose card names files on the network, which ``load_dataset`` would fetch."""
+    from huggingface_hub import metadata_load
+
+    card = folder / "README.md"
+    try:
+        configs = (metadata_load(card) or {}).get("configs") if card.is_file() else None
+    except Exception:  # a card that is none is for load_dataset to speak of
+        return
+    for text in _texts_in(configs):
+        refuse_fetch(text, str(card), allow_fetch=False)
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts_in(inner)
+
+
+def _require_within(path: Path, num_bytes: int, limit: int) -> None:
+    if num_bytes > limit:
+        raise DataError(
+            f"{path} has {path.stat().st_size} bytes and expands to more than {limit}, as a file made to exhaust "
+            "memory does; store it as several files, or uncompressed as JSON lines"
+        )
+
+
+def _zip_size(path: Path) -> int:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return sum(member.file_size for member in archive.infolist())
+    except (zipfile.BadZipFile, OSError) as error:
+        raise DataError(f"{path} is not a readable zip file: {error}") from error
+
+
+def _require_stream(path: Path, open_stream: Callable[[Path], Any]) -> None:
+    num_bytes, limit = 0, limit_of(path)
+    try:
+        with open_stream(path) as stream:
+            while chunk := stream.read(2**20):
+                num_bytes += len(chunk)
+                _require_within(path, num_bytes, limit)
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise DataError(f"{path} is not a readable {path.suffix} file: {error}") from error
+
+
+def _require_plain_card(card: Path) -> None:
+    """The card's YAML within the bounds of ``parsed_yaml``: anchors can stand for billions of values."""
+    try:
+        lines = card.read_text(encoding="utf-8-sig").splitlines() if card.is_file() else []
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{card} cannot be read as UTF-8 text: {error}") from error
+    marks = [number for number, line in enumerate(lines) if line.rstrip() == "---"][:2]
+    if len(marks) == 2 and not any(line.strip() for line in lines[: marks[0]]):
+        try:
+            parsed_yaml("\n".join(lines[marks[0] + 1 : marks[1]]))
+        except YamlError as error:
+            raise DataError(f"the card {card} is no YAML that can be read: {error}; remove or correct it") from error

@@ -1,0 +1,60 @@
+"""Prompts as text by the chat template of a model, with the arguments that a row brings for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mmgrpo.errors import DataError
+from mmgrpo.types import Prompt
+
+
+def render(processor: Any, messages: Sequence[Mapping[str, Any]], prompt: Prompt, **arguments: Any) -> str:
+    """The messages as the chat template writes them.
+
+    Args:
+        processor: a processor or tokenizer of transformers with a chat template.
+        messages: what to write.
+        prompt: where they are from; its ``chat_template_kwargs`` go to the template.
+        arguments: further arguments of ``apply_chat_template``.
+
+    Returns:
+        The text.
+
+    Raises:
+        DataError: the template rejects the messages, or has no use for one of the prompt's arguments; the message
+            names the prompt and says what to change.
+    """
+    own = prompt.chat_template_kwargs
+    if own:
+        _require_variables(processor, own, prompt)
+    try:
+        return processor.apply_chat_template(list(messages), tokenize=False, **{**arguments, **own})
+    except Exception as error:  # templates raise errors of jinja2, of Python and of transformers
+        roles = ", ".join(str(message.get("role")) for message in messages)
+        system = (
+            "; a system turn may be what it does not take: remove it from the row and leave out policy.system"
+            if any(message.get("role") == "system" for message in messages)
+            else ""
+        )
+        raise DataError(
+            f"the chat template of {type(processor).__name__} rejects the prompt {prompt.text!r:.60} with the turns "
+            f"{roles} ({type(error).__name__}: {error}){system}"
+        ) from error
+
+
+def _require_variables(processor: Any, own: Mapping[str, Any], prompt: Prompt) -> None:
+    templates = _templates(processor)
+    unused = [name for name in own if not re.search(rf"\b{re.escape(name)}\b", templates)]
+    if unused:
+        raise DataError(
+            f"the prompt {prompt.text!r:.60} brings {', '.join(unused)} for the chat template, and the template of "
+            f"{type(processor).__name__} has no use for that; take a model whose template has, or rename the column if "
+            "it is for the rewards alone"
+        )
+
+
+def _templates(processor: Any) -> str:
+    template = getattr(processor, "chat_template", None) or getattr(processor.tokenizer, "chat_template", None) or ""
+    return "\n".join(template.values()) if isinstance(template, Mapping) else str(template)
