@@ -17,7 +17,7 @@ from mmgrpo import Prompt, Sample, Trainer, build_rewards
 from mmgrpo.config import RewardConfig
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.scoring import NamedReward, Scorer, as_reward, score
-from mmgrpo.scoring.columns import require_columns
+from mmgrpo.scoring.columns import require_columns, require_references
 from tests.policies.tiny_language import policy_of
 
 
@@ -99,6 +99,23 @@ class TestColumns:
 
         with pytest.raises(ConfigError, match="reward correct reads the column 'solution'"):
             require_columns([NamedReward("correct", correct)], [Prompt("a", columns={"answer": 1})], "prompts")
+
+    def test_references_that_no_row_has_are_an_error_with_the_reason(self, caplog: pytest.LogCaptureFixture) -> None:
+        prompts = [Prompt("a", columns={"answer": answer}) for answer in ("yes", r"\sqrt{2}")]
+        with pytest.raises(
+            ConfigError, match="number cannot read 2 of 2 references in column 'answer' of prompts, such as 'yes'"
+        ):
+            require_references(self.rewards(name="number"), prompts, "prompts")
+        require_references(self.rewards(name="number"), [*prompts, Prompt("b", columns={"answer": 3.0})], "prompts")
+        assert "number cannot read 2 of 3 references" in caplog.text
+        require_references(self.rewards(name="exact_match"), prompts, "prompts")
+
+    def test_math_verify_reads_its_references_before_the_run(self) -> None:
+        pytest.importorskip("math_verify")
+        rewards = self.rewards(name="math_verify", column="answer")
+        with pytest.raises(ConfigError, match=r"math_verify cannot read 1 of 1 .* it cannot be read as a whole"):
+            require_references(rewards, [Prompt("a", columns={"answer": "12 34"})], "prompts")
+        require_references(rewards, [Prompt("a", columns={"answer": r"2 \sqrt { 221 }"})], "prompts")
 
     def test_a_trainer_raises_before_its_first_step(self, tmp_path: Path) -> None:
         config = {

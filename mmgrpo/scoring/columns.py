@@ -1,8 +1,9 @@
-"""The columns of the data that rewards cannot do without, checked before a run."""
+"""The columns of the data that rewards cannot do without, and the references in them, checked before a run."""
 
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -10,6 +11,11 @@ from typing import Any
 from mmgrpo.errors import ConfigError
 from mmgrpo.scoring.named import NamedReward
 from mmgrpo.types import Prompt
+
+logger = logging.getLogger(__name__)
+
+NUM_CHECKED = 200
+"""Rows whose references are checked, spread over all."""
 
 _SETTINGS = ("column", "text_column")
 """Settings of the shipped rewards that name the column which holds the reference."""
@@ -57,3 +63,35 @@ def require_columns(rewards: Sequence[NamedReward], prompts: Sequence[Prompt], s
                 f"nothing. The columns are {', '.join(sorted(available)) or 'none'}. Name another, as in "
                 f"{{name: {reward.name}, column: {near[0]}}}, add the column to the rows, or remove the reward"
             )
+
+
+def require_references(rewards: Sequence[NamedReward], prompts: Sequence[Prompt], source: str) -> None:
+    """Checks that the rewards which can tell, those with a ``reference_error``, read the references of the rows.
+
+    Of each reward ``NUM_CHECKED`` rows are checked, spread over all that have its column. The log says how many cannot
+    be read, and why.
+
+    Args:
+        rewards: the rewards of a run, or of its evaluation.
+        prompts: the rows that they score.
+        source: the key of the rows in the configuration, for the message.
+
+    Raises:
+        ConfigError: none of the references that were checked can be read.
+    """
+    for reward in rewards:
+        reference_error = getattr(reward.function, "reference_error", None)
+        for column in reward.needs_columns or () if callable(reference_error) else ():
+            values = [prompt.columns[column] for prompt in prompts if prompt.columns.get(column) is not None]
+            checked = values[:: max(1, len(values) // NUM_CHECKED)][:NUM_CHECKED]
+            errors = [(value, error) for value in checked if (error := reference_error(value)) is not None]
+            if not errors:
+                continue
+            value, error = errors[0]
+            text = (
+                f"reward {reward.name} cannot read {len(errors)} of {len(checked)} references in column '{column}' of "
+                f"{source}, such as {value!r:.80}: {error}"
+            )
+            if len(errors) == len(checked):
+                raise ConfigError(f"{text}. Choose a reward for such answers, name another column, or change the rows")
+            logger.warning("%s; it does not score such rows (None)", text)

@@ -31,7 +31,7 @@ from mmgrpo.run.samples import identity
 from mmgrpo.run.showing import MAX_SHOWN
 from mmgrpo.run.watchdog import Alarm, Watchdog, watched
 from mmgrpo.scoring import Scorer
-from mmgrpo.scoring.columns import require_columns
+from mmgrpo.scoring.columns import require_columns, require_references
 from mmgrpo.train.account import Account
 from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_of
 from mmgrpo.train.auxiliary import Auxiliaries
@@ -98,6 +98,7 @@ class Trainer:
         self.rewards = rewards_of(rewards)
         asked = prompts_of(prompts, self.config)
         require_columns(self.rewards, asked, "prompts")
+        require_references(self.rewards, asked, "prompts")
         self.job = Job.of(self.config, accelerator)
         resumption = self.job.from_main(lambda: plan_resumption(Path(resume), self.config)) if resume else None
         self.config = resumption.config if resumption else self.config
@@ -142,6 +143,7 @@ class Trainer:
         if evaluation and evaluation.prompts.when_unreadable == "skip":
             self.held_out = readable(self.held_out, "evaluation.prompts", check_of(policy))
         require_columns(judges, self.held_out, "evaluation.prompts")
+        require_references(judges, self.held_out, "evaluation.prompts")
         self.status = "running"
         self._explanation = explanation(self.config)
         set_seed(self.config.seed)

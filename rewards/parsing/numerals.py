@@ -53,6 +53,51 @@ def numbers(text: str, *, spoken: bool = True) -> list[float]:
     return list(_stated(text, spoken))
 
 
+def stated_numbers(text: str, *, spoken: bool = True) -> list[float]:
+    """As ``numbers``, but LaTeX fractions and mixed numbers are read, and what is part of a larger term is no number.
+
+    ``\\frac{3}{4}`` and ``\\frac34`` are 0.75, ``7\\frac{3}{4}`` is 7.75. A number that a root, \\pi, a power, a
+    subscript, a variable or ``i`` belongs to (``\\sqrt{18}``, ``5\\pi``, ``10^3``, ``2x``) is not stated, nor is one
+    that is added to or multiplied with such a term.
+    """
+    return numbers(_without_terms(text), spoken=spoken)
+
+
+def has_terms(text: str) -> bool:
+    """Whether a text has terms that are no numbers; see ``stated_numbers``."""
+    return _TERM in _without_terms(text)
+
+
+_TERM = "\ue000"
+_NUM = r"\d{1,30}(?:[.,]\d{1,30}){0,6}"
+_ARGUMENT = r"\s?(?:\{([^{}]{0,40})\}|(\d))"
+_FRACTION = re.compile(rf"(?:(?<![\d.])(\d{{1,15}})\s?)?\\[dtc]?frac(?:{_ARGUMENT}{_ARGUMENT})?")
+_UNIT_POWER = re.compile(r"(?<=[A-Za-z}])\s?\^\s?\{?-?\d\}?(?![\d}])|(?<=[A-Za-z])[\u00b2\u00b3]")
+_PARTS = re.compile(
+    r"(?:\\sqrt|\u221a)(?:\[[^\[\]]{0,9}\])?\s?(?:\{(?:[^{}]|\{[^{}]{0,40}\}){0,80}\}|\(?\d{1,15}\)?)?"
+    r"|\\(?:pi|theta|alpha|beta|infty|sin|cos|tan|ln|log|binom|sum|int)(?![A-Za-z])|\u03c0|\u221e"
+    rf"|(?<!times)(?<!times )(?<!cdot)(?<!cdot )(?<![x*\u00d7])(?<![x*\u00d7] )(?<![\d.,]){_NUM}"
+    rf"\s?\^(?!\s?\{{?\s?\\circ)\s?(?:\{{[^{{}}]{{0,40}}\}}|-?\d{{1,9}}|[A-Za-z])"
+    rf"|(?<![\d.,\w]){_NUM}\s?_\s?(?:\{{[^{{}}]{{0,20}}\}}|\d{{1,2}})"
+    rf"|(?<![\d.,\w]){_NUM}[ijnpquxyz](?![A-Za-z])|(?<![A-Za-z\\{{])[a-z]\s?[-+*/]\s?(?=\d)"
+)
+_JOINED = re.compile(rf"[\d.+*/(){{}} \t-]{{0,60}}{_TERM}(?:\s?[-+*/(){{}}{_TERM}]\s?[\d.]{{0,20}}){{0,20}}")
+
+
+def _without_terms(text: str) -> str:
+    plain = _UNIT_POWER.sub("", _FRACTION.sub(_plain_fraction, text))
+    return _JOINED.sub(f" {_TERM} ", _PARTS.sub(_TERM, plain))
+
+
+def _plain_fraction(match: re.Match[str]) -> str:
+    above, below = ((match[at] or match[at + 1] or "").strip() for at in (2, 4))
+    if not above.lstrip("-").isdecimal() or not below.isdecimal() or int(below) == 0:
+        return _TERM
+    whole = int(match[1] or 0)
+    sign = "-" if above.startswith("-") else ""
+    return f"{sign}{whole * int(below) + int(above.lstrip('-'))}/{int(below)}"
+
+
 def seconds(text: str) -> list[float]:
     """The times that a text states, in seconds: clock times (``m:ss``, ``h:mm:ss``) if it has any, else its numbers."""
     clock = [3600 * int(m["hours"] or 0) + 60 * int(m["minutes"]) + float(m["seconds"]) for m in _CLOCK.finditer(text)]

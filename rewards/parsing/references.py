@@ -45,6 +45,11 @@ def references(owner: str, samples: Sequence[Sample], column: str, read: Callabl
     return known
 
 
+def error_of(value: Any, read: Callable[[Any], R | None], wanted: str) -> str | None:
+    """Why a value of a data row is no reference, "it is not WANTED"; None if it is one."""
+    return None if read(_untagged(plain_value(value))) is not None else f"it is not {wanted}"
+
+
 def graded(
     owner: str,
     samples: Sequence[Sample],

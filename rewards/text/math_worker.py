@@ -1,29 +1,24 @@
-"""The process that runs math-verify, on its own so that it can be stopped: a line of JSON in, a line of JSON out.
+"""The process that compares mathematical answers, on its own so that it can be stopped: JSON lines in and out.
 
-Started by ``mmgrpo.rewards.text.mathematics`` as a file, so that it imports sympy and not torch. It takes
-``{"gold", "answer", "plain", "limit_s"}`` and says ``{"verdict": true, false or null, "parsed": text or null}``, null
-where the gold answer or the answer cannot be read, or ``{"late": true}``. math-verify's own limits stay off: they cover
-single steps, this one the whole.
+Started by ``mmgrpo.rewards.text.mathematics`` as a module that imports sympy and not torch. It takes
+``{"gold": [texts], "answer", "plain", "limit_s"}`` and answers with what ``judged`` returns, or ``{"late": true}``.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
 import signal
 import sys
-from functools import lru_cache
 from types import FrameType
 from typing import Any
 
-from latex2sympy2_extended import NormalizationConfig
-from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+from mmgrpo.rewards.parsing.solutions import boxes, stated_answer
+from mmgrpo.rewards.text.math_equal import same
+from mmgrpo.rewards.text.math_types import Value
+from mmgrpo.rewards.text.math_values import values_of
 
 MEMORY_BYTES = 4 << 30
-
-_THOUSANDS = re.compile(r"(?<=\d)(?:\\[,;: ]|~)(?=\d{3}(?!\d))")
-_WORDS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}|[$\n]")
 
 
 class Late(BaseException):
@@ -34,74 +29,58 @@ def main() -> None:
     """Answers every line until the input ends."""
     _limit_memory()
     logging.disable(logging.CRITICAL)
-    verdict(
-        "$x + 1$", r"\boxed{\frac{2}{2} + x}", plain=True
-    )  # what sympy builds on first use is not on the first sample
+    judged([r"$x + 1$"], r"\boxed{\frac{2}{2} + x}", plain=True)  # builds sympy's caches before the first sample
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         print(json.dumps(_answer(json.loads(line))), flush=True)
 
 
-def verdict(gold: str, answer: str, plain: bool) -> bool | None:
-    """Whether an answer equals the gold one; see ``judged``."""
-    return judged(gold, answer, plain)["verdict"]
-
-
-def judged(gold: str, answer: str, plain: bool) -> dict[str, Any]:
-    """The verdict, whether an answer equals the gold one, None where the gold one cannot be read; and what was parsed.
+def judged(gold: list[str], answer: str, plain: bool) -> dict[str, Any]:
+    """The verdict, whether an answer equals one of the gold ones, None where none of those can be read.
 
     Args:
-        gold: the right answer.
+        gold: the right answers.
         answer: the model's text.
         plain: also read answers that are not in LaTeX.
 
     Returns:
-        ``verdict``: what TRL 1.16's ``accuracy_reward`` makes of the two, if not ``plain``, but that it reads
-        ``\\frac12``, ``1\\,000`` and gold answers in LaTeX without dollar signs; ``parsed``: the answer as it was read,
-        None where none was found.
+        ``verdict``; ``parsed``: the answer as it is stated, None where none is; ``reason``, where it was not compared;
+        ``is_expression``: whether a gold answer is mathematics, not words.
     """
-    known = _gold(gold)
-    if not known:
-        return {"verdict": None, "parsed": None}
-    latex = LatexExtractionConfig(
-        normalization_config=NormalizationConfig(units=True, malformed_operators=True),
-        boxed_match_priority=0,
-        try_extract_without_anchor=False,
-    )
-    said = parse(
-        _joined(answer),
-        extraction_config=[latex, ExprExtractionConfig()] if plain else [latex],
-        extraction_mode="first_match",
-        parsing_timeout=0,
-    )
-    written = [one for one in said if isinstance(one, str)]
-    return {"verdict": bool(verify(known, said, timeout_seconds=0)), "parsed": written[-1][:1000] if written else None}
+    references = [value for text in gold for value in gold_values(text)]
+    if not references:
+        return {"verdict": None, "parsed": None, "reason": "the reference cannot be read", "is_expression": False}
+    is_expression = any(value.kind != "words" for value in references)
+    stated = stated_answer(answer, plain=plain)
+    if stated is None:
+        return {"verdict": False, "parsed": None, "reason": None, "is_expression": is_expression}
+    values = values_of(stated)
+    reason = None if values else "the answer cannot be read as a whole"
+    verdict = same(references, values)
+    return {"verdict": verdict, "parsed": stated[:1000], "reason": reason, "is_expression": is_expression}
 
 
-@lru_cache(maxsize=256)
-def _gold(gold: str) -> list[Any]:
-    """As it stands; else as LaTeX, unless it has words in it."""
-    found = parse(_joined(gold), parsing_timeout=0)
-    return found or ([] if _WORDS.search(gold) else parse(f"${_joined(gold)}$", parsing_timeout=0))
-
-
-def _joined(text: str) -> str:
-    """Without LaTeX's narrow spaces between thousands, which would multiply them."""
-    return _THOUSANDS.sub("", text)
+def gold_values(text: str) -> tuple[Value, ...]:
+    """The readings of a reference: an answer, a solution that ends in a box, or one of GSM8K (``#### 18``)."""
+    boxed = boxes(text)
+    if boxed is not None:
+        return values_of(boxed)
+    marked = text.rpartition("####")
+    return values_of(marked[2] if marked[1] else text) or values_of(stated_answer(text, plain=False) or "")
 
 
 def _answer(asked: dict[str, Any]) -> dict[str, Any]:
     try:
         _set_alarm(asked["limit_s"])
         try:
-            found = judged(asked["gold"], asked["answer"], asked["plain"])
+            answer = judged(asked["gold"], asked["answer"], asked["plain"])
         finally:
             _set_alarm(0)
     except Late:
         return {"late": True}
     except (MemoryError, RecursionError):
         return {"late": True}
-    return found
+    return answer
 
 
 def _set_alarm(limit_s: float) -> None:

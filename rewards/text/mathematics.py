@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -17,7 +18,8 @@ from typing import Any, final
 from mmgrpo.errors import ConfigError, MissingPackageError
 from mmgrpo.rewards.explaining import compared, excerpt
 from mmgrpo.rewards.parsing.extraction import extracted, without_thought
-from mmgrpo.rewards.parsing.references import references
+from mmgrpo.rewards.parsing.references import references, shortest
+from mmgrpo.rewards.parsing.scalars import plain_value
 from mmgrpo.system.extras import is_installed, missing
 from mmgrpo.types import Sample, Score
 
@@ -30,21 +32,35 @@ MAX_FORM_CHARS = 1_000
 
 @final
 class MathVerify:
-    r"""Reward: 1 if the answer equals the reference as a mathematical expression, else 0, by math-verify.
+    r"""Reward: 1 if the answer is mathematically the reference, else 0, by math-verify.
 
-    The answer is read from LaTeX in the text, ``\boxed{..}`` first; with ``plain: true`` from plain expressions ("1/2")
-    as well. The reference, in ``column``, is LaTeX, an expression or a number; one that cannot be read is not judged
-    (None). Verification runs in a process of its own with ``time_limit_s`` a sample and 4 GiB, on any thread; a sample
-    that exceeds either has failed (NaN) and counts in ``failed_frac``. Of the text only the last ``max_chars``
-    characters are read, and of those what stands outside of ``<think>..</think>``.
+    Both are read whole or not at all. The reference, in ``column``, is LaTeX with or without delimiters, plain
+    mathematics, words, a number, a solution that ends in a box, one of GSM8K (``#### 18``), or a list of which any will
+    do. One that cannot be read as a whole is not scored (None): a run none of whose references can be read does not
+    begin, and the log counts those of others. The answer is what the last ``\boxed{..}`` holds, or else the LaTeX after
+    "answer"; with ``plain: true`` also the expression after "answer", or the last of the text ("it is 1/2"). An answer
+    of which only a part can be read scores 0.
+
+    Forms: integers, fractions, mixed numbers, decimals, repeating decimals, 1.5\times 10^{3} and 1.5e3, thousands
+    (``1,234``, ``1{,}234``, ``1\,234``), percent, degrees, currencies, units, roots, powers, factorials, \pi, i,
+    polynomials and functions, lists in any order, \pm, sets, tuples, intervals and unions, inequalities, equations,
+    matrices, ratios, times of day, numerals in a base, words and letters. None: cases, families of solutions
+    (k \in \mathbb{Z}), digits parted by blanks other than thousands.
+
+    Verification runs in a process of its own with ``time_limit_s`` a sample and 4 GiB, on any thread; a sample that
+    exceeds either has failed (NaN) and counts in ``failed_frac``. Of the text only the last ``max_chars`` characters
+    are read, and of those what is outside of ``<think>..</think>``.
 
     Needs: the extra ``math``.
     Range: 0 or 1.   Units: seconds.
-    Source: math-verify with the settings of TRL 1.16's ``accuracy_reward``. Deviations: time limits on every thread,
-    and None instead of 0 for what takes too long; ``\frac12`` is a half and ``1\,000`` a thousand (there 0); references
-    such as ``(1,2)`` and ``\sqrt2`` are read without dollar signs around them.
-    Traps: an answer without LaTeX or a box scores 0 unless ``plain``; several different boxes are read as one list, and
-    wrong. A reference that cannot be read is said once in the log, and ``applies_frac`` shows how many.
+    Source: the task as in TRL 1.16's ``accuracy_reward``, with math-verify's parser and symbolic comparison.
+    Deviations: references and answers are read whole, so no fragment counts; numbers are compared exactly, a decimal
+    with a number that does not end (1/3, \sqrt{2}) within a relative 1e-6; a set is no tuple; letters are other letters
+    in capitals; words are compared as words; time limits on every thread, and NaN instead of 0 for what exceeds them.
+    Traps: an answer without LaTeX or a box scores 0 unless ``plain``; different boxes near each other are one list. A
+    unit or percent sign that only one side has is ignored (50 is 50%, as 0.5 is), and so is the base of a numeral; two
+    units of measurement must agree (5 cm is 50 mm). "1,234" is a number, "1, 234" a list. A rounded decimal (3.14 for
+    \pi) is wrong.
     """
 
     deterministic = True
@@ -63,30 +79,43 @@ class MathVerify:
         self._limit_s = time_limit_s
         self._max_chars = max_chars
         self._worker = _Worker()
-        self._said_unread = False
+        self._has_warned = False
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("math_verify", samples, self._column, _reference)
-        values = [None if r is None else self._score(s.text or "", r) for s, r in zip(samples, known, strict=True)]
-        self._say_unread([r for r, value in zip(known, values, strict=True) if r is not None and value is None])
+        golds = references("math_verify", samples, self._column, _reference)
+        values = [None if r is None else self._score(s.text or "", r) for s, r in zip(samples, golds, strict=True)]
+        self._warn_of_unread([r for r, value in zip(golds, values, strict=True) if r is not None and value is None])
         return values
 
-    def _say_unread(self, unread: list[str]) -> None:
-        if unread and not self._said_unread:
-            self._said_unread = True
-            logger.warning("math-verify cannot read %d references, such as %.80r: not judged", len(unread), unread[0])
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        gold = _reference(plain_value(value))
+        if gold is None:
+            return "it is no text and no number"
+        if self._score("", gold) is None:
+            return "it cannot be read as a whole"
+        return None
 
-    def _score(self, text: str, reference: str) -> float | Score | None:
-        asked = {
-            "gold": reference,
+    def _warn_of_unread(self, unread: list[list[str]]) -> None:
+        if unread and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "math-verify cannot read %d references as a whole, such as %.80r: not scored", len(unread), unread[0][0]
+            )
+
+    def _score(self, text: str, gold: list[str]) -> float | Score | None:
+        request = {
+            "gold": gold,
             "answer": without_thought(text[-self._max_chars :]),
             "plain": self._plain,
             "limit_s": self._limit_s,
         }
-        said = self._worker.ask(asked, self._limit_s + GRACE_S)
-        if "verdict" not in said:
+        reply = self._worker.ask(request, self._limit_s + GRACE_S)
+        if "verdict" not in reply:
             return float("nan")
-        return None if said["verdict"] is None else Score(float(said["verdict"]), compared(said["parsed"], reference))
+        if reply["verdict"] is None:
+            return None
+        return Score(float(reply["verdict"]), compared(reply["parsed"], gold, reply["reason"]))
 
 
 @final
@@ -120,15 +149,19 @@ class MathForm:
         boxed = extracted(text, "boxed") or ""
         if not 0 < len(boxed) <= MAX_FORM_CHARS:
             return Score(0.0, {"parsed": excerpt(boxed or None), "reason": "too long" if boxed else "no box"})
-        asked = {"gold": boxed, "answer": "", "plain": False, "limit_s": self._limit_s}
-        said = self._worker.ask(asked, self._limit_s + GRACE_S)
-        return Score(float(said["verdict"] is not None), {"parsed": excerpt(boxed)}) if "verdict" in said else math.nan
+        request = {"gold": [boxed], "answer": "", "plain": False, "limit_s": self._limit_s}
+        reply = self._worker.ask(request, self._limit_s + GRACE_S)
+        if "verdict" not in reply:
+            return math.nan
+        return Score(float(reply["is_expression"]), {"parsed": excerpt(boxed)})
 
 
-def _reference(value: Any) -> str | None:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+def _reference(value: Any) -> list[str] | None:
+    """The right answers of a value of the column, numbers without exponents; None if it has none."""
+    items = value if isinstance(value, list) else [value]
+    if not items or any(isinstance(item, bool) or not isinstance(item, str | int | float) for item in items):
         return None
-    return str(value)
+    return [shortest(item) for item in items]
 
 
 @final
@@ -140,23 +173,23 @@ class _Worker:
         self._end: Callable[[], object] = _nothing
         self._lock = threading.Lock()
 
-    def ask(self, asked: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         """Its answer; an empty one where it was killed or died."""
         with self._lock:
             process = self._process
             if process is None or process.poll() is not None:
                 self._end()
                 process = self._process = self._started()
-            answer = _exchange(process, json.dumps(asked), limit_s)
+            answer = _exchange(process, json.dumps(request), limit_s)
             if not answer:
                 self._end()
                 self._process = None
-                logger.warning("math-verify was stopped after %.1f s on %.80r", limit_s, asked["answer"][-80:])
+                logger.warning("math-verify was stopped after %.1f s on %.80r", limit_s, request["answer"][-80:])
             return answer
 
     def _started(self) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(__file__).with_name("math_worker.py"))],
+            [sys.executable, "-P", "-m", "mmgrpo.rewards.text.math_worker"], env=_environment(),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, encoding="utf-8",
         )  # fmt: skip
         self._end = weakref.finalize(self, _ended, process)
@@ -164,6 +197,12 @@ class _Worker:
             self._end()
             raise MissingPackageError("math-verify could not be started: python -c 'import math_verify' says why")
         return process
+
+
+def _environment() -> dict[str, str]:
+    """The environment of this process, with this package to be imported from where it is here."""
+    root = str(Path(__file__).parents[3])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
 
 def _nothing() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import compared
 from mmgrpo.rewards.parsing.extraction import Extract, extracted, finite, one_of, place_of
-from mmgrpo.rewards.parsing.numerals import numbers
+from mmgrpo.rewards.parsing.numerals import stated_numbers
 from mmgrpo.rewards.parsing.references import graded
 from mmgrpo.types import Sample, Score
 
@@ -78,8 +78,10 @@ class NumberList:
         return Score(sum(map(_nearness, stated, known)) / len(known), said)
 
     def _read(self, text: str) -> list[float]:
+        if self._symbol is None:
+            return stated_numbers(text, spoken=False)
         plain = _FRACTION.sub(r"\1/\2", text)
-        return numbers(plain, spoken=False) if self._symbol is None else list(coefficients(plain, self._symbol))
+        return list(coefficients(plain, self._symbol))
 
 
 def coefficients(text: str, symbol: str) -> Iterator[float]:

@@ -8,30 +8,34 @@ from typing import Any, Literal, final
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import compared
 from mmgrpo.rewards.parsing.extraction import Extract, extracted, finite, one_of, place_of
-from mmgrpo.rewards.parsing.numerals import numbers
-from mmgrpo.rewards.parsing.references import graded
+from mmgrpo.rewards.parsing.numerals import has_terms, stated_numbers
+from mmgrpo.rewards.parsing.references import error_of, graded
 from mmgrpo.types import Sample, Score
 
 Which = Literal["first", "last", "only"]
 CountMode = Literal["exact", "relative"]
 
+_ONE_NUMBER = "a number, or a text that states exactly one and no other term"
+
 
 @final
 class Number:
-    """Reward: 1 if the number the answer states is the reference within a tolerance, else 0.
+    r"""Reward: 1 if the number the answer states is the reference within a tolerance, else 0.
 
     Right where |answer - reference| <= max(absolute, relative * |reference|); with both at 0 the numbers must be equal.
     ``relative: 0.05`` is the relaxed accuracy of chart questions. Of several stated numbers ``which`` counts:
     ``first``, ``last``, or ``only`` (then several different ones are wrong). Read are digits (sign, thousands
-    separators, decimals, exponents as 1e3 or 1.2 x 10^3, fractions 3/4) and, unless ``spoken`` is false, English
-    cardinals ("twenty-one"). The reference, in ``column``, is a number or a text that states exactly one.
+    separators, decimals, exponents as 1e3 or 1.2 x 10^3, fractions 3/4, in LaTeX also mixed numbers) and, unless
+    ``spoken`` is false, English cardinals ("twenty-one"). A number that is part of a term (``\sqrt{18}``, ``5\pi``,
+    ``10^3``, ``2x``, ``4+5i``, ``101_2``) is not stated. The reference, in ``column``, is a number or a text that
+    states exactly one and has no such term; other references are not scored (None).
 
     Settings: ``extract`` as in ``exact_match``.
     Range: 0 or 1.
     Source: relaxed accuracy: Masry et al. 2022 (ChartQA), arXiv:2203.10244.
     Traps: a reference of 0 has no relative tolerance, only ``absolute``; units and percent signs are ignored (50% is
     50, not 0.5, and 2M is 2); "1,234" is 1234, also where a list was meant; "1 234", "1,5" and "3 1/2" are two numbers
-    each; no LaTeX fractions and bare powers ("10^3"): use ``math_verify``.
+    each; "18!" is 18. For terms, units that must agree and numbers equal by value take ``math_verify``.
     """
 
     def __init__(
@@ -52,6 +56,10 @@ class Number:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("number", samples, self._column, reference_number, self._score)
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, reference_number, _ONE_NUMBER)
 
     def _score(self, text: str, reference: float) -> Score:
         answer, reason = self._answer.number(text)
@@ -81,6 +89,10 @@ class MeanRelativeAccuracy:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("mean_relative_accuracy", samples, self._column, reference_number, self._score)
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, reference_number, _ONE_NUMBER)
 
     def _score(self, text: str, reference: float) -> Score:
         answer, reason = self._answer.number(text)
@@ -118,6 +130,10 @@ class Count:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("count", samples, self._column, self._reference, self._score)
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, self._reference, "a whole number of at least 0")
 
     def _reference(self, value: Any) -> float | None:
         number = reference_number(value)
@@ -176,8 +192,8 @@ def reference_number(value: Any) -> float | None:
     """A reference as a number: a finite one, or a text that states exactly one."""
     if not isinstance(value, str):
         return finite(value)
-    stated = numbers(value)
-    return stated[0] if len(stated) == 1 else None
+    stated = stated_numbers(value)
+    return stated[0] if len(stated) == 1 and not has_terms(value) else None
 
 
 @final
@@ -191,7 +207,7 @@ class _Stated:
 
     def number(self, text: str) -> tuple[float | None, str | None]:
         """The number, None if there is none; or None, and why, of several different ones where only one may be."""
-        stated = numbers(extracted(text, self._extract) or "", spoken=self._spoken)
+        stated = stated_numbers(extracted(text, self._extract) or "", spoken=self._spoken)
         if self._which == "only" and len(set(stated)) > 1:
             return None, f"{len(set(stated))} different numbers"
         return (None if not stated else stated[0] if self._which == "first" else stated[-1]), None

@@ -25,9 +25,9 @@ VERIFIABLE = [
     name
     for name, target in REWARDS.items()
     if target.split(":")[0].rpartition(".")[2]
-    in ("answers", "captions", "quantities", "charts", "mathematics", "localization", "precision", "masks", "actions",
-        "tracks", "structure", "lengths", "sequences", "number_lists", "tool_calls", "forecasts", "coverage", "tables",
-        "trajectories", "records")
+    in ("answers", "choices", "captions", "quantities", "charts", "mathematics", "localization", "precision", "masks",
+        "actions", "tracks", "structure", "lengths", "sequences", "number_lists", "tool_calls", "forecasts", "coverage",
+        "tables", "trajectories", "records")
 ]  # fmt: skip
 
 

@@ -5,11 +5,14 @@ import subprocess
 import sys
 import threading
 import time
+from decimal import Decimal
 
+import numpy as np
 import pytest
+import torch
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.text.mathematics import MathVerify
+from mmgrpo.rewards.text.mathematics import MathForm, MathVerify
 from tests.rewards.written import explained, scores_of, wrote
 
 pytest.importorskip("math_verify")
@@ -26,7 +29,7 @@ PAIRS = [
     ("it is 1/2", "1/2"),
     ("", "3"),
     (r"\boxed{", "3"),
-    (r"\boxed{2}", "no idea"),
+    (r"\boxed{2}", r"\frac{1}{"),
 ]
 
 
@@ -41,7 +44,7 @@ def samples_of(*pairs: tuple[str, object]):
 
 def test_by_hand(reward: MathVerify, caplog: pytest.LogCaptureFixture):
     assert scores_of(reward, samples_of(*PAIRS)) == [1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, None]
-    assert "math-verify cannot read 1 references, such as 'no idea'" in caplog.text
+    assert "math-verify cannot read 1 references as a whole" in caplog.text
     assert scores_of(reward, [wrote(r"\boxed{2}"), wrote(None, solution="2"), wrote(r"\boxed{2}", solution=2)]) == [
         None,
         None,
@@ -56,11 +59,11 @@ def test_as_trl_has_it(reward: MathVerify):
 
 
 def test_where_trl_reads_less(reward: MathVerify):
-    """TRL 1.16 gives 0 for a half, 1 for 1\\,000 = 0, and does not judge the others."""
+    """TRL 1.16 gives 0 for a half, 1 for 1\\,000 = 0, and does not score the others."""
     pairs = [
         (r"\boxed{\frac12}", "1/2", 1), (r"\boxed{\sqrt2}", r"\sqrt{2}", 1), (r"\boxed{1\,000}", "1000", 1),
         (r"\boxed{1\,000}", "0", 0), (r"\boxed{12\,000\,000}", "12000000", 1), (r"\boxed{(1,2)}", "(1,2)", 1),
-        (r"\boxed{[0,1)}", "[0,1)", 1), (r"\boxed{2}", r"\sqrt2", 0), (r"\boxed{x}", "so be it", None),
+        (r"\boxed{[0,1)}", "[0,1)", 1), (r"\boxed{2}", r"\sqrt2", 0), (r"\boxed{x}", "so be it", 0),
     ]  # fmt: skip
     assert scores_of(reward, samples_of(*(pair[:2] for pair in pairs))) == [value for *_, value in pairs]
 
@@ -135,3 +138,42 @@ def test_its_process_ends_with_the_interpreter_and_leaves_nothing_open():
     found = subprocess.run([sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True, check=True)
     assert found.stdout == "[1.0]\n"
     assert "ResourceWarning" not in found.stderr
+
+
+def test_references_are_whole_and_of_every_type(reward: MathVerify):
+    golds = [
+        7,
+        7.0,
+        1e-05,
+        6.02e23,
+        Decimal("0.5"),
+        np.int64(7),
+        np.float32(0.1),
+        torch.tensor(7),
+        ["8", "7"],
+        True,
+        "\\frac{1}{",
+    ]
+    answers = ["7", "7", "0.00001", r"6.02\times10^{23}", "1/2", "7", "0.1", "7", "7", "1", "1"]
+    rights = samples_of(*((rf"\boxed{{{answer}}}", gold) for answer, gold in zip(answers, golds, strict=True)))
+    wrongs = samples_of(*((r"\boxed{3}", gold) for gold in golds))
+    assert scores_of(reward, rights) == [1] * 9 + [None] * 2
+    assert scores_of(reward, wrongs) == [0] * 9 + [None] * 2
+
+
+def test_why_a_reference_cannot_be_read(reward: MathVerify):
+    assert reward.reference_error("12 34") == "it cannot be read as a whole"
+    assert reward.reference_error({"a": 1}) == "it is no text and no number"
+    assert reward.reference_error(r"2 \sqrt { 221 }") is None
+
+
+def test_words_are_no_mathematical_form():
+    form = MathForm()
+    texts = (r"\boxed{\frac{1}{2}}", r"\boxed{x+1}", r"\boxed{no idea}", r"\boxed{12 34}", "2")
+    assert scores_of(form, [wrote(text) for text in texts]) == [1, 1, 0, 0, 0]
+
+
+def test_an_answer_of_which_a_part_is_read_is_explained(reward: MathVerify):
+    assert explained(reward, wrote(r"\boxed{5 \foo}", solution="5")) == {
+        "parsed": r"5 \foo", "reference": "5", "reason": "the answer cannot be read as a whole",
+    }  # fmt: skip

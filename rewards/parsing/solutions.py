@@ -1,0 +1,183 @@
+r"""Where the text of a solution states its answer: in boxes, after "answer is", or last of all.
+
+What is returned is the whole of what is stated there, never a part of it: "The answer is $2$ or $3$" states
+``$2$ or $3$``.
+"""
+
+from __future__ import annotations
+
+import re
+
+from mmgrpo.rewards.parsing.latex import closing_brace
+from mmgrpo.rewards.parsing.units import unit_of
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*")
+_JOINED = re.compile(r"\b(?:and|or)\b|[,;]")
+_NEAR, _FAR = 10, 70  # characters between boxes of one answer, without and with a comma, "and" or "or"
+_DOLLARS = r"(?<!\\)\$\$(?:[^$]|\\\$)+?(?<!\\)\$\$|(?<!\\)\$(?:[^$\n]|\\\$)+?(?<!\\)\$"
+_MATH = rf"(?:{_DOLLARS}|\\\[[\s\S]{1, 4000}?\\\]|\\\([^\n]{1, 4000}?\\\)|-?\\[dt]?frac\{{-?[\d.,]+\}}\{{-?[\d.,]+\}})"
+_AFTER = r"(?:\s*(?:\\?%|percent|degrees?|\\text\{[^{}]*\}))?"
+_LIST = re.compile(rf"{_MATH}{_AFTER}(?:\s*(?:,|,?\s*and|,?\s*or)\s*{_MATH}{_AFTER}){{0,11}}")
+_ANCHOR = re.compile(r"\banswer\b", re.IGNORECASE)
+_HASHES = re.compile(r"####\s*([^\n]+)")
+_SENTENCE = re.compile(r"[^\n]{0,400}")
+_STATED = re.compile(
+    r"^(?:\s*(?:is|are|was|equals|to|be|should|must|would|the|question|this|problem|of|your|my|final)\b|[\s:=*]){1,12}",
+    re.IGNORECASE,
+)
+_TOKEN = re.compile(
+    r"\\(?:text|mathrm|mbox)\{[^{}\n]{0,60}\}|\\[A-Za-z]+|\\[{}%$,;! ]|\d+(?:[.,]\d+)*|[-+*/^=<>()\[\]{}_!|%:$,]"
+    r"|[A-Za-z]+|[^\s]"
+)
+_FUNCTION = re.compile(r"sqrt|sin|cos|tan|log|ln|pi|inf|infinity|exp", re.IGNORECASE)
+_SCALES = ("hundred", "thousand", "million", "billion", "dozen", "percent")
+_OPERATORS = ("or", "and", "times", "over", "plus", "minus", "divided", "multiplied", "squared", "cubed", "to")
+
+
+def stated_answer(text: str, *, plain: bool) -> str | None:
+    r"""The answer that a text states, None where there is none.
+
+    Args:
+        text: a solution.
+        plain: also read answers that are not in LaTeX.
+
+    Returns:
+        What the last ``\boxed{..}`` holds, joined by commas with boxes right before it; else the LaTeX after the last
+        "answer" within 50 characters; if ``plain`` else what follows it in plain text, or the last expression.
+    """
+    boxed = boxes(text)
+    if boxed is not None:
+        return boxed
+    if re.search(r"\\(?:boxed|fbox)\s*\{", text):
+        return None
+    hashes = _HASHES.findall(text)
+    if hashes and plain:
+        return hashes[-1].strip()
+    anchored = _anchored(text)
+    if anchored is not None or not plain:
+        return anchored
+    return _after_anchor(text) or _last_math(text)
+
+
+def boxes(text: str) -> str | None:
+    """What the last box holds, and those that are near before it, joined by commas; None without one that closes."""
+    contents: list[str] = []
+    later_start: int | None = None
+    for match in reversed(list(_BOX.finditer(text))):
+        at = match.end()
+        if at >= len(text) or text[at] != "{":
+            content, end = (text[at : at + 1], at) if text[at : at + 1].isalnum() else ("", -1)
+        else:
+            end = closing_brace(text, at)
+            content = text[at + 1 : end].strip()
+        if end < 0:
+            break
+        if later_start is not None:
+            between = text[end + 1 : later_start]
+            if end >= later_start or not (len(between) < _NEAR or (len(between) < _FAR and _JOINED.search(between))):
+                if end < later_start:
+                    break
+                contents[-1:] = [content]
+                later_start = match.start()
+                continue
+        if not contents or contents[-1] != content:
+            contents.append(content)
+        later_start = match.start()
+    return ",".join(reversed(contents)) or None
+
+
+def _anchored(text: str) -> str | None:
+    """The LaTeX within 50 characters after the last "answer" that has some, with what belongs to it."""
+    for anchor in reversed(list(_ANCHOR.finditer(text))):
+        window = text[anchor.end() :]
+        match = _LIST.search(window)
+        if match is not None and match.start() <= 50 and "\n\n" not in window[: match.start()]:
+            return match[0] if re.search(r"[\w}]$", window[: match.start()]) is None else window[: match.end()]
+    return None
+
+
+def _after_anchor(text: str) -> str | None:
+    """What stands after the last "answer is" or "answer:", up to the end of its sentence."""
+    for anchor in reversed(list(_ANCHOR.finditer(text))):
+        rest = _SENTENCE.match(text, anchor.end())
+        stated = _STATED.sub("", rest[0]) if rest else ""
+        found = _leading_math(stated)
+        if found:
+            return found
+    return None
+
+
+def _leading_math(text: str) -> str | None:
+    """The expression that a text begins with, with the noun after it, if prose or nothing follows."""
+    run = _runs(text)
+    return run[0][1] if run and run[0][0] <= 40 else None
+
+
+def _last_math(text: str) -> str | None:
+    """The last expression of a text that holds a digit or a command."""
+    for line in reversed(text.splitlines()):
+        runs = _runs(line)
+        if runs:
+            return runs[-1][1]
+    return None
+
+
+def _runs(line: str) -> list[tuple[int, str]]:
+    """The expressions in a line, each with where it begins; words part them, but for operators in words."""
+    found: list[tuple[int, str]] = []
+    start = end = -1
+    for token in _TOKEN.finditer(line):
+        if _continues(token, line, start, end):
+            start = token.start() if start < 0 else start
+            end = token.end()
+        elif start >= 0:
+            found.append((start, line[start : _unit_end(line, end)]))
+            start = -1
+    if start >= 0:
+        found.append((start, line[start:end]))
+    cleaned = [(at, _trimmed(run)) for at, run in found]
+    return [(at, run) for at, run in cleaned if re.search(r"\d|\\[A-Za-z]|\u03c0|\u221e", run)]
+
+
+_UNIT = re.compile(
+    r"\s?(?:(?:square|sq|cubic|cu)\.? )?([A-Za-z]{1,20})(?:\^\{?\d\}?)?"
+    r"(?:(?:/| per )[A-Za-z]{1,20}(?:\^\{?\d\}?)?)?(?![\w{])"
+)
+
+
+def _unit_end(line: str, end: int) -> int:
+    """Where an expression ends with the unit of measurement after it."""
+    match = _UNIT.match(line, end)
+    if match is None or match[1].lower() in ("in", "a", "v", "n", "j", "w", "k") or not unit_of(match[0]).measures:
+        return end
+    return match.end()
+
+
+def _continues(token: re.Match[str], line: str, start: int, end: int) -> bool:
+    """Whether a token is part of an expression; ``start`` and ``end`` are those of the one before it, or -1."""
+    word = token[0]
+    if word in ("!", ",", ":"):
+        is_glued = start >= 0 and token.start() == end
+        return is_glued and (word != ":" or line[token.end() : token.end() + 1].isdigit())
+    if word == ";" or not (word.isalpha() and word.isascii()):
+        return word != ";"
+    if start >= 0 and word.lower() in (*_OPERATORS, *_SCALES):
+        return True
+    return (len(word) == 1 and word not in ("a", "I", "A")) or _is_function(word, line, token.end())
+
+
+def _is_function(word: str, line: str, end: int) -> bool:
+    return _FUNCTION.fullmatch(word) is not None and (line[end : end + 1] != "" or word.lower() == "pi")
+
+
+def _trimmed(run: str) -> str:
+    """Without operators in words and punctuation at the ends, and brackets that do not close."""
+    run = re.sub(rf"(?:\s*\b(?:{'|'.join(_OPERATORS)}))+$", "", run).rstrip()
+    is_factorial = re.search(r"[\d)n]!$", run) is not None
+    run = run.strip(" ,;:=*" if is_factorial else " ,;:!=*\u201d")
+    for opening, closing in ("()", "[]"):
+        if run.count(opening) < run.count(closing) and run.endswith(closing):
+            run = run[:-1].strip()
+        if run.count(opening) > run.count(closing) and run.startswith(opening):
+            run = run[1:].strip()
+    return run

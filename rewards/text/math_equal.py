@@ -1,0 +1,268 @@
+"""Whether two mathematical values are the same, structure by structure; expressions by numbers, else by math-verify.
+
+It runs in the process of ``math_worker``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations
+from typing import Any
+
+import sympy
+from sympy.core.function import UndefinedFunction
+
+from mmgrpo.rewards.text.math_numbers import DIGITS, POINTS, equal, same_numbers
+from mmgrpo.rewards.text.math_regions import is_inequality, region_of, same_regions
+from mmgrpo.rewards.text.math_types import Value
+
+_EXPLICIT_NO = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
+
+
+def same(gold: Sequence[Value], answer: Sequence[Value]) -> bool:
+    """Whether any reading of the answer is one of the gold text."""
+    return any(_same(one, other) for one in gold for other in answer)
+
+
+def _same(gold: Value, answer: Value) -> bool:
+    for change in (_unwrapped, _options_of_approximation):
+        for first, second in change(gold, answer):
+            if first is not gold or second is not answer:
+                return _same(first, second)
+    if {gold.kind, answer.kind} == {"list"} and len(gold.items) == len(answer.items):
+        return _same_items(gold, answer)
+    regions = [region_of(gold), region_of(answer)]
+    if "region" in (gold.kind, answer.kind) or is_inequality(gold) or is_inequality(answer):
+        if None not in regions and same_regions(regions[0], regions[1]):
+            return True
+        return gold.kind == answer.kind == "relation" and _same_relations(gold, answer)
+    compare = _BY_KIND.get((gold.kind, answer.kind))
+    return compare is not None and compare(gold, answer)
+
+
+def _unwrapped(gold: Value, answer: Value) -> Iterable[tuple[Value, Value]]:
+    """Of "x = 5" and "5" the value: where one side names a value and the other is one."""
+    if gold.kind != "relation" and (named := _assigned(answer)) is not None:
+        yield gold, named
+    elif answer.kind != "relation" and (named := _assigned(gold)) is not None:
+        yield named, answer
+    elif (gold.kind == "list" and answer.kind in ("list", "tuple", "set")) or answer.kind == "list":
+        first, second = _assigned_items(gold), _assigned_items(answer)
+        if (first is None) != (second is None):
+            yield first or gold, second or answer
+
+
+def _assigned(value: Value) -> Value | None:
+    """The value of "x = 5", "f(x) = 2x", "x \\in A" or "2 + 3 = 5"."""
+    if value.kind != "relation" or set(value.operators) != {"="}:
+        return None
+    head, last, middle = value.items[0], value.items[-1], value.items[1:]
+    if not _is_name(head):
+        if not all(item.kind == "number" and not item.expression.free_symbols for item in value.items):
+            return None
+        middle = value.items
+    return last if all(_same(item, last) for item in middle[:-1]) else None
+
+
+def _is_name(value: Value) -> bool:
+    if value.kind == "words":
+        return True
+    if value.kind == "tuple":
+        return all(_is_name(item) for item in value.items)
+    expression = value.expression
+    if value.kind != "number" or value.unit is not None:
+        return False
+    if isinstance(expression, sympy.Symbol) or (getattr(expression, "is_Function", False) and not expression.is_number):
+        return not isinstance(expression, sympy.Function) or isinstance(type(expression), UndefinedFunction)
+    return isinstance(expression, sympy.Mul) and all(isinstance(part, sympy.Symbol) for part in expression.args)
+
+
+def _assigned_items(value: Value) -> Value | None:
+    """ "x = 1, y = 2" as (1, 2), by name; "x = 1, x = 2" and "x_1 = 1, x_2 = 2" as the list 1, 2."""
+    if value.kind != "list" or not value.items:
+        return None
+    values = [_assigned(item) for item in value.items]
+    if any(item is None for item in values) or not all(item.kind == "relation" for item in value.items):
+        return None
+    names = [str(item.items[0].expression) for item in value.items]
+    if len({name.partition("_")[0] for name in names}) == 1:
+        return Value("list", items=tuple(item for item in values if item is not None))
+    ordered = sorted(zip(names, values, strict=True), key=lambda pair: pair[0])
+    return Value("tuple", items=tuple(item for _, item in ordered if item is not None), operators=("(", ")"))
+
+
+def _options_of_approximation(gold: Value, answer: Value) -> Iterable[tuple[Value, Value]]:
+    for first, second in ((gold, answer), (answer, gold)):
+        if first.operators == ("approx",):
+            exact_side, decimal = first.items
+            chosen = exact_side if _same(exact_side, second) else decimal
+            yield (chosen, second) if first is gold else (second, chosen)
+            return
+
+
+def _same_items(gold: Value, answer: Value) -> bool:
+    """Lists and sets of the same items in any order."""
+    if {gold.kind, answer.kind} == {"list", "tuple"}:
+        return _same_tuples(gold, answer)
+    firsts = _flat(gold)
+    seconds = _flat(answer)
+    if len(firsts) != len(seconds):
+        return False
+    for item in firsts:
+        at = next((at for at, other in enumerate(seconds) if _same(item, other)), None)
+        if at is None:
+            return False
+        seconds.pop(at)
+    return True
+
+
+def _flat(value: Value) -> list[Value]:
+    """The items, those of \\pm apart, and of a set each once."""
+    items = [part for item in value.items for part in (item.items if item.kind == "list" else (item,))]
+    if value.kind == "set":
+        return [item for at, item in enumerate(items) if not any(_same(item, other) for other in items[:at])]
+    return items
+
+
+def _same_tuples(gold: Value, answer: Value) -> bool:
+    intervals = [value for value in (gold, answer) if value.kind == "tuple" and _brackets(value) != ("(", ")")]
+    if intervals and (gold.kind, answer.kind) == ("tuple", "tuple") and _brackets(gold) != _brackets(answer):
+        return False
+    if intervals and "list" in (gold.kind, answer.kind):
+        return False
+    return len(gold.items) == len(answer.items) and all(map(_same, gold.items, answer.items))
+
+
+def _brackets(value: Value) -> tuple[str, ...]:
+    return ("(", ")") if value.operators == (r"\langle", r"\rangle") else value.operators
+
+
+def _same_matrices(gold: Value, answer: Value) -> bool:
+    return gold.shape == answer.shape and all(map(_same, gold.items, answer.items))
+
+
+def _column_and_tuple(gold: Value, answer: Value) -> bool:
+    """A column vector and a tuple of the same coordinates."""
+    matrix, other = (gold, answer) if gold.kind == "matrix" else (answer, gold)
+    return (
+        matrix.shape[1] == 1
+        and _brackets(other) == ("(", ")")
+        and len(matrix.items) == len(other.items)
+        and all(map(_same, matrix.items, other.items))
+    )
+
+
+def _same_ratios(gold: Value, answer: Value) -> bool:
+    clock = re.compile(r"\d{1,2}:[0-5]\d(?::[0-5]\d)?")
+    if clock.fullmatch(gold.words) and clock.fullmatch(answer.words):
+        return gold.words.lstrip("0") == answer.words.lstrip("0")
+    first, second = ([item.expression for item in value.items] for value in (gold, answer))
+    if len(first) != len(second):
+        return False
+    return all(equal(first[i] * second[j], first[j] * second[i]) for i, j in combinations(range(len(first)), 2))
+
+
+def _ratio_and_number(gold: Value, answer: Value) -> bool:
+    ratio, number = (gold, answer) if gold.kind == "ratio" else (answer, gold)
+    if len(ratio.items) != 2 or number.unit is not None or number.expression.is_Integer:
+        return False
+    return equal(ratio.items[0].expression, ratio.items[1].expression * number.expression)
+
+
+def _same_bases(gold: Value, answer: Value) -> bool:
+    return gold.words == answer.words if gold.base == answer.base else equal(gold.expression, answer.expression)
+
+
+def _base_and_number(gold: Value, answer: Value) -> bool:
+    """The same digits where the other leaves the base out."""
+    base, number = (gold, answer) if gold.kind == "base" else (answer, gold)
+    return number.places is None and str(number.expression) == base.words
+
+
+def _same_words(gold: Value, answer: Value) -> bool:
+    opposite = _EXPLICIT_NO.get(gold.words)
+    if opposite is not None:
+        stated = answer.words.split()
+        return stated[:1] == [gold.words] and opposite not in stated
+    return gold.words == answer.words
+
+
+def _words_and_symbol(gold: Value, answer: Value) -> bool:
+    """\\text{B} and B, \\text{AB} and AB."""
+    words, symbol = (gold, answer) if gold.kind == "words" else (answer, gold)
+    expression = symbol.expression
+    parts = expression.args if isinstance(expression, sympy.Mul) else (expression,)
+    return all(isinstance(part, sympy.Symbol) for part in parts) and "".join(
+        sorted(part.name.lower() for part in parts)
+    ) == "".join(sorted(words.words.replace(" ", "")))
+
+
+def _same_relations(gold: Value, answer: Value) -> bool:
+    """Relations with the same pairs: an equation up to a factor, an inequality up to a positive one."""
+    firsts, seconds = _pairs(gold), _pairs(answer)
+    if len(firsts) != len(seconds):
+        return False
+    if set(gold.operators) == set(answer.operators) == {"="} and all(map(_same, gold.items, answer.items)):
+        return True
+    for operator, difference in firsts:
+        matches = (other == operator and _are_proportional(difference, term, operator) for other, term in seconds)
+        at = next((at for at, is_match in enumerate(matches) if is_match), None)
+        if at is None:
+            return False
+        seconds.pop(at)
+    return True
+
+
+def _pairs(value: Value) -> list[tuple[str, Any]]:
+    """Each relation of a chain as an operator, < or <= or = or !=, and left side less right side."""
+    found = []
+    for at, operator in enumerate(value.operators):
+        left, right = value.items[at].expression, value.items[at + 1].expression
+        if left is None or right is None:
+            return [("?", None)]
+        flipped = operator in (">", ">=")
+        found.append((operator.replace(">", "<"), right - left if flipped else left - right))
+    return found
+
+
+def _are_proportional(first: Any, second: Any, operator: str) -> bool:
+    if first is None or second is None:
+        return False
+    symbols = sorted(first.free_symbols | second.free_symbols, key=str)
+    if first.free_symbols != second.free_symbols or len(symbols) > len(POINTS[0]):
+        return False
+    ratios = []
+    for point in POINTS:
+        a, b = (sympy.N(one.subs(dict(zip(symbols, point, strict=False))), DIGITS) for one in (first, second))
+        if not (a.is_number and b.is_number) or b == 0:
+            return False
+        ratios.append(a / b)
+    margin = abs(ratios[0]) * sympy.Float(f"1e-{DIGITS - 10}", DIGITS)
+    constant = all(abs(ratio - ratios[0]) <= margin for ratio in ratios)
+    return bool(constant and (operator in ("=", "!=") or ratios[0] > 0))
+
+
+_BY_KIND: dict[tuple[str, str], Callable[[Value, Value], bool]] = {
+    ("number", "number"): same_numbers,
+    ("set", "set"): _same_items,
+    ("list", "set"): _same_items,
+    ("set", "list"): _same_items,
+    ("list", "list"): _same_items,
+    ("list", "tuple"): _same_items,
+    ("tuple", "list"): _same_items,
+    ("tuple", "tuple"): _same_tuples,
+    ("matrix", "matrix"): _same_matrices,
+    ("matrix", "tuple"): _column_and_tuple,
+    ("tuple", "matrix"): _column_and_tuple,
+    ("ratio", "ratio"): _same_ratios,
+    ("ratio", "number"): _ratio_and_number,
+    ("number", "ratio"): _ratio_and_number,
+    ("base", "base"): _same_bases,
+    ("base", "number"): _base_and_number,
+    ("number", "base"): _base_and_number,
+    ("words", "words"): _same_words,
+    ("words", "number"): _words_and_symbol,
+    ("number", "words"): _words_and_symbol,
+    ("relation", "relation"): _same_relations,
+}

@@ -1,0 +1,76 @@
+"""Sets of real numbers: intervals, unions, and the solutions of inequalities.
+
+It runs in the process of ``math_worker``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+
+from mmgrpo.rewards.text.math_numbers import equal
+from mmgrpo.rewards.text.math_types import Value
+
+
+def is_inequality(value: Value) -> bool:
+    if value.kind == "list" and value.operators in (("or",), ("and",)):
+        return True
+    return value.kind == "relation" and set(value.operators) != {"="}
+
+
+def region_of(value: Value) -> Any:
+    """The set of real numbers that a value is, None for what is none."""
+    try:
+        if value.kind == "region":
+            return value.expression.doit()
+        if value.kind == "tuple" and len(value.items) == 2:
+            return _interval(value)
+        if value.kind == "set":
+            return sympy.FiniteSet(*(item.expression for item in value.items))
+        if value.kind == "list" and value.operators in (("or",), ("and",)):
+            parts = [region_of(item) for item in value.items]
+            if None in parts:
+                return None
+            both = sympy.Intersection(*parts)
+            return sympy.Union(*parts) if value.operators == ("or",) or both is sympy.S.EmptySet else both
+        if is_inequality(value):
+            return _solutions(value)
+    except (NotImplementedError, TypeError, ValueError, AttributeError, ArithmeticError):
+        return None
+    return None
+
+
+def _interval(value: Value) -> Any:
+    opening, closing = value.operators
+    left, right = (item.expression for item in value.items)
+    if opening not in "([]" or closing not in ")][":
+        return None
+    return sympy.Interval(left, right, left_open=opening in ("(", "]"), right_open=closing in (")", "["))
+
+
+def _solutions(value: Value) -> Any:
+    """The solutions of an inequality, or of a chain of them, in its one variable."""
+    sides = [item.expression for item in value.items]
+    symbols = {symbol for side in sides for symbol in side.free_symbols}
+    if len(symbols) != 1:
+        return None
+    made = {"<": sympy.Lt, ">": sympy.Gt, "<=": sympy.Le, ">=": sympy.Ge, "!=": sympy.Ne, "=": sympy.Eq}
+    parts = []
+    for at, operator in enumerate(value.operators):
+        relation = made[operator](sides[at], sides[at + 1])
+        parts.append(sympy.S.Reals if relation is sympy.true else relation.as_set())
+    return sympy.Intersection(*parts)
+
+
+def same_regions(first: Any, second: Any) -> bool:
+    if first == second:
+        return True
+    first, second = (one.args if isinstance(one, sympy.Union) else (one,) for one in (first, second))
+    if len(first) != len(second) or not all(isinstance(one, sympy.Interval) for one in (*first, *second)):
+        return False
+    ordered = [sorted(part, key=lambda one: float(one.start)) for part in (first, second)]
+    return all(
+        (a.left_open, a.right_open) == (b.left_open, b.right_open) and equal(a.start, b.start) and equal(a.end, b.end)
+        for a, b in zip(*ordered, strict=True)
+    )
