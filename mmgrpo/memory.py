@@ -90,6 +90,7 @@ class ReplayRow:
         step: at which it was drawn, counted from 0.
         num_forced: how many of its first tokens were given.
         turns: what ``Sample`` says of the turns of an exchange, by field; empty: it was none.
+        record: what the policy needs to read it as the same decisions, of ``Rollout.record_B``; None: nothing.
     """
 
     key: str
@@ -103,6 +104,7 @@ class ReplayRow:
     step: int
     num_forced: int = 0
     turns: Mapping[str, Any] = field(default_factory=dict)
+    record: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,4 +270,6 @@ def _as_plain(row: ReplayRow) -> dict[str, Any]:
 
 
 def _on_cpu(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _on_cpu(one) for name, one in value.items()}
     return value.cpu() if isinstance(value, torch.Tensor) else value

@@ -143,7 +143,9 @@ class Reading(ABC):
         """The rows that the samples make, to be scored and trained on as drawn ones are.
 
         Args:
-            given: B samples; each one's prompt is what the policy is shown, its group and member key the noise.
+            given: B samples; each one's prompt is what the policy is shown, its group and member key the noise. One
+                with a record (``Rollout.given``) becomes a row of the same decisions as it was, scored under the same
+                settings.
             seed: of whatever noise reading takes, keyed as in a rollout.
             plan: as of a rollout; whose members and prompts are those of the samples.
 

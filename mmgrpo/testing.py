@@ -7,7 +7,8 @@ policies it needs, so that none sees what another has trained. A check that fail
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from mmgrpo.differentiating import backward
-from mmgrpo.policy import Policy
-from mmgrpo.types import Plan, Prompt, Rollout, Sample
+from mmgrpo.errors import ConfigError
+from mmgrpo.policy import Policy, Reading, Scheduled, Seeing
+from mmgrpo.types import Origin, Plan, Prompt, Rollout, Sample
 
 SEED = 11
 GROUP_SIZE = 2
@@ -199,6 +201,65 @@ def check_gradients(subject: Subject) -> None:
     assert all(p.requires_grad == (id(p) in trained) for p in subject.parameters(policy))
 
 
+def check_replayed_rows(subject: Subject) -> None:
+    """Rows that are read again, behind the prompt that they had, have a ratio of 1 as long as no weight has changed.
+
+    Those of every decision, and where the policy takes windows those of the last one. Policies that do not read are
+    left out.
+    """
+    policy = subject.make(subject.rows)
+    if not isinstance(policy, Reading):
+        return
+    plans = [Plan()]
+    with suppress(ConfigError):  # a policy whose settings have no window
+        if isinstance(policy, Scheduled) and policy.num_decisions > 1:
+            plans.append(Plan(stochastic=(policy.num_decisions - 1,)))
+    for plan in plans:
+        rollout = subject.rollout(policy, replace(plan, keep_latents=True))
+        check_ratio_of_read_rows(subject, policy, rollout)
+
+
+def check_own_prompts(subject: Subject) -> None:
+    """Decisions evaluated behind the prompts that they were sampled behind are as likely as they were.
+
+    Policies without ``Seeing`` are left out.
+    """
+    policy = subject.make(subject.rows)
+    if not isinstance(policy, Seeing):
+        return
+    rollout = subject.rollout(policy)
+    own = policy.behind(rollout, [sample.prompt for sample in rollout.samples])
+    assert torch.equal(own.mask_BT, rollout.mask_BT)
+    largest = largest_difference(values(policy, own), rollout.old_logprob_BT, rollout.mask_BT)
+    assert largest <= max(subject.gap, subject.rounding)
+
+
+def check_ratio_of_read_rows(subject: Subject, policy: Policy, rollout: Rollout) -> None:
+    """The rows of a rollout, read under another seed in another order, are of the same decisions at a ratio of 1.
+
+    What is no token has no log-probabilities that would be read: its decisions are new, and those of the policy now.
+    """
+    assert isinstance(policy, Reading)
+    given = [rollout.given(row, Origin.REPLAYED) for row in reversed(range(subject.rows))]
+    made_of_tokens = all(sample.tokens is not None for sample in rollout.samples)
+    if not made_of_tokens:
+        given = [replace(one, old_logprob_T=None) for one in given]
+    read = policy.read(given, seed=SEED + 1)
+    gap = subject.gap if made_of_tokens else 0.0
+    assert read.mask_BT.any()
+    assert largest_difference(values(policy, read), read.old_logprob_BT, read.mask_BT) <= max(gap, subject.rounding)
+    if made_of_tokens:
+        shown_BT = rollout.mask_BT.flip(0)
+        assert torch.equal(read.mask_BT, shown_BT), "read rows train other decisions than were sampled"
+        old_BT = rollout.old_logprob_BT.flip(0)
+        assert largest_difference(read.old_logprob_BT, old_BT, shown_BT) == 0
+        again = policy.read([read.given(row, Origin.REPLAYED) for row in range(subject.rows)], seed=SEED + 2)
+        assert torch.equal(again.mask_BT, read.mask_BT)
+        assert largest_difference(values(policy, again), read.old_logprob_BT, read.mask_BT) <= max(
+            gap, subject.rounding
+        )
+
+
 LAWS: tuple[Callable[[Subject], None], ...] = (
     check_on_policy_gap,
     check_every_decision_once,
@@ -209,6 +270,8 @@ LAWS: tuple[Callable[[Subject], None], ...] = (
     check_reference,
     check_save_and_load,
     check_gradients,
+    check_replayed_rows,
+    check_own_prompts,
 )
 """What every policy is held to, ours and others'."""
 

@@ -189,6 +189,8 @@ class Rollout:
         drawn_by_BT: which row drew each decision, where rows took over the beginnings of others; None: each its own.
         token_BT: integer, the token that each decision sampled, -1 where there is no decision; None where a decision is
             not one token. Its columns are those of ``old_logprob_BT``, whatever the order of ``Sample.tokens``.
+        is_prefix: whether the state of a decision is the prompt of the row and the tokens of the decisions before it,
+            so that rows of several rollouts that begin alike have states in common.
         num_decisions_B: how many decisions each row has, in its first columns; None: as many as there are columns.
         record_B: per row what ``Reading.read`` needs, beside the sample, to make the same decisions of it again, as
             ``torch.load(weights_only=True)`` reads it; None: nothing.
@@ -209,6 +211,7 @@ class Rollout:
     age_B: Tensor | None = None
     drawn_by_BT: Tensor | None = None
     token_BT: Tensor | None = None
+    is_prefix: bool = False
     num_decisions_B: Tensor | None = None
     record_B: Sequence[Mapping[str, Any] | None] | None = None
     num_forwards: int = 0
@@ -257,10 +260,32 @@ class Rollout:
         """How many decisions a row has."""
         return self.shape[1] if self.num_decisions_B is None else int(self.num_decisions_B[row])
 
+    def reads_in_order(self, row: int) -> bool:
+        """Whether the decisions of a row are the tokens of its sample, in their order."""
+        if self.token_BT is None:
+            return False
+        return self.token_BT[row, : self.num_decisions(row)].tolist() == list(self.samples[row].tokens or ())
+
     @property
     def shape(self) -> tuple[int, int]:
         """(B, T)."""
         return self.mask_BT.shape[0], self.mask_BT.shape[1]
+
+    def given(self, row: int, origin: Origin, *, sample: Sample | None = None) -> Given:
+        """A row as ``Reading.read`` takes it: the same decisions, with the log-probabilities of their sampling.
+
+        Args:
+            row: which.
+            origin: where the read row comes from.
+            sample: in place of the row's, for example with another prompt; None: the row's.
+        """
+        return Given(
+            sample=self.samples[row] if sample is None else sample,
+            num_forced=self.samples[row].num_forced,
+            old_logprob_T=self.old_logprob_BT[row, : self.num_decisions(row)].clone(),
+            origin=origin,
+            record=None if self.record_B is None else self.record_B[row],
+        )
 
     @property
     def on_policy(self) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmgrpo.policies.sampling import Sampling, Support
-from mmgrpo.types import Sample
+from mmgrpo.types import Given, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,10 @@ class Completion:
             num_taken=count,
         )
 
+    def record(self) -> dict[str, Any]:
+        """The sampling settings, for ``Rollout.record_B``."""
+        return {"settings": self.sampling.settings()}
+
     @property
     def num_forced(self) -> int:
         """How many tokens stand before the first decision."""
@@ -154,3 +159,18 @@ class Completion:
             },
             num_taken=parts[0].num_taken,
         )
+
+
+def samplings_of(given: Sequence[Given], sampling: Sampling) -> list[Sampling]:
+    """The distribution that each sample is scored under: that of its record, else this one; equal ones are one object.
+
+    Args:
+        given: samples to be read.
+        sampling: of those without a record.
+
+    Returns:
+        One per sample.
+    """
+    alike = {repr(sampling.settings()): sampling}
+    own = [sampling.with_settings(one.record) for one in given]
+    return [alike.setdefault(repr(each.settings()), each) for each in own]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -65,6 +65,15 @@ class Sampling:
             suppressed=suppressed,
             cooling=settings.cooling,
         )
+
+    def settings(self) -> dict[str, float | int | None]:
+        """The numbers of the distribution, by the names that ``with_settings`` takes."""
+        return {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "min_p", "guidance")}
+
+    def with_settings(self, record: Mapping[str, Any] | None) -> Sampling:
+        """The distribution of a record of ``Rollout.record_B``; itself where there is none, or it is the same."""
+        recorded = (record or {}).get("settings", self.settings())
+        return self if recorded == self.settings() else replace(self, **recorded)
 
     @property
     def truncates(self) -> bool:

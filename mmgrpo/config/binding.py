@@ -20,7 +20,7 @@ from mmgrpo.config import (
     TermConfig,
 )
 from mmgrpo.config.numbers import bound, takes
-from mmgrpo.config.registry import resolve
+from mmgrpo.config.registry import resolve, samples_tokens
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.advantages import SCALES
 from mmgrpo.maths.aggregates import AGGREGATES
@@ -149,6 +149,12 @@ def require_credit(config: RunConfig) -> None:
     size = config.rollout.group_size if config.rollout.planner.name in OF_GROUP_SIZE else None
     environment = config.rollout.environment
     for name, one in _credit(config):
+        if isinstance(one, Estimator) and one.tokens and not _samples_tokens(config):
+            raise ConfigError(
+                f"{name} reads the token of each decision, and a decision of this policy is not one token: set "
+                "policy.decision: token where the policy has it (and policy.reading.estimate: whole or shares with "
+                "rollout.decisions: read), or remove the estimator"
+            )
         if isinstance(one, Estimator) and one.turns and environment is None:
             raise ConfigError(f"{name} reads turns of exchanges: set rollout.environment")
         if isinstance(one, Estimator) and one.turn_rewards and environment and not _gives_rewards(environment):
@@ -173,6 +179,12 @@ def without_turn_rewards(reader: str, reason: str) -> str:
         "(Turn(reward=...), 0.0 for a turn that earns nothing), or set reward: LABEL there, a reward of the whole "
         "sample that is paid with its last turn"
     )
+
+
+def _samples_tokens(config: RunConfig) -> bool:
+    policy = config.policy
+    renoised = config.rollout.decisions == "read"
+    return policy is None or samples_tokens(policy.name, policy.numbers, renoised=renoised)
 
 
 def columns_read(config: RunConfig) -> dict[str, str]:

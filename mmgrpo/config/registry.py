@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from mmgrpo.errors import UnknownNameError
 from mmgrpo.policy import Scheduled
 from mmgrpo.system.declared import declared
@@ -228,6 +230,23 @@ def is_scheduled(policy: str) -> bool:
 def decides(policy: str) -> str | None:
     """What a policy decides on, as its settings say: tokens, denoising, masked; None where they do not."""
     return getattr(settings_type(policy), "decides", None)
+
+
+def samples_tokens(policy: str, numbers: Mapping[str, Any], *, renoised: bool) -> bool:
+    """Whether every decision of a policy is one token, as far as its settings say; True where they do not.
+
+    Args:
+        policy: its name.
+        numbers: its settings; wrong ones are reported where the policy is built.
+        renoised: whether its decisions are made of finished samples (``rollout.decisions: read``).
+    """
+    kind = settings_type(policy)
+    if not hasattr(kind, "samples_tokens"):
+        return decides(policy) != "denoising"
+    try:
+        return kind(**numbers).samples_tokens(renoised=renoised)
+    except ValidationError:
+        return True
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

@@ -144,7 +144,8 @@ class Feedback:
         finished_B: bool, whether the sample came to its own end.
         job: the samples of all processes.
         std_BT: noise of each denoising step; None where decisions are no Gaussian steps.
-        token_BT: int64 tokens drawn; None where decisions are no tokens, or nobody asked for them.
+        token_BT: int64 token that each decision sampled, -1 where there is no decision; None where a decision is not
+            one token.
         values: what was asked for, by name.
         rewards: the single rewards, by name.
         columns: numeric columns of the data rows, by name.
@@ -202,6 +203,8 @@ class Feedback:
         wrong = [name for name, tensor in named.items() if tensor is not None and tensor.shape != shape]
         if wrong:
             raise ShapeError(f"{', '.join(wrong)} must be {tuple(shape)} like mask_BT")
+        if self.token_BT is not None and bool((self.token_BT < 0)[self.mask_BT].any()):
+            raise ShapeError("token_BT has no token at a decision that mask_BT keeps; give None where they have none")
 
     def __getitem__(self, value: Value) -> Tensor:
         """A value that was asked for, 0 where the mask is False. Raises ConfigError if it was not asked for."""
@@ -227,7 +230,10 @@ class Feedback:
     def tokens(self) -> Tensor:
         """(B, T) tokens. Raises ConfigError where decisions are none."""
         if self.token_BT is None:
-            raise ConfigError("this estimator reads tokens, and the decisions of this policy are none: leave it out")
+            raise ConfigError(
+                "an estimator reads the token of each decision, and a decision of this policy is not one token "
+                "(Rollout.token_BT): remove the estimator, or set policy.decision: token where the policy has it"
+            )
         return self.token_BT
 
     @property

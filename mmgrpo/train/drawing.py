@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import compress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -181,7 +182,7 @@ def _continued(request: Request, known: Mapping[tuple[int, int], tuple[Rollout, 
             f"the planner goes on from member {member} of prompt {request.prompt}, which no round before has drawn"
         )
     sample = rollout.samples[row]
-    if sample.tokens is None or sample.turn_ends:
+    if sample.tokens is None or sample.turn_ends or not rollout.reads_in_order(row):
         raise ConfigError("only what is written in one turn can be gone on from: denoisers part by rollout.tree")
     if not after < len(sample.tokens):
         raise ConfigError(
@@ -335,17 +336,16 @@ def _behind_prompt(policy: Policy, rollout: Rollout, plan: Plan, seed: int, *, a
             "only what is written can be trained on behind another prompt than it was drawn from: set behind_prompt to "
             "false"
         )
-    given = [
-        Given(
-            sample=sample,
-            num_forced=sample.num_forced,
-            old_logprob_T=None if as_own else rollout.old_logprob_BT[row, : len(sample.tokens or ())],
-            origin=Origin.GIVEN,
-        )
-        for row, sample in enumerate(rollout.samples)
-    ]
+    given = [rollout.given(row, Origin.GIVEN) for row in range(len(rollout.samples))]
+    if as_own:
+        given = [replace(one, old_logprob_T=None, record=_without_settings(one.record)) for one in given]
     read = reader(policy).read(given, seed=seed, plan=plan)
     return replace(read, samples=rollout.samples, num_forwards=rollout.num_forwards + read.num_forwards)
+
+
+def _without_settings(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A record of the same decisions, whose sampling settings are the policy's own."""
+    return None if record is None else {name: value for name, value in record.items() if name != "settings"}
 
 
 def _weights(policy: Policy, name: str | None) -> AbstractContextManager[None]:

@@ -66,7 +66,7 @@ def feedback_of(
         finished_B=torch.tensor([sample.finished for sample in rollout.samples]),
         job=joined_feedback(job.gather(own), job.rank),
         std_BT=None if rollout.noise is None else rollout.noise.std_BT,
-        token_BT=_tokens(rollout),
+        token_BT=rollout.token_BT,
         values=values,
         rewards={
             name: Column(value_B=scores.value_BR[mine, r].double(), valid_B=scores.valid_BR[mine, r])
@@ -82,17 +82,6 @@ def feedback_of(
         exchanges=turns_of(rollout) if turns else None,
         summed=lambda tensor: torch.stack(job.gather(tensor)).sum(0),
     )
-
-
-def _tokens(rollout: Rollout) -> Tensor | None:
-    """The tokens of every row, 0 behind its end; None where samples are no tokens."""
-    if any(sample.tokens is None for sample in rollout.samples):
-        return None
-    token_BT = torch.zeros(rollout.shape, dtype=torch.long)
-    for row, sample in enumerate(rollout.samples):
-        token_T = torch.tensor(list(sample.tokens or ()), dtype=torch.long)
-        token_BT[row, : len(token_T)] = token_T
-    return token_BT
 
 
 def _after(samples: Sequence[Sample]) -> Tensor | None:

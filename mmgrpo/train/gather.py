@@ -299,7 +299,7 @@ def _rows(drawn: Drawn, policy: Policy, places: Places) -> list[Row]:
     found = []
     for (rollout, row), number in zip(rows, drawn.request_B.tolist(), strict=True):
         sample, branch = rollout.samples[row], drawn.requests[number].continues
-        if sample.tokens is None or sample.turn_ends:
+        if sample.tokens is None or sample.turn_ends or not rollout.reads_in_order(row):
             raise ConfigError("only what is written in one turn can be gone on from: denoisers part by rollout.tree")
         if places.text and not isinstance(policy, Writing):
             raise ConfigError(f"the planner looks for places in texts, which {type(policy).__name__} does not tell")

@@ -33,7 +33,8 @@ def joined(rollouts: Sequence[Rollout], *, bare_B: Tensor | None = None, policy:
     Args:
         rollouts: the parts.
         bare_B: bool, the rows that stand behind the prompt of their group as it is: their states are the same in every
-            part, so that equal ones get one id; None: states of different parts are different.
+            part, so that equal ones get one id; None, and where states are not prefixes (``Rollout.is_prefix``): states
+            of different parts are different.
         policy: scores the rows of all parts together, if it can; otherwise who reads the trace finds ``Parts`` in it.
 
     Returns:
@@ -44,6 +45,7 @@ def joined(rollouts: Sequence[Rollout], *, bare_B: Tensor | None = None, policy:
     T = max(one.shape[1] for one in rollouts)
     known = set.intersection(*(set(one.values) for one in rollouts))
     noises = [one.noise for one in rollouts if one.noise is not None]
+    tokens = [one.token_BT for one in rollouts if one.token_BT is not None]
     return Rollout(
         samples=[sample for one in rollouts for sample in one.samples],
         prompt_index_B=torch.cat([one.prompt_index_B for one in rollouts]),
@@ -56,6 +58,10 @@ def joined(rollouts: Sequence[Rollout], *, bare_B: Tensor | None = None, policy:
         values={value: _padded([one.values[value] for one in rollouts], T) for value in known},
         origin_B=_cat_or_none([one.origin_B for one in rollouts], [len(one.samples) for one in rollouts]),
         age_B=_cat_or_none([one.age_B for one in rollouts], [len(one.samples) for one in rollouts]),
+        token_BT=_padded(tokens, T, value=-1) if len(tokens) == len(rollouts) else None,
+        is_prefix=all(one.is_prefix for one in rollouts),
+        num_decisions_B=torch.tensor([one.num_decisions(row) for one in rollouts for row in range(len(one.samples))]),
+        record_B=[record for one in rollouts for record in one.record_B or [None] * len(one.samples)],
         num_forwards=sum(one.num_forwards for one in rollouts),
         num_alone=sum(one.num_alone for one in rollouts),
     )
@@ -94,18 +100,17 @@ def _shared_states(rollouts: Sequence[Rollout], num_decisions: int, bare_B: Tens
         offsets.append(start - int(one.state_BT.min()))
         start += int(one.state_BT.max() - one.state_BT.min()) + 1
     state_BT = _padded([one.state_BT + offset for one, offset in zip(rollouts, offsets, strict=True)], num_decisions)
-    if bare_B is None or any(sample.tokens is None for sample in samples):
+    tokens = [one.token_BT for one in rollouts if one.token_BT is not None]
+    if bare_B is None or len(tokens) < len(rollouts) or not all(one.is_prefix for one in rollouts):
         return state_BT
     keys = [
         (True, sample.group) if bare else (False, root)
         for sample, bare, root in zip(samples, bare_B.tolist(), state_BT[:, 0].tolist(), strict=True)
     ]
     number = {key: n for n, key in enumerate(dict.fromkeys(keys))}
-    token_BT, exists_BT = torch.zeros_like(state_BT), torch.zeros_like(state_BT, dtype=torch.bool)
-    for row, sample in enumerate(samples):
-        length = len(sample.tokens or ())
-        token_BT[row, :length], exists_BT[row, :length] = torch.tensor(list(sample.tokens or ())), True
-    return prefix_states(token_BT, exists_BT, torch.tensor([number[key] for key in keys]))
+    token_BT = _padded(tokens, num_decisions, value=-1)
+    exists_BT = token_BT >= 0
+    return prefix_states(token_BT.clamp(min=0), exists_BT, torch.tensor([number[key] for key in keys]))
 
 
 def _joined_noise(parts: Sequence[Noise], num_decisions: int) -> Noise:
@@ -113,9 +118,9 @@ def _joined_noise(parts: Sequence[Noise], num_decisions: int) -> Noise:
     return Noise(**{name: _padded([getattr(part, name) for part in parts], num_decisions) for name in names})
 
 
-def _padded(parts: Sequence[Tensor], num_columns: int) -> Tensor:
-    """Matrices below each other, zeros after the columns that they have."""
-    return torch.cat([torch.nn.functional.pad(part, (0, num_columns - part.shape[1])) for part in parts])
+def _padded(parts: Sequence[Tensor], num_columns: int, *, value: int = 0) -> Tensor:
+    """Matrices below each other, a value after the columns that they have."""
+    return torch.cat([torch.nn.functional.pad(part, (0, num_columns - part.shape[1]), value=value) for part in parts])
 
 
 def _cat_or_none(parts: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor | None:

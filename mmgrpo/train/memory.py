@@ -127,19 +127,20 @@ def replay_rows(batch: Batch, key_of: Callable[[int], str], *, step: int) -> lis
     found = []
     for row in (drawn_B & batch.credit.keep_B[batch.mine]).nonzero().flatten().tolist():
         sample = rollout.samples[row]
-        T = None if sample.tokens is None else len(sample.tokens)
+        given = rollout.given(row, Origin.REPLAYED)
         held = ReplayRow(
             key=key_of(sample.group),
             text=sample.text,
             tokens=None if sample.tokens is None else torch.tensor(list(sample.tokens), dtype=torch.long),
             array=sample.latent,
             finished=sample.finished,
-            old_logprob_T=None if T is None else rollout.old_logprob_BT[row, :T].clone(),
+            old_logprob_T=None if sample.tokens is None else given.old_logprob_T,
             reward=float(batch.reward_B[row]),
             advantage=float(mine[row]),
             step=step,
             num_forced=sample.num_forced,
             turns=sample.turns,
+            record=given.record,
         )
         found.append((sample.group, sample.member, held))
     return found

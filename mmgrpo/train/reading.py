@@ -60,6 +60,8 @@ def verified(
         raise ConfigError("drafts are texts of one turn with their log-probabilities: choose another planner")
     own = [replace(one, old_logprob_T=None, origin=Origin.DRAWN) for one in drafts]
     now = read(policy, own, replace(plan, on_samples=None), seed)
+    if not all(now.reads_in_order(row) for row in range(len(own))):
+        raise ConfigError("drafts are kept token by token: the decisions of this policy are not its tokens in order")
     kept = []
     for row, (draft, one) in enumerate(zip(drafts, own, strict=True)):
         assert one.sample.tokens is not None
@@ -100,4 +102,4 @@ def _given(source: object, prompt: Prompt, group: int, member: int) -> Given:
         num_forced=source.num_forced,
         **source.turns,
     )
-    return Given(sample=sample, old_logprob_T=source.old_logprob_T, origin=Origin.REPLAYED)
+    return Given(sample=sample, old_logprob_T=source.old_logprob_T, origin=Origin.REPLAYED, record=source.record)

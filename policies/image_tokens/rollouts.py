@@ -14,7 +14,7 @@ from torch import Tensor
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.prefixes import prefix_states
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policies.completion import Completion
+from mmgrpo.policies.completion import Completion, samplings_of
 from mmgrpo.policies.image_tokens.painter import Painter
 from mmgrpo.policies.image_tokens.pictures import Pictures
 from mmgrpo.policies.image_tokens.prompts import Encoded, Encoder
@@ -78,11 +78,11 @@ class Rollouts:
     def read(self, given: Sequence[Given], *, plan: Plan) -> Rollout:
         """Rows of pictures of others; log-probabilities that nobody gave are 0."""
         self._require(plan)
-        sampling = self._sampling(plan)
+        samplings = samplings_of(given, self._sampling(plan))
         codes = self._codes_of(given)
         completions = [
             Completion.taken(code_T, sampling, logprob_T=one.old_logprob_T)
-            for one, code_T in zip(given, codes, strict=True)
+            for one, code_T, sampling in zip(given, codes, samplings, strict=True)
         ]
         trace = Trace([self.encoder(one.sample.prompt) for one in given], completions)
         trace = self.scoring().supported(trace, max_tokens=self.settings.update_tokens)
@@ -90,7 +90,7 @@ class Rollouts:
             replace(one.sample, tokens=code_T.tolist(), image=one.sample.image or self.pictures.drawn(code_T[None])[0])
             for one, code_T in zip(given, codes, strict=True)
         ]
-        rollout = self._assembled(trace, samples, replace(plan, values=()))
+        rollout = self._assembled(trace, samples, replace(plan, values=()), mask_BT=self._sampled(given))
         return replace(rollout, origin_B=torch.tensor([one.origin for one in given]), num_forwards=0)
 
     def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
@@ -137,9 +137,17 @@ class Rollouts:
             found = tape.completions(NOTHING.to(painter.device))
             yield {row: replace(one, finished=True) for row, one in zip(rows, found, strict=True)}
 
-    def _assembled(self, trace: Trace, samples: Sequence[Sample], plan: Plan) -> Rollout:
+    def _sampled(self, given: Sequence[Given]) -> Tensor:
+        """(B, T) bool, the codes that were sampled: all of them, or those of a row's window."""
+        every_T = torch.ones(self.pictures.grid.num_codes, dtype=torch.bool)
+        return torch.stack([(one.record or {}).get("sampled", every_T) for one in given])
+
+    def _assembled(
+        self, trace: Trace, samples: Sequence[Sample], plan: Plan, *, mask_BT: Tensor | None = None
+    ) -> Rollout:
         code_BT, grid = trace.code_BT, self.pictures.grid
-        mask_BT = torch.ones(code_BT.shape, dtype=torch.bool)
+        if mask_BT is None:
+            mask_BT = torch.ones(code_BT.shape, dtype=torch.bool)
         if plan.stochastic is not None:
             mask_BT[:] = torch.isin(torch.arange(grid.num_codes), torch.tensor(plan.stochastic, dtype=torch.long))
         number = {key: n for n, key in enumerate(dict.fromkeys(map(_root, samples, trace.prompts)))}
@@ -153,6 +161,12 @@ class Rollouts:
             state_BT=prefix_states(code_BT, torch.ones_like(mask_BT), root_B),
             segment_BT=grid.line_T.expand(code_BT.shape).clone(),
             trace=trace,
+            token_BT=code_BT,
+            is_prefix=True,
+            record_B=[
+                one.record() if bool(mask_T.all()) else {**one.record(), "sampled": mask_T.clone()}
+                for one, mask_T in zip(trace.completions, mask_BT, strict=True)
+            ],
             values={value: torch.stack([one.numbers[value.name] for one in trace.completions]) for value in asked},
             num_forwards=sum(1 + one.sampling.guides for one in trace.completions),
         )

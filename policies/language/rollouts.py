@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policies.completion import Completion
+from mmgrpo.policies.completion import Completion, samplings_of
 from mmgrpo.policies.language.drawing import Drawing, Start, begun_by, write
 from mmgrpo.policies.language.encoding import Encoded, Encoder
 from mmgrpo.policies.language.exchanges import exchanged, opened_by, shown
@@ -129,8 +129,8 @@ class Rollouts:
     def read(self, given: Sequence[Given], *, plan: Plan) -> Rollout:
         """Rows of what others wrote; log-probabilities that nobody gave are 0."""
         encoded = [self.encoder(_read_behind(one.sample, plan)) for one in given]
-        sampling = self._drawing(plan).sampling
-        completions = [self.completion(one, sampling) for one in given]
+        samplings = samplings_of(given, self._drawing(plan).sampling)
+        completions = [self.completion(one, sampling) for one, sampling in zip(given, samplings, strict=True)]
         for one, completion in zip(encoded, completions, strict=True):
             self.encoder.require_room(one, len(completion.token_T))
         trace = Trace.of(encoded, [one.sample.group for one in given], completions)

@@ -136,20 +136,21 @@ def assembled(
     lengths_B = torch.tensor([len(completion.token_T) for completion in completions])
     T = int(lengths_B.max())
     exists_BT = torch.arange(T)[None] < lengths_B[:, None]
+    token_BT = pad_sequence([completion.token_T for completion in completions], batch_first=True)
     decided_BT = pad_sequence([completion.decided_T for completion in completions], batch_first=True)
     return Rollout(
         samples=samples,
         prompt_index_B=torch.tensor([sample.group for sample in samples]),
         old_logprob_BT=pad_sequence([completion.logprob_T for completion in completions], batch_first=True),
         mask_BT=decided_BT & trained,
-        state_BT=prefix_states(
-            pad_sequence([completion.token_T for completion in completions], batch_first=True),
-            exists_BT,
-            torch.tensor(trace.prompt_of_B),
-        ),
+        state_BT=prefix_states(token_BT, exists_BT, torch.tensor(trace.prompt_of_B)),
         segment_BT=_turns(completions, T) if exchanged else _segments(completions, tokenizer, segment_end, T),
         trace=trace,
         values={value: _padded(value.name, completions) for value in kept},
+        token_BT=token_BT.where(exists_BT, -1),
+        is_prefix=True,
+        num_decisions_B=lengths_B,
+        record_B=[completion.record() for completion in completions],
         num_forwards=len(completions),
     )
 

@@ -17,12 +17,12 @@ from mmgrpo.policies.distribution import OF_LOGITS, seen_by, views_of
 from mmgrpo.policies.exporting import merge_for_good
 from mmgrpo.policies.masked.drawing import Filled, Sampler, fill
 from mmgrpo.policies.masked.loading import load, predictor_of
-from mmgrpo.policies.masked.reading import read_trace
 from mmgrpo.policies.masked.reveals import Reveal, reveals_of
+from mmgrpo.policies.masked.rows import assembled, parts_of, read_again, sampled_records
 from mmgrpo.policies.masked.scoring import Scored, alike, scored
 from mmgrpo.policies.masked.settings import MaskedSettings
 from mmgrpo.policies.masked.supervised import supervised_loss
-from mmgrpo.policies.masked.trace import Drawing, Look, Trace, reveal_looks
+from mmgrpo.policies.masked.trace import Drawing, Look, Trace, Traces, reveal_looks
 from mmgrpo.policies.overriding import overridden
 from mmgrpo.policies.rescoring import rescored
 from mmgrpo.policies.weights import Weights
@@ -173,11 +173,16 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping, Expo
             pooled=settings.reduction if settings.decision == "reveal" else None,
             drawing=drawing,
         )
-        rollout = _assembled(trace, [samples[row] for row in range(len(rows))])
+        sampled_T = _drawn_columns(trace, plan)
+        rollout = assembled(
+            [(torch.arange(len(rows)), trace)],
+            [samples[row] for row in range(len(rows))],
+            [trace.mask_BT() & sampled_T],
+            sampled_records(trace, whole.order_NL, sampled_T),
+        )
         return replace(
             rollout,
             old_logprob_BT=_pooled(whole.logprob_NL, trace),
-            mask_BT=rollout.mask_BT & _drawn_columns(trace, plan),
             values={ENTROPY: _pooled(whole.entropy_NL, replace(trace, pooled=trace.pooled and "mean"))},
             num_forwards=len(first) * len(sampler.reveals),
         )
@@ -185,46 +190,53 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping, Expo
     def read(self, given: Sequence[Given], *, seed: int, plan: Plan | None = None) -> Rollout:
         """Answers hidden again as ``policy.reading`` says, by their tokens, or else by their text or picture.
 
-        A decision is a token under a masking, or what a masking adds to a bound. Log-probabilities that are given are
-        those of the same maskings.
+        A decision is a token under a masking, or what a masking adds to a bound; of a sample with a record it is what
+        that says. Log-probabilities that are given are those of these decisions.
         """
         plan = plan or Plan()
         if any(one.num_forced for one in given):
             raise DataError("an answer that is hidden again has no beginning that could be forced: num_forced is 0")
         settings = overridden(self.settings, plan.settings, self.settings.of_a_rollout)
-        samples = [one.sample for one in given]
-        trace = read_trace(
+        rollout = read_again(
             self.predictor,
-            samples,
-            torch.stack([self._tokens(sample) for sample in samples]),
+            given,
+            [self._tokens(one.sample) for one in given],
             settings.reading,
             Drawing(temperature=settings.temperature, guidance_scale=settings.guidance_scale),
             seed=seed,
         )
-        rollout = _assembled(trace, samples)
         rollout = replace(rollout, origin_B=torch.tensor([int(one.origin) for one in given]))
-        num_forwards = sum(int(rollout.mask_BT[:, list(columns)].any(1).sum()) for columns in trace.columns)
+        num_forwards = sum(
+            int(rollout.mask_BT[row_N][:, list(columns)].any(1).sum())
+            for row_N, trace in parts_of(rollout.trace)
+            for columns in trace.columns
+        )
         rollout = replace(rescored(self, rollout, values=(ENTROPY,)), num_forwards=num_forwards)
         for row, one in enumerate(given):
             if one.old_logprob_T is not None:
-                if one.old_logprob_T.shape != rollout.shape[1:]:
-                    raise DataError(f"old_logprob_T must be {rollout.shape[1]} numbers, one of each decision")
-                rollout.old_logprob_BT[row] = one.old_logprob_T
+                num = rollout.num_decisions(row)
+                if one.old_logprob_T.shape != (num,):
+                    raise DataError(f"old_logprob_T must be {num} numbers, one of each decision")
+                rollout.old_logprob_BT[row, :num] = one.old_logprob_T
         plan.hand_over(rollout.samples)
         return rollout
 
     def behind(self, rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:
         """The same maskings of the same answers behind other prompts, of which nothing is hidden."""
-        trace = rollout.trace
-        if not isinstance(trace, Trace):
+        if not isinstance(rollout.trace, Trace | Traces):
             raise ConfigError("a masked policy looks at what was hidden: the view is of a policy of another kind")
-        if len(trace.conditions) > len(rollout.samples):
-            raise ConfigError("a prompt that is hidden in part has no view behind other prompts: set prompt_share to 0")
         made = {id(prompt): self.predictor.condition(prompt) for prompt in prompts}
         place = {key: number for number, key in enumerate(made)}
-        condition_B = torch.tensor([place[id(prompt)] for prompt in prompts])
-        looks = [replace(look, condition_B=condition_B) for look in trace.looks]
-        return replace(rollout, trace=replace(trace, conditions=list(made.values()), looks=looks))
+        parts = []
+        for row_N, trace in parts_of(rollout.trace):
+            if len(trace.conditions) > len(row_N):
+                raise ConfigError(
+                    "a prompt that is hidden in part has no view behind other prompts: set prompt_share to 0"
+                )
+            condition_N = torch.tensor([place[id(prompts[row])] for row in row_N.tolist()])
+            looks = [replace(look, condition_B=condition_N) for look in trace.looks]
+            parts.append((row_N, replace(trace, conditions=list(made.values()), looks=looks)))
+        return replace(rollout, trace=parts[0][1] if len(parts) == 1 else Traces(parts))
 
     def evaluate(
         self,
@@ -238,13 +250,23 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping, Expo
         Of values there are those of ``distribution.OF_LOGITS``, means over what is one decision, and of the reference
         and of kept weights the log-probability and the divergences k1, k2 and k3.
         """
-        views = views_of(values, self._weights.kept, own=OF_LOGITS)
-        trace: Trace = rollout.trace
-        own = [value for value in values if value.view is None]
         chosen = range(len(rollout.samples)) if rows is None else [int(row) for row in rows]
+        for row_N, trace in parts_of(rollout.trace):
+            number = {row: n for n, row in enumerate(row_N.tolist())}
+            own = [number[row] for row in chosen if row in number]
+            for found in self._evaluated(trace, rollout.mask_BT[row_N], own, values):
+                assert found.rows is not None
+                yield replace(found, rows=row_N[found.rows])
+
+    def _evaluated(
+        self, trace: Trace, mask_NT: Tensor, chosen: Sequence[int], values: Collection[Value]
+    ) -> Iterator[Evaluation]:
+        """The slices of the rows of one trace, by their numbers in it."""
+        views = views_of(values, self._weights.kept, own=OF_LOGITS)
+        own = [value for value in values if value.view is None]
         for look, columns in zip(trace.looks, trace.columns, strict=True):
-            kept_B = rollout.mask_BT[:, list(columns)].any(1)
-            kept = [row for row in chosen if bool(kept_B[row])]
+            kept_N = mask_NT[:, list(columns)].any(1)
+            kept = [row for row in chosen if bool(kept_N[row])]
             kinds = [trace.conditions[int(look.condition_B[row])].kind for row in kept]
             for places in alike(kinds, self.settings.update_batch):
                 batch = [kept[place] for place in places]
@@ -340,20 +362,6 @@ def _require_drawable(plan: Plan) -> None:
         raise PolicyError("every answer begins hidden as a whole: leave out rollout.tree and rollout.share_noise")
 
 
-def _assembled(trace: Trace, samples: Sequence[Sample]) -> Rollout:
-    """A rollout whose log-probabilities are not known yet."""
-    mask_BT = trace.mask_BT()
-    return Rollout(
-        samples=samples,
-        prompt_index_B=torch.tensor([sample.group for sample in samples]),
-        old_logprob_BT=torch.zeros(mask_BT.shape),
-        mask_BT=mask_BT,
-        state_BT=trace.state_BT(),
-        segment_BT=trace.segment_BT(),
-        trace=trace,
-    )
-
-
 def _pooled(value_BL: Tensor, trace: Trace) -> Tensor:
     """Numbers of tokens, in the order of their showing, as numbers of decisions."""
     if trace.pooled is None:
@@ -366,5 +374,5 @@ def _pooled(value_BL: Tensor, trace: Trace) -> Tensor:
 def _drawn_columns(trace: Trace, plan: Plan) -> Tensor:
     """(T,) bool, the decisions that the plan draws at random."""
     if plan.stochastic is None or plan.deterministic:
-        return torch.tensor(not plan.deterministic)
+        return torch.full((trace.num_decisions,), not plan.deterministic)
     return torch.isin(torch.arange(len(trace.looks)), torch.tensor(plan.stochastic, dtype=torch.long))

@@ -39,7 +39,7 @@ def read_trace(
     settings: MaskingSettings,
     drawing: Drawing,
     *,
-    seed: int,
+    keys: Sequence[Sequence[int]],
 ) -> Trace:
     """The trace of answers that are there, hidden again by numbers of (seed, group, member, masking).
 
@@ -51,7 +51,7 @@ def read_trace(
         token_BL: their answers.
         settings: how they are hidden.
         drawing: the distribution that they are scored by.
-        seed: of the step.
+        keys: seed, group and member of each.
 
     Returns:
         A look for each masking.
@@ -64,7 +64,7 @@ def read_trace(
     place_BL = torch.arange(token_BL.shape[1]).expand_as(token_BL)
     looks = []
     for number, masking in enumerate(maskings_of(token_BL.shape[1], settings)):
-        keyed = [derive_seed(seed, sample.group, sample.member, READ, number) for sample in samples]
+        keyed = [derive_seed(seed, group, member, READ, number) for seed, group, member in keys]
         generators = [torch.Generator().manual_seed(key) for key in keyed]
         uniform_BL = torch.stack([torch.rand(token_BL.shape[1], generator=generator) for generator in generators])
         hidden_BL = uniform_BL < masking.probability_L

@@ -155,6 +155,18 @@ class MaskedSettings(BaseModel):
             raise ValueError(f"an answer of {places} places has no whole number of blocks of {self.block_length}")
         return self
 
+    def samples_tokens(self, *, renoised: bool) -> bool:
+        """Whether a decision is one token.
+
+        Args:
+            renoised: whether decisions are those of ``reading`` (``rollout.decisions: read``).
+        """
+        if renoised:
+            return self.reading.estimate != "bound"
+        places = self.length if self.codes is None else self.codes.height * self.codes.width
+        steps = self.num_steps or (places if self.codes is None else 1)
+        return self.decision == "token" or steps >= places
+
     def described(self) -> list[tuple[str, str]]:
         """What ``mmgrpo explain`` says of these settings: labels and texts."""
         trained = "every weight" if self.lora is None else f"LoRA, rank {self.lora.rank}, alpha {self.lora.alpha:g}"

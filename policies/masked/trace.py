@@ -72,6 +72,22 @@ class Trace:
         ends = torch.tensor(widths).cumsum(0).tolist()
         return [range(end - width, end) for end, width in zip(ends, widths, strict=True)]
 
+    @property
+    def num_decisions(self) -> int:
+        """T."""
+        return self.columns[-1].stop
+
+    def token_BT(self) -> Tensor | None:
+        """The token of each decision, -1 where there is none; None where a decision is of several tokens.
+
+        A look's tokens are in the order of its places; a sum that a masking adds to a bound is no token.
+        """
+        single = all(look.place_Bn.shape[1] == 1 and look.weight == 1 for look in self.looks)
+        if self.pooled and not single:
+            return None
+        parts = [self.token_BL.gather(1, look.place_Bn).where(look.asked_Bn, -1) for look in self.looks]
+        return torch.cat(parts, dim=1)
+
     def mask_BT(self) -> Tensor:
         """Bool, the decisions there are."""
         parts = [look.asked_Bn for look in self.looks]
@@ -91,6 +107,17 @@ class Trace:
             keys = zip(look.condition_B.tolist(), seen_BL, strict=True)
             found.append([ids.setdefault((place, seen_L.numpy().tobytes()), len(ids)) for place, seen_L in keys])
         return torch.tensor(found).T.gather(1, self.segment_BT())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Traces:
+    """Rows whose decisions are of several kinds.
+
+    Attributes:
+        parts: rows of the rollout and their trace; no row is in two.
+    """
+
+    parts: Sequence[tuple[Tensor, Trace]]
 
 
 def reveal_looks(condition_B: Tensor, order_BL: Tensor, counts: Sequence[int]) -> list[Look]:

@@ -64,12 +64,16 @@ def whole(parts: Sequence[Part]) -> Rollout:
     rollouts = [part.rollout for part in parts]
     order_B = torch.cat([part.row_N for part in parts]).argsort()
 
-    def laid(matrices: Sequence[Tensor]) -> Tensor:
-        return torch.cat([pad(matrix_NT, (0, T - matrix_NT.shape[1])) for matrix_NT in matrices])[order_B]
+    def laid(matrices: Sequence[Tensor], value: int = 0) -> Tensor:
+        padded = [pad(matrix_NT, (0, T - matrix_NT.shape[1]), value=value) for matrix_NT in matrices]
+        return torch.cat(padded)[order_B]
 
     samples = [sample for rollout in rollouts for sample in rollout.samples]
     starts = torch.tensor([0, *(int(rollout.state_BT.max()) + 1 for rollout in rollouts[:-1])]).cumsum(0).tolist()
     known = set.intersection(*(set(rollout.values) for rollout in rollouts))
+    tokens = [rollout.token_BT for rollout in rollouts if rollout.token_BT is not None]
+    counts = [rollout.num_decisions(row) for rollout in rollouts for row in range(len(rollout.samples))]
+    records = [record for rollout in rollouts for record in rollout.record_B or [None] * len(rollout.samples)]
     origins = [rollout.origin_B for rollout in rollouts if rollout.origin_B is not None]
     return Rollout(
         samples=[samples[row] for row in order_B.tolist()],
@@ -80,6 +84,10 @@ def whole(parts: Sequence[Part]) -> Rollout:
         segment_BT=laid([rollout.segment_BT for rollout in rollouts]),
         trace=Parts(parts),
         values={value: laid([rollout.values[value] for rollout in rollouts]) for value in known},
+        token_BT=laid(tokens, -1) if len(tokens) == len(rollouts) else None,
+        is_prefix=all(rollout.is_prefix for rollout in rollouts),
+        num_decisions_B=torch.tensor(counts)[order_B],
+        record_B=[records[row] for row in order_B.tolist()],
         origin_B=torch.cat(origins)[order_B] if len(origins) == len(rollouts) else None,
         num_forwards=sum(rollout.num_forwards for rollout in rollouts),
         num_alone=sum(rollout.num_alone for rollout in rollouts),

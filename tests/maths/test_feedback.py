@@ -75,7 +75,7 @@ def test_what_is_not_there_is_named_with_what_is():
         feedback[ENTROPY]
     with pytest.raises(ConfigError, match="no reward of parts 'box'"):
         feedback.scopes("box")
-    with pytest.raises(ConfigError, match="reads tokens"):
+    with pytest.raises(ConfigError, match="reads the token of each decision"):
         _ = feedback.tokens
 
 

@@ -10,8 +10,11 @@ from mmgrpo.testing import check_every_decision_once as check_every_decision_onc
 from mmgrpo.testing import check_gradients as check_gradients
 from mmgrpo.testing import check_hand_over as check_hand_over
 from mmgrpo.testing import check_on_policy_gap as check_on_policy_gap
+from mmgrpo.testing import check_own_prompts as check_own_prompts
 from mmgrpo.testing import check_prompt_ids as check_prompt_ids
+from mmgrpo.testing import check_ratio_of_read_rows as check_ratio_of_read_rows
 from mmgrpo.testing import check_reference as check_reference
+from mmgrpo.testing import check_replayed_rows as check_replayed_rows
 from mmgrpo.testing import check_rows_and_batches as check_rows_and_batches
 from mmgrpo.testing import check_save_and_load as check_save_and_load
 from mmgrpo.testing import check_seeds as check_seeds

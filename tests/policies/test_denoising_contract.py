@@ -91,3 +91,11 @@ def test_save_and_load_round_trip(subject: Subject, tmp_path: Path) -> None:
 
 def test_gradients_reach_what_is_trained_alone(subject: Subject) -> None:
     contract.check_gradients(subject)
+
+
+def test_replayed_rows_have_a_ratio_of_one(drawing_subject: Subject) -> None:
+    contract.check_replayed_rows(drawing_subject)
+
+
+def test_rows_behind_their_own_prompts_have_a_ratio_of_one(drawing_subject: Subject) -> None:
+    contract.check_own_prompts(drawing_subject)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-from tests.policies.contract import Subject
+from mmgrpo.policies.image_tokens import ImageTokensPolicy
+from mmgrpo.types import Origin, Plan
+from tests.policies.contract import Subject, values
 from tests.policies.families import Law, families, laws
 from tests.policies.tiny_image_tokens import parameters_of, policy_of, prompts_of
 from tests.tiny.image_tokens import FAMILIES
@@ -30,3 +33,16 @@ def subject(name: str, settings: dict[str, Any]) -> Subject:
 @laws(full=FULL, lora=LORA)
 def test_the_laws(name: str, law: Law, settings: dict[str, Any]) -> None:
     law(subject(name, settings))
+
+
+@pytest.mark.parametrize("name", families("image_tokens", FAMILIES))
+def test_a_replayed_window_trains_the_codes_that_were_sampled(name: str) -> None:
+    own = subject(name, FULL)
+    policy = own.make(own.rows)
+    assert isinstance(policy, ImageTokensPolicy)
+    rollout = own.rollout(policy, Plan(stochastic=(1, 3), settings={"temperature": 2.0, "guidance_scale": 2.0}))
+    read = policy.read([rollout.given(row, Origin.REPLAYED) for row in range(own.rows)], seed=0)
+    assert read.mask_BT.sum(1).tolist() == [2] * own.rows
+    assert torch.equal(read.mask_BT, rollout.mask_BT)
+    gap_BT = (values(policy, read) - rollout.old_logprob_BT)[rollout.mask_BT]
+    assert gap_BT.exp().tolist() == pytest.approx([1.0] * len(gap_BT), abs=1e-4)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-from mmgrpo.types import Plan
+from mmgrpo.errors import DataError
+from mmgrpo.policies.masked import MaskedPolicy
+from mmgrpo.types import Given, Origin, Plan
 from tests.policies import contract
 from tests.policies.contract import Subject
 from tests.policies.families import Law, families, laws
@@ -41,3 +44,66 @@ def test_the_laws(name: str, law: Law, settings: dict[str, Any]) -> None:
 @every_family
 def test_on_policy_gap_in_a_window(name: str) -> None:
     contract.check_on_policy_gap(subject(name, **GUIDED), Plan(stochastic=(1, 2)))
+
+
+@every_family
+@pytest.mark.parametrize("order", ["random", "confidence", "left_to_right"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_steps": 3}, {"num_steps": 2, "decision": "reveal", "reduction": "mean"}]
+)
+def test_replayed_rows_have_a_ratio_of_one(name: str, order: str, settings: dict[str, Any]) -> None:
+    contract.check_replayed_rows(subject(name, order=order, order_noise=(2.0, 0.0), **settings))
+
+
+@every_family
+@pytest.mark.parametrize("estimate", ["whole", "shares", "bound"])
+def test_replayed_rows_have_the_maskings_that_they_had(name: str, estimate: str) -> None:
+    own = subject(name, num_steps=3, reading={"estimate": estimate, "num_levels": 2})
+    policy = own.make(own.rows)
+    assert isinstance(policy, MaskedPolicy)
+    read = policy.read([Given(sample=sample) for sample in own.rollout(policy).samples], seed=3)
+    contract.check_ratio_of_read_rows(own, policy, read)
+    again = policy_of(name, reading={"estimate": "whole"})  # settings of a resumed run
+    contract.check_ratio_of_read_rows(own, again, read)
+
+
+def test_rows_of_several_kinds_of_decisions_are_read_together() -> None:
+    policies = [policy_of("eurobert", **settings) for settings in ({"num_steps": 3}, GUIDED | {"num_steps": 2})]
+    rollouts = [policy.rollout(prompts_of(), group_size=2, seed=5) for policy in policies]
+    given = [rollout.given(row, Origin.REPLAYED) for row in range(4) for rollout in rollouts]
+    answer = Given(sample=rollouts[0].samples[0])
+    read = policies[0].read([*given, answer], seed=1)
+    assert read.num_decisions_B is not None
+    assert read.num_decisions_B.tolist() == [6, 2] * 4 + [6]
+    assert read.token_BT is None
+    for number, rollout in enumerate(rollouts):
+        T = rollout.shape[1]
+        assert torch.equal(read.old_logprob_BT[number:8:2, :T], rollout.old_logprob_BT)
+        assert not read.mask_BT[number:8:2, T:].any()
+    assert contract.largest_difference(contract.values(policies[0], read), read.old_logprob_BT, read.mask_BT) < 4e-6
+    behind = policies[0].behind(read, [sample.prompt for sample in read.samples])
+    assert contract.largest_difference(contract.values(policies[0], behind), read.old_logprob_BT, read.mask_BT) < 4e-6
+    moved = policy_of("eurobert", batch=1, num_steps=3)
+    for policy in (moved, policies[0]):
+        contract.move(policy.trainable)
+    assert contract.relative_difference(contract.gradients(moved, read), contract.gradients(policies[0], read)) < 1e-4
+
+
+@every_family
+def test_tokens_are_in_the_order_of_the_decisions(name: str) -> None:
+    policy = policy_of(name, num_steps=3, order="random")
+    rollout = policy.rollout(prompts_of(), group_size=2, seed=5)
+    assert rollout.token_BT is not None
+    order_BL = torch.cat([look.place_Bn for look in rollout.trace.looks], dim=1)
+    for row, sample in enumerate(rollout.samples):
+        assert rollout.token_BT[row].tolist() == [list(sample.tokens or ())[place] for place in order_BL[row]]
+        assert not rollout.reads_in_order(row)
+    assert (policy_of(name, **GUIDED | {"num_steps": 2})).rollout(prompts_of(), group_size=1, seed=5).token_BT is None
+
+
+def test_a_token_that_is_never_sampled_is_named() -> None:
+    policy = policy_of("eurobert")
+    sample = policy.rollout(prompts_of(), group_size=1, seed=5).samples[1]
+    token = next(iter(sample.tokens or ()))
+    with pytest.raises(DataError, match=rf"group 1, member 0\) has the token {token} at place 0.*policy.suppress"):
+        policy_of("eurobert", suppress=(token,)).read([Given(sample=sample)], seed=0)

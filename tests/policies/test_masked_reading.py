@@ -163,7 +163,7 @@ def test_given_log_probabilities_stay_and_captions_have_no_holes() -> None:
     policy = policy_of("eurobert", reading={"estimate": "bound", "num_levels": 2})
     sample = given_of(policy)[0].sample
     old_T = torch.tensor([-3.0, -4.0])
-    rollout = policy.read([Given(sample=sample, old_logprob_T=old_T, origin=Origin.REPLAYED)], seed=SEED)
+    rollout = policy.read([Given(sample=sample, old_logprob_T=old_T)], seed=SEED)
     assert torch.equal(rollout.old_logprob_BT[0], old_T)
     assert not rollout.on_policy
     pictures = policy_of("amused", reading=READINGS["whole"])
