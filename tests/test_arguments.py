@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from typer.testing import CliRunner
 
 from mmgrpo import Prompt, Trainer
+from mmgrpo.cli import app
 from mmgrpo.config import RunConfig
-from mmgrpo.config.loading import validated
+from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
@@ -57,6 +59,32 @@ def test_the_folder_tells_the_adapter(model_folder: Path, tmp_path: Path) -> Non
     drawing = policy_of(tmp_path, RunConfig(), "cpu")
     assert isinstance(drawing, DenoisingPolicy)
     assert policy_of(drawing, RunConfig(), "cpu") is drawing
+
+
+def test_a_path_is_recorded_so_that_the_run_is_sampled_and_exported(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    values = {
+        "steps": 1, "name": "x", "rollout": {"prompts_per_step": 2, "group_size": 2}, "runtime": {"device": "cpu"},
+        "policy": {"name": "language", "max_new_tokens": 3, "lora": {"rank": 2}},
+    }  # fmt: skip
+    run = Trainer(model_folder, length, ROWS, values).train()
+    config = load_config(run / "config.yaml")
+    assert config.policy is not None
+    assert config.policy.numbers["model"] == str(model_folder)
+    call = CliRunner().invoke
+    sampled = call(app, ["sample", str(run), "say one word", "--out", "o"])
+    assert sampled.exit_code == 0, sampled.output
+    exported = call(app, ["export", str(run), "--merged"])
+    assert exported.exit_code == 0, exported.output
+    assert (tmp_path / "exports/x/model.safetensors").is_file()
+    resumed = Trainer(model_folder, length, ROWS, {**values, "steps": 2}, resume=run)
+    assert resumed.step == 1
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text("".join(line for line in text.splitlines(True) if str(model_folder) not in line))
+    resumed = Trainer(model_folder, length, ROWS, {**values, "steps": 2}, resume=run)  # of before it was recorded
+    assert resumed.config.policy == config.policy
 
 
 def test_settings_of_the_configuration_apply_to_a_path(model_folder: Path) -> None:

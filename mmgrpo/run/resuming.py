@@ -37,6 +37,9 @@ FIXED = {
 }
 """Sections that a run keeps, and why."""
 
+UNRECORDED = ("policy", "policy.model")
+"""Values that runs of a Trainer with a path did not record once; where there are none, they may be set."""
+
 FREE = ("warmup.log_every", "update.ema.")
 """What of them may change, by how its key begins."""
 
@@ -203,6 +206,8 @@ def _differences(where: str, before: Any, after: Any) -> Iterator[Change]:
 
 def _refusal(change: Change, before: RunConfig) -> str | None:
     """Why a run cannot go on with a change; None if it can."""
+    if change.key in UNRECORDED and change.before is None:
+        return None
     for key, reason in FIXED.items():
         if (change.key == key or change.key.startswith(f"{key}.")) and not _is_free(change.key, before):
             return reason

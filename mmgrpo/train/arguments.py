@@ -24,6 +24,19 @@ MARKS = {"model_index.json": "denoising", "config.json": "language"}
 """The file that tells a folder's kind, and the adapter for it; a pipeline's folder is looked at first."""
 
 
+def with_policy(policy: Any, config: RunConfig) -> RunConfig:
+    """The configuration with a policy that is a path or hub id as its ``policy.model``, so that run folders record it.
+
+    Raises ConfigError where nothing tells which adapter a name is for.
+    """
+    if not isinstance(policy, str | Path):
+        return config
+    settings = config.policy.numbers if config.policy else {}
+    name = config.policy.name if config.policy else _adapter_for(str(policy))
+    named = Named.model_validate({**settings, "name": name, "model": str(policy)})
+    return config.model_copy(update={"policy": named})
+
+
 def policy_of(given: Any, config: RunConfig, device: str | torch.device) -> Policy:
     """A live policy itself; a path or hub id of a model or pipeline, loaded with the settings of ``policy:``.
 
@@ -39,10 +52,7 @@ def policy_of(given: Any, config: RunConfig, device: str | torch.device) -> Poli
             "policy must be a Policy, or the path or hub id of a model or pipeline, got "
             f"{type(given).__name__}; wrap a live model: LanguagePolicy(model, processor), DenoisingPolicy(pipeline)"
         )
-    settings = config.policy.numbers if config.policy else {}
-    name = config.policy.name if config.policy else _adapter_for(str(given))
-    named = Named.model_validate({**settings, "name": name, "model": str(given)})
-    return build_policy(config.model_copy(update={"policy": named}), device)
+    return build_policy(with_policy(given, config), device)
 
 
 def rewards_of(given: Any) -> list[NamedReward]:

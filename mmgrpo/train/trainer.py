@@ -33,7 +33,7 @@ from mmgrpo.run.watchdog import Alarm, Watchdog, watched
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.columns import require_columns, require_references
 from mmgrpo.train.account import Account
-from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_of
+from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_of, with_policy
 from mmgrpo.train.auxiliary import Auxiliaries
 from mmgrpo.train.build import build_plan, build_rewards, build_setting, exchange_plan, optimizer_of
 from mmgrpo.train.build_views import build_views, require_images
@@ -94,7 +94,7 @@ class Trainer:
             resume: a run folder or a checkpoint to go on from.
             before: of a task of a mixed run, whose steps somebody else takes, the tasks before it.
         """
-        self.config = config_given(config, resume)
+        self.config = with_policy(policy, config_given(config, resume))
         self.rewards = rewards_of(rewards)
         asked = prompts_of(prompts, self.config)
         require_columns(self.rewards, asked, "prompts")
