@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from mmgrpo.config.auxiliary import AuxiliaryConfig
 from mmgrpo.config.critic import CriticConfig
+from mmgrpo.config.method_rewards import with_method_rewards
 from mmgrpo.config.methods import POLICIES, MethodConfig, MethodKind, RecipeConfig, takes
 from mmgrpo.config.numbers import bound
 from mmgrpo.config.objective import ForeignConfig, ObjectiveConfig, TermConfig
@@ -318,8 +319,10 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> RunConfig:
-        for method in () if self.method is None else (self.method, *self.method.over):
+        methods = () if self.method is None else (*self.method.over, self.method)
+        for method in methods:
             _require_same_decisions(method, self.policy)
+        self.__dict__["rewards"] = with_method_rewards(self.rewards, methods)
         if self.update.minibatches > self.rollout.prompts_per_step:
             raise ValueError(
                 f"update.minibatches={self.update.minibatches} needs as many groups, but rollout.prompts_per_step="

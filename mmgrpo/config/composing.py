@@ -34,6 +34,9 @@ Lay = Callable[[Values, Values], dict[str, Any]]
 def composed(layers: Sequence[Values], lay: Lay) -> dict[str, Any]:
     """Files laid over each other, in order; of methods among them the functions that work one after another are joined.
 
+    A run or a model, a file without a method that names a policy or a source of prompts, is merged before the methods
+    beside it, wherever it is in the list: what a method sets is in force in either order.
+
     Args:
         layers: the files' values.
         lay: puts one over another.
@@ -43,8 +46,9 @@ def composed(layers: Sequence[Values], lay: Lay) -> dict[str, Any]:
 
     Raises:
         ConfigError: methods are for different policies, or one would have no effect, as those above it say all that it
-            says or draw something else.
+            says or draw something else; or a file drops functions of a method before it.
     """
+    layers = _runs_first(layers)
     merged = _laid(layers, lay)
     methods = [number for number, values in enumerate(layers) if _name(values)]
     if not methods or len(layers) < 2:
@@ -54,13 +58,63 @@ def composed(layers: Sequence[Values], lay: Lay) -> dict[str, Any]:
     uppermost, lower = layers[methods[-1]], methods[:-1]
     _require_one_policy([layers[number]["method"] for number in methods])
     for number in lower:
-        if _without_names(_laid([*layers[:number], *layers[number + 1 :]], lay)) == _without_names(merged):
+        others = _laid([*layers[:number], *layers[number + 1 :]], lay)
+        if not _adds_rewards(layers[number]) and _without_names(others) == _without_names(merged):
             raise ConfigError(
                 f"{_name(layers[number])} would have no effect under {_name(uppermost)}, which sets all that it sets; "
                 "put it after that, or include one of the two"
             )
         _require_drawn(layers[number], merged, [layers[above] for above in methods if above > number])
     return _told(merged, [layers[number] for number in lower], uppermost)
+
+
+def require_functions(below: Values, above: Values, where: str) -> None:
+    """Checks that values merged on top of a method drop none of its functions.
+
+    A list may be cleared by ``[]`` or null, and ``method: null`` says that the run is not the method's any more.
+
+    Args:
+        below: the values with the method.
+        above: what is merged on top.
+        where: the file or the override, for messages.
+
+    Raises:
+        ConfigError: a list of ``above`` lacks functions that the same list of ``below`` has.
+    """
+    if _name(below) is None or ("method" in above and not above["method"]) or _name(above) not in (None, _name(below)):
+        return
+    for key in CHAINS:
+        lower, upper = at(below, key, None), at(above, key, None)
+        if not (isinstance(lower, list) and isinstance(upper, list) and upper):
+            continue
+        stated = {_identity(function) for function in upper}
+        if dropped := [str(_identity(one)[0]) for one in lower if _identity(one) not in stated]:
+            raise ConfigError(
+                f"{where}: {key} replaces the list of methods/{_name(below)} and drops {', '.join(dropped)}: state "
+                f"{'these' if len(dropped) > 1 else 'it'} in {key} too; [] to leave out the whole list; or method: "
+                "null for a run that is not that method's"
+            )
+
+
+def _runs_first(layers: Sequence[Values]) -> list[Values]:
+    """The layers with runs and models before the first method."""
+    first = next((number for number, values in enumerate(layers) if _name(values)), len(layers))
+    behind = [_is_run(values) for values in layers[first:]]
+    runs = [values for values, is_run in zip(layers[first:], behind, strict=True) if is_run]
+    others = [values for values, is_run in zip(layers[first:], behind, strict=True) if not is_run]
+    return [*layers[:first], *runs, *others]
+
+
+def _is_run(values: Values) -> bool:
+    if _name(values):
+        return False
+    keys = ("policy.name", "prompts.source", "prompts.sources")
+    return isinstance(values.get("policy"), str) or any(has(values, key) for key in keys)
+
+
+def _adds_rewards(values: Values) -> bool:
+    rewards = at(values, "method.rewards", {})
+    return isinstance(rewards, Mapping) and bool(rewards.get("substitutes") or rewards.get("added"))
 
 
 def _told(merged: dict[str, Any], lower: Sequence[Values], uppermost: Values) -> dict[str, Any]:
@@ -74,7 +128,8 @@ def _sections(layer: Values, merged: Values) -> Iterator[dict[str, Any]]:
     """What a file says of the methods that it is made of, its own last: the keys that each sets, and had."""
     for method in (*layer["method"].get("over", ()), layer["method"]):
         sources = {key: said for key, said in method.get("sources", {}).items() if has(layer, key)}
-        gone = {key: at(layer, key) for key in sources if _is_other(key, layer, merged)} | method.get("replaced", {})
+        own = [key for key in sources if not key.startswith("method.")]
+        gone = {key: at(layer, key) for key in own if _is_other(key, layer, merged)} | method.get("replaced", {})
         yield {**{key: said for key, said in method.items() if key != "over"}, "sources": sources, "replaced": gone}
 
 
@@ -99,6 +154,8 @@ def _require_drawn(method: Values, merged: Values, above: Sequence[Values]) -> N
 def _laid(layers: Sequence[Values], lay: Lay) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for values in layers:
+        if not _name(values):
+            require_functions(merged, values, "include")
         is_further = _name(values) and _name(merged) not in (None, _name(values))
         below = _with_its_own_scale(merged, values) if is_further else merged
         chains = _chains(merged, values) if is_further else {}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import yaml
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.composing import composed
+from mmgrpo.config.composing import composed, require_functions
 from mmgrpo.config.parts import runs_of, tasks_of
 from mmgrpo.config.registry import suggestion
 from mmgrpo.config.tasks import said_elsewhere
@@ -64,7 +65,9 @@ def load_config(
         merged = _over(merged, read_layers(find_config(name), published=published))
     for key, value in given.items():
         _require_task(merged, key)
+        below = deepcopy(merged)
         set_value(merged, key.split("."), value)
+        require_functions(below, merged, f"the override {key}")
     return validated(merged)
 
 
@@ -179,6 +182,7 @@ def _layers(path: Path, above: tuple[Path, ...], known: _Known, published: bool 
             values["tasks"] = {name: _task(task, path, below) for name, task in values["tasks"].items()}
         if asks:
             _require_published(merged, f"{path}: published: true")
+        require_functions(merged, values, str(path))
         merged = _over(merged, values)
         if above:
             _tell_renamed(values)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from mmgrpo.config.rewards import RewardConfig
 from mmgrpo.config.sections import Section
 
 MethodKind = Literal[
@@ -24,6 +25,14 @@ MethodKind = Literal[
     "environments",
 ]
 
+Need = Literal["verifier", "images", "videos", "turns", "environment_reward"]
+"""Kinds of needs.
+
+``verifier``: a reward of the run that scores answers (see ``is_verifier``); ``images`` and ``videos``: rows that have
+one; ``turns``: ``rollout.environment``; ``environment_reward``: an environment whose turns carry a reward, or an
+estimator of turns that names a reward of the run.
+"""
+
 AppliesTo = Literal["tokens", "denoising", "masked", "both"]
 
 POLICIES = {
@@ -39,6 +48,23 @@ def takes(kind: str, applies_to: str) -> bool:
     return applies_to in ("both", kind) or (kind, applies_to) == ("masked", "tokens")
 
 
+class MethodRewardsConfig(Section):
+    """Rewards that a method adds to those of the run, whatever these are: see docs/methods.md.
+
+    In a reward of it ``verifiers`` stands for each verifier of the run: as the value of a setting, for the verifier
+    with its settings; as that of ``extract``, for the verifier's own; as ``gate.reward``, for its label; as ``name``,
+    for the verifier itself, under another label or times a weight.
+    """
+
+    fallback: tuple[RewardConfig, ...] = Field(
+        default=(), description="rewards of a run that states none: those of the paper"
+    )
+    substitutes: tuple[RewardConfig, ...] = Field(
+        default=(), description="what counts in place of the run's verifiers; a verifier in none of them is reported"
+    )
+    added: tuple[RewardConfig, ...] = Field(default=(), description="what counts beside the rewards of the run")
+
+
 class MethodConfig(Section):
     """A method: what it is, and where its values come from."""
 
@@ -49,6 +75,12 @@ class MethodConfig(Section):
     applies_to: AppliesTo = "both"
     published_on: str | None = Field(
         default=None, description="model of the run that the values under published are of"
+    )
+    needs: tuple[Need, ...] = Field(
+        default=(), description="what a run must have for the method to have an effect; an error before the run if not"
+    )
+    rewards: MethodRewardsConfig = Field(
+        default_factory=MethodRewardsConfig, description="added to the rewards of the run, which do not replace them"
     )
     sources: dict[str, str] = Field(default_factory=dict, description="config key -> section, table or file it is from")
     deviations: tuple[str, ...] = ()

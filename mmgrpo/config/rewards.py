@@ -15,6 +15,30 @@ from mmgrpo.system.targets import is_own
 Closed = Literal["none", "zero"]
 
 
+NO_VERIFIERS = frozenset(
+    {
+        "clipping",
+        "curiosity",
+        "explorability",
+        "format",
+        "json_schema",
+        "length_peak",
+        "math_form",
+        "overlong",
+        "rarity",
+        "repetition",
+        "self_certainty",
+        "semantic_clusters",
+        "sound_length",
+        "sounding",
+        "tagged",
+        "unique_formulas",
+        "where_useful",
+    }
+)
+"""Registered rewards of form, of length, or of a sample beside its group, which verify no answer."""
+
+
 class GateConfig(Section):
     """A condition under which a reward counts: another reward's value, before clipping, is at least a threshold.
 
@@ -53,6 +77,16 @@ class RewardConfig(Named):
     deterministic: bool | None = Field(
         default=None, description="what it said of a sample is kept; null: if it declares that nothing else matters"
     )
+    verifier: bool | None = Field(
+        default=None,
+        description="whether it verifies answers, so that rewards of methods are computed of it; null: if its weight "
+        "is above 0 and it is not one of form or length",
+    )
+    from_method: str | None = Field(
+        default=None,
+        description="the method whose reward this is; written by the loader. Written by hand, it replaces the reward "
+        "of this label of that method, and counts as that does in what it does not state",
+    )
 
     @property
     def known_as(self) -> str:
@@ -64,6 +98,25 @@ class RewardConfig(Named):
         if self.clip is not None and not self.clip[0] < self.clip[1]:
             raise ValueError(f"clip of reward '{self.known_as}' must be [low, high], low below high, got {self.clip}")
         return self
+
+
+def is_verifier(reward: RewardConfig) -> bool:
+    """Whether a reward of a run verifies its answers.
+
+    As its ``verifier:`` says; else every reward with a weight above 0 does, but those in ``NO_VERIFIERS`` and those
+    that a method brings.
+    """
+    if reward.verifier is not None:
+        return reward.verifier
+    return reward.weight > 0 and reward.name not in NO_VERIFIERS and reward.from_method is None
+
+
+def no_verifier(labels: Sequence[str]) -> str:
+    """The lack of a verifier, with what to add."""
+    return (
+        f"a verifier, a reward that scores answers, and rewards: has {', '.join(labels) or 'none'}: add one, for "
+        "example {name: exact_match}, or state verifier: true at the reward that is one"
+    )
 
 
 def gate_order(names: Sequence[str], gates: Mapping[str, str]) -> list[str]:

@@ -38,6 +38,20 @@ has otherwise, and `published: true` in the file that includes the method, or `p
 them in force where the method lies: over the model, under what the file itself says, and under overrides.
 `mmgrpo methods NAME` shows a method's section of this page.
 
+`rewards:` are those of your run. No method replaces them, and they replace none of a method: a method that works
+by rewards states them under `method.rewards`, and they are added to yours. `added` rewards count beside yours.
+`substitutes` count in place of your verifiers: computed of them (`of: verifiers`), or without them, and then your
+verifiers are reported at weight 0. `fallback` rewards are the paper's, for a run that states none. A verifier is a
+reward with a weight above 0, but for those of form and length (`format`, `overlong`, ...); `verifier: true` or `false`
+at a reward overrides that. A reward of the run with the name and label of a method's, or with its label and
+`from_method: NAME`, replaces it, and counts as it does in what it does not state. `mmgrpo explain` lists the rewards of
+the run and where each is from.
+
+`method.needs` names what a method needs of a run (a verifier, rows with images, an environment whose turns carry a
+reward, ...); a run that lacks it is an error before it starts. A run or a model is merged before the methods of the
+same `include:`, in either order, and a list such as `advantage.estimators` of your file that drops functions of a
+method is an error.
+
 ## Writing one
 
 A file of your own is included by its path, and one of a package's as `methods/NAME`, the name of its entry point in
@@ -51,7 +65,12 @@ method:
   kind: surrogates                    # a heading below
   applies_to: both                    # tokens, denoising, masked or both
   published_on: Qwen2.5-7B, all weights
+  needs: [verifier]                   # of the run; leave it out if there is nothing
+  rewards:                            # of the method; leave them out if it adds none
+    fallback: [{name: exact_match}]
+    added: [{name: rarity, of: verifiers, marks: [<COT>, <CODE>]}]
   sources:                            # of every key, here and under published, where its value was read
+    method.rewards: eq. 2
     objective.surrogate: eq. 3
     rollout.group_size: app. B
     update.lr: app. B

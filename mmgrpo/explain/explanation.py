@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from mmgrpo.config import AdvantageConfig, AlarmKind, ForeignConfig, Named, ObjectiveConfig, RewardConfig, RunConfig
 from mmgrpo.config.binding import build_objective, build_planner, require_credit
 from mmgrpo.config.idle import idle_mechanisms
+from mmgrpo.config.needs import require_needs
 from mmgrpo.config.numbers import bound, named_in
 from mmgrpo.config.registry import is_scheduled, settings_type
 from mmgrpo.config.validating import explain_validation
@@ -24,7 +25,7 @@ from mmgrpo.explain.formulas import formula_of, with_defaults
 from mmgrpo.explain.formulas import numbers_text as _numbers
 from mmgrpo.explain.formulas import summary as _summary
 from mmgrpo.explain.lines import WIDTH, told
-from mmgrpo.explain.method import method_rows, recipe_rows
+from mmgrpo.explain.method import method_rows, recipe_rows, reward_rows
 from mmgrpo.explain.rounds import Played
 from mmgrpo.explain.views import view_rows
 from mmgrpo.maths import objectives
@@ -70,6 +71,7 @@ def explanation(config: RunConfig, width: int = WIDTH) -> str:
     """
     build_objective(config.objective)
     require_credit(config)
+    require_needs(config)
     build_planner(config.rollout)
     for reward in config.rewards:
         if reward.schedule is not None:
@@ -155,6 +157,7 @@ def _formula(config: RunConfig) -> Iterator[tuple[str, str]]:
     objective = config.objective
     yield "loss", formula_of(objectives.__doc__ or "")
     yield "reward", _reward_line(config)
+    yield from reward_rows(config)
     for reward in config.rewards:
         yield from (("", f"{reward.known_as} {term}") for term in _terms(reward))
     yield "advantage A", _advantage_line(config.advantage)

@@ -37,6 +37,20 @@ def method_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
         yield from _rows("laid over", lower, {}, values)
 
 
+def reward_rows(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Each reward of a run to which a method adds some, on a line: its weight, its settings, and where it is from."""
+    if not any(reward.from_method for reward in config.rewards):
+        return
+    for number, reward in enumerate(config.rewards):
+        settings = {key: value for key, value in reward.numbers.items() if value is not None}
+        label = "" if reward.label is None else f", labeled {reward.label}"
+        source = f"of methods/{reward.from_method}" if reward.from_method else "of the run"
+        line = f"{reward.weight:g} {shown_value({'name': reward.name, **settings})}{label}: {source}"
+        if reward.weight == 0 and reward.from_method is None and reward.verifier:
+            line += ", reported only: a reward of the method counts in its place"
+        yield "" if number else "rewards", line
+
+
 def _rows(label: str, method: MethodConfig, published: Values, values: Values) -> Iterator[tuple[str, str]]:
     yield label, _cited(method) + ("" if method.applies_to == "both" else f", {POLICIES[method.applies_to]}")
     if method.replaced:
@@ -50,6 +64,8 @@ def _rows(label: str, method: MethodConfig, published: Values, values: Values) -
     if others:
         had = (f"{key} {'not set' if value is None else f'= {_here(value)}'}" for key, value in others.items())
         yield "plain GRPO", f"has {', '.join(had)}"
+    if method.needs:
+        yield "needs", ", ".join(method.needs)
     if published:
         yield "published", _published_line(method, published, values)
     if method.renamed:

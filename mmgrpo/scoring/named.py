@@ -45,6 +45,9 @@ class NamedReward:
         deterministic: whether known results are kept; None: as the function declares. See ``Reward``.
         needs_values: names of ``Sample.values`` that it reads; None: as the function declares.
         needs_columns: columns of the data without which it scores nothing; None: as the function declares.
+        verifier: whether rewards of methods are computed of it; None: if its weight is above 0 and its name is not that
+            of a reward of form or length.
+        from_method: the method whose reward of this name it replaces; None: it is the run's own.
     """
 
     name: str
@@ -58,6 +61,8 @@ class NamedReward:
     deterministic: bool | None = None
     needs_values: tuple[str, ...] | None = None
     needs_columns: tuple[str, ...] | None = None
+    verifier: bool | None = None
+    from_method: str | None = None
 
     def __post_init__(self) -> None:
         if not self.name:

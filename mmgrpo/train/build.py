@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from mmgrpo.config import RewardConfig, RunConfig
 from mmgrpo.config.binding import build_objective, tree_of, window_at
 from mmgrpo.config.numbers import bound
-from mmgrpo.config.registry import resolve
+from mmgrpo.config.registry import names, resolve
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.data.contexts import CONTEXTS
 from mmgrpo.data.history import Context
@@ -42,6 +42,10 @@ from mmgrpo.types import Plan
 
 ROLLOUT_SEED = 0  # keeps the rollouts' random numbers apart from the windows' and the warm-up's
 _NESTED = ("of", "likelihood", "grade")  # settings of a reward that name another one
+LIVE = "live:"
+"""How the names of live functions begin, where a configuration stands for them."""
+
+Functions = Mapping[str, Callable[..., Any]]
 
 
 def build_policy(config: RunConfig, device: str | torch.device) -> Policy:
@@ -81,15 +85,16 @@ def _begun(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, "adapter": str(weights_at(path) if is_run else path)}
 
 
-def build_rewards(configs: Sequence[RewardConfig]) -> list[NamedReward]:
+def build_rewards(configs: Sequence[RewardConfig], *, live: Functions | None = None) -> list[NamedReward]:
     """The rewards, each built with its own settings.
 
     A setting ``of``, ``likelihood`` or ``grade`` is another reward, by its name or with its settings, and built first.
-    Any setting ``python:module:attribute``, or a mapping with such a name and settings, is what that stands for.
+    Any setting ``python:module:attribute``, or a mapping with such a name and settings, is what that stands for; a name
+    of ``live``, as the reward's own or as a setting, is that function.
 
     Raises ConfigError for unknown names or settings.
     """
-    return [_named_reward(reward) for reward in configs]
+    return [_named_reward(reward, live or {}) for reward in configs]
 
 
 def exchange_plan(config: RunConfig) -> Plan:
@@ -229,13 +234,13 @@ def build_schedule(
     return LambdaLR(optimizer, partial(SCHEDULES[name], num_updates=num_updates, num_warmup=num_warmup, floor=floor))
 
 
-def _named_reward(config: RewardConfig) -> NamedReward:
+def _named_reward(config: RewardConfig, live: Functions) -> NamedReward:
     schedule = config.schedule and bound(f"rewards ({config.known_as}).schedule", WEIGHT_SCHEDULES, config.schedule)
     if schedule is not None:
         schedule(0)  # numbers that do not go together are said now
     return NamedReward(
         config.known_as,
-        _built_reward(config),
+        _built_reward(config, live),
         config.weight,
         gate=config.gate and Gate(config.gate.reward, config.gate.at_least, config.gate.closed),
         clip=config.clip,
@@ -243,13 +248,24 @@ def _named_reward(config: RewardConfig) -> NamedReward:
         timeout_s=config.timeout_s,
         concurrent=config.concurrent,
         deterministic=config.deterministic,
-        needs_columns=None if is_own(config.name) else columns_of(resolve("rewards", config.name), config.numbers),
+        needs_columns=None if is_own(config.name) or config.name in live else _columns(config.name, config.numbers),
     )
 
 
-def _built_reward(config: RewardConfig) -> Any:
+def _columns(name: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The columns that a registered reward, and those within it, cannot do without."""
+    within = (settings.get(setting) for setting in _NESTED)
+    nested = [{"name": value} if isinstance(value, str) else value for value in within if value is not None]
+    inner = [one for one in nested if isinstance(one, Mapping) and one.get("name") in names("rewards")]
+    own = columns_of(resolve("rewards", name), settings)
+    return tuple(dict.fromkeys((*own, *(column for one in inner for column in _columns(one["name"], one)))))
+
+
+def _built_reward(config: RewardConfig, live: Functions) -> Any:
+    if config.name in live:
+        return live[config.name]
     target = resolve("rewards", config.name)
-    settings = {name: _reward_setting(config.name, name, value) for name, value in config.numbers.items()}
+    settings = {name: _reward_setting(config.name, name, value, live) for name, value in config.numbers.items()}
     if is_own(config.name) and not inspect.isclass(target):
         return partial(target, **settings) if settings else target
     try:
@@ -259,8 +275,10 @@ def _built_reward(config: RewardConfig) -> Any:
         raise ConfigError(f"reward {config.name}: {error}; it takes {takes or 'no settings'}") from error
 
 
-def _reward_setting(owner: str, setting: str, value: Any) -> Any:
+def _reward_setting(owner: str, setting: str, value: Any, live: Functions) -> Any:
     """What a setting of a reward stands for: another reward, something of the user's own, or itself."""
+    if isinstance(value, str) and value in live:
+        return live[value]
     named = value if isinstance(value, str) else value.get("name") if isinstance(value, Mapping) else None
     is_reward = setting in _NESTED and named is not None
     if not is_reward and not (isinstance(named, str) and is_own(named)):
@@ -275,5 +293,5 @@ def _reward_setting(owner: str, setting: str, value: Any) -> Any:
             f"reward {owner}: {setting}: a reward within another does not count by itself; leave out "
             f"{', '.join(counted)}"
         )
-    built = _built_reward(nested)
+    built = _built_reward(nested, live)
     return as_reward(built) if is_reward else built

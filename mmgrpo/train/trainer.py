@@ -46,6 +46,7 @@ from mmgrpo.train.following import Behind, require_told, told
 from mmgrpo.train.gather import Experience, Followed, gather
 from mmgrpo.train.judge import judge
 from mmgrpo.train.learn import Lesson, Update
+from mmgrpo.train.live_rewards import rewards_of_run
 from mmgrpo.train.memory import Facts, remember, remembered, step_facts
 from mmgrpo.train.metrics import ROWS_ALONE, step_metrics, update_metrics
 from mmgrpo.train.moving import Moving
@@ -95,14 +96,14 @@ class Trainer:
             before: of a task of a mixed run, whose steps somebody else takes, the tasks before it.
         """
         self.config = with_policy(policy, config_given(config, resume))
-        self.rewards = rewards_of(rewards)
         asked = prompts_of(prompts, self.config)
-        require_columns(self.rewards, asked, "prompts")
-        require_references(self.rewards, asked, "prompts")
         self.job = Job.of(self.config, accelerator)
         resumption = self.job.from_main(lambda: plan_resumption(Path(resume), self.config)) if resume else None
         self.config = resumption.config if resumption else self.config
         require_single(self.config, mixed=before is not None)
+        run_rewards = rewards_of_run(rewards_of(rewards), self.config)
+        self.rewards = run_rewards.named
+        run_rewards.require(self.config, asked)
         if before is None:
             require_told("", [reward.function for reward in self.rewards], {})
         task = self.config.task or TaskConfig()
@@ -145,7 +146,7 @@ class Trainer:
         require_columns(judges, self.held_out, "evaluation.prompts")
         require_references(judges, self.held_out, "evaluation.prompts")
         self.status = "running"
-        self._explanation = explanation(self.config)
+        self._explanation = explanation(run_rewards.explained(self.config))
         set_seed(self.config.seed)
         self._owns = owner is None
         trained = Trained(policy, self.optimizer, self.average, self.warmup, self.critic, owns=self._owns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -298,6 +299,10 @@ def half_are_right(samples: Sequence[Sample]) -> list[float]:
     return [float((sample.group + sample.member) % 2 == 0) for sample in samples]
 
 
+def by_text(samples: Sequence[Sample]) -> list[float]:
+    return [float(zlib.crc32((sample.text or "").encode()) % 2) for sample in samples]
+
+
 def second_half(samples: Sequence[Sample]) -> list[Score]:
     """Marks the second half of each text as its answer."""
     halves = [(len(sample.text or "") // 2, len(sample.text or "")) for sample in samples]
@@ -319,7 +324,10 @@ def test_method_trains(name: str, tmp_path: Path) -> None:
         short = [{key: value for key, value in stage.items() if key != "settings"} for stage in then]
         small = {**small, "rollout.planner.then": short}
     config = load_config(f"methods/{name}", {**small, **pattern, **tail, "output": str(tmp_path), "rewards": []})
-    rewards = [NamedReward("accuracy", half_are_right), NamedReward("answer", second_half, weight=0.0)]
+    replacing = {"grpo-care": ("answer", second_half), "critique-rl": ("discrimination", half_are_right)}
+    rewards = [NamedReward("right", by_text if name == "motif" else half_are_right)]
+    if name in replacing:
+        rewards += [NamedReward(*replacing[name], from_method=name)]
     prompts = [replace(prompt, columns=COLUMNS) for prompt in prompts_of("llama")]
     policy = policy_of("llama", max_new_tokens=12)
     before = [parameter.detach().clone() for parameter in policy.trainable]

@@ -73,7 +73,10 @@ def laid(folder: Path, *names: str, own: dict[str, Any] | None = None) -> RunCon
 def refusal(folder: Path, *names: str) -> str:
     """Why a file that includes these cannot be, empty if it can: then all its functions can be made."""
     try:
-        config = laid(folder, *names, own={"rollout": {"group_size": 16}})
+        rewarding = (
+            {"environment": "python:tests.train.test_credit_of_turns:Corridor"} if "methods/gigpo" in names else {}
+        )
+        config = laid(folder, *names, own={"rollout": {"group_size": 16, **rewarding}})
         require_credit(config)
         build_objective(config.objective)
         build_estimators(config.advantage)
@@ -100,8 +103,27 @@ def test_functions_that_follow_each_other_are_joined(tmp_path: Path) -> None:
     config = laid(tmp_path, "methods/rl-zvp", "methods/gfpo")
     alone = [laid(tmp_path, f"methods/{name}").advantage.estimators for name in ("rl-zvp", "gfpo")]
     assert config.advantage.estimators == (*alone[0], *alone[1])
-    config = laid(tmp_path, "methods/rl-zvp", "methods/gfpo", own={"advantage": {"estimators": [{"name": "length"}]}})
-    assert [one.name for one in config.advantage.estimators] == ["length"]  # the file itself replaces
+    own: dict[str, Any] = {"advantage": {"estimators": []}}
+    assert laid(tmp_path, "methods/rl-zvp", "methods/gfpo", own=own).advantage.estimators == ()
+
+
+def test_list_of_a_run_does_not_drop_functions_of_a_method(tmp_path: Path) -> None:
+    (name,) = (one.name for one in laid(tmp_path, "methods/rl-zvp").advantage.estimators)
+    own: dict[str, Any] = {"advantage": {"estimators": [{"name": "length"}]}}
+    lost = rf"advantage.estimators replaces the list of methods/rl-zvp and drops {name}: state it in"
+    with pytest.raises(ConfigError, match=rf"run.yaml: {lost}"):
+        laid(tmp_path, "methods/rl-zvp", own=own)
+    laid(tmp_path, "methods/rl-zvp")
+    with pytest.raises(ConfigError, match=rf"the override advantage.estimators: {lost}"):
+        load_config(tmp_path / "run.yaml", ["advantage.estimators=[length]"])
+    fragment = tmp_path / "fragment.yaml"
+    fragment.write_text(yaml.safe_dump(own))
+    with pytest.raises(ConfigError, match=rf"include: {lost}"):
+        laid(tmp_path, "methods/rl-zvp", str(fragment))
+    own["advantage"]["estimators"] = [{"name": "length"}, {"name": name, "weight": 0.5}]
+    assert [one.name for one in laid(tmp_path, "methods/rl-zvp", own=own).advantage.estimators] == ["length", name]
+    alone = laid(tmp_path, "methods/rl-zvp", own={"method": None, "advantage": {"estimators": [{"name": "length"}]}})
+    assert [one.name for one in alone.advantage.estimators] == ["length"]
 
 
 def test_numbers_go_with_the_scale_that_they_are_written_beside(tmp_path: Path) -> None:
@@ -126,7 +148,9 @@ def test_what_is_replaced_is_said(tmp_path: Path) -> None:
     assert said["it sets"].startswith("rollout.planner = refill (rounds 10), ")
     assert [text for label, text in of_dapo if label == "deviation"] == list(dapo.deviations)
     assert load_config(tmp_path / "run.yaml", {"seed": 1}).method == config.method
-    below = laid(tmp_path, "methods/gspo", "quickstart/arithmetic-text").method
+    fragment = tmp_path / "fragment.yaml"
+    fragment.write_text("objective: {surrogate: {name: clipped, low: 0.1, high: 0.1}}")
+    below = laid(tmp_path, "methods/gspo", str(fragment)).method
     assert below is not None
     assert "objective.surrogate" in below.replaced
     null = laid(tmp_path, "methods/drpo", "methods/dr-grpo").method

@@ -202,7 +202,10 @@ def test_every_key_of_a_method_has_a_source(name: str) -> None:
     method, published = values.pop("method"), values.pop("published", {})
     unsourced = [key for part in (values, published) for key, _ in leaves(part) if not covered(key, method["sources"])]
     assert unsourced == []
-    assert [key for key in method["sources"] if not (has(values, key) or has(published, key))] == []
+    everywhere = (values | {"method": method}, published)
+    assert [key for key in method["sources"] if not any(has(part, key) for part in everywhere)] == []
+    assert ("method.rewards" in method["sources"]) == ("rewards" in method)
+    assert "rewards" not in values  # a run's would replace them
     assert method["name"] == name.removeprefix("methods/")
     assert method["kind"] in get_args(MethodKind)
     reads = values.get("rollout", {}).get("decisions") == "read"

@@ -1,0 +1,247 @@
+"""Rewards of methods, added to those of the run: a run's ``rewards:`` never replaces them, nor they the run's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mmgrpo.config.methods import MethodConfig
+from mmgrpo.config.rewards import RewardConfig, is_verifier, no_verifier
+from mmgrpo.errors import ConfigError
+
+VERIFIERS = "verifiers"
+"""In a reward of a method: each verifier of the run."""
+
+EXTRACT = "extract"
+"""The setting of which ``verifiers`` stands for that of the verifier: where in a text the answer is."""
+
+COUNTING = ("weight", "gate", "clip", "schedule")
+"""How a method's reward counts, and a reward of the run that replaces it."""
+
+BOXED = {"math_verify": "boxed"}
+"""Verifiers that read the answer from a part of the text without a setting that says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodReward:
+    """A reward of a method.
+
+    Attributes:
+        method: its name.
+        reward: as the method's file states it.
+        substitutes: whether it counts in place of the run's verifiers.
+    """
+
+    method: str
+    reward: RewardConfig
+    substitutes: bool
+
+    @property
+    def wraps(self) -> bool:
+        """Whether a verifier of the run is within it, or is itself under another label or weight."""
+        return self.reward.name == VERIFIERS or _is_mentioned(self.reward.numbers)
+
+
+def with_method_rewards(rewards: Sequence[RewardConfig], methods: Sequence[MethodConfig]) -> tuple[RewardConfig, ...]:
+    """The rewards of a run with those that its methods add.
+
+    A run without rewards has the ``fallback`` of the last method that has one. Then, of each method:
+
+    - ``substitutes`` come after the first verifier. A verifier that they are computed of is left out, unless a gate
+      reads it; one that they are not computed of is reported at weight 0.
+    - ``added`` come last.
+    - A reward computed of ``verifiers`` is there once for each, times the verifier's weight, with its gate, schedule,
+      time limit and, of substitutes, clip.
+    - A reward of the run with the name and label of a method's, or with its label and ``from_method:``, replaces it,
+      and counts as the method's does in all that it does not state itself. So the result is a fixed point.
+
+    Args:
+        rewards: what the run states.
+        methods: of the run, the lowest first.
+
+    Returns:
+        What the run is trained on.
+
+    Raises:
+        ConfigError: a method's reward needs a verifier and there is none, or takes one and there are several; or the
+            run has another reward of its label.
+    """
+    is_fallback = not rewards
+    if is_fallback:
+        rewards = next((method.rewards.fallback for method in reversed(methods) if method.rewards.fallback), ())
+    of_methods = list(_of_methods(methods))
+    verifiers = [
+        reward for reward in rewards if is_verifier(reward) and not any(_replaces(reward, one) for one in of_methods)
+    ]
+    rewards = [_replacing(reward, of_methods, verifiers) for reward in rewards]
+    added = [one for one in of_methods if not any(_replaces(reward, one) for reward in rewards)]
+    substitutes = [reward for one in added if one.substitutes for reward in _expanded(one, verifiers, rewards)]
+    others = [reward for one in added if not one.substitutes for reward in _expanded(one, verifiers, rewards)]
+    if not any(one.substitutes for one in added):
+        return _require_labels([*rewards, *others])
+    if any(one.reward.name == VERIFIERS for one in added):
+        reported: set[str] = set()
+    elif is_fallback or any(one.wraps for one in added if one.substitutes):
+        reported = {reward.gate.reward for reward in (*rewards, *substitutes, *others) if reward.gate is not None}
+    else:
+        reported = {verifier.known_as for verifier in verifiers}
+    labels = {one.reward.label for one in added if one.reward.name == VERIFIERS and one.reward.label}
+    renamed = {verifier.known_as: label for verifier in verifiers for label in labels}
+    placed = (*_with_substitutes(rewards, verifiers, substitutes, reported), *others)
+    return _require_labels([_regated(reward, renamed) for reward in placed])
+
+
+def _require_labels(rewards: Sequence[RewardConfig]) -> tuple[RewardConfig, ...]:
+    """The rewards. Raises ConfigError where a reward of the run has the label of a method's without replacing it."""
+    stated = {reward.known_as: reward for reward in rewards if reward.from_method is None}
+    for reward in rewards:
+        if reward.from_method is not None and reward.known_as in stated:
+            raise ConfigError(
+                f"rewards: '{reward.known_as}' is the label of a reward {reward.name} that "
+                f"methods/{reward.from_method} adds, and of the run's {stated[reward.known_as].name}: give the run's "
+                f"another label, or from_method: {reward.from_method} if it replaces the method's"
+            )
+    return tuple(rewards)
+
+
+def _with_substitutes(
+    rewards: Sequence[RewardConfig],
+    verifiers: Sequence[RewardConfig],
+    substitutes: Sequence[RewardConfig],
+    reported: Collection[str],
+) -> Iterator[RewardConfig]:
+    """The rewards with the substitutes at the place of the first verifier, and verifiers to be reported at weight 0."""
+    for reward in rewards:
+        if reward not in verifiers:
+            yield reward
+            continue
+        if reward.known_as in reported:
+            yield reward.model_copy(update={"weight": 0.0, "verifier": True})
+        if reward == verifiers[0]:
+            yield from substitutes
+    if not verifiers:
+        yield from substitutes
+
+
+def _of_methods(methods: Sequence[MethodConfig]) -> Iterator[MethodReward]:
+    """The rewards of methods; of those of one name and label the last."""
+    unique: dict[tuple[str, str], MethodReward] = {}
+    for method in methods:
+        for substitutes, rewards in ((True, method.rewards.substitutes), (False, method.rewards.added)):
+            for reward in rewards:
+                one = MethodReward(method=method.name, reward=reward, substitutes=substitutes)
+                unique[reward.name, reward.known_as] = one
+    yield from unique.values()
+
+
+def _replaces(reward: RewardConfig, one: MethodReward) -> bool:
+    """Whether a reward of the run is in place of a method's."""
+    if one.reward.name == VERIFIERS:
+        return reward.from_method == one.method and reward.label == (one.reward.label or reward.label)
+    is_labeled = reward.known_as == one.reward.known_as or reward.known_as.startswith(f"{one.reward.known_as}_of_")
+    return is_labeled and (reward.name == one.reward.name or reward.from_method == one.method)
+
+
+def _replacing(
+    reward: RewardConfig, of_methods: Sequence[MethodReward], verifiers: Sequence[RewardConfig]
+) -> RewardConfig:
+    """A reward of the run that counts as the one of a method that it replaces, in all that it does not state."""
+    for one in of_methods:
+        if _replaces(reward, one):
+            unstated = [key for key in COUNTING if key not in reward.model_fields_set]
+            counting = {key: value for key in unstated if (value := getattr(one.reward, key)) is not None}
+            if "gate" in counting and verifiers:
+                counting["gate"] = _gate(one.reward, verifiers[0])
+            return reward.model_copy(update={**counting, "from_method": one.method})
+    return reward
+
+
+def _expanded(
+    one: MethodReward, verifiers: Sequence[RewardConfig], rewards: Sequence[RewardConfig]
+) -> list[RewardConfig]:
+    """A method's reward with the verifiers of the run in it, once for each. Raises ConfigError without one."""
+    reward, is_gated = one.reward, one.reward.gate is not None and one.reward.gate.reward == VERIFIERS
+    if not (one.wraps or is_gated):
+        return [_of_method(one, reward.name, _with_extract(reward.numbers, verifiers))]
+    if not verifiers:
+        lack = no_verifier([other.known_as for other in rewards])
+        raise ConfigError(f"methods/{one.method} needs {lack}")
+    if len(verifiers) > 1 and (reward.label is not None or is_gated):
+        raise ConfigError(
+            f"methods/{one.method}: its reward {reward.known_as} takes one verifier, and the run has "
+            f"{', '.join(verifier.known_as for verifier in verifiers)}: state verifier: false at all of these but one"
+        )
+    if not one.wraps:
+        return [_of_method(one, reward.name, reward.numbers, gate=_gate(reward, verifiers[0]))]
+    if reward.name == VERIFIERS:
+        return [
+            verifier.model_copy(
+                update={
+                    "label": reward.label or verifier.label,
+                    "weight": verifier.weight * reward.weight,
+                    "from_method": one.method,
+                }
+            )
+            for verifier in verifiers
+        ]
+    return [_of_verifier(one, verifier, single=len(verifiers) == 1) for verifier in verifiers]
+
+
+def _of_verifier(one: MethodReward, verifier: RewardConfig, *, single: bool) -> RewardConfig:
+    reward = one.reward
+    if reward.schedule is not None and verifier.schedule is not None:
+        raise ConfigError(
+            f"methods/{one.method}: the weight of {reward.known_as} has a schedule, and that of {verifier.known_as}, "
+            "which it is computed of, another: leave out the verifier's, or state the method's reward yourself"
+        )
+    within = {"name": verifier.name, **verifier.numbers} if verifier.numbers else verifier.name
+    numbers = {key: within if value == VERIFIERS and key != EXTRACT else value for key, value in reward.numbers.items()}
+    clip = verifier.clip if one.substitutes and reward.clip is None else reward.clip
+    return _of_method(
+        one,
+        reward.name,
+        _with_extract(numbers, [verifier]),
+        label=reward.label if single else f"{reward.known_as}_of_{verifier.known_as}",
+        weight=reward.weight * verifier.weight,
+        gate=_gate(reward, verifier) or verifier.gate,
+        clip=clip,
+        schedule=reward.schedule or verifier.schedule,
+        timeout_s=verifier.timeout_s if reward.timeout_s is None else reward.timeout_s,
+        concurrent=verifier.concurrent if reward.concurrent is None else reward.concurrent,
+    )
+
+
+def _of_method(one: MethodReward, name: str, numbers: Mapping[str, Any], **counting: Any) -> RewardConfig:
+    """A method's reward with other settings, and what is counted of it otherwise."""
+    stated = {key: getattr(one.reward, key) for key in RewardConfig.model_fields}
+    values = {**stated, **counting, "name": name, "from_method": one.method, **numbers}
+    return RewardConfig.model_validate(values)
+
+
+def _gate(reward: RewardConfig, verifier: RewardConfig) -> Any:
+    if reward.gate is None or reward.gate.reward != VERIFIERS:
+        return reward.gate
+    return reward.gate.model_copy(update={"reward": verifier.known_as})
+
+
+def _with_extract(numbers: Mapping[str, Any], verifiers: Sequence[RewardConfig]) -> dict[str, Any]:
+    """Settings with the verifier's place of the answer; its default, the whole text, where the verifier states none."""
+    if numbers.get(EXTRACT) != VERIFIERS:
+        return dict(numbers)
+    stated = (verifier.numbers.get(EXTRACT, BOXED.get(verifier.name)) for verifier in verifiers)
+    place = next((extract for extract in stated if extract is not None), None)
+    return {key: value for key, value in numbers.items() if key != EXTRACT} | (
+        {} if place is None else {EXTRACT: place}
+    )
+
+
+def _is_mentioned(numbers: Mapping[str, Any]) -> bool:
+    return any(value == VERIFIERS for key, value in numbers.items() if key != EXTRACT)
+
+
+def _regated(reward: RewardConfig, renamed: Mapping[str, str]) -> RewardConfig:
+    """A reward with its gate at the new label of a verifier that has another one."""
+    if reward.gate is None or reward.gate.reward not in renamed:
+        return reward
+    return reward.model_copy(update={"gate": reward.gate.model_copy(update={"reward": renamed[reward.gate.reward]})})

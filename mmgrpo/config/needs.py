@@ -1,0 +1,110 @@
+"""What a method needs of its run: checked before the run, with an error that says what to add."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mmgrpo.config import RewardConfig, RunConfig
+from mmgrpo.config.methods import Need
+from mmgrpo.config.registry import resolve
+from mmgrpo.config.rewards import is_verifier, no_verifier
+from mmgrpo.errors import ConfigError
+from mmgrpo.system.targets import is_own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What needs are checked against.
+
+    Attributes:
+        config: the run.
+        rewards: of the run, live functions among them; None: not known.
+        prompts: the rows; None: not read.
+    """
+
+    config: RunConfig
+    rewards: Sequence[RewardConfig] | None = None
+    prompts: Sequence[Any] | None = None
+
+
+def require_needs(
+    config: RunConfig, *, rewards: Sequence[RewardConfig] | None = None, prompts: Sequence[Any] | None = None
+) -> None:
+    """Checks what the run's methods need of it.
+
+    Args:
+        config: the run.
+        rewards: of the run, live functions among them; None: those of the configuration, if it has any.
+        prompts: its rows, each a ``Prompt``; None: not read, so that needs of rows are not checked.
+
+    Raises:
+        ConfigError: the run lacks something; the message says what to add.
+    """
+    inputs = Inputs(config=config, rewards=rewards or config.rewards or None, prompts=prompts)
+    for method in () if config.method is None else (*config.method.over, config.method):
+        for need in method.needs:
+            if (lack := CHECKS[need](inputs)) is not None:
+                raise ConfigError(f"methods/{method.name} needs {lack}")
+
+
+def _verifier(inputs: Inputs) -> str | None:
+    rewards = inputs.rewards
+    if rewards is None or any(is_verifier(reward) or reward.from_method for reward in rewards):
+        return None
+    return no_verifier([reward.known_as for reward in rewards])
+
+
+def _rows(what: str) -> Callable[[Inputs], str | None]:
+    def check(inputs: Inputs) -> str | None:
+        if inputs.prompts is None or any(getattr(prompt, what) for prompt in inputs.prompts):
+            return None
+        kind = what.removesuffix("s")
+        if any(part.get("type") == kind for prompt in inputs.prompts for part in _parts(prompt.messages)):
+            return None
+        return (
+            f"rows with {what}, and none of the {len(inputs.prompts)} prompts has any: give rows with a column "
+            f"{what[:-1]!r} or {what!r}, or leave the method out"
+        )
+
+    return check
+
+
+def _parts(messages: Sequence[Mapping[str, Any]] | None) -> Iterator[Mapping[str, Any]]:
+    """The parts of chat messages whose content is a list."""
+    for message in messages or ():
+        content = message.get("content")
+        yield from (part for part in content if isinstance(part, Mapping)) if isinstance(content, list) else ()
+
+
+def _turns(inputs: Inputs) -> str | None:
+    if inputs.config.rollout.environment is not None:
+        return None
+    return "turns of an exchange, and the run has no environment: set rollout.environment"
+
+
+def _environment_reward(inputs: Inputs) -> str | None:
+    environment = inputs.config.rollout.environment
+    if environment is None:
+        return _turns(inputs)
+    own = is_own(environment.name)
+    if own or getattr(resolve("environments", environment.name), "gives_rewards", True):
+        return None
+    if any(named.numbers.get("reward") for named in inputs.config.advantage.estimators):
+        return None
+    return (
+        f"a reward of each turn, and the environment {environment.name} gives none: use an environment that does, or "
+        "state which reward of the run is paid at the last turn: advantage.estimators: [{name: anchor_states, reward: "
+        "LABEL}]"
+    )
+
+
+CHECKS: Mapping[Need, Callable[[Inputs], str | None]] = {
+    "verifier": _verifier,
+    "images": _rows("images"),
+    "videos": _rows("videos"),
+    "turns": _turns,
+    "environment_reward": _environment_reward,
+}
+"""The check of each need: the lack with its fix, or None."""

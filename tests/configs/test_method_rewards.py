@@ -1,0 +1,240 @@
+"""Rewards of methods beside those of a run: neither replaces the other, in either order of an include."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mmgrpo.config import RewardConfig, RunConfig
+from mmgrpo.config.loading import dump_config, load_config, shipped
+from mmgrpo.config.needs import require_needs
+from mmgrpo.errors import ConfigError
+from mmgrpo.explain.explanation import explanation
+from mmgrpo.scoring import NamedReward
+from mmgrpo.train.build import build_rewards
+from mmgrpo.train.live_rewards import rewards_of_run
+from mmgrpo.types import Prompt, Sample
+from tests.policies.tiny_language import picture
+
+ADDING = [
+    name
+    for name in shipped("methods")
+    if (method := load_config(name, {"policy": None}).method) and (method.rewards.added or method.rewards.substitutes)
+]
+OF_REWARDS = [
+    *("arm", "cde", "diver", "dra-grpo", "empo", "geometryzero", "intuitor", "noisy-verifiers", "p-grpo", "pref-grpo"),
+    *("ttrv", "unlikeliness-reward"),
+]
+"""Methods of which nothing is left without their rewards."""
+
+
+def run_of(folder: Path, *names: str, rewards: Any = (), **own: Any) -> RunConfig:
+    file = folder / "run.yaml"
+    stated = {"rewards": rewards} if rewards else {}
+    file.write_text(yaml.safe_dump({"include": list(names), **stated, **own}))
+    return load_config(file)
+
+
+def policy_of(name: str) -> dict[str, Any]:
+    """A section ``policy`` for the methods that set a part of it."""
+    is_denoising = name.removeprefix("methods/") in ("pref-grpo", "promptecho")
+    return {"policy": {"name": "denoising", "model": "some/model"}} if is_denoising else {}
+
+
+def listed(config: RunConfig) -> list[dict[str, Any]]:
+    """The rewards, each with what is not a default."""
+    defaults = RewardConfig(name="none").model_dump()
+    return [
+        {key: value for key, value in reward.model_dump().items() if key not in defaults or value != defaults[key]}
+        for reward in config.rewards
+    ]
+
+
+MINE = {"name": "exact_match", "column": "result", "extract": "line"}
+EXPECTED: dict[str, list[dict[str, Any]]] = {
+    "arm": [MINE, {"name": "rarity", "of": MINE, "marks": ["<COT>", "<CODE>", "<ANSWER>", "<LONG_COT>"]}],
+    "cde": [{**MINE, "weight": 2.0}, {"name": "curiosity", "strength": 1.0, "ceiling": 0.333333}],
+    "diver": [MINE, {"name": "unique_formulas", "of": MINE, "most": 0.42}],
+    "dra-grpo": [{"name": "diversity_adjusted", "of": MINE, "rule": "divide"}],
+    "empo": [{**MINE, "weight": 0.0, "verifier": True}, {"name": "semantic_clusters", "extract": "line"}],
+    "geometryzero": [MINE, {"name": "where_useful", "of": MINE, "marks": ["<aux>"], "margin": 0.1, "weight": 0.5}],
+    "intuitor": [{**MINE, "weight": 0.0, "verifier": True}, {"name": "self_certainty"}],
+    "noisy-verifiers": [{"name": "noisy_verifier", "of": MINE, "false_positive": 0.1, "false_negative": 0.2}],
+    "p-grpo": [MINE, {"name": "remote", "url": "http://127.0.0.1:8000", "label": "reasoning"}],
+    "pref-grpo": [{"name": "pairwise_win_rate", "of": MINE}],
+    "ttrv": [
+        {**MINE, "weight": 0.0, "verifier": True},
+        {"name": "majority_vote", "mode": "share", "entropy": 0.75, "extract": "line"},
+    ],
+    "unlikeliness-reward": [{"name": "unlikeliness", "of": MINE, "strength": 0.25}],
+}
+
+
+@pytest.mark.parametrize("name", OF_REWARDS)
+def test_rewards_of_a_run_do_not_replace_those_of_its_method(name: str, tmp_path: Path) -> None:
+    config = run_of(tmp_path, f"methods/{name}", rewards=[MINE], **policy_of(name))
+    added = [reward for reward in config.rewards if reward.from_method == name]
+    assert added
+    rows = [{key: value for key, value in row.items() if key != "from_method"} for row in listed(config)]
+    assert [{key: row[key] for key in row if key not in ("gate", "schedule")} for row in rows] == EXPECTED[name]
+
+
+@pytest.mark.parametrize("name", ADDING)
+def test_a_method_adds_its_rewards_in_either_order_and_once(name: str, tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    surrogate = {"name": "clipped", "low": 0.1, "high": 0.1}
+    own = {"prompts": {"source": "p.txt"}, "rewards": [MINE], "objective": {"surrogate": surrogate}, **policy_of(name)}
+    base.write_text(yaml.safe_dump(own))
+    above, below = run_of(tmp_path, str(base), name), run_of(tmp_path, name, str(base))
+    assert above == below
+    assert any(reward.from_method == name.removeprefix("methods/") for reward in above.rewards)
+    saved = tmp_path / "config.yaml"
+    saved.write_text(dump_config(above))
+    assert load_config(saved) == above
+    assert RunConfig.model_validate(above.model_dump()) == above
+    assert load_config(saved, {"rewards": [MINE]}) == above
+    verifiers = [{"name": "exact_match", "weight": 2.0}, {"name": "format", "weight": 0.1}]
+    other = load_config(saved, {"rewards": verifiers})
+    assert [reward.from_method for reward in other.rewards].count(name.removeprefix("methods/")) >= 1
+    assert "format" in [reward.known_as for reward in other.rewards]
+
+
+def test_a_reward_of_a_method_is_computed_of_each_verifier(tmp_path: Path) -> None:
+    """Times its weight, behind its gate; rewards of form are none."""
+    gate = {"reward": "format", "at_least": 1.0, "closed": "zero"}
+    rewards = [
+        {"name": "exact_match", "weight": 2.0, "gate": gate},
+        {"name": "math_verify", "weight": 0.5, "clip": [0.0, 1.0]},
+        {"name": "format", "weight": 0.2},
+        {"name": "yes_no", "weight": 0.0},
+    ]
+    config = run_of(tmp_path, "methods/dra-grpo", rewards=rewards)
+    first, second = (
+        {"name": "diversity_adjusted", "rule": "divide", "from_method": "dra-grpo", "of": of}
+        for of in ("exact_match", "math_verify")
+    )
+    assert listed(config) == [
+        {**first, "label": "diversity_adjusted_of_exact_match", "weight": 2.0, "gate": gate},
+        {**second, "label": "diversity_adjusted_of_math_verify", "weight": 0.5, "clip": (0.0, 1.0)},
+        *rewards[2:],
+    ]
+    rewards[1]["verifier"] = False
+    assert [row["name"] for row in listed(run_of(tmp_path, "methods/dra-grpo", rewards=rewards))] == [
+        *("diversity_adjusted", "math_verify", "format", "yes_no")
+    ]
+
+
+def test_a_verifier_that_a_gate_reads_is_reported(tmp_path: Path) -> None:
+    rewards = [
+        {"name": "exact_match", "label": "right"},
+        {
+            "name": "overlong",
+            "max_length": 8,
+            "margin": 2,
+            "gate": {"reward": "right", "at_least": 1.0, "closed": "zero"},
+        },
+    ]
+    config = run_of(tmp_path, "methods/unlikeliness-reward", rewards=rewards)
+    assert [(reward.known_as, reward.weight) for reward in config.rewards] == [
+        ("right", 0.0),
+        ("unlikeliness", 1.0),
+        ("overlong", 1.0),
+    ]
+    config = run_of(tmp_path, "methods/grpo-care", rewards=rewards)  # under the label that its estimator reads
+    assert [reward.known_as for reward in config.rewards] == ["accuracy", "overlong", "format", "answer"]
+    assert config.rewards[1].gate is not None
+    assert config.rewards[1].gate.reward == "accuracy"
+
+
+def test_a_reward_of_the_run_replaces_the_methods_of_its_label(tmp_path: Path) -> None:
+    """And counts as that does: behind the gate of the outcome."""
+    judge: dict[str, Any] = {"name": "text_judge", "model": "some/judge", "label": "reasoning"}
+    with pytest.raises(ConfigError, match=r"'reasoning' is the label of a reward remote that methods/p-grpo adds"):
+        run_of(tmp_path, "methods/p-grpo", rewards=[MINE, judge | {"verifier": False}])
+    config = run_of(tmp_path, "methods/p-grpo", rewards=[MINE, judge | {"from_method": "p-grpo"}])
+    gate = {"reward": "exact_match", "at_least": 1.0, "closed": "zero"}
+    assert listed(config) == [MINE, judge | {"from_method": "p-grpo", "gate": gate}]
+    clusters = {"name": "semantic_clusters", "extract": "tag", "label": "answers"}
+    config = run_of(tmp_path, "methods/copo", rewards=[MINE, clusters])
+    assert listed(config) == [MINE, clusters | {"weight": 0.0, "from_method": "copo"}]
+
+
+def test_explain_lists_rewards_and_where_each_is_from(tmp_path: Path) -> None:
+    rewards = [{"name": "exact_match", "extract": "tag", "label": "right"}, {"name": "format", "weight": 0.2}]
+    text = explanation(run_of(tmp_path, "methods/empo", rewards=rewards), width=200)
+    lines = [line.strip() for line in text.splitlines()]
+    (first,) = [number for number, line in enumerate(lines) if line.startswith("rewards")]
+    assert [line.removeprefix("rewards").strip() for line in lines[first : first + 3]] == [
+        "0 exact_match (extract tag), labeled right: of the run, "
+        "reported only: a reward of the method counts in its place",
+        "1 semantic_clusters (extract tag): of methods/empo",
+        "0.2 format: of the run",
+    ]
+    assert "reported only" not in explanation(run_of(tmp_path, "methods/arm", rewards=rewards))
+    assert "of methods/" not in explanation(run_of(tmp_path, "methods/gspo", rewards=rewards))
+
+
+def test_a_run_without_a_verifier_is_told_what_to_add(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"methods/arm needs a verifier.* rewards: has format: add one, for example"):
+        run_of(tmp_path, "methods/arm", rewards=[{"name": "format"}])
+    with pytest.raises(
+        ConfigError, match=r"methods/grpo-care: its reward accuracy takes one verifier, and the run has"
+    ):
+        run_of(tmp_path, "methods/grpo-care", rewards=[{"name": "exact_match"}, {"name": "yes_no"}])
+    run_of(tmp_path, "methods/arm", rewards=[{"name": "format", "verifier": True}])
+
+
+def test_methods_beside_each_other_both_add_their_rewards(tmp_path: Path) -> None:
+    config = run_of(tmp_path, "methods/geometryzero", "methods/dapo", "methods/diver", rewards=[MINE])
+    assert [(reward.known_as, reward.from_method) for reward in config.rewards] == [
+        ("exact_match", None),
+        ("where_useful", "geometryzero"),
+        ("unique_formulas", "diver"),
+    ]
+
+
+def test_columns_of_a_verifier_within_a_reward_are_needed() -> None:
+    config = load_config("methods/arm", {"rewards": [MINE]})
+    assert [reward.needs_columns for reward in build_rewards(config.rewards)] == [("result",), ("result",)]
+
+
+def right(samples: Sequence[Sample]) -> list[float]:
+    return [float("7" in (sample.text or "")) for sample in samples]
+
+
+def test_live_functions_are_verifiers(tmp_path: Path) -> None:
+    config = load_config("methods/noisy-verifiers")
+    run = rewards_of_run([NamedReward("right", right, 2.0)], config)
+    (reward,) = run.named
+    assert (reward.name, reward.weight) == ("noisy_verifier", 2.0)
+    samples = [Sample(Prompt("q"), group=0, member=member, text=text) for member, text in enumerate("78")]
+    assert reward.function(samples) == pytest.approx([0.9 / 0.7, -0.1 / 0.7])
+    judge = NamedReward("reasoning", right, from_method="p-grpo")
+    run = rewards_of_run([NamedReward("right", right), judge], load_config("methods/p-grpo"))
+    assert [(reward.name, reward.gate and reward.gate.reward) for reward in run.named] == [
+        ("right", None),
+        ("reasoning", "right"),
+    ]
+    built = [NamedReward("exact_match", right), NamedReward("rarity", right)]
+    assert rewards_of_run(built, load_config("methods/arm")).named == built  # of the configuration already
+
+
+def test_what_a_method_needs_is_checked(tmp_path: Path) -> None:
+    papo = load_config("methods/papo", {"policy": None})
+    with pytest.raises(ConfigError, match=r"methods/papo needs rows with images, and none of the 2 prompts has any"):
+        require_needs(papo, prompts=[Prompt("a"), Prompt("b")])
+    require_needs(papo, prompts=[Prompt("a"), Prompt("b", images=[picture()])])
+    require_needs(papo)
+    gigpo = run_of(tmp_path, "quickstart/calculator-tool", "methods/gigpo")
+    with pytest.raises(
+        ConfigError, match=r"methods/gigpo needs a reward of each turn, and the environment tools gives"
+    ):
+        require_needs(gigpo)
+    named = {"advantage": {"estimators": [{"name": "anchor_states", "reward": "right"}]}}
+    require_needs(run_of(tmp_path, "quickstart/calculator-tool", "methods/gigpo", **named))
+    with pytest.raises(ConfigError, match=r"needs turns of an exchange.* set rollout.environment"):
+        require_needs(load_config("methods/gigpo", {"policy": None}))
