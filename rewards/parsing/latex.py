@@ -149,6 +149,7 @@ def _commands(text: str) -> str:
     for command, name in _NAMES:
         text = command.sub(name, text)
     text = re.sub(r"(?<!\.)\.\.\.(?!\.)", r"\\ldots ", text)
+    text = re.sub(r"\\overline\s*\{\s*([A-Z]{1,4})\s*\}", r"\1", text)
     text = _DEGREES.sub(r"^{\\circ}", text)
     text = _replaced(text, _STYLES, _styled)
     return _replaced(text, _TEXTS, _text_command).replace(r"\%", "%")

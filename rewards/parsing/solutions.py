@@ -15,7 +15,9 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 _JOINED = re.compile(r"\b(?:and|or)\b|[,;]")
 _NEAR, _FAR = 10, 70  # characters between boxes of one answer, without and with a comma, "and" or "or"
 _DOLLARS = r"(?<!\\)\$\$(?:[^$]|\\\$)+?(?<!\\)\$\$|(?<!\\)\$(?:[^$\n]|\\\$)+?(?<!\\)\$"
-_MATH = rf"(?:{_DOLLARS}|\\\[[\s\S]{1, 4000}?\\\]|\\\([^\n]{1, 4000}?\\\)|-?\\[dt]?frac\{{-?[\d.,]+\}}\{{-?[\d.,]+\}})"
+_MATH = (
+    rf"(?:{_DOLLARS}|\\\[[\s\S]{{1,4000}}?\\\]|\\\([^\n]{{1,4000}}?\\\)|-?\\[dt]?frac\{{-?[\d.,]+\}}\{{-?[\d.,]+\}})"
+)
 _AFTER = r"(?:\s*(?:\\?%|percent|degrees?|\\text\{[^{}]*\}))?"
 _LIST = re.compile(rf"{_MATH}{_AFTER}(?:\s*(?:,|,?\s*and|,?\s*or)\s*{_MATH}{_AFTER}){{0,11}}")
 _ANCHOR = re.compile(r"\banswer\b", re.IGNORECASE)
@@ -97,11 +99,12 @@ def _anchored(text: str) -> str | None:
 
 
 def _after_anchor(text: str) -> str | None:
-    """What stands after the last "answer is" or "answer:", up to the end of its sentence."""
+    """What comes after the last "answer is" or "answer:": words that are all of its sentence, or an expression."""
     for anchor in reversed(list(_ANCHOR.finditer(text))):
         rest = _SENTENCE.match(text, anchor.end())
         stated = _STATED.sub("", rest[0]) if rest else ""
-        found = _leading_math(stated)
+        words = re.match(r"[^\W\d_]+(?: [^\W\d_]+){0,5}(?=[*_\"]{0,2}(?:[.!?]|$))", stated)
+        found = words[0] if words else _leading_math(stated)
         if found:
             return found
     return None
@@ -175,9 +178,7 @@ def _trimmed(run: str) -> str:
     run = re.sub(rf"(?:\s*\b(?:{'|'.join(_OPERATORS)}))+$", "", run).rstrip()
     is_factorial = re.search(r"[\d)n]!$", run) is not None
     run = run.strip(" ,;:=*" if is_factorial else " ,;:!=*\u201d")
-    for opening, closing in ("()", "[]"):
-        if run.count(opening) < run.count(closing) and run.endswith(closing):
-            run = run[:-1].strip()
-        if run.count(opening) > run.count(closing) and run.startswith(opening):
-            run = run[1:].strip()
-    return run
+    opened, closed = (sum(map(run.count, marks)) for marks in ("([", ")]"))
+    if opened < closed and run.endswith((")", "]")):
+        return run[:-1].strip()
+    return run[1:].strip() if opened > closed and run.startswith(("(", "[")) else run

@@ -14,7 +14,7 @@ import sympy
 from sympy.core.function import UndefinedFunction
 
 from mmgrpo.rewards.text.math_numbers import DIGITS, POINTS, equal, same_numbers
-from mmgrpo.rewards.text.math_regions import is_inequality, region_of, same_regions
+from mmgrpo.rewards.text.math_regions import is_inequality, region_of, same_regions, variables
 from mmgrpo.rewards.text.math_types import Value
 
 _EXPLICIT_NO = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
@@ -34,11 +34,17 @@ def _same(gold: Value, answer: Value) -> bool:
         return _same_items(gold, answer)
     regions = [region_of(gold), region_of(answer)]
     if "region" in (gold.kind, answer.kind) or is_inequality(gold) or is_inequality(answer):
-        if None not in regions and same_regions(regions[0], regions[1]):
+        if None not in regions and same_regions(regions[0], regions[1]) and _share_names(gold, answer):
             return True
         return gold.kind == answer.kind == "relation" and _same_relations(gold, answer)
     compare = _BY_KIND.get((gold.kind, answer.kind))
     return compare is not None and compare(gold, answer)
+
+
+def _share_names(gold: Value, answer: Value) -> bool:
+    """Whether the variables of two inequalities are the same; a set has none."""
+    names = [variables(value) for value in (gold, answer)]
+    return not all(names) or names[0] == names[1]
 
 
 def _unwrapped(gold: Value, answer: Value) -> Iterable[tuple[Value, Value]]:
@@ -75,7 +81,8 @@ def _is_name(value: Value) -> bool:
         return False
     if isinstance(expression, sympy.Symbol) or (getattr(expression, "is_Function", False) and not expression.is_number):
         return not isinstance(expression, sympy.Function) or isinstance(type(expression), UndefinedFunction)
-    return isinstance(expression, sympy.Mul) and all(isinstance(part, sympy.Symbol) for part in expression.args)
+    parts = [part.base if isinstance(part, sympy.Pow) and part.exp == -1 else part for part in expression.args]
+    return isinstance(expression, sympy.Mul) and all(isinstance(part, sympy.Symbol) for part in parts)
 
 
 def _assigned_items(value: Value) -> Value | None:
@@ -117,6 +124,12 @@ def _same_items(gold: Value, answer: Value) -> bool:
     return True
 
 
+def _set_and_number(gold: Value, answer: Value) -> bool:
+    """A set of one number and the number."""
+    members, number = (gold, answer) if gold.kind == "set" else (answer, gold)
+    return len(members.items) == 1 and _same(members.items[0], number)
+
+
 def _flat(value: Value) -> list[Value]:
     """The items, those of \\pm apart, and of a set each once."""
     items = [part for item in value.items for part in (item.items if item.kind == "list" else (item,))]
@@ -156,6 +169,8 @@ def _column_and_tuple(gold: Value, answer: Value) -> bool:
 def _same_ratios(gold: Value, answer: Value) -> bool:
     clock = re.compile(r"\d{1,2}:[0-5]\d(?::[0-5]\d)?")
     if clock.fullmatch(gold.words) and clock.fullmatch(answer.words):
+        if gold.operators and answer.operators and gold.operators != answer.operators:
+            return False
         return gold.words.lstrip("0") == answer.words.lstrip("0")
     first, second = ([item.expression for item in value.items] for value in (gold, answer))
     if len(first) != len(second):
@@ -246,6 +261,8 @@ def _are_proportional(first: Any, second: Any, operator: str) -> bool:
 _BY_KIND: dict[tuple[str, str], Callable[[Value, Value], bool]] = {
     ("number", "number"): same_numbers,
     ("set", "set"): _same_items,
+    ("set", "number"): _set_and_number,
+    ("number", "set"): _set_and_number,
     ("list", "set"): _same_items,
     ("set", "list"): _same_items,
     ("list", "list"): _same_items,

@@ -19,6 +19,15 @@ def is_inequality(value: Value) -> bool:
     return value.kind == "relation" and set(value.operators) != {"="}
 
 
+def variables(value: Value) -> set[Any]:
+    """The symbols in the sides of a relation, or of several."""
+    items = [side for item in value.items for side in (item.items or (item,))]
+    is_relation = value.kind == "relation" or any(item.kind == "relation" for item in value.items)
+    return {
+        name for side in items if side.expression is not None for name in side.expression.free_symbols if is_relation
+    }
+
+
 def region_of(value: Value) -> Any:
     """The set of real numbers that a value is, None for what is none."""
     try:

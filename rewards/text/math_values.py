@@ -27,10 +27,13 @@ _RELATION = r"\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\neq(?![A-Za-z])|<|>|="
 _OPERATORS = {r"\le": "<=", r"\ge": ">=", r"\neq": "!=", "<": "<", ">": ">", "=": "="}
 _AND_OR = r"\\text\{(?:,\s*)?(?:and|or)\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])"
 _POWER = r"(?:\s*\^\s*(?:\{-?\d\}|-?\d))?"
-_NOUNS = rf"(?:\\text\{{[^{{}}]*\}}{_POWER}|[A-Za-z]{{2,}}[A-Za-z.]*{_POWER}|/|\^\{{\\circ\}}|\\cdot|per|-|,)"
+_NOUNS = (
+    rf"(?:\\text\{{[^{{}}]*\}}{_POWER}|[A-Za-z]{{2,}}[A-Za-z.]*{_POWER}|/\s*[A-Za-z]*{_POWER}"
+    r"|\^\{\\circ\}|\\cdot|per|-|,)"
+)
 _UNIT_LETTERS = "mgshLlNJWVAKCF"
 _QUANTITY = re.compile(
-    rf"(?P<value>.*?[\d}})!a-zA-Z])(?P<unit>(?:\s*{_NOUNS})+|\s+[{_UNIT_LETTERS}](?:\s*\^\s*\{{?\d\}}?)?)"
+    rf"(?P<value>.*?[\d}})!a-zA-Z])(?P<unit>(?:\s*{_NOUNS})+|\s+[{_UNIT_LETTERS}]{_POWER}(?:\s*/\s*[A-Za-z]+{_POWER})?)"
 )
 _PERCENT = re.compile(r"(.+?)\s*(?:%|(?:\\text\{)?(?:per\s?cent|percentage|pct)(?: points?)?\}?)")
 _MATRIX = re.compile(
@@ -41,7 +44,7 @@ _MATRIX = re.compile(
 _SHORT_WORDS = frozenset(("no", "yes", "odd", "on"))
 _FUNCTIONS = frozenset(("sin", "cos", "tan", "log", "exp", "max", "min", "gcd", "lcm", "mod"))
 _JOINERS = frozenset(
-    ("or", "and", "if", "not", "is", "are", "than", "more", "less", "times", "plus", "minus", "over", "to", "through",
+    ("or", "and", "if", "not", "is", "are", "than", "more", "less", "plus", "minus", "over", "to", "through",
      "between", "from", "divided", "multiplied", "by", "squared", "cubed", "point", "half", "either", "where", "when",
      "for", "all", "with", "except", "least", "most", "about", "infinite", "no")
 )  # fmt: skip
@@ -69,6 +72,10 @@ def values_of(text: str) -> tuple[Value, ...]:
             found.append(value)
         if found and re.fullmatch(r"[A-Za-z ]+", tidy):
             break
+    mixed = re.fullmatch(r"(\d+)\s*(?:\\text\{and\}|and)\s*(?:\\frac\{(\d+)\}\{(\d+)\}|(\d+)/(\d+))", tidy)
+    if mixed:  # "4 and 2/3" is a list, or a mixed number in words
+        fraction = Fraction(int(mixed[2] or mixed[4]), int(mixed[3] or mixed[5]) or 1)
+        found.append(Value("number", sympy.Rational(int(mixed[1]) + fraction)))
     spoken = numbers(found[0].words) if found and found[0].kind == "words" else []
     if len(spoken) == 1 and not re.search(r"[^a-z\s-]", found[0].words) and _is_only_numerals(found[0].words):
         found.append(Value("number", sympy.Rational(Fraction(spoken[0]).limit_denominator(10**6))))
@@ -140,14 +147,20 @@ def _whole(text: str) -> Value:
     return Value("list", items=items)
 
 
+_LABEL = re.compile(
+    r"^\\text\{(?:the |final |our )*(?:answer|result|value|solution|total)(?: is)?:?\s*\}[:=]?\s*", re.IGNORECASE
+)
+
+
 def _unlabeled(text: str) -> str:
-    """Without the letter of an option before the value: "\\text{(C)} \\frac{1}{2}"."""
+    """Without "\\text{The answer is}" or an option's letter before the value: "\\text{(C)} \\frac{1}{2}"."""
+    text = _LABEL.sub("", text)
     return re.sub(r"^\\text\{\(?([A-Z])[).]?\}\s*(?=[\\\d$(-])|^\(([A-E])\)\s*(?=[\\\d$-])", "", text)
 
 
 def _single(text: str) -> Value:
     text = text.strip()
-    for read in (_base_numeral, _bracketed, _matrix, _relation, _ratio, _quantity, _short_words, _expression):
+    for read in (_base_numeral, _clock, _bracketed, _matrix, _relation, _ratio, _quantity, _short_words, _expression):
         value = read(text)
         if value is not None:
             return value
@@ -157,6 +170,15 @@ def _single(text: str) -> Value:
 def _short_words(text: str) -> Value | None:
     value = _words(text)
     return value if (value is not None and r"\text" in text) or (value and len(value.words) > 3) else None
+
+
+def _clock(text: str) -> Value | None:
+    """A time with its half of the day: "3:45 PM"."""
+    match = re.fullmatch(r"(\d{1,2}:[0-5]\d)\s*(?:\\text\{)?\s*([apAP])\.?\s?[mM]\.?\s*\}?", text)
+    if match is None:
+        return None
+    hours = tuple(Value("number", sympy.Integer(part)) for part in match[1].split(":"))
+    return Value("ratio", items=hours, words=match[1], operators=(match[2].lower(),))
 
 
 def _base_numeral(text: str) -> Value | None:
@@ -228,10 +250,12 @@ def _relation(text: str) -> Value | None:
     sides = pieces(text, _RELATION)
     if len(sides) < 2:
         return None
+    name = re.fullmatch(r"[A-Za-z](?:\^\{-1\}|_\{?\w+\}?)?\s*\(\s*[A-Za-z]\s*\)", sides[0])
     operators = tuple(_OPERATORS[mark] for mark in _relations_of(text))
     if not sides[0] and set(operators) == {"="}:
         return _single(sides[-1])
-    return Value("relation", items=tuple(_single(side) for side in sides), operators=operators)
+    first = Value("number", sympy.Symbol(re.sub(r"\s", "", name[0]))) if name else _single(sides[0])
+    return Value("relation", items=(first, *(_single(side) for side in sides[1:])), operators=operators)
 
 
 def _relations_of(text: str) -> Iterator[str]:
@@ -288,7 +312,7 @@ def _quantity(text: str) -> Value | None:
 
 def _with_unit(value: str, noun: str) -> Value | None:
     words = re.findall(r"[a-z]+", re.sub(r"\\(?:text|cdot|circ)", " ", noun.lower()))
-    if any(word in _JOINERS for word in words) or any(word in _FUNCTIONS for word in words):
+    if any(word in _JOINERS for word in words) or any(word in _FUNCTIONS - {"min"} for word in words):
         return None
     number = _single(value)
     if number.kind != "number" or number.unit is not None or number.percent or number.expression.free_symbols:
@@ -306,6 +330,10 @@ def _expression(text: str) -> Value:
     r"""A term: exact, decimals as fractions, ``i`` the imaginary unit, degrees inside as \pi/180."""
     if re.search(r"\d\s+\d|\\ldots|\$|\\text\{[^{}]*\}\s*\d|[\u3040-\u9fff]", text) or not text:
         raise UnreadError(text)
+    if r"\pm" in text or r"\mp" in text:
+        signs = (("+", "-"), ("-", "+"))
+        both = (text.replace(r"\pm", plus).replace(r"\mp", minus) for plus, minus in signs)
+        return Value("list", items=tuple(_expression(one) for one in both))
     source = text.replace(r"^{\circ}", r"\cdot\frac{\pi}{180}")
     source = re.sub(r"(\d|[A-Za-z])(\\cdot\\frac\{\\pi\}\{180\})", r"\1\2", source)
     source = re.sub(
@@ -321,7 +349,7 @@ def _expression(text: str) -> Value:
         return Value("region", parsed)
     if isinstance(parsed, sympy.FiniteSet):
         items = tuple(Value("number", exact(item)) for item in parsed.args)
-        return Value("list" if r"\pm" in text or r"\mp" in text else "set", items=items)
+        return Value("set", items=items)
     if isinstance(parsed, sympy.MatrixBase):
         return Value("matrix", items=tuple(Value("number", exact(cell)) for cell in parsed), shape=parsed.shape)
     if not isinstance(parsed, sympy.Expr):
