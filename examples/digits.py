@@ -25,6 +25,7 @@ from sklearn.svm import SVC
 from threadpoolctl import threadpool_limits
 
 from mmgrpo.errors import DataError
+from mmgrpo.system.interrupts import deferred
 from mmgrpo.types import Example, Prompt, Sample
 
 SIDE = 8
@@ -178,7 +179,7 @@ def coverage(points: Pixels, manifold: Pixels, neighbours: int) -> float | None:
 def fit_verifier() -> MLPClassifier:
     """One hidden layer of 64, fitted on the training split only; reads 0.978 of the held-out digits."""
     split = load_split()
-    with threadpool_limits(1):
+    with threadpool_limits(1), deferred():  # fit swallows a Ctrl-C and returns what it has by then
         return MLPClassifier((64,), tol=5e-4, max_iter=300, random_state=0).fit(_flat(split.train), split.train_labels)
 
 

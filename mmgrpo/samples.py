@@ -143,6 +143,7 @@ class Sample:
         turn_keys: of the state that each was written in: the environment's own, or what it told; None where not known.
         context: name of the context that it was shown the prompt in; None: the prompt as it is.
         after: group and member of each sample of the step whose text its context shows; empty: none.
+        environment_error: what went wrong in the environment of its exchange: no reward scores it; None: nothing did.
     """
 
     prompt: Prompt
@@ -166,6 +167,7 @@ class Sample:
     turn_keys: Sequence[str | None] = ()
     context: str | None = None
     after: Sequence[tuple[int, int]] = ()
+    environment_error: str | None = None
     audio: Audio | None = None
 
     @property

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date, time
+from decimal import Decimal
 from functools import cache
+from pathlib import PurePath
 from typing import Any, final
+from uuid import UUID
+
+from PIL import Image
 
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.targets import own_attribute
 from mmgrpo.types import Prompt
 
-CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
 DESCRIPTION = """\
 You may call these functions:
@@ -61,7 +66,7 @@ class ToolEnvironment(Environment):
 
     def step(self, text: str) -> Turn:
         """What the called functions returned, in order, a line each."""
-        calls = CALL.findall(text)
+        calls = calls_in(text)
         if not calls:
             return Turn(done=True)
         return Turn(text="\n".join(self._returned(call) for call in calls), role="tool")
@@ -73,9 +78,43 @@ class ToolEnvironment(Environment):
             if name not in self._functions:
                 raise KeyError(f"there is no function {name!r}; known are {', '.join(self._functions)}")
             result = self._functions[name](**arguments)
-        except Exception as error:  # whatever a model calls with whatever arguments: it is told, and may do better
+            if not _holds_image(result):
+                return result if isinstance(result, str) else json.dumps(result, default=_plain)
+        except (Exception, SystemExit) as error:  # whatever a model calls with whatever arguments: it may do better
             return json.dumps({"error": f"{type(error).__name__}: {error}"[:500]})
-        return result if isinstance(result, str) else json.dumps(result, default=str)
+        raise ConfigError(
+            f"the tool {name} returned an image; tools return text, or what JSON can hold. Return a description, or "
+            "show images by the reset of an Environment"
+        )
+
+
+def calls_in(text: str) -> list[str]:
+    """What stands between each ``<tool_call>`` and the next ``</tool_call>``, in order, in linear time."""
+    calls: list[str] = []
+    for part in text.split(CLOSING)[:-1]:
+        _, opening, call = part.partition(OPENING)
+        if opening:
+            calls.append(call.strip())
+    return calls
+
+
+def _holds_image(result: Any) -> bool:
+    if isinstance(result, Mapping):
+        result = list(result.values())
+    if isinstance(result, list | tuple):
+        return any(map(_holds_image, result))
+    return isinstance(result, Image.Image)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for: numbers and arrays of numpy and torch, dates, decimals and paths by their text."""
+    if hasattr(value, "tolist"):  # numpy and torch
+        return value.tolist()
+    if isinstance(value, date | time | Decimal | UUID | PurePath):
+        return str(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    raise TypeError(f"a tool returns text or what JSON can hold, and this one returned {type(value).__name__}")
 
 
 @cache

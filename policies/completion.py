@@ -44,6 +44,7 @@ class Completion:
         numbers: what else was kept of each token, by name, float32; 0 where it was given.
         turns: those of an exchange that the policy wrote; empty: there was none.
         num_taken: how many of the first were taken over from another row.
+        environment_error: what went wrong in the environment of its exchange; None: nothing did.
     """
 
     token_T: Tensor
@@ -55,6 +56,7 @@ class Completion:
     numbers: Mapping[str, Tensor] = field(default_factory=dict)
     turns: tuple[Written, ...] = ()
     num_taken: int = 0
+    environment_error: str | None = None
 
     @classmethod
     def given(cls, token_T: Tensor, sampling: Sampling, *, finished: bool = True) -> Completion:

@@ -29,6 +29,7 @@ from mmgrpo.cli.commanded import (
 from mmgrpo.cli.listings import methods, policies, recipes, rewards
 from mmgrpo.cli.plain import console, plain_errors
 from mmgrpo.errors import ConfigError
+from mmgrpo.system import interrupts
 from mmgrpo.system.console import brief, log_plainly, raised_plainly, shown, styled
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def train(
     ] = None,
 ) -> None:
     """Trains, and writes a run folder with metrics, samples, checkpoints and report.html."""
+    interrupts.install()
     with plain_errors():
         if accelerate is not None:
             from mmgrpo.cli.launching import launch

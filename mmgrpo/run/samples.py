@@ -81,6 +81,7 @@ def write_samples(
                 line["finished"] = sample.finished
                 line |= {} if sample.tokens is None else {"num_tokens": len(sample.tokens)}
                 line |= {"turns": _turns(sample)} if sample.turn_texts else {}
+                line |= {"environment_error": sample.environment_error} if sample.environment_error else {}
             if advantage_B is not None:
                 line["advantage"] = float(advantage_B[row])
             lines.write(json.dumps(line) + "\n")
@@ -115,16 +116,27 @@ def identity(sample: Sample) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one process has to say of its samples: (tokens, whether it ended) of each completion, and their variety."""
+    """What one process has to say of its samples.
+
+    Attributes:
+        completions: tokens of each, and whether it ended.
+        variety: ``diversity_metrics``.
+        num_exchanges: samples that wrote turns to an environment.
+        num_failed_exchanges: those of them whose environment failed.
+    """
 
     completions: Sequence[tuple[int, bool]]
     variety: Mapping[str, float]
+    num_exchanges: int
+    num_failed_exchanges: int
 
 
 def facts_of(samples: Sequence[Sample]) -> Facts:
     """The facts of one process's samples."""
     completions = [(len(sample.tokens), sample.finished) for sample in samples if sample.tokens is not None]
-    return Facts(completions, diversity_metrics(samples))
+    exchanges = [sample for sample in samples if sample.turn_texts]
+    num_failed = sum(sample.environment_error is not None for sample in exchanges)
+    return Facts(completions, diversity_metrics(samples), len(exchanges), num_failed)
 
 
 def sample_metrics(parts: Sequence[Facts], scores: Scores) -> dict[str, float]:
@@ -132,7 +144,11 @@ def sample_metrics(parts: Sequence[Facts], scores: Scores) -> dict[str, float]:
     everyones = [one for part in parts for one in part.completions]
     found = completion_metrics([length for length, _ in everyones], [finished for _, finished in everyones])
     varied = {key: sum(part.variety[key] for part in parts) / len(parts) for key in parts[0].variety}
-    return found | varied | (box_metrics(scores) if everyones else {})
+    num_exchanges, num_failed = (
+        sum(getattr(part, name) for part in parts) for name in ("num_exchanges", "num_failed_exchanges")
+    )
+    failed = {"environment/failed_frac": num_failed / num_exchanges} if num_exchanges else {}
+    return found | varied | failed | (box_metrics(scores) if everyones else {})
 
 
 def completion_metrics(lengths: Sequence[int], finished: Sequence[bool]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, final
 
 from mmgrpo.run.processes import Job
+from mmgrpo.system import interrupts
 from mmgrpo.types import Sample
 
 TERMINATING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name))
@@ -38,6 +39,7 @@ class Stopping:
         self.at_once = False
         self.alarm = ""
         self._interrupted_s: float | None = None
+        self._must_end = False
 
     @property
     def status(self) -> str:
@@ -46,7 +48,11 @@ class Stopping:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Within it the first Ctrl-C asks for the end of the step, the second ends it there; the others give it up."""
+        """Within it the first Ctrl-C asks for the end of the step, the second ends it there; the others give it up.
+
+        Raises KeyboardInterrupt for a Ctrl-C that came before and was swallowed.
+        """
+        interrupts.require_none()
         before: dict[int, Any] = {}
         try:
             for number in (signal.SIGINT, *TERMINATING):
@@ -66,10 +72,12 @@ class Stopping:
 
     def is_told(self) -> bool:
         """Whether any process was told to end."""
+        self._raise_swallowed()
         return any(self._job.gather_each(self.after_step))
 
     def give_up(self) -> None:
         """Ends the step at hand before it changes the weights, on all processes, if one of them was told to."""
+        self._raise_swallowed()
         if any(self._job.gather_each(self.at_once)):
             self.at_once = True
             raise Terminated
@@ -79,9 +87,15 @@ class Stopping:
         if self._job.num_processes == 1 and self.at_once:
             raise Terminated
 
+    def _raise_swallowed(self) -> None:
+        """Raises the second Ctrl-C again where a reward that was running swallowed it."""
+        if self._must_end:
+            raise KeyboardInterrupt
+
     def _on_interrupt(self, number: int, frame: Any) -> None:
         now = time.monotonic()
         if self._interrupted_s is not None and now - self._interrupted_s > BOUNCE_S:
+            self._must_end = True
             raise KeyboardInterrupt
         self._interrupted_s = now if self._interrupted_s is None else self._interrupted_s
         self.after_step = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from mmgrpo.errors import ConfigError
 from mmgrpo.scoring.cache import fingerprints
 from mmgrpo.scoring.named import NamedReward
-from mmgrpo.scoring.reading import explanations_of, scopes_of
+from mmgrpo.scoring.reading import Result, explanations_of, scopes_of
 from mmgrpo.scoring.workers import CollectedResults, RewardWorker, SampleKey
 from mmgrpo.types import Sample, Scores
 
@@ -188,7 +188,8 @@ class PendingScores:
         for r in self._others:
             result_keys_R[r] = self._asked(r, samples, keys, range(len(samples)))
         collected_R = {r: self._pending[r].collect(result_keys_R[r]) for r in (*self._others, *self._threaded)}
-        return self._as_scores([collected_R[r] for r in range(len(self._workers))])
+        failed_rows = [row for row, sample in enumerate(samples) if sample.environment_error is not None]
+        return self._as_scores([_without(collected_R[r], failed_rows) for r in range(len(self._workers))])
 
     def _asked(
         self, r: int, samples: Sequence[Sample], keys: Sequence[bytes | None], rows: Sequence[int]
@@ -218,6 +219,14 @@ class PendingScores:
             },
             took_s={name: results.took_s for name, results in by_name.items()},
         )
+
+
+def _without(collected: CollectedResults, rows: Sequence[int]) -> CollectedResults:
+    """The results with none for some rows: samples whose environment failed are not scored."""
+    if not rows:
+        return collected
+    results = [Result(None) if row in rows else result for row, result in enumerate(collected.results)]
+    return replace(collected, results=results)
 
 
 def score(samples: Sequence[Sample], rewards: Sequence[NamedReward], *, max_failure_frac: float = 0.25) -> Scores:

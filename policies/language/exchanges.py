@@ -7,21 +7,13 @@ from dataclasses import replace
 
 import torch
 
-from mmgrpo.environment import Environment, Turn
-from mmgrpo.errors import PolicyError
+from mmgrpo.environment import Turn
 from mmgrpo.policies.completion import Completion, Written
 from mmgrpo.policies.language.drawing import Drawing, Start, write
 from mmgrpo.policies.language.encoding import Encoder
+from mmgrpo.policies.language.guarded_environment import GuardedEnvironment
 from mmgrpo.policies.language.ways import Way
 from mmgrpo.types import Prompt
-
-
-def opened_by(environment: Environment, prompt: Prompt) -> Turn:
-    """What the environment says before the first turn. Raises PolicyError if that ends the exchange."""
-    opening = environment.reset(prompt)
-    if opening.done:
-        raise PolicyError(f"{type(environment).__name__}.reset ended the exchange before the policy wrote a turn")
-    return opening
 
 
 def shown(prompt: Prompt, opening: Turn) -> Prompt:
@@ -42,7 +34,7 @@ def exchanged(
     seed_N: Sequence[int],
     drawing: Drawing,
     *,
-    environments: Sequence[Environment],
+    environments: Sequence[GuardedEnvironment],
     openings: Sequence[Turn],
     encoder: Encoder,
     max_turns: int,
@@ -81,7 +73,8 @@ def exchanged(
                 longer = _told(completion, reply, encoder, drawing) if number < max_turns else None
                 if longer is None:
                     finished = reply is not None and reply.ends
-                    over[row] = replace(completion, turns=turns[row], finished=finished)
+                    error = environments[row].error
+                    over[row] = replace(completion, turns=turns[row], finished=finished, environment_error=error)
                 else:
                     going[row] = longer
             if over:
@@ -93,16 +86,11 @@ def exchanged(
             return
 
 
-def _reply(environment: Environment, completion: Completion, start: int, encoder: Encoder) -> Turn | None:
+def _reply(environment: GuardedEnvironment, completion: Completion, start: int, encoder: Encoder) -> Turn | None:
     """What the environment says to a turn; None to one that was cut off."""
     if not completion.finished:
         return None
-    reply = environment.step(encoder.tokenizer.decode(completion.token_T[start:], skip_special_tokens=True))
-    if reply.images and not reply.ends:
-        raise PolicyError(
-            f"{type(environment).__name__}.step shows pictures: a language policy sees those of the prompt and of reset"
-        )
-    return reply
+    return environment.step(encoder.tokenizer.decode(completion.token_T[start:], skip_special_tokens=True))
 
 
 def _told(completion: Completion, reply: Turn | None, encoder: Encoder, drawing: Drawing) -> Completion | None:

@@ -14,7 +14,8 @@ from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.policies.completion import Completion, samplings_of
 from mmgrpo.policies.language.drawing import Drawing, Start, begun_by, write
 from mmgrpo.policies.language.encoding import Encoded, Encoder
-from mmgrpo.policies.language.exchanges import exchanged, opened_by, shown
+from mmgrpo.policies.language.exchanges import exchanged, shown
+from mmgrpo.policies.language.guarded_environment import GuardedEnvironment
 from mmgrpo.policies.language.plain import Plain
 from mmgrpo.policies.language.scoring import supported
 from mmgrpo.policies.language.settings import LanguageSettings
@@ -90,11 +91,11 @@ class Rollouts:
     ) -> tuple[list[Encoded], Iterator[dict[int, Completion]]]:
         """What is read of each (prompt, member) that is drawn, and what is written, batch by batch."""
         drawing = self._drawing(plan)
-        environments = [] if plan.environment is None else [plan.environment() for _ in drawn]
+        environments = [] if plan.environment is None else [GuardedEnvironment(plan.environment) for _ in drawn]
         if environments and self.segment_end is not None:
             raise ConfigError("turns are the segments of an exchange: remove policy.segment_end")
         asked = [prompts[p] for p, _ in drawn]
-        openings = [opened_by(one, asked[n]) for n, one in enumerate(environments)]
+        openings = [environment.reset(asked[n]) for n, environment in enumerate(environments)]
         alike: dict[tuple[int, str], Prompt] = {}
         for n, opening in enumerate(openings):
             one = shown(asked[n], opening)
@@ -257,4 +258,4 @@ def _read_behind(sample: Sample, plan: Plan) -> Prompt:
     """The prompt of a sample that is read, with what the environment said first where it was an exchange."""
     if plan.environment is None or not sample.turn_ends:
         return sample.prompt
-    return shown(sample.prompt, opened_by(plan.environment(), sample.prompt))
+    return shown(sample.prompt, GuardedEnvironment(plan.environment).reset(sample.prompt))

@@ -106,6 +106,7 @@ def sample_of(sample: Sample, completion: Completion, tokenizer: Any, names: Seq
         ],
         turn_rewards=[turn.reward for turn in completion.turns],
         turn_keys=[turn.key for turn in completion.turns],
+        environment_error=completion.environment_error,
     )
 
 

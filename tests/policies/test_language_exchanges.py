@@ -231,7 +231,7 @@ def test_what_cannot_be_an_exchange_is_refused() -> None:
         exchange(terse("llama", segment_end="e"), "llama", Silent)
     with pytest.raises(PolicyError, match=r"Opening\.reset ended the exchange"):
         exchange(terse("llama"), "llama", lambda: Opening(Turn(done=True)))
-    with pytest.raises(PolicyError, match=r"Asking\.step shows pictures"):
+    with pytest.raises(PolicyError, match=r"Asking\.step shows images"):
         exchange(terse("qwen2.5-vl"), "qwen2.5-vl", lambda: Asking(shown=(picture(),)))
     with pytest.raises(PolicyError, match="it cannot go on after an answer"):
         t5().rollout([Prompt("what")], group_size=1, seed=SEED, plan=Plan(environment=Silent))

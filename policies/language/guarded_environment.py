@@ -1,0 +1,130 @@
+"""Environments whose faults end an exchange, not the run."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import final
+
+from mmgrpo.environment import Environment, Turn
+from mmgrpo.errors import ConfigError, PolicyError
+from mmgrpo.types import Prompt
+
+logger = logging.getLogger(__name__)
+
+MAX_CHARACTERS = 65_536
+"""What a turn may have; the rest of a longer text is cut off, with a note at its end."""
+
+_traceback_shown: set[str] = set()  # names of environments; one traceback each per process is enough
+
+
+@final
+class GuardedEnvironment:
+    """One exchange with an environment that may be faulty.
+
+    What ``reset`` or ``step`` raises, and what they return that is no ``Turn``, ends this exchange: the sample is not
+    scored (``Sample.environment_error``) and counted in ``environment/failed_frac``. A text in place of a turn is taken
+    as one. Characters that are no Unicode are replaced, and texts are cut at ``MAX_CHARACTERS``. A ``ConfigError`` or
+    ``PolicyError`` is a fault of the run and passes.
+
+    Attributes:
+        error: what went wrong, in one line; None while nothing did.
+    """
+
+    def __init__(self, make: Callable[[], Environment]) -> None:
+        """Makes the environment.
+
+        Args:
+            make: returns a new one.
+        """
+        self.error: str | None = None
+        self._name = "the environment"
+        self._environment: Environment | None = None
+        self._guarded("__init__", lambda: self._made(make))
+
+    def reset(self, prompt: Prompt) -> Turn:
+        """The turn before the first of the policy; empty where the environment failed.
+
+        Args:
+            prompt: what the policy is asked.
+
+        Returns:
+            The turn.
+
+        Raises:
+            PolicyError: the turn ends the exchange.
+        """
+        opening = self._guarded("reset", lambda: self._environment.reset(prompt) if self._environment else None)
+        if opening is None:
+            return Turn()
+        if opening.done:
+            raise PolicyError(f"{self._name}.reset ended the exchange before the policy wrote a turn")
+        return opening
+
+    def step(self, text: str) -> Turn:
+        """The answer to a turn of the policy; one that ends the exchange where the environment failed.
+
+        Args:
+            text: the turn.
+
+        Returns:
+            The answer.
+
+        Raises:
+            PolicyError: the answer shows images.
+        """
+        if self.error is not None or self._environment is None:
+            return Turn(done=True)
+        environment = self._environment
+        reply = self._guarded("step", lambda: environment.step(text))
+        if reply is None:
+            return Turn(done=True)
+        if reply.images and not reply.ends:
+            raise PolicyError(
+                f"{self._name}.step shows images: a language policy is shown those of the prompt and of reset"
+            )
+        return reply
+
+    def _made(self, make: Callable[[], Environment]) -> Turn:
+        self._environment = make()
+        self._name = type(self._environment).__name__
+        return Turn()
+
+    def _guarded(self, method: str, call: Callable[[], object]) -> Turn | None:
+        if self.error is not None:
+            return None
+        try:
+            return self._checked(call())
+        except (ConfigError, PolicyError):
+            raise
+        except (Exception, SystemExit) as error:  # foreign code: whatever it raises is a fault of one exchange
+            self.error = f"{self._name}.{method} raised {type(error).__name__}: {error}"[:500]
+            first = self._name not in _traceback_shown
+            _traceback_shown.add(self._name)
+            logger.warning("%s; its sample is not scored", self.error, exc_info=error if first else None)
+            return None
+
+    def _checked(self, returned: object) -> Turn:
+        turn = Turn(text=returned) if isinstance(returned, str) else returned
+        if not isinstance(turn, Turn):
+            raise TypeError(f"it returned {type(returned).__name__} and must return mmgrpo.environment.Turn")
+        if not isinstance(turn.text, str) or not isinstance(turn.role, str):
+            raise TypeError(f"Turn.text and Turn.role must be str, got {type(turn.text).__name__}, {turn.role!r:.40}")
+        reward = None if turn.reward is None else float(turn.reward)
+        if reward is not None and not math.isfinite(reward):
+            raise ValueError(f"Turn.reward must be finite or None, got {reward}")
+        return Turn(
+            text=_bounded(turn.text),
+            images=turn.images,
+            reward=reward,
+            done=bool(turn.done),
+            role=turn.role,
+            key=None if turn.key is None else str(turn.key),
+        )
+
+
+def _bounded(text: str) -> str:
+    num_cut = len(text) - MAX_CHARACTERS
+    bounded = text if num_cut <= 0 else f"{text[:MAX_CHARACTERS]}\n[{num_cut} characters are cut off]"
+    return bounded.encode("utf-8", "replace").decode("utf-8")
