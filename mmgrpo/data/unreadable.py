@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import final
 
+from mmgrpo.config import PromptsConfig
 from mmgrpo.data.media import opened
 from mmgrpo.data.prompt_media import Encoded
 from mmgrpo.data.videos import open_video
@@ -112,6 +113,29 @@ def fault_of(prompt: Prompt, check: Callable[[Prompt], None]) -> str | None:
     except DataError as error:
         return str(error)
     return None
+
+
+def require_media(prompts: Sequence[Prompt], section: PromptsConfig | None, check: Callable[[Prompt], None]) -> None:
+    """Checks the first prompt of each combination of kinds of media before a run, unless bad rows are skipped.
+
+    Args:
+        prompts: of the run.
+        section: of the configuration that they are from; None for prompts in Python.
+        check: raises DataError for a prompt that the policy cannot take, such as one whose media it does not see.
+
+    Raises:
+        DataError: as the check does.
+    """
+    parts = [] if section is None else [section, *section.sources]
+    if any(part.when_unreadable == "skip" for part in parts):
+        return
+    first: dict[tuple[bool, ...], Prompt] = {}
+    for prompt in prompts:
+        kinds = (len(prompt.images) > 0, len(prompt.videos) > 0, len(prompt.audios) > 0)
+        first.setdefault(kinds, prompt)
+    for kinds, prompt in first.items():
+        if any(kinds):
+            check(prompt)
 
 
 def check_of(policy: Policy) -> Callable[[Prompt], None]:

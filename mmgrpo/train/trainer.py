@@ -18,7 +18,7 @@ from mmgrpo.config.idle import idle_mechanisms
 from mmgrpo.config.parts import require_single
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.data.stream import StepPrompts, stream_of
-from mmgrpo.data.unreadable import check_of, readable
+from mmgrpo.data.unreadable import check_of, readable, require_media
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.policy import Policy, SupportsUnbatchedRows
 from mmgrpo.run.best import require_best
@@ -116,6 +116,8 @@ class Trainer:
             if owner is None:
                 self.job.spread(policy)
         self.now = Moving(self.config, self.rewards)
+        if self.behind is None:
+            require_media(asked, self.config.prompts, check_of(policy))
         self.stream = stream_of(asked, self.config, check_of(policy))
         self.job.shard(range(self.config.rollout.prompts_per_step), "rollout.prompts_per_step")
         require_movable(policy, self.config.reference)

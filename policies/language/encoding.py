@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policies.chat_template import render
+from mmgrpo.policies.language.media_check import KINDS, arrangement, probe_of, unprocessed_kinds, unwritten_kinds
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.language.sounds import is_of_sounds, sound_arguments
 from mmgrpo.policies.language.visual_inputs import visual_inputs
@@ -98,6 +100,8 @@ class Encoder:
             raise ConfigError(
                 "policy.system and policy.template are for a chat template, and none is used; leave them out"
             )
+        self._dropped: dict[Any, Sequence[str]] = {}  # kinds of media that are dropped, by arrangement
+        self._takes: dict[str, bool] = {}
         self._known: OrderedDict[int, Encoded] = OrderedDict()
         self._bytes = 0
 
@@ -209,6 +213,7 @@ class Encoder:
                 f"{type(self.processor).__name__} cannot process the prompt {prompt.text!r:.60} with {num_images} "
                 f"images and {num_videos} videos and {num_audios} sounds: {error}; {places}"
             ) from error
+        self._require_every_medium(prompt, text, arguments, found)
         tensors = {name: torch.as_tensor(value) for name, value in found.items() if value is not None}
         if "input_ids" not in tensors:
             raise DataError(
@@ -219,6 +224,46 @@ class Encoder:
             if len(shown) and not self._uses_template:
                 self._require_place(prompt, tensors["input_ids"], medium)
         return tensors
+
+    def _require_every_medium(
+        self, prompt: Prompt, text: str, arguments: dict[str, Any], processed: Mapping[str, Any]
+    ) -> None:
+        """Raises DataError if a medium of the prompt does not reach the tensors; tried once for each arrangement."""
+        if not any(len(getattr(prompt, name)) for name in KINDS.values()):
+            return
+        key = arrangement(prompt, self.processor)
+        if key not in self._dropped:
+            dropped: list[str] = []
+            if self._uses_template:
+                dropped = unwritten_kinds(self._messages(prompt), lambda messages: self._template(messages, prompt))
+            if not dropped:
+                dropped = unprocessed_kinds(arguments, processed, lambda changed: self._processed(text, changed))
+            self._dropped[key] = dropped
+        if self._dropped[key]:
+            raise DataError(self._not_read(prompt, self._dropped[key]))
+
+    def _not_read(self, prompt: Prompt, kinds: Sequence[str]) -> str:
+        counted = " and ".join(
+            f"{n} {kind}{'s' * (n > 1)}" for kind in kinds if (n := len(getattr(prompt, KINDS[kind])))
+        )
+        name = type(self.processor).__name__
+        takes = " and ".join(["text", *(KINDS[kind] for kind in KINDS if self.takes(kind))])
+        return (
+            f"the prompt {prompt.text!r:.60} has {counted}, and {name} or its chat template drops at least one of "
+            f"them, so the model would not see it; it takes {takes}. Remove the {' and '.join(kinds)} from the row, or "
+            "use a model that takes it"
+        )
+
+    def takes(self, kind: str) -> bool:
+        """Whether the model sees media of a kind (``image``, ``video``, ``audio``): one small probe is encoded."""
+        if kind not in self._takes:
+            self._takes[kind] = False  # also while its own error is written
+            mark = None if self._uses_template else getattr(self.processor, f"{kind}_token", None)
+            for probe in (probe_of(kind), *([probe_of(kind, mark)] if isinstance(mark, str) else [])):
+                with suppress(Exception):  # each processor has its own for what it does not take
+                    self._tensors(probe)
+                    self._takes[kind] = True
+        return self._takes[kind]
 
     def _processed(self, text: str, arguments: dict[str, Any]) -> Mapping[str, Any]:
         """What the processor makes of one prompt; a few take its pictures only as a list that is not nested."""
@@ -255,9 +300,15 @@ class Encoder:
                     "rewards alone"
                 )
             return prompt.text
+        return self._template(self._messages(prompt), prompt)
+
+    def _messages(self, prompt: Prompt) -> list[dict[str, Any]]:
         messages = [self._turn(turn) for turn in prompt.messages or [{"role": "user", "content": _parts(prompt)}]]
         if self.settings.system is not None and messages[0]["role"] != "system":
             messages.insert(0, self._turn({"role": "system", "content": self.settings.system}))
+        return messages
+
+    def _template(self, messages: Sequence[Mapping[str, Any]], prompt: Prompt) -> str:
         goes_on = messages[-1]["role"] == "assistant"
         return render(
             self.processor,
