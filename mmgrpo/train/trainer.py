@@ -145,6 +145,7 @@ class Trainer:
         self.held_out = held_out(evaluation.prompts) if evaluation else []
         if evaluation and evaluation.prompts.when_unreadable == "skip":
             self.held_out = readable(self.held_out, "evaluation.prompts", check_of(policy))
+        require_media(self.held_out, evaluation.prompts if evaluation else None, check_of(policy))
         require_columns(judges, self.held_out, "evaluation.prompts")
         require_references(judges, self.held_out, "evaluation.prompts")
         self.status = "running"
