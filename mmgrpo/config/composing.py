@@ -99,15 +99,14 @@ def require_functions(below: Values, above: Values, where: str) -> None:
 def _runs_first(layers: Sequence[Values]) -> list[Values]:
     """The layers with runs and models before the first method."""
     first = next((number for number, values in enumerate(layers) if _name(values)), len(layers))
-    behind = [_is_run(values) for values in layers[first:]]
-    runs = [values for values, is_run in zip(layers[first:], behind, strict=True) if is_run]
-    others = [values for values, is_run in zip(layers[first:], behind, strict=True) if not is_run]
+    behind = [is_run(values) and not _name(values) for values in layers[first:]]
+    runs = [values for values, moves in zip(layers[first:], behind, strict=True) if moves]
+    others = [values for values, moves in zip(layers[first:], behind, strict=True) if not moves]
     return [*layers[:first], *runs, *others]
 
 
-def _is_run(values: Values) -> bool:
-    if _name(values):
-        return False
+def is_run(values: Values) -> bool:
+    """Whether values name a policy or a source of prompts, as those of a run or a model do."""
     keys = ("policy.name", "prompts.source", "prompts.sources")
     return isinstance(values.get("policy"), str) or any(has(values, key) for key in keys)
 

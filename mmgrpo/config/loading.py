@@ -11,9 +11,10 @@ from typing import Any, TypeGuard
 import yaml
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.composing import composed, require_functions
+from mmgrpo.config.composing import composed, is_run, require_functions
 from mmgrpo.config.parts import runs_of, tasks_of
 from mmgrpo.config.registry import suggestion
+from mmgrpo.config.sections import at
 from mmgrpo.config.tasks import said_elsewhere
 from mmgrpo.config.validating import set_value, typed
 from mmgrpo.errors import ConfigError
@@ -30,6 +31,20 @@ logger = logging.getLogger(__name__)
 
 MAX_INCLUDED = 20
 """How deep files may include each other."""
+
+NAMED_FUNCTIONS = (
+    "rollout.planner",
+    "rollout.window",
+    "rollout.tree",
+    "advantage.scale",
+    "advantage.combine",
+    "objective.surrogate",
+    "objective.aggregate",
+    "objective.bound",
+    "objective.step_weight",
+    "prompts.sampler",
+)
+"""Keys of a function with its numbers, of which a method may state the name and a run a number."""
 
 
 def load_config(
@@ -48,7 +63,8 @@ def load_config(
     Args:
         path: a file or a shipped name, with or without ``.yaml``.
         overrides: what lies over the files.
-        laid_over: further files or shipped names over the file, later ones over earlier ones.
+        laid_over: further files or shipped names over the file, later ones over earlier ones; where one is a method,
+            the methods that the file includes are left out, but for their published values where these are in force.
 
     Returns:
         The resolved configuration.
@@ -60,9 +76,11 @@ def load_config(
     published = given.pop("published", None)
     if published is not None and not isinstance(published, bool):
         raise ConfigError(f"an override of published is published=true or published=false, got {published!r:.80}")
-    merged = read_layers(find_config(path), published=published)
-    for name in laid_over:
-        merged = _over(merged, read_layers(find_config(name), published=published))
+    upper = [read_layers(find_config(name), published=published) for name in laid_over]
+    is_compared = any(at(values, "method.name", None) is not None for values in upper)
+    merged = read_layers(find_config(path), published=published, with_methods=not is_compared)
+    for values in upper:
+        merged = _over(merged, values)
     for key, value in given.items():
         _require_task(merged, key)
         below = deepcopy(merged)
@@ -140,29 +158,58 @@ def shipped(folder: str = "") -> list[str]:
     return sorted(path.relative_to(CONFIGS).with_suffix("").as_posix() for path in found)
 
 
-def read_layers(path: Path, *, published: bool | None = None) -> dict[str, Any]:
+def read_layers(path: Path, *, published: bool | None = None, with_methods: bool = True) -> dict[str, Any]:
     """A file with its includes laid under it.
 
     Args:
         path: the file.
         published: whether the values under ``published:`` are put in force; None: as the files ask for.
+        with_methods: False leaves out the methods that it includes, but for published values that are in force.
 
     Returns:
         Its values, and under ``published`` still those of the uppermost method.
 
     Raises:
-        ConfigError: a file is missing or malformed, or published values are asked for and there are none.
+        ConfigError: a file is missing or malformed, published values are asked for and there are none, or methods
+            cannot be left out, as the values of one are in the file itself.
     """
+    if not with_methods:
+        return _without_methods(path.resolve(), published)
     merged = _layers(path.resolve(), (), {}, published)
     if published:
         _require_published(merged, "published=true")
     return merged
 
 
+def _without_methods(path: Path, published: bool | None) -> dict[str, Any]:
+    """A file with its includes but for methods. Raises ConfigError where that leaves numbers of no function."""
+    merged = _layers(path, (), {}, published, with_methods=False)
+    unnamed = [key for key in NAMED_FUNCTIONS if isinstance(one := at(merged, key, None), dict) and "name" not in one]
+    if unnamed:
+        raise ConfigError(
+            f"{path} sets numbers of {', '.join(unnamed)} that a method it includes names, so that they cannot be "
+            "compared with other methods: state the name beside the numbers, or leave the numbers to the method"
+        )
+    return {key: value for key, value in merged.items() if key not in ("method", "published")}
+
+
+def _require_method_alone(path: Path, values: Mapping[str, Any], *, is_included: bool) -> None:
+    """Raises ConfigError for a run that holds the values of a method itself, as the ``config.yaml`` of a run does."""
+    if not is_included or is_run(values):
+        name = at(values, "method.name")
+        raise ConfigError(
+            f"{path} holds the values of {name} itself, so that another method merged on top of it would be a mixture "
+            f"of both: give the file that it was made of, which includes methods/{name}, or state what is the method's "
+            "in a file of its own and include that"
+        )
+
+
 _Known = dict[tuple[Path, bool | None], dict[str, Any]]
 
 
-def _layers(path: Path, above: tuple[Path, ...], known: _Known, published: bool | None) -> dict[str, Any]:
+def _layers(
+    path: Path, above: tuple[Path, ...], known: _Known, published: bool | None, *, with_methods: bool = True
+) -> dict[str, Any]:
     """The same, by way of the files that include it; each file is read once, however often it is included."""
     if path in above:
         raise ConfigError(f"{path} includes itself, by way of {' -> '.join(str(p) for p in above)}")
@@ -172,15 +219,19 @@ def _layers(path: Path, above: tuple[Path, ...], known: _Known, published: bool 
         values = _read(path)
         asks = values.pop("published") if isinstance(values.get("published"), bool) else None
         inner = asks if published is None else published  # the outermost file that says so decides
+        if not with_methods and at(values, "method.name", None) is not None:
+            _require_method_alone(path, values, is_included=bool(above))
+            return dict(values["published"]) if inner and _publishes(values) else {}
 
         def below(names: Sequence[str]) -> dict[str, Any]:
             files = [find_config(name, path.parent).resolve() for name in names]
-            return composed([_layers(file, (*above, path), known, inner) for file in files], _over)
+            layers = [_layers(file, (*above, path), known, inner, with_methods=with_methods) for file in files]
+            return composed(layers, _over)
 
         merged = below(_includes(values, path))
         if isinstance(values.get("tasks"), dict):
             values["tasks"] = {name: _task(task, path, below) for name, task in values["tasks"].items()}
-        if asks:
+        if asks and with_methods:
             _require_published(merged, f"{path}: published: true")
         require_functions(merged, values, str(path))
         merged = _over(merged, values)

@@ -84,7 +84,9 @@ def plan_comparison(
 ) -> Comparison:
     """What is to be run.
 
-    A method is laid over the task: what its file does not say is as the task has it. Where the task begins with a
+    A method is merged on top of the task: what its file does not state is as the task has it. A method that the task
+    includes is left out first, so that every run has one method; where the task puts published values of it in force,
+    such as its batch and learning rate, these stay. Where the task begins with a
     warm-up and trains every weight, the warm-up is run once a seed, and the methods begin with its weights.
 
     Args:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmgrpo.config.loading import load_config
+from mmgrpo.config.loading import dump_config, load_config
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.trials.plan import Comparison, plan_comparison, write_configurations
 
@@ -69,3 +69,42 @@ def test_a_folder_holds_one_comparison(tmp_path: Path) -> None:
     assert load_config(first.trials[1].file) == first.trials[1].config
     with pytest.raises(DataError, match=r"warm-up-0\.yaml differs"):
         write_configurations(planned(tmp_path, "grpo", overrides=("update.lr=1",)))
+
+
+def test_a_method_of_the_task_is_left_out(tmp_path: Path) -> None:
+    """Of geometry3k's DAPO the refill, the eps and the upper bound; the recipe's own batch stays."""
+    recipe = "recipes/qwen2.5-vl-geometry3k"
+    found = planned(tmp_path, "grpo", "dapo", on=recipe, seeds=1)
+    grpo, dapo = (trial.config for trial in found.trials)
+    assert (grpo.rollout.planner.name, grpo.advantage.eps, grpo.advantage.equal_groups) == ("fixed", None, "zero")
+    assert grpo.objective.surrogate is not None
+    assert grpo.objective.surrogate.numbers == {"low": 0.2, "high": 0.2}
+    assert grpo.method is not None
+    assert (grpo.method.name, grpo.method.over, grpo.published) == ("grpo", (), load_config("methods/grpo").published)
+    own = load_config(recipe)
+    for key in ("policy", "rewards", "rollout", "advantage", "objective", "update"):
+        assert getattr(dapo, key) == getattr(own, key)
+    assert grpo.rollout.prompts_per_step == own.rollout.prompts_per_step == 16
+    assert grpo.rewards == own.rewards
+
+
+def test_published_values_that_the_task_puts_in_force_stay(tmp_path: Path) -> None:
+    recipe = "recipes/sd3.5-flow-grpo-ocr"
+    own, (trial,) = load_config(recipe), planned(tmp_path, "dance-grpo", on=recipe, seeds=1).trials
+    assert trial.config.rollout.group_size == own.rollout.group_size
+    assert trial.config.update.lr == own.update.lr
+    assert own.policy is not None
+    assert trial.config.policy is not None
+    assert trial.config.policy.numbers["call"] == own.policy.numbers["call"]
+
+
+def test_a_run_that_holds_the_values_of_a_method_is_not_compared(tmp_path: Path) -> None:
+    run = tmp_path / "config.yaml"
+    run.write_text(dump_config(load_config("recipes/qwen2.5-vl-geometry3k")))
+    around = tmp_path / "around.yaml"
+    around.write_text("include: [config.yaml]\nsteps: 3")
+    for file in (run, around):
+        with pytest.raises(ConfigError, match=r"config.yaml holds the values of dapo itself.* includes methods/dapo"):
+            planned(tmp_path, "grpo", on=str(file))
+    with pytest.raises(ConfigError, match=r"sets numbers of rollout.window that a method it includes names"):
+        planned(tmp_path, "grpo", on="recipes/flux-dance-grpo")
