@@ -187,6 +187,8 @@ class Rollout:
         origin_B: where each row comes from, a number of ``Origin``; None: all were drawn.
         age_B: how many updates the weights have seen since old_logprob_BT; None: none.
         drawn_by_BT: which row drew each decision, where rows took over the beginnings of others; None: each its own.
+        recomputed_B: bool, rows that were read without log-probabilities, so that ``old_logprob_BT`` is of the weights
+            that read them; None: none.
         token_BT: integer, the token that each decision sampled, -1 where there is no decision; None where a decision is
             not one token. Its columns are those of ``old_logprob_BT``, whatever the order of ``Sample.tokens``.
         is_prefix: whether the state of a decision is the prompt of the row and the tokens of the decisions before it,
@@ -210,6 +212,7 @@ class Rollout:
     origin_B: Tensor | None = None
     age_B: Tensor | None = None
     drawn_by_BT: Tensor | None = None
+    recomputed_B: Tensor | None = None
     token_BT: Tensor | None = None
     is_prefix: bool = False
     num_decisions_B: Tensor | None = None
@@ -236,7 +239,7 @@ class Rollout:
             raise ShapeError("old_logprob_BT is not finite at a decision that mask_BT keeps")
         if [sample.group for sample in self.samples] != self.prompt_index_B.tolist():
             raise ShapeError("prompt_index_B and the samples' group numbers differ")
-        for name in ("origin_B", "age_B", "num_decisions_B"):
+        for name in ("origin_B", "age_B", "num_decisions_B", "recomputed_B"):
             tensor = getattr(self, name)
             if tensor is not None and (tensor.shape != (B,) or tensor.is_floating_point()):
                 raise ShapeError(f"{name} must be {B} integers, got {_describe(tensor)}")
@@ -295,10 +298,13 @@ class Rollout:
 
     @property
     def unchanged_B(self) -> Tensor:
-        """(B,) bool, the rows whose old_logprob_BT is of the current weights: sampled at this step, and not aged."""
+        """(B,) bool, the rows whose old_logprob_BT is of the current weights: sampled at this step or read without
+        log-probabilities, and not aged."""
         unchanged_B = torch.ones(len(self.samples), dtype=torch.bool)
         if self.origin_B is not None:
             unchanged_B &= self.origin_B.cpu() == Origin.DRAWN
+        if self.recomputed_B is not None:
+            unchanged_B |= self.recomputed_B.cpu()
         return unchanged_B if self.age_B is None else unchanged_B & (self.age_B.cpu() == 0)
 
     def aged(self) -> Rollout:

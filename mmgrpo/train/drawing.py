@@ -339,8 +339,8 @@ def _behind_prompt(policy: Policy, rollout: Rollout, plan: Plan, seed: int, *, a
     given = [rollout.given(row, Origin.GIVEN) for row in range(len(rollout.samples))]
     if as_own:
         given = [replace(one, old_logprob_T=None, record=_without_settings(one.record)) for one in given]
-    read = reader(policy).read(given, seed=seed, plan=plan)
-    return replace(read, samples=rollout.samples, num_forwards=rollout.num_forwards + read.num_forwards)
+    found = read(policy, given, plan, seed)
+    return replace(found, samples=rollout.samples, num_forwards=rollout.num_forwards + found.num_forwards)
 
 
 def _without_settings(record: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -57,6 +57,7 @@ def joined(rollouts: Sequence[Rollout], *, bare_B: Tensor | None = None, policy:
         noise=_joined_noise(noises, T) if len(noises) == len(rollouts) else None,
         values={value: _padded([one.values[value] for one in rollouts], T) for value in known},
         origin_B=_cat_or_none([one.origin_B for one in rollouts], [len(one.samples) for one in rollouts]),
+        recomputed_B=_recomputed(rollouts),
         age_B=_cat_or_none([one.age_B for one in rollouts], [len(one.samples) for one in rollouts]),
         token_BT=_padded(tokens, T, value=-1) if len(tokens) == len(rollouts) else None,
         is_prefix=all(one.is_prefix for one in rollouts),
@@ -121,6 +122,11 @@ def _joined_noise(parts: Sequence[Noise], num_decisions: int) -> Noise:
 def _padded(parts: Sequence[Tensor], num_columns: int, *, value: int = 0) -> Tensor:
     """Matrices below each other, a value after the columns that they have."""
     return torch.cat([torch.nn.functional.pad(part, (0, num_columns - part.shape[1]), value=value) for part in parts])
+
+
+def _recomputed(rollouts: Sequence[Rollout]) -> Tensor | None:
+    found = _cat_or_none([one.recomputed_B for one in rollouts], [len(one.samples) for one in rollouts])
+    return None if found is None else found.bool()
 
 
 def _cat_or_none(parts: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor | None:

@@ -35,7 +35,9 @@ def given_of(requests: Sequence[Request], prompt_of: PromptOf) -> list[Given]:
 
 def read(policy: Policy, given: Sequence[Given], plan: Plan, seed: int) -> Rollout:
     """Rows of samples that are there already. Raises ConfigError for a policy that only draws."""
-    return reader(policy).read(given, seed=seed, plan=replace(plan, stochastic=None))
+    rollout = reader(policy).read(given, seed=seed, plan=replace(plan, stochastic=None))
+    recomputed = [one.old_logprob_T is None for one in given]
+    return replace(rollout, recomputed_B=torch.tensor(recomputed)) if any(recomputed) else rollout
 
 
 def verified(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from mmgrpo import Trainer
 from mmgrpo.config.loading import validated
 from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Policy
+from mmgrpo.train.joining import joined
+from mmgrpo.train.reading import read
+from mmgrpo.types import Origin, Plan
 from tests.policies import tiny_image_tokens, tiny_language, tiny_masked
 
 REPLAY: dict[str, Any] = {"planner": {"name": "with_replay", "num": 2, "per_prompt": 4}}
@@ -116,3 +120,14 @@ def test_an_estimator_of_tokens_sees_each_decisions_token(tmp_path: Path) -> Non
     lines = metrics_of(policy, tiny_masked.prompts_of(), tmp_path, advantage=advantage)
     assert len(lines) == 3
     assert torch.isfinite(torch.tensor([line["optimizer/grad_norm"] for line in lines])).all()
+
+
+def test_answers_that_are_read_by_the_current_weights_have_no_departure() -> None:
+    policy = tiny_language.policy_of("llama")
+    rollout = policy.rollout(tiny_language.prompts_of("llama"), group_size=2, seed=3)
+    stored = [rollout.given(row, Origin.REPLAYED) for row in range(4)]
+    given = [replace(one, old_logprob_T=None) if row % 2 else one for row, one in enumerate(stored)]
+    answers = read(policy, given, Plan(), 0)
+    assert answers.unchanged_B.tolist() == [False, True, False, True]  # what is stored may be of earlier weights
+    assert joined([rollout, answers]).unchanged_B.tolist() == [True] * 4 + [False, True, False, True]
+    assert not joined([rollout, answers]).aged().unchanged_B.any()
