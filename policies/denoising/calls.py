@@ -44,6 +44,7 @@ class CallForm:
         names: the arguments that the call takes; None takes all.
         columns: data columns that go to the call as arguments of their names, one entry a row.
         pictures: further arguments, with the data columns that hold their pictures.
+        tuples: arguments that the call takes as tuples, for which YAML and JSON have lists alone.
         single: a row comes alone, as a string and a generator instead of lists of one.
         showing: how several rows bring what they show.
         is_proven: whether the pipeline was found to take it so, and to keep its rows apart.
@@ -53,6 +54,7 @@ class CallForm:
     names: frozenset[str] | None = None
     columns: tuple[str, ...] = ()
     pictures: Mapping[str, str] = field(default_factory=dict)
+    tuples: frozenset[str] = frozenset()
     single: bool = False
     showing: Showing = Showing.EACH
     is_proven: bool = False
@@ -92,7 +94,10 @@ class CallForm:
         shown = {name: arranged([item[name] for item in items], self.showing) for name in items[0]}
         if unknown := sorted(name for name in {*per_row, *shown} if not self.takes(name)):
             raise ConfigError(f"the pipeline's call takes no {' and no '.join(unknown)}; it takes {self._known()}")
-        return {**call, **({name: value[0] for name, value in per_row.items()} if self.single else per_row), **shown}
+        own = {name: value[0] for name, value in per_row.items()} if self.single else {}
+        alike = {**call, **own}  # one value for all rows of the run
+        alike |= {name: tuple(value) for name in self.tuples if isinstance(value := alike.get(name), list)}
+        return {**alike, **({} if self.single else per_row), **shown}
 
     def shows(self, row: Row) -> bool:
         """Whether a row shows the pipeline pictures or videos."""
@@ -179,7 +184,14 @@ def form_of(call: Callable[..., Any], columns: Sequence[str], pictures: Mapping[
             if not rest:
                 raise ConfigError(said)
             logger.warning("%s, and takes any other, which it may leave unread", said)
-    return CallForm(None if rest else names, tuple(columns), pictures)
+    tuples = frozenset(name for name in names if _is_tuple(parameters[name]))
+    return CallForm(None if rest else names, tuple(columns), pictures, tuples)
+
+
+def _is_tuple(parameter: inspect.Parameter) -> bool:
+    """Whether an argument is a tuple and never a list, as the sizes and crops of SDXL's call."""
+    kinds = str(parameter.annotation).lower()
+    return "list" not in kinds and (isinstance(parameter.default, tuple) or "tuple[" in kinds)
 
 
 def _column(prompt: Prompt, name: str, key: str) -> Any:

@@ -20,6 +20,7 @@ from mmgrpo.types import Plan, Prompt, Rollout, Sample, Scores
 from tests.breadth import assembly
 from tests.policies import foreign_pipelines
 from tests.policies.contract import gradients, move, sample_difference, values
+from tests.policies.tiny_policies import policy_of
 
 PROMPTS = [Prompt("short"), Prompt("a longer one")]
 SEED = 3
@@ -233,3 +234,19 @@ def test_an_array_is_handed_to_rewards_as_it_is() -> None:
     (found,) = media_of({"image_embeds": embedding}, 1)
     assert torch.equal(found, embedding[0])
     assert Sample(PROMPTS[0], 0, 0, array=found).array is found
+
+
+def test_sizes_of_yaml_reach_the_call_as_tuples() -> None:
+    """SDXL adds its three sizes up, of which those that are not stated are tuples."""
+    policy = policy_of("sdxl", call={"num_inference_steps": 2})
+
+    def pictures(**call: Any) -> np.ndarray:
+        plan = Plan(stochastic=(), settings={"call": call})
+        rollout = policy.rollout(PROMPTS, group_size=1, seed=SEED, plan=plan)
+        assert not rollout.num_alone
+        return np.stack([np.asarray(sample.image) for sample in rollout.samples])
+
+    stated = pictures(original_size=(32, 24))
+    assert np.array_equal(pictures(original_size=[32, 24]), stated)
+    assert not np.array_equal(pictures(crops_coords_top_left=[4, 2]), stated)
+    assert not np.array_equal(pictures(), stated)
