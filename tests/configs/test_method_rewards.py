@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from mmgrpo.config import RewardConfig, RunConfig
@@ -15,10 +17,15 @@ from mmgrpo.config.needs import require_needs
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
 from mmgrpo.scoring import NamedReward
+from mmgrpo.scoring.shaping import shaped
 from mmgrpo.train.build import build_rewards
+from mmgrpo.train.credit import form_credit
 from mmgrpo.train.live_rewards import rewards_of_run
-from mmgrpo.types import Prompt, Sample
-from tests.policies.tiny_language import picture
+from mmgrpo.train.trainer import Trainer
+from mmgrpo.types import Prompt, Sample, Scores
+from tests.policies.tiny_language import picture, prompts_of
+from tests.policies.tiny_language import policy_of as llama
+from tests.rewards.grouped import plain
 
 ADDING = [
     name
@@ -238,3 +245,86 @@ def test_what_a_method_needs_is_checked(tmp_path: Path) -> None:
     require_needs(run_of(tmp_path, "quickstart/calculator-tool", "methods/gigpo", **named))
     with pytest.raises(ConfigError, match=r"needs turns of an exchange.* set rollout.environment"):
         require_needs(load_config("methods/gigpo", {"policy": None}))
+
+
+def seven(samples: Sequence[Sample]) -> list[float]:
+    """What a user wrote: whether the text holds a 7."""
+    return [float("7" in (sample.text or "")) for sample in samples]
+
+
+def length(samples: Sequence[Sample]) -> list[float]:
+    return [len(sample.text or "") / 10 for sample in samples]
+
+
+SEVEN = {"name": "python:tests.configs.test_method_rewards:seven"}
+GRADED = {"name": "python:tests.configs.test_method_rewards:length"}
+JUDGE = {"name": "python:tests.configs.test_method_rewards:length", "label": "reasoning", "from_method": "p-grpo"}
+ALSO = {"p-grpo": [JUDGE]}
+TEXTS = {
+    "arm": ("<COT> 7", "<COT> 8", "<CODE> 7", "9"),
+    "diver": ("$a$ 7", "$a$ 8", "$b$ $c$ 7", "8"),
+    "geometryzero": ("<aux></aux> 7", "<aux></aux> 8", "8", "9"),
+    "empo": ("7", "8", "8", "8"),
+    "ttrv": ("7", "8", "8", "8"),
+}
+
+
+@pytest.mark.parametrize("name", OF_REWARDS)
+def test_stated_rewards_do_not_make_a_method_plain_grpo(name: str, tmp_path: Path) -> None:
+    """In either order of the include its advantages are not those of the same file without its rewards."""
+    base = tmp_path / "base.yaml"
+    mine = GRADED if name == "pref-grpo" else SEVEN  # of two values, win rates are a change of scale
+    own = {"prompts": {"source": "p.txt"}, "rewards": [mine, *ALSO.get(name, [])], **policy_of(name)}
+    base.write_text(yaml.safe_dump(own))
+    config = run_of(tmp_path, f"methods/{name}", str(base))
+    assert config == run_of(tmp_path, str(base), f"methods/{name}")
+    texts = TEXTS.get(name, ("it is 7", "so it must be 7", "it is 8", "9"))
+    samples = [
+        Sample(
+            Prompt("q"),
+            group=0,
+            member=member,
+            text=text,
+            logprob=-float(2 + member) / 10,
+            values={"certainty": float(member)},
+        )
+        for member, text in enumerate(texts)
+    ]
+    found_B = advantages(config, samples)
+    plain_B = advantages(config.model_copy(update={"rewards": (RewardConfig.model_validate(mine),)}), samples)
+    assert float((found_B - plain_B).abs().max()) > 0.04
+
+
+def advantages(config: RunConfig, samples: Sequence[Sample]) -> torch.Tensor:
+    rewards = build_rewards(config.rewards)
+    values = [plain(reward.function(samples)) for reward in rewards]
+    scores = Scores(
+        names=tuple(reward.name for reward in rewards),
+        weight_R=torch.tensor([reward.weight for reward in rewards]),
+        value_BR=torch.tensor(values).T.contiguous(),
+        valid_BR=torch.ones(len(samples), len(rewards)).bool(),
+    )
+    group_B = torch.zeros(len(samples), dtype=torch.long)
+    shaping = shaped(scores, rewards, 0)
+    return form_credit(shaping.scores, group_B, config.advantage).advantage_B
+
+
+@pytest.mark.parametrize("name", ["intuitor", "unlikeliness-reward"])
+def test_a_run_of_live_functions_and_a_method_is_not_plain_grpo(name: str, tmp_path: Path) -> None:
+    """The same samples in the first step, and other weights after it."""
+    small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 4, "update.lr": 1e-3}
+    weights, logged = [], []
+    for label, changes in ((name, {}), ("plain", {"method": None})):
+        config = load_config(f"methods/{name}", {**small, **changes, "output": str(tmp_path), "name": label})
+        policy = llama("llama", max_new_tokens=5)
+        folder = Trainer(policy, [NamedReward("parity", parity)], prompts_of("llama"), config).train()
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in policy.trainable]))
+        logged.append(json.loads((folder / "metrics.jsonl").read_text().splitlines()[0]))
+    assert not torch.equal(*weights)
+    substitute = {"intuitor": "self_certainty", "unlikeliness-reward": "unlikeliness"}[name]
+    assert f"reward/{substitute}/mean" in logged[0]
+    assert f"reward/{substitute}/mean" not in logged[1]
+
+
+def parity(samples: Sequence[Sample]) -> list[float]:
+    return [float(sample.member % 2) for sample in samples]
