@@ -144,6 +144,8 @@ class Sample:
         context: name of the context that it was shown the prompt in; None: the prompt as it is.
         after: group and member of each sample of the step whose text its context shows; empty: none.
         environment_error: what went wrong in the environment of its exchange: no reward scores it; None: nothing did.
+        failure: why it is no result of the policy (pixels that are not finite, an image that a safety checker
+            replaced): no reward is called with it; None: it is one.
     """
 
     prompt: Prompt
@@ -169,6 +171,12 @@ class Sample:
     after: Sequence[tuple[int, int]] = ()
     environment_error: str | None = None
     audio: Audio | None = None
+    failure: str | None = None
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether rewards are called with it: it is a result, and the environment of its exchange did not fail."""
+        return self.failure is None and self.environment_error is None
 
     @property
     def identity(self) -> tuple[int, int]:

@@ -77,7 +77,8 @@ def draw(
         if bool(scores.valid_BR.any()):
             said.append(scores)
         else:
-            unasked[reward.name] = "it does not apply to a prompt without its columns"
+            failures = sorted({sample.failure for sample in samples if sample.failure is not None})
+            unasked[reward.name] = "; ".join(failures) or "it does not apply to a prompt without its columns"
     return Drawn([shown_by(policy, sample) for sample in samples], _beside(said, count), unasked)
 
 

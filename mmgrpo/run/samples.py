@@ -73,6 +73,7 @@ def write_samples(
             }
             explained = {name: said[row] for name, said in scores.explanations.items() if said[row] is not None}
             line |= {"explanations": explained} if explained else {}
+            line |= {} if sample.failure is None else {"failure": sample.failure}
             if sample.text is not None or len(sample.prompt.images) or len(sample.prompt.audios):
                 if id(sample.prompt) not in prompt_facts:
                     prompt_facts[id(sample.prompt)] = _prompt_facts(sample.prompt, folder, pictures)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -109,7 +109,8 @@ class Scorer:
         Raises:
             RewardError: a reward returns what no reward may return, or raises something, where any may fail it.
         """
-        for worker in self._workers:
+        samples = [sample for sample in samples if sample.is_scored]
+        for worker in self._workers if samples else ():
             worker.try_out(samples)
 
     def open(self, *, group_sizes: Mapping[int, int]) -> PendingScores:
@@ -159,6 +160,7 @@ class PendingScores:
             members.append(sample)
             if len(members) == self._group_sizes.get(sample.group):
                 whole += sorted(self._unfinished.pop(sample.group), key=lambda one: one.member)
+        whole = [sample for sample in whole if sample.is_scored]
         if whole and self._threaded:
             keys = self._keys(whole, self._threaded)
             asked = [self._pending[r].submit(whole, keys) for r in self._threaded]
@@ -172,11 +174,15 @@ class PendingScores:
             samples: the whole rollout; those that ``submit`` was given are known by identity.
 
         Returns:
-            The scores, in the samples' order.
+            The scores, in the samples' order; none of failed samples, with which no reward is called.
 
         Raises:
             RewardError: as ``Scorer.__call__``.
         """
+        collected = self._collected([sample for sample in samples if sample.is_scored])
+        return self._as_scores([_at_samples(results, samples) for results in collected])
+
+    def _collected(self, samples: Sequence[Sample]) -> list[CollectedResults]:
         early = [self._early.get(id(sample)) for sample in samples]
         late = [row for row, known in enumerate(early) if known is None]
         late_keys = iter(self._keys([samples[row] for row in late], range(len(self._workers))))
@@ -188,8 +194,7 @@ class PendingScores:
         for r in self._others:
             result_keys_R[r] = self._asked(r, samples, keys, range(len(samples)))
         collected_R = {r: self._pending[r].collect(result_keys_R[r]) for r in (*self._others, *self._threaded)}
-        failed_rows = [row for row, sample in enumerate(samples) if sample.environment_error is not None]
-        return self._as_scores([_without(collected_R[r], failed_rows) for r in range(len(self._workers))])
+        return [collected_R[r] for r in range(len(self._workers))]
 
     def _asked(
         self, r: int, samples: Sequence[Sample], keys: Sequence[bytes | None], rows: Sequence[int]
@@ -221,12 +226,15 @@ class PendingScores:
         )
 
 
-def _without(collected: CollectedResults, rows: Sequence[int]) -> CollectedResults:
-    """The results with none for some rows: samples whose environment failed are not scored."""
-    if not rows:
-        return collected
-    results = [Result(None) if row in rows else result for row, result in enumerate(collected.results)]
-    return replace(collected, results=results)
+def _at_samples(collected: CollectedResults, samples: Sequence[Sample]) -> CollectedResults:
+    """The results of the samples that did not fail, with none for those that did."""
+    results, cached = iter(collected.results), iter(collected.cached)
+    fails = [not sample.is_scored for sample in samples]
+    return CollectedResults(
+        [Result(None) if failed else next(results) for failed in fails],
+        [False if failed else next(cached) for failed in fails],
+        collected.took_s,
+    )
 
 
 def score(samples: Sequence[Sample], rewards: Sequence[NamedReward], *, max_failure_frac: float = 0.25) -> Scores:

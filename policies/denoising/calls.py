@@ -20,6 +20,7 @@ from mmgrpo.policies.denoising.shown import (
     of_prompt,
     unlike,
 )
+from mmgrpo.policies.denoising.signature import arguments_of, unknown_arguments
 from mmgrpo.types import Prompt
 
 logger = logging.getLogger(__name__)
@@ -174,18 +175,15 @@ def form_of(call: Callable[..., Any], columns: Sequence[str], pictures: Mapping[
     Raises ConfigError for a column or pictures that it has no argument for; a call that takes any is warned of.
     """
     pictures = pictures or {}
-    parameters = inspect.signature(call).parameters
-    rest = {name for name, parameter in parameters.items() if parameter.kind is inspect.Parameter.VAR_KEYWORD}
-    names = frozenset(parameters) - {"self"} - rest
-    known = ", ".join(sorted(names))
-    for key, asked in (("columns", columns), ("pictures", pictures)):
-        if unknown := sorted(set(asked) - names):
-            said = f"policy.{key}: the pipeline's call has no argument {', '.join(unknown)}; it has {known}"
-            if not rest:
-                raise ConfigError(said)
-            logger.warning("%s, and takes any other, which it may leave unread", said)
-    tuples = frozenset(name for name in names if _is_tuple(parameters[name]))
-    return CallForm(None if rest else names, tuple(columns), pictures, tuples)
+    names, parameters = arguments_of(call), inspect.signature(call).parameters
+    for key, chosen in (("columns", columns), ("pictures", pictures)):
+        if unknown := sorted(set(chosen) - set(parameters if names is None else names)):
+            message = f"policy.{key}: {unknown_arguments('the pipeline', unknown, names or parameters)}"
+            if names is not None:
+                raise ConfigError(message)
+            logger.warning("%s, and takes any other, which it may leave unread", message)
+    tuples = frozenset(name for name, parameter in parameters.items() if _is_tuple(parameter))
+    return CallForm(names, tuple(columns), pictures, tuples)
 
 
 def _is_tuple(parameter: inspect.Parameter) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 from mmgrpo.errors import ConfigError, DataError, PolicyError, ReplayError
 from mmgrpo.policies.denoising.branching import branching_of, require_parted, states_of
 from mmgrpo.policies.denoising.drawing import Drawing
+from mmgrpo.policies.denoising.failures import STATES
 from mmgrpo.policies.denoising.record import Recorder, is_stochastic
 from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.policies.denoising.trace import Trace
@@ -150,9 +151,11 @@ def assemble(chunks: Sequence[Chunk], plan: Plan, segments: Sequence[int] | None
     mask_BT = noise.std_BT > 0
     require_parted(plan, mask_BT[0])
     old_logprob_BT = torch.cat([_logprobs(chunk, mask_BT[0]) for chunk in chunks])
+    samples = [sample for chunk in chunks for sample in chunk.samples]
+    mask_BT &= torch.tensor([sample.failure != STATES for sample in samples])[:, None]
+    old_logprob_BT = old_logprob_BT.where(mask_BT, 0.0)
     order = sorted(range(len(rows)), key=lambda place: rows[place].entry)
     rows = [rows[place] for place in order]
-    samples = [sample for chunk in chunks for sample in chunk.samples]
     drawings = [chunk.drawing for chunk in chunks for _ in chunk.rows]
     transitions = [transition for chunk in chunks for transition in chunk.recorder.transitions()]
     return Rollout(

@@ -18,6 +18,9 @@ from mmgrpo.policies.denoising.settings import DecodeSettings
 SWITCHES = {"frames": "use_framewise_decoding", "tiles": "use_tiling"}
 """Setting -> the autoencoders' own switch."""
 
+COMPUTED = (torch.float32, torch.bfloat16, torch.float16)
+"""Types that a module computes in; weights may be stored in others."""
+
 
 def decoders_of(pipeline: Any) -> list[nn.Module]:
     """The components that decode, those of held pipelines among them."""
@@ -68,6 +71,27 @@ def row_by_row(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         torch.cat(some) if _has_rows(some[0], 1) else some[0] for some in zip(*(p for p, _ in parts), strict=True)
     ]
     return tree_unflatten(joined, parts[0][1])
+
+
+def in_dtype_of(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with their numbers in the module's dtype, where it has one: an autoencoder may have its own."""
+    dtypes = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
+    dtype = getattr(module, "dtype", None)
+    if len(dtypes) != 1 or dtype not in COMPUTED:
+        return args, kwargs
+    leaves, shape = tree_flatten((args, kwargs))
+    if not any(isinstance(leaf, Tensor) and leaf.dtype in COMPUTED and leaf.dtype != dtype for leaf in leaves):
+        return args, kwargs
+    cast = [leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.dtype in COMPUTED else leaf for leaf in leaves]
+    return tree_unflatten(cast, shape)
+
+
+def finite_entries(output: Any) -> Tensor | None:
+    """(entries,) bool on the CPU: which leading entries of a decoder's output are finite; None where it is no batch."""
+    tensors = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor) and leaf.ndim > 0]
+    if not tensors or not tensors[0].is_floating_point():
+        return None
+    return tensors[0].detach().isfinite().reshape(len(tensors[0]), -1).all(1).cpu()
 
 
 def _has_rows(leaf: Any, count: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from mmgrpo.policies.denoising.calls import RewoundError, RowsError
 from mmgrpo.policies.denoising.chunks import Chunk, assemble
 from mmgrpo.policies.denoising.drawing import Drawing
 from mmgrpo.policies.denoising.exactness import WRONG_CALL, Exactness
+from mmgrpo.policies.denoising.failures import FIXES, STATES, failures_of, finite_states, warn_of
 from mmgrpo.policies.denoising.outputs import samples_of
 from mmgrpo.policies.denoising.parity import BatchParity
 from mmgrpo.policies.denoising.record import Recorder, owner_of, split_rows
@@ -49,6 +50,7 @@ class Drafter:
         evaluation_call: laid over the call where samples are drawn without noise and nothing of them is kept.
         frame_rate: of videos, in frames a second; None: what the call asks for.
         sampling_rate: of the pipeline's sound, in Hz, where it is known.
+        warned: reasons of failed samples that were logged.
     """
 
     stage: Stage
@@ -59,6 +61,7 @@ class Drafter:
     evaluation_call: Mapping[str, Any]
     frame_rate: float | None
     sampling_rate: int | None
+    warned: set[str] = field(default_factory=set)
 
     def stochastic(self, parts: Sequence[Part], plan: Plan) -> Rollout:
         """The rows with their decisions on record."""
@@ -84,7 +87,7 @@ class Drafter:
                 latents = None
                 if plan.keep_latents and session.last_state is not None:
                     latents = split_rows(session.last_state, len(chunk))
-                drawn = self._samples(chunk, output, latents, call)
+                drawn = self._samples(chunk, output, latents, call, session, session.last_state)
                 plan.hand_over(drawn)
                 placed += [(row, sample, part.drawing) for row, sample in zip(chunk, drawn, strict=True)]
                 num_forwards, T = num_forwards + session.num_forwards, max(T, session.iteration + 1)
@@ -116,6 +119,7 @@ class Drafter:
             rows = [row for part in parts for row in part.rows]
             asked = next((row for row in rows if self.stage.form.shows(row)), rows[0])
             if not self._shown_otherwise(asked, str(error)):
+                self._require_first_step(rows[0], parts[0].drawing)
                 self._run_singly(f"{type(self.stage.pipeline).__name__} does not take rows as lists: {error}")
             return self._drawn(parts, plan)
 
@@ -146,6 +150,22 @@ class Drafter:
         logger.info("pictures brought as %s: %s. Next: %s", form.showing.value, why, form.showing.following.value)
         return True
 
+    def _require_first_step(self, row: Row, drawing: Drawing) -> None:
+        """Raises RowsError where a row fails by itself too: lists of rows are not the cause."""
+
+        def stop(call: StepCall) -> Tensor:
+            raise Stop
+
+        arguments = replace(self.stage.form, single=True).arguments([row], drawing.call)
+        try:
+            self.stage.run(Session(on_step=stop), arguments, seed=row.seed)
+        except MmgrpoError:
+            return
+        except WRONG_CALL as error:
+            if is_out_of_memory(error):
+                raise
+            raise _failed_call(arguments, error) from error
+
     def _run_singly(self, why: str) -> None:
         """Every row runs alone, its prompt a string and its generator no list."""
         self.batches.run_alone(why)
@@ -163,8 +183,7 @@ class Drafter:
                 raise
             if not self.exactness.is_new and (self.stage.form.is_proven or not self.stage.form.shows(rows[0])):
                 raise
-            given = ", ".join(sorted(arguments))
-            raise RowsError(f"called with {given} it fails with {type(error).__name__}: {error}") from error
+            raise _failed_call(arguments, error) from error
 
     def _batch_dependence(self, chunk: Chunk, plan: Plan) -> str:
         """Why the rows of a run, if they are the first of their kind, have to run alone; empty where they need not."""
@@ -176,6 +195,10 @@ class Drafter:
         if form.shows(first) and not alone and (gap := self._initial_gap(chunk)):
             return gap
         rollout = assemble([chunk], plan, self.segments)
+        if not bool(rollout.mask_BT.any()) and bool((rollout.noise.std_BT > 0).any() if rollout.noise else False):
+            raise PolicyError(
+                f"{type(self.stage.pipeline).__name__} gives no sample whose latents are finite: {FIXES[STATES]}"
+            )
         reason = self.exactness.measure(rollout, chunk.kind, chunk.stochastic, alone=alone, form=form)
         if form.shows(first) and not reason:
             self.stage.form = replace(form, is_proven=True)
@@ -245,7 +268,7 @@ class Drafter:
         output = self._run(session, stem.rows, drawing.call)
         require_denoisers(self.stage, session)
         latents = recorder.latents() if plan.keep_latents else None
-        samples = self._samples(stem.rows, output, latents, drawing.call)
+        samples = self._samples(stem.rows, output, latents, drawing.call, session, recorder.last_state)
         manner = self.stage.form.manner(stem.rows[0])
         return Chunk(stem.rows, drawing, recorder, samples, session.num_forwards + stem.num_forwards, manner)
 
@@ -257,10 +280,21 @@ class Drafter:
             self._examine(shown[:1], drawing)
 
     def _samples(
-        self, rows: Sequence[Row], output: Any, latents: Sequence[Tensor] | None, call: Mapping[str, Any]
+        self,
+        rows: Sequence[Row],
+        output: Any,
+        latents: Sequence[Tensor] | None,
+        call: Mapping[str, Any],
+        session: Session,
+        state: Tensor | None,
     ) -> list[Sample]:
-        """What rewards see of a run's output."""
-        return samples_of(rows, output, latents, rate=self.sampling_rate, frame_rate=self._frame_rate(call))
+        """What rewards see of a run's output, and what of it is no result."""
+        found = finite_states(state, len(rows))
+        failures = failures_of(output, len(rows), finite_states=found, decoded=session.decoded)
+        frame_rate = self._frame_rate(call)
+        samples = samples_of(rows, output, latents, rate=self.sampling_rate, frame_rate=frame_rate, failures=failures)
+        warn_of([sample.failure for sample in samples], type(self.stage.pipeline).__name__, self.warned)
+        return samples
 
     def _frame_rate(self, call: Mapping[str, Any]) -> float | None:
         asked = next((call[name] for name in FRAME_RATE_ARGUMENTS if call.get(name) is not None), None)
@@ -283,3 +317,8 @@ class Drafter:
         except MmgrpoError:  # what cannot be trained may still be sampled
             if self.stage.form.shows(rows[0]) and not self.stage.form.is_proven:
                 self.stage.form = replace(self.stage.form, showing=Showing.ALONE)
+
+
+def _failed_call(arguments: Mapping[str, Any], error: Exception) -> RowsError:
+    names = ", ".join(sorted(arguments))
+    return RowsError(f"called with {names} it fails with {type(error).__name__}: {error}")

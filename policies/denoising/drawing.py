@@ -13,7 +13,7 @@ from mmgrpo.maths.windows import shortened
 from mmgrpo.policies.denoising.calls import CallForm
 from mmgrpo.policies.denoising.rows import shows_media
 from mmgrpo.policies.denoising.sampling import NATIVE, Sampling
-from mmgrpo.policies.denoising.settings import DenoisingSettings, TailSettings
+from mmgrpo.policies.denoising.settings import DenoisingSettings, TailSettings, require_single_results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,4 +114,8 @@ def checked_call(call: Any, form: CallForm) -> Mapping[str, Any]:
         raise ConfigError(f"Plan.settings: call must hold arguments of the pipeline by name, got {call!r}")
     if unknown := sorted(name for name in call if not form.takes(name)):
         raise ConfigError(f"Plan.settings: the pipeline's call takes no {' and no '.join(unknown)}")
+    try:
+        require_single_results("Plan.settings: call", call)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     return call

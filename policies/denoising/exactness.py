@@ -78,14 +78,16 @@ class Exactness:
         Raises:
             ReplayError: neither replay gives a row that runs alone its log-probability again.
         """
-        rows = list(range(len(rollout.samples)))
+        rows = [row for row in range(len(rollout.samples)) if bool(rollout.mask_BT[row].any())]
+        if not rows:
+            return ""
         for column in columns:
             if (kind, column) in self._needs_full:
                 continue
             ghost = self._gap(rollout, rows, column, run_ghosts=False)
             full = ghost if ghost <= self.tolerance else self._gap(rollout, rows, column, run_ghosts=True)
             if full > self.tolerance:
-                if not alone and len(set(rollout.state_BT[:, column].tolist())) < len(rows):
+                if not alone and len(set(rollout.state_BT[rows, column].tolist())) < len(rows):
                     return f"replayed in another batch its log-probability changes by {full:.1e}"
                 raise ReplayError(
                     f"replaying step {column} of {self.name} changes its log-probability by {ghost:.1e} (ghost) and "
@@ -96,7 +98,7 @@ class Exactness:
         if alone or kind in self._compared:
             return ""
         ends = sorted({columns[0], columns[-1]}) if columns else []
-        real, beside = _beside(rollout.trace, form)
+        real, beside = _beside(rollout.trace, form, rows)
         gap = max((self._batch_gap(rollout, kind, column, real, beside) for column in ends), default=0.0)
         allowed = BATCH_ROUNDING * self.tolerance * self.unit(rollout.trace.transitions[0][-1].next_state.numel())
         if gap > allowed:
@@ -136,22 +138,23 @@ def _largest(gap_N: Tensor) -> float:
     return float(torch.nan_to_num(gap_N.abs().max(), nan=float("inf")))
 
 
-def _beside(trace: Trace, form: CallForm) -> tuple[list[int], Trace]:
-    """Rows that are scored side by side: which of them are the rollout's, and all of them.
+def _beside(trace: Trace, form: CallForm, rows: Sequence[int]) -> tuple[list[int], Trace]:
+    """Rows that are scored side by side, of ``rows``: which of them are the rollout's, and all of them.
 
     They are the first row and the one whose prompt differs most in length. A stranger, who asks for something else and
     shows other pictures, joins the first where all prompts are as long, and wherever pictures are shown.
     """
-    first, last = trace.rows[0], len(trace.rows) - 1
-    other = max(range(len(trace.rows)), key=lambda row: abs(len(trace.rows[row].prompt.text) - len(first.prompt.text)))
+    head, last = rows[0], rows[-1]
+    first = trace.rows[head]
+    other = max(rows, key=lambda row: abs(len(trace.rows[row].prompt.text) - len(first.prompt.text)))
     shows = form.shows(first)
-    real = list(dict.fromkeys((0, last if shows and other == 0 else other)))
+    real = list(dict.fromkeys((head, last if shows and other == head else other)))
     stranger = form.stranger(first) if shows or len(real) == 1 else None
-    chosen = [*real, *([0] if stranger else [])]
-    rows = [trace.rows[row] for row in real]
+    chosen = [*real, *([head] if stranger else [])]
+    compared = [trace.rows[row] for row in real]
     return real, replace(
         trace,
-        rows=(*rows, stranger) if stranger else tuple(rows),
+        rows=(*compared, stranger) if stranger else tuple(compared),
         drawings=tuple(trace.drawings[row] for row in chosen),
         transitions=tuple(trace.transitions[row] for row in chosen),
     )

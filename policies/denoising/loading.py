@@ -21,6 +21,7 @@ from torch import nn
 from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.policies.denoising.caches import cache_names
 from mmgrpo.policies.denoising.settings import DenoisingSettings
+from mmgrpo.policies.denoising.signature import pipeline_class, pipeline_index, require_arguments
 from mmgrpo.policies.loading import DTYPES, built, named
 from mmgrpo.system.hub import why_not
 
@@ -31,20 +32,38 @@ def load_pipeline(settings: DenoisingSettings) -> Any:
     ``model`` is a folder written by ``save_pretrained``, a hub id, or ``python:module:function`` for a function of no
     arguments that returns a live pipeline.
 
-    Raises ConfigError if nothing is named or what is named cannot be loaded.
+    Raises ConfigError if nothing is named or what is named cannot be loaded, and, before weights are, for settings that
+    name an argument of its call or a component that it does not have.
     """
     source = named(settings.model)
     if source.startswith("python:"):
+        if settings.components:
+            raise ConfigError("policy.components is for stored pipelines; leave them out where the function builds it")
         pipeline = built(source)
         return pipeline if settings.dtype == "float32" else pipeline.to(DTYPES[settings.dtype])
+    kind = pipeline_class(source, settings.revision)
+    if kind is not None:
+        require_arguments(kind, settings)
+    dtype, absent = _components(settings, pipeline_index(source, settings.revision))
     try:
         with _unsaid("diffusers.pipelines.pipeline_utils", "Couldn't connect to the Hub"):
             return DiffusionPipeline.from_pretrained(
-                source, dtype=DTYPES[settings.dtype], revision=settings.revision, variant=settings.variant
+                source, dtype=dtype, revision=settings.revision, variant=settings.variant, **absent
             )
     except (OSError, ValueError) as error:
         why = why_not(source, error, revision=settings.revision)
         raise ConfigError(f"policy.model {source!r} cannot be loaded as a diffusers pipeline: {why}") from error
+
+
+def _components(settings: DenoisingSettings, index: Mapping[str, Any]) -> tuple[Any, dict[str, None]]:
+    """The dtypes of components, as ``from_pretrained`` takes them, and those that are left out."""
+    names = [name for name in index if not name.startswith("_")]
+    if names and (unknown := sorted(settings.components.keys() - set(names))):
+        raise ConfigError(f"policy.components: the pipeline has no {', '.join(unknown)}; it has {', '.join(names)}")
+    own = {name: DTYPES[dtype] for name, dtype in settings.components.items() if dtype is not None}
+    default = DTYPES[settings.dtype]
+    absent: dict[str, None] = {name: None for name, dtype in settings.components.items() if dtype is None}
+    return {"default": default, **own} if own else default, absent
 
 
 @contextmanager

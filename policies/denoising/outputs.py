@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,10 +12,9 @@ from torch import Tensor
 
 from mmgrpo.errors import DataError, PolicyError
 from mmgrpo.policies.denoising.calls import RowsError
+from mmgrpo.policies.denoising.failures import DECODED
 from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.types import Audio, Sample
-
-logger = logging.getLogger(__name__)
 
 MEDIA = ("images", "frames", "videos", "audios")  # fields looked at first, in this order
 SOUNDS = ("audios", "audio", "sound")
@@ -31,6 +29,7 @@ def samples_of(
     *,
     rate: int | None,
     frame_rate: float | None = None,
+    failures: Sequence[str | None] | None = None,
 ) -> list[Sample]:
     """What the rewards will see of a pipeline's output: of each row a picture, a video, a sound or an array.
 
@@ -40,6 +39,7 @@ def samples_of(
         latents: of each row, its final state, where kept.
         rate: of its sound, in Hz; None where nobody says it: sound is an array then.
         frame_rate: of videos, in frames a second.
+        failures: of each row, why its result is none.
 
     Returns:
         A sample per row; one with a video has the sound beside it.
@@ -48,6 +48,9 @@ def samples_of(
     is_sound = sounds is not None and set(_named(output)) <= set(SOUNDS)
     media = [None] * len(rows) if is_sound else media_of(output, len(rows))
     states, audios = latents or [None] * len(rows), sounds or [None] * len(rows)
+    values_finite = zip(_finite_sounds(output, len(rows)), map(_is_finite, media), strict=True)
+    checked = [None if all(both) else DECODED for both in values_finite]
+    reasons = [known or own for known, own in zip(failures or [None] * len(rows), checked, strict=True)]
     return [
         Sample(
             row.prompt,
@@ -59,8 +62,9 @@ def samples_of(
             audio=audio,
             array=item if isinstance(item, Tensor) else None,
             latent=latent,
+            failure=reason,
         )
-        for row, item, audio, latent in zip(rows, media, audios, states, strict=True)
+        for row, item, audio, latent, reason in zip(rows, media, audios, states, reasons, strict=True)
     ]
 
 
@@ -81,12 +85,11 @@ def rate_of(pipeline: Any) -> int | None:
 def sounds_of(output: Any, num_rows: int, rate: int | None) -> list[Audio] | None:
     """The sound of each row in a pipeline's output; None where it gives none, or of no known rate.
 
-    Values beyond -1 and 1 are cut off, and those that are no numbers are silence, which is logged.
+    Values beyond -1 and 1 are cut off, and those that are no numbers are silence: such a sample is a failure.
 
     Raises: RowsError for another number of sounds than rows.
     """
-    named = _named(output)
-    found = next((named[name] for name in SOUNDS if named.get(name) is not None), None)
+    found = _sounds(output)
     if found is None or rate is None:
         return None
     if num_rows == 1 and len(found) != 1:
@@ -96,16 +99,33 @@ def sounds_of(output: Any, num_rows: int, rate: int | None) -> list[Audio] | Non
     return [_sound(one, rate) for one in found]
 
 
+def _sounds(output: Any) -> Any | None:
+    """The field of a pipeline's output that holds sounds; None where there is none."""
+    named = _named(output)
+    return next((named[name] for name in SOUNDS if named.get(name) is not None), None)
+
+
 def _sound(values: Any, rate: int) -> Audio:
     values = torch.as_tensor(values).detach().float().cpu()
-    if not bool(values.isfinite().all()):
-        logger.warning("the pipeline made a sound of values that are no numbers; they are silence in the sample")
     while values.ndim > 2 and len(values) == 1:
         values = values[0]
     try:
         return Audio(torch.atleast_2d(values).nan_to_num(0.0, 0.0, 0.0).clamp(-1, 1), rate)
     except DataError as error:
         raise PolicyError(f"what the pipeline gave as sound is none: {error}") from error
+
+
+def _finite_sounds(output: Any, num_rows: int) -> list[bool]:
+    """Which rows' sounds are finite; True without sounds."""
+    sounds = _sounds(output)
+    if sounds is None or num_rows not in (1, len(sounds)):
+        return [True] * num_rows
+    finite = [bool(torch.as_tensor(sound).isfinite().all()) for sound in sounds]
+    return finite if num_rows == len(finite) else [all(finite)]
+
+
+def _is_finite(item: Any) -> bool:
+    return not isinstance(item, Tensor) or bool(item.isfinite().all())
 
 
 def media_of(output: Any, num_rows: int) -> Sequence[Any]:
@@ -135,7 +155,7 @@ def media_of(output: Any, num_rows: int) -> Sequence[Any]:
     kind = RowsError if fields else PolicyError
     raise kind(
         f"the pipeline gave {what} for {num_rows} prompts; mmgrpo needs one picture, list of frames or array a prompt: "
-        "leave output_type and num_images_per_prompt at their defaults and set rollout_batch: 1 if it takes one"
+        "leave output_type at its default and set rollout_batch: 1 if it takes one"
     )
 
 

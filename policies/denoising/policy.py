@@ -43,6 +43,8 @@ from mmgrpo.policies.denoising.schedules import fitting_sampler
 from mmgrpo.policies.denoising.scoring import Scorer
 from mmgrpo.policies.denoising.sequence import split_sequence
 from mmgrpo.policies.denoising.settings import DenoisingSettings
+from mmgrpo.policies.denoising.signature import require_arguments
+from mmgrpo.policies.denoising.sizes import require_sizes
 from mmgrpo.policies.denoising.stage import Stage
 from mmgrpo.policies.denoising.supervised import Targets, supervised_loss
 from mmgrpo.policies.denoising.values import require_known
@@ -106,8 +108,10 @@ class DenoisingPolicy(
             settings: ``DenoisingSettings`` or a mapping of its fields.
         """
         if settings is None or isinstance(settings, Mapping):
-            settings = DenoisingSettings(**(settings or {}))
+            settings = DenoisingSettings.of(settings or {})
+        require_arguments(type(pipeline), settings)
         denoisers = prepared_denoisers(pipeline, settings)
+        require_sizes(pipeline, denoisers, settings)
         dtype = next(next(iter(denoisers.values())).parameters()).dtype
         if dtype == torch.float16:
             raise ConfigError(
@@ -196,7 +200,7 @@ class DenoisingPolicy(
     ) -> DenoisingPolicy:
         """Loads the pipeline from a path or hub id (or calls ``python:module:function``) and wraps it."""
         if isinstance(settings, Mapping):
-            settings = DenoisingSettings(**settings)
+            settings = DenoisingSettings.of(settings)
         pipeline = load_pipeline(settings)
         modules = [one for one in pipeline.components.values() if isinstance(one, nn.Module)]
         place(modules, lambda one: one.to(device), holder=pipeline)

@@ -129,7 +129,7 @@ class Recorder:
         last = self._last.get(call.stream)
         if last is None or last.iteration == self.branch_at or last.next_state.shape != call.sample.shape:
             return
-        same = last.next_state == call.sample
+        same = (last.next_state == call.sample) | last.next_state.isnan()
         if same.all() or not same.any() or _is_cast(last.next_state, call.sample):
             return
         last.keep = same if last.keep is None else same & last.keep
@@ -142,6 +142,11 @@ class Recorder:
             if drawn.iteration == iteration
         ]
         return self.sampling.reduced(densities, len(self.rows))
+
+    @property
+    def last_state(self) -> Tensor:
+        """(rows, ...) the final state."""
+        return self._last[0].next_state
 
     def latents(self) -> list[Tensor]:
         """The final state of each row."""

@@ -71,6 +71,7 @@ class Session:
         num_steps: steps taken.
         calls_of: by component, how many steps had been taken at each of its calls.
         last_state: what the last step of the stock sampler returned, where it was left alone.
+        decoded: of each call of a decoder, which entries of its output are finite.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Session:
         self.num_steps = 0
         self.calls_of: dict[str, set[int]] = {}
         self.last_state: Tensor | None = None
+        self.decoded: list[Tensor] = []
         self._stepped = True
         self._ordinal = 0
         self._streams = 1

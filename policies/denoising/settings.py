@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from mmgrpo.errors import ConfigError
 from mmgrpo.policies.lora import LoraSettings
 
 COUNTS = ("width", "height", "num_frames", "num_inference_steps")
 """Arguments of a pipeline's call that are of one at least."""
+
+NUM_PER_PROMPT = re.compile("num_[a-z]+_per_prompt")
+"""How pipelines name the number of results of one prompt."""
+
+
+def require_single_results(where: str, names: Mapping[str, Any]) -> None:
+    """Raises ValueError for arguments of a call that ask for several results of a prompt.
+
+    Args:
+        where: the setting that holds the arguments.
+        names: the arguments; their values, where the setting has them.
+    """
+    for name, value in names.items():
+        if NUM_PER_PROMPT.fullmatch(name) and value != 1:
+            raise ValueError(
+                f"{where}: {name} is {value}, and a row is one sample, with a reward and a log-probability of its own; "
+                "leave it out and set rollout.group_size (evaluation.samples_per_prompt, sample --count) to the number "
+                "of samples of a prompt"
+            )
 
 
 class ReadingSettings(BaseModel):
@@ -152,6 +174,11 @@ class DenoisingSettings(BaseModel):
     dtype: Literal["float32", "bfloat16"] = Field(
         default="float32", description="of the loaded weights; float16 would need a scaler"
     )
+    components: dict[str, Literal["float32", "bfloat16"] | None] = Field(
+        default_factory=dict,
+        description="of a stored pipeline, loaded otherwise than dtype says: null leaves one out (text_encoder_3 and "
+        "tokenizer_3 of Stable Diffusion 3, safety_checker), a dtype is its own (vae: float32)",
+    )
     scheduler: dict[str, Any] = Field(
         default_factory=dict, description="laid over the scheduler's own configuration, for example {shift: 3.0}"
     )
@@ -228,11 +255,23 @@ class DenoisingSettings(BaseModel):
 
     @model_validator(mode="after")
     def _require_counts(self) -> DenoisingSettings:
+        require_single_results("columns", dict.fromkeys(self.columns, "a column"))
         for section, call in (("call", self.call), ("evaluation_call", self.evaluation_call)):
+            require_single_results(section, call)
             for name in COUNTS:
                 if isinstance(number := call.get(name), int | float) and number < 1:
                     raise ValueError(f"{section}.{name} must be at least 1, got {number}")
         return self
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> DenoisingSettings:
+        """The settings that a mapping of fields holds. Raises ConfigError for a value that is not allowed."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            problems = [(".".join(map(str, problem["loc"])), problem["msg"]) for problem in error.errors()]
+            lines = [f"policy.{key}: {message}" if key else message for key, message in problems]
+            raise ConfigError("; ".join(line.replace("Value error, ", "policy.", 1) for line in lines)) from error
 
     def described(self) -> list[tuple[str, str]]:
         """What ``mmgrpo explain`` says of these settings: how examples are noised, where that is set."""

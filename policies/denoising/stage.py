@@ -19,7 +19,14 @@ from mmgrpo.errors import PolicyError
 from mmgrpo.policies.denoising.caches import caches_off
 from mmgrpo.policies.denoising.calls import form_of
 from mmgrpo.policies.denoising.components import exchanged, held_pipelines, without_no_grad
-from mmgrpo.policies.denoising.decoding import decoders_of, require_slices, row_by_row, sliced
+from mmgrpo.policies.denoising.decoding import (
+    decoders_of,
+    finite_entries,
+    in_dtype_of,
+    require_slices,
+    row_by_row,
+    sliced,
+)
 from mmgrpo.policies.denoising.memo import Memo
 from mmgrpo.policies.denoising.proxies import ModuleProxy, Shapes, leading_rows
 from mmgrpo.policies.denoising.session import Session, StepOutput, Stop
@@ -148,9 +155,17 @@ class Stage:
         return ModuleProxy(
             module,
             lambda m, args, kwargs: self._condition(name, m, args, kwargs),
-            {"encode": lambda m, args, kwargs: self._memo(m, m.encode, args, kwargs)}
-            | ({"decode": row_by_row} if self._decode.rows else {}),
+            {"encode": lambda m, args, kwargs: self._memo(m, m.encode, *in_dtype_of(m, args, kwargs))}
+            | ({"decode": self._decoded} if callable(getattr(module, "decode", None)) else {}),
         )
+
+    def _decoded(self, decoder: Any, args: Any, kwargs: Any) -> Any:
+        """What ``decode`` gives of latents in the decoder's dtype; the session notes which entries are finite."""
+        args, kwargs = in_dtype_of(decoder, args, kwargs)
+        output = row_by_row(decoder, args, kwargs) if self._decode.rows else decoder.decode(*args, **kwargs)
+        if self._session is not None and (finite := finite_entries(output)) is not None:
+            self._session.decoded.append(finite)
+        return output
 
     def _pixels(self, processor: VaeImageProcessor, args: Any, kwargs: Any) -> Any:
         """What the processor makes of pictures, one by one and each once; they are of one size."""

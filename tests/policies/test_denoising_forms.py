@@ -13,7 +13,9 @@ from PIL import Image
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError, ReplayError
 from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.outputs import media_of, sounds_of
+from mmgrpo.policies.denoising.failures import DECODED
+from mmgrpo.policies.denoising.outputs import media_of, samples_of, sounds_of
+from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.run.samples import write_samples
 from mmgrpo.serving.wire import packed, unpacked
 from mmgrpo.types import Plan, Prompt, Rollout, Sample, Scores
@@ -135,12 +137,13 @@ def test_a_rate_that_the_pipeline_says_otherwise_is_refused() -> None:
         DenoisingPolicy(pipeline, {"call": {}, "sampling_rate": 7})
 
 
-def test_sound_of_a_row_that_comes_without_a_batch_and_of_no_numbers(caplog: Any) -> None:
+def test_sound_of_a_row_that_comes_without_a_batch_and_of_no_numbers() -> None:
     output = foreign_pipelines.Sounds(audios=torch.tensor([[0.5, -3.0, float("nan")]]))
     found = sounds_of(output, 1, 8)
     assert found is not None
     assert found[0].values.tolist() == [[0.5, -1.0, 0.0]]
-    assert "no numbers" in caplog.text
+    (sample,) = samples_of([Row(prompt=Prompt("rain"), seed=0, group=0, member=0)], output, rate=8)
+    assert sample.failure == DECODED
     flat = sounds_of({"frames": [[]], "audio": torch.zeros(3)}, 1, 8)
     assert flat is not None
     assert flat[0].values.shape == (1, 3)

@@ -1,0 +1,96 @@
+"""Samples that a pipeline failed to make: values that are not finite, and images that a safety checker replaced."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+FLAGS = ("nsfw_content_detected", "nsfw_detected", "watermark_detected")
+"""Fields of outputs in which pipelines state the rows whose images they replaced by black ones."""
+
+STATES = "its latents are not finite"
+DECODED = "the decoder gave values that are not finite"
+REPLACED = "the safety checker replaced it by a black image"
+FIXES = {
+    STATES: "load the pipeline in float32 or bfloat16 (policy.dtype), or lower guidance, strength or learning rate",
+    DECODED: "decode in float32: policy.components: {vae: float32}, or pipeline.vae.to(torch.float32) of a live one",
+    REPLACED: "load the pipeline without it: policy.components: {safety_checker: null}, or pipeline.safety_checker = "
+    "None of a live one",
+}
+"""What to do about each reason."""
+
+
+def failures_of(
+    output: Any, num_rows: int, *, finite_states: Sequence[bool] | None, decoded: Sequence[Tensor]
+) -> list[str | None]:
+    """Why each row's result is none, None where it is one.
+
+    Args:
+        output: what the call returned.
+        num_rows: rows that it was called with.
+        finite_states: of each row, whether its final state is finite; None where that was not looked at.
+        decoded: of each call of a decoder, which entries of its output are finite.
+
+    Returns:
+        A reason or None per row.
+    """
+    states = finite_states or [True] * num_rows
+    flags = _flagged(output, num_rows)
+    rows = zip(states, finite_rows(decoded, num_rows), flags, strict=True)
+    return [
+        STATES if not is_state else DECODED if not is_decoded else REPLACED if is_flagged else None
+        for is_state, is_decoded, is_flagged in rows
+    ]
+
+
+def finite_rows(decoded: Sequence[Tensor], num_rows: int) -> list[bool]:
+    """Which rows a decoder gave finite values for; where its calls do not divide by rows, all of them or none."""
+    if not decoded:
+        return [True] * num_rows
+    if all(len(entries) % num_rows == 0 for entries in decoded):
+        return torch.stack([entries.reshape(num_rows, -1).all(1) for entries in decoded]).all(0).tolist()
+    entries = torch.cat(list(decoded))
+    if len(entries) % num_rows == 0:  # row after row
+        return entries.reshape(num_rows, -1).all(1).tolist()
+    return [bool(entries.all())] * num_rows
+
+
+def finite_states(state: Tensor | None, num_rows: int) -> list[bool] | None:
+    """Which rows of a state are finite; None without a state of these rows."""
+    if state is None or len(state) % num_rows:
+        return None
+    return state.isfinite().reshape(num_rows, -1).all(1).tolist()
+
+
+def warn_of(failures: Sequence[str | None], pipeline: str, warned: set[str]) -> None:
+    """Warns of each reason the first time that it comes, with its fix."""
+    for reason in dict.fromkeys(failure for failure in failures if failure is not None):
+        if reason not in warned:
+            warned.add(reason)
+            logger.warning(
+                "%d of %d samples of %s have no score, and are not trained on: %s. To fix it, %s. "
+                "rollout/failed_samples counts them",
+                failures.count(reason),
+                len(failures),
+                pipeline,
+                reason,
+                FIXES[reason],
+            )
+
+
+def _flagged(output: Any, num_rows: int) -> list[bool]:
+    named = dict(output) if isinstance(output, Mapping) else dict(getattr(output, "__dict__", {}))
+    lists = [named.get(name) for name in FLAGS]
+    if isinstance(output, tuple):
+        lists = [part for part in output if isinstance(part, list) and all(isinstance(flag, bool) for flag in part)]
+    flagged = [False] * num_rows
+    for flags in lists:
+        if isinstance(flags, (list, tuple)) and len(flags) == num_rows:
+            flagged = [before or bool(flag) for before, flag in zip(flagged, flags, strict=True)]
+    return flagged

@@ -1,0 +1,137 @@
+"""Settings that name arguments, sizes and components of a pipeline: wrong ones are errors before any sampling."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import FluxPipeline, StableDiffusion3Pipeline, StableDiffusionPipeline, WanPipeline
+
+from mmgrpo.errors import ConfigError, PolicyError
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.denoising.calls import RowsError, form_of
+from mmgrpo.policies.denoising.policy import load_pipeline
+from mmgrpo.policies.denoising.settings import DenoisingSettings
+from mmgrpo.policies.denoising.signature import arguments_of
+from mmgrpo.types import Plan, Prompt
+from tests.policies.contract import values
+from tests.policies.tiny_policies import pipeline_of, policy_of
+
+SEED = 3
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [("sd15", "num_images_per_prompt"), ("wan", "num_videos_per_prompt"), ("flux", "num_images_per_prompt")],
+)
+@pytest.mark.parametrize("section", ["call", "evaluation_call"])
+def test_several_results_of_a_prompt_are_an_error_that_names_the_group(name: str, argument: str, section: str) -> None:
+    with pytest.raises(ConfigError, match=rf"policy\.{section}: {argument} is 2.*set rollout\.group_size"):
+        DenoisingPolicy(pipeline_of(name), {section: {argument: 2}})
+    assert DenoisingSettings.of({section: {argument: 1}})
+
+
+def test_several_results_of_a_prompt_are_an_error_in_a_plan_and_in_columns() -> None:
+    policy = policy_of("sd15")
+    for argument in ("num_images_per_prompt", "num_waveforms_per_prompt"):
+        with pytest.raises(ConfigError, match=rf"policy\.columns: {argument}"):
+            DenoisingSettings.of({"columns": (argument,)})
+    plan = Plan(settings={"call": {"num_images_per_prompt": 3}})
+    with pytest.raises(ConfigError, match=r"num_images_per_prompt is 3.*rollout\.group_size"):
+        policy.rollout([Prompt("a cat")], group_size=1, seed=SEED, plan=plan)
+
+
+@pytest.mark.parametrize(("name", "near"), [("sd15", "guidance_scale"), ("flux", "guidance_scale")])
+def test_an_argument_that_a_pipeline_does_not_take_is_an_error_with_the_nearest(name: str, near: str) -> None:
+    for section in ("call", "evaluation_call"):
+        with pytest.raises(ConfigError, match=rf"policy\.{section}: .* has no argument guidance_scal; {near} for"):
+            DenoisingPolicy(pipeline_of(name), {section: {"guidance_scal": 2.0}})
+
+
+@pytest.mark.parametrize("name", ["prompt", "generator"])
+def test_arguments_that_rows_bring_are_no_settings(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"policy\.call\.{name}: each row brings its own"):
+        DenoisingPolicy(pipeline_of("sd15"), {"call": {name: "a cat"}})
+
+
+def test_a_stored_pipeline_is_checked_before_its_weights_are_loaded(tmp_path: Path) -> None:
+    pipeline_of("sd3").save_pretrained(tmp_path)
+    for weights in tmp_path.glob("*/*.safetensors"):
+        weights.unlink()
+    for settings, message in (
+        ({"call": {"heigth": 16}}, "policy.call: the call of StableDiffusion3Pipeline has no argument heigth; height"),
+        ({"columns": ("prompt_4",)}, "policy.columns: .*prompt_4"),
+        ({"components": {"text_encoder_4": None}}, "policy.components: the pipeline has no text_encoder_4; it has"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_pipeline(DenoisingSettings.of({"model": str(tmp_path), **settings}))
+
+
+def test_names_that_are_read_of_keyword_arguments_are_arguments() -> None:
+    names = arguments_of(StableDiffusionPipeline.__call__.__wrapped__)  # pyright: ignore[reportFunctionMemberAccess]
+    assert names is not None
+    assert {"callback", "callback_steps", "guidance_scale"} <= names
+    assert not {"self", "kwargs", "image"} & names
+
+    def passes_on(prompt: str, **kwargs: Any) -> Any:
+        return dict(prompt=prompt, **kwargs)
+
+    assert arguments_of(passes_on) is None
+
+
+def test_pictures_are_no_argument_of_a_pipeline_that_would_leave_them_unread() -> None:
+    assert not form_of(StableDiffusionPipeline.__call__.__wrapped__, ()).takes("image")  # pyright: ignore[reportFunctionMemberAccess]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "multiple"),
+    [
+        ("sd15", StableDiffusionPipeline, 2),
+        ("sd3", StableDiffusion3Pipeline, 4),
+        ("flux", FluxPipeline, 4),
+        ("wan", WanPipeline, 8),
+    ],
+)
+def test_a_size_that_a_pipeline_cannot_make_is_an_error_with_the_multiple(name: str, kind: type, multiple: int) -> None:
+    pipeline, low = pipeline_of(name), 37 // multiple * multiple
+    for section in ("call", "evaluation_call"):
+        with pytest.raises(ConfigError) as error:
+            DenoisingPolicy(pipeline, {section: {"width": 37, "height": 37}})
+        assert str(error.value) == (
+            f"policy.{section}.width is 37, and {kind.__name__} makes multiples of {multiple} pixels; the nearest are "
+            f"{low} and {low + multiple}"
+        )
+    sizes = {"sizes": [{"width": low, "height": low}, {"width": low, "height": 37}]}
+    with pytest.raises(ConfigError, match=r"policy\.buckets\.sizes\[1\]\.height is 37"):
+        DenoisingPolicy(pipeline, {"buckets": sizes})
+
+
+def test_a_call_that_fails_for_one_row_is_no_matter_of_lists(caplog: pytest.LogCaptureFixture) -> None:
+    policy = policy_of("sd15", call={"timesteps": [5, 9], "sigmas": [1.0, 0.5]})  # one of them at most
+    with caplog.at_level(logging.WARNING, logger="mmgrpo"), pytest.raises(RowsError, match="Only one of `timesteps`"):
+        policy.rollout([Prompt("a cat"), Prompt("a dog")], group_size=1, seed=SEED)
+    assert not [record for record in caplog.records if "does not take rows as lists" in record.getMessage()]
+
+
+def test_a_component_is_left_out_and_another_has_its_own_dtype(tmp_path: Path) -> None:
+    pipeline = pipeline_of("sd3")
+    pipeline.save_pretrained(tmp_path)
+    components = {"text_encoder_3": None, "tokenizer_3": None, "vae": "float32"}
+    values_of = {"model": str(tmp_path), "dtype": "bfloat16", "components": components, "lora": {"rank": 2}}
+    call = {"num_inference_steps": 3, "height": 16, "width": 16, "max_sequence_length": 16}
+    policy = DenoisingPolicy.from_config({**values_of, "call": call})
+    assert policy.pipeline.text_encoder_3 is None
+    assert (policy.pipeline.vae.dtype, policy.pipeline.text_encoder.dtype) == (torch.float32, torch.bfloat16)
+    rollout = policy.rollout([Prompt("a red fox")], group_size=2, seed=SEED)
+    assert torch.equal(values(policy, rollout), rollout.old_logprob_BT)
+
+
+def test_components_are_of_stored_pipelines() -> None:
+    settings = {"model": "python:tests.policies.tiny_policies:build_sd3", "components": {"text_encoder_3": None}}
+    with pytest.raises(ConfigError, match=r"policy\.components is for stored pipelines"):
+        load_pipeline(DenoisingSettings.of(settings))
+    assert issubclass(ConfigError, ValueError)
+    assert not issubclass(ConfigError, PolicyError)
