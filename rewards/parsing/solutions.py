@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import re
 
+from mmgrpo.rewards.parsing.extraction import extracted
 from mmgrpo.rewards.parsing.latex import closing_brace
 from mmgrpo.rewards.parsing.units import unit_of
+
+MAX_ANCHORS = 20
+"""The last places of the word "answer" that are looked at, each with so many characters after it:"""
+
+MAX_WINDOW = 4_000
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 _JOINED = re.compile(r"\b(?:and|or)\b|[,;]")
@@ -45,20 +51,23 @@ def stated_answer(text: str, *, plain: bool) -> str | None:
 
     Returns:
         What the last ``\boxed{..}`` holds, joined by commas with boxes right before it; else the LaTeX after the last
-        "answer" within 50 characters; if ``plain`` else what follows it in plain text, or the last expression.
+        "answer" within 50 characters, or in ``<answer>..</answer>``; if ``plain`` else what follows in plain text, or
+        the last expression.
     """
     boxed = boxes(text)
     if boxed is not None:
         return boxed
     if re.search(r"\\(?:boxed|fbox)\s*\{", text):
         return None
+    tagged = extracted(text, "tag")
+    text = text if tagged is None else tagged
     hashes = _HASHES.findall(text)
     if hashes and plain:
         return hashes[-1].strip()
-    anchored = _anchored(text)
+    anchored = _anchored(text) or (tagged if tagged and _LIST.search(tagged) else None)
     if anchored is not None or not plain:
         return anchored
-    return _after_anchor(text) or _last_math(text)
+    return _after_anchor(text) or _last_math(text) or (tagged or None)
 
 
 def boxes(text: str) -> str | None:
@@ -90,20 +99,21 @@ def boxes(text: str) -> str | None:
 
 def _anchored(text: str) -> str | None:
     """The LaTeX within 50 characters after the last "answer" that has some, with what belongs to it."""
-    for anchor in reversed(list(_ANCHOR.finditer(text))):
-        window = text[anchor.end() :]
+    for anchor in list(_ANCHOR.finditer(text))[: -MAX_ANCHORS - 1 : -1]:
+        window = text[anchor.end() : anchor.end() + MAX_WINDOW]
         match = _LIST.search(window)
-        if match is not None and match.start() <= 50 and "\n\n" not in window[: match.start()]:
-            return match[0] if re.search(r"[\w}]$", window[: match.start()]) is None else window[: match.end()]
+        if match is None or match.start() > 50 or "\n\n" in window[: match.start()]:
+            continue
+        return match[0] if re.search(r"[\w}]$", window[: match.start()]) is None else window[: match.end()]
     return None
 
 
 def _after_anchor(text: str) -> str | None:
     """What comes after the last "answer is" or "answer:": words that are all of its sentence, or an expression."""
-    for anchor in reversed(list(_ANCHOR.finditer(text))):
+    for anchor in list(_ANCHOR.finditer(text))[: -MAX_ANCHORS - 1 : -1]:
         rest = _SENTENCE.match(text, anchor.end())
         stated = _STATED.sub("", rest[0]) if rest else ""
-        words = re.match(r"[^\W\d_]+(?: [^\W\d_]+){0,5}(?=[*_\"]{0,2}(?:[.!?]|$))", stated)
+        words = re.match(r"[^\W\d_]+(?:[ -][^\W\d_]+){0,5}(?=[*_\"]{0,2}(?:[.!?]|$))", stated)
         found = words[0] if words else _leading_math(stated)
         if found:
             return found

@@ -59,7 +59,7 @@ def misread(name: str, *, every: int = 1) -> list[str]:
 
 @pytest.mark.parametrize("name", REWARDS)
 def test_scores_are_the_verdicts_of_the_corpus(name: str) -> None:
-    assert misread(name, every=5 if name == "math_verify" else 1) == []
+    assert misread(name, every=7 if name == "math_verify" else 1) == []
 
 
 @pytest.mark.nightly
