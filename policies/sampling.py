@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -74,6 +74,13 @@ class Sampling:
         """The distribution of a record of ``Rollout.record_B``; itself where there is none, or it is the same."""
         recorded = (record or {}).get("settings", self.settings())
         return self if recorded == self.settings() else replace(self, **recorded)
+
+    def without(self, tokens: Iterable[int | None], *, kept: Sequence[int]) -> Sampling:
+        """The same without further tokens, except those of ``kept``; itself if there are none."""
+        more = [token for token in tokens if token is not None and token not in kept]
+        if not more:
+            return self
+        return replace(self, suppressed=torch.cat([self.suppressed, self.suppressed.new_tensor(more)]).unique())
 
     @property
     def truncates(self) -> bool:

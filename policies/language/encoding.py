@@ -21,6 +21,7 @@ from mmgrpo.policies.language.media_check import KINDS, arrangement, probe_of, u
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.language.sounds import is_of_sounds, sound_arguments
 from mmgrpo.policies.language.visual_inputs import visual_inputs
+from mmgrpo.policies.vocabulary import TextDecoder
 from mmgrpo.types import Prompt
 
 MASK = "attention_mask"
@@ -77,13 +78,16 @@ class Encoded:
 class Encoder:
     """Renders prompts with the model's own chat template and processor."""
 
-    def __init__(self, processor: Any, settings: LanguageSettings, *, context: int | None) -> None:
+    def __init__(
+        self, processor: Any, settings: LanguageSettings, *, context: int | None, control_ids: Sequence[int] = ()
+    ) -> None:
         """Reads what the processor can do.
 
         Args:
             processor: an ``AutoProcessor`` or ``AutoTokenizer`` of transformers.
             settings: how prompts are rendered.
             context: the longest sequence the model knows positions for; None if it names none.
+            control_ids: special tokens that are no part of a text: ends, and those of images, videos and audio.
         """
         self.processor = processor
         self.tokenizer = getattr(processor, "tokenizer", processor)
@@ -100,6 +104,8 @@ class Encoder:
             raise ConfigError(
                 "policy.system and policy.template are for a chat template, and none is used; leave them out"
             )
+        turns = self._all_turns if self._uses_template else None
+        self.text = TextDecoder(self.tokenizer, control_ids=control_ids, turns=turns)
         self._dropped: dict[Any, Sequence[str]] = {}  # kinds of media that are dropped, by arrangement
         self._takes: dict[str, bool] = {}
         self._known: OrderedDict[int, Encoded] = OrderedDict()
@@ -160,6 +166,15 @@ class Encoder:
                 return found[0]
         own = self.tokenizer.eos_token_id
         return own if own in end_ids else end_ids[0]
+
+    def _all_turns(self) -> str:
+        """A turn of each role as the chat template writes it; a template may reject a system turn."""
+        texts = []
+        for roles in (("user", "assistant", "user"), ("system", "user", "assistant", "user")):
+            turns = [self._turn({"role": role, "content": "x"}) for role in roles]
+            with suppress(Exception):  # of the template's own, jinja2's among them
+                texts.append(self.processor.apply_chat_template(turns, tokenize=False, **self.settings.template))
+        return "".join(texts)
 
     def _has_template(self) -> bool:
         return bool(getattr(self.processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None))

@@ -90,7 +90,7 @@ def _reply(environment: GuardedEnvironment, completion: Completion, start: int, 
     """What the environment says to a turn; None to one that was cut off."""
     if not completion.finished:
         return None
-    return environment.step(encoder.tokenizer.decode(completion.token_T[start:], skip_special_tokens=True))
+    return environment.step(encoder.text(completion.token_T[start:].tolist()))
 
 
 def _told(completion: Completion, reply: Turn | None, encoder: Encoder, drawing: Drawing) -> Completion | None:

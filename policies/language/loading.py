@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.policies.adapter_files import PeftFiles
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.loading import DTYPES, built, named
-from mmgrpo.policies.text_models import pretrained
+from mmgrpo.policies.text_models import language_linears, language_parameters, pretrained
+from mmgrpo.policies.vocabulary import num_logits, unnamed_ids
+from mmgrpo.policies.weights import Weights
 
 MEDIA_WORDS = ("image", "video", "vision", "audio", "img")
 
@@ -69,8 +73,25 @@ def media_ids(model: PreTrainedModel, processor: Any, tokenizer: Any) -> list[in
 def suppressed_ids(
     model: PreTrainedModel, processor: Any, tokenizer: Any, more: Iterable[int], *, end_ids: Sequence[int]
 ) -> torch.Tensor:
-    """Tokens that are never written: those of pictures, videos and sounds, and ``more``; on the model's device."""
-    found = {*media_ids(model, processor, tokenizer), *more} - set(end_ids)
-    vocabulary = model.config.get_text_config(decoder=True).vocab_size
+    """Token ids that are never sampled, on the model's device.
+
+    Those of images, videos and audio; ids of the model's vocabulary that are no token of the tokenizer, with which
+    embeddings are padded and which no text would show; and ``more``.
+    """
+    vocabulary = num_logits(model)
+    unnamed = unnamed_ids(tokenizer, vocabulary)
+    found = {*media_ids(model, processor, tokenizer), *unnamed, *more} - set(end_ids)
     kept = sorted(value for value in found if value < vocabulary)
     return torch.tensor(kept, dtype=torch.long, device=model.device)
+
+
+def trained_weights(model: PreTrainedModel, settings: LanguageSettings) -> Weights:
+    """The adapters or the weights that the settings train."""
+    weights = Weights({"model": model}, settings.lora, language_linears(model), PeftFiles())
+    if settings.adapter is not None:
+        weights.begin_from(Path(settings.adapter))
+    if settings.lora is None and settings.freeze_vision:
+        kept = language_parameters(model)
+        for parameter in model.parameters():
+            parameter.requires_grad_(parameter in kept)
+    return weights

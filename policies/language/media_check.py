@@ -15,7 +15,6 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from mmgrpo.policies.language.sounds import ARGUMENTS
-from mmgrpo.samples import Audio
 from mmgrpo.types import Prompt
 
 KINDS = {"image": "images", "video": "videos", "audio": "audios"}
@@ -96,7 +95,7 @@ def probe_of(kind: str, mark: str = "") -> Prompt:
     """A prompt with one small medium and the text that stands for it, to try whether a model takes the kind."""
     pixels = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
     frames = [Image.fromarray(frame) for frame in pixels]
-    audio = Audio(torch.sin(torch.arange(16000) * 0.05)[None], 16000)
+    audio = {"array": np.sin(np.arange(16000) * 0.05), "sampling_rate": 16000}
     media = {"image": frames[0], "video": frames, "audio": audio}
     return Prompt(f"{mark}what is this", **{KINDS[kind]: [media[kind]]})
 

@@ -15,14 +15,13 @@ from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.layouts import place
-from mmgrpo.policies.adapter_files import PeftFiles
 from mmgrpo.policies.distribution import OF_LOGITS, seen_by, views_of
 from mmgrpo.policies.exporting import merge_for_good
 from mmgrpo.policies.language.agreement import TOLERANCES, Trial, require_plain
 from mmgrpo.policies.language.choosing import Choice, candidates_of
 from mmgrpo.policies.language.critic import Hidden, LanguageCritic
 from mmgrpo.policies.language.encoding import Encoded, Encoder
-from mmgrpo.policies.language.loading import end_ids, load_model, suppressed_ids
+from mmgrpo.policies.language.loading import end_ids, load_model, media_ids, suppressed_ids, trained_weights
 from mmgrpo.policies.language.peers import peer_divergence
 from mmgrpo.policies.language.plain import Plain
 from mmgrpo.policies.language.rollouts import Rollouts
@@ -35,7 +34,7 @@ from mmgrpo.policies.language.values import OF_STATES, OWN
 from mmgrpo.policies.language.ways import Cached, Way
 from mmgrpo.policies.rescoring import placed, rescored
 from mmgrpo.policies.sampling import Sampling
-from mmgrpo.policies.text_models import checkpointing, enable_checkpointing, language_linears, language_parameters
+from mmgrpo.policies.text_models import checkpointing, enable_checkpointing
 from mmgrpo.policies.weights import Weights
 from mmgrpo.policy import (
     Criticising,
@@ -110,13 +109,15 @@ class LanguagePolicy(
         self.processor = processor
         self.settings = settings
         text = model.config.get_text_config(decoder=True)
-        context = getattr(text, "max_position_embeddings", None)
-        self._encoder = Encoder(processor, settings, context=context if context and context > 0 else None)
-        self._tokenizer = self._encoder.tokenizer
-        self._end_ids = torch.tensor(end_ids(model, self._tokenizer), device=model.device)
-        never = suppressed_ids(model, processor, self._tokenizer, settings.suppress, end_ids=self._end_ids.tolist())
+        context = max(getattr(text, "max_position_embeddings", None) or 0, 0) or None
+        self._tokenizer = getattr(processor, "tokenizer", processor)
+        ends = end_ids(model, self._tokenizer)
+        control_ids = [*ends, *media_ids(model, processor, self._tokenizer)]
+        self._encoder = Encoder(processor, settings, context=context, control_ids=control_ids)
+        self._end_ids = torch.tensor(ends, device=model.device)
+        never = suppressed_ids(model, processor, self._tokenizer, settings.suppress, end_ids=ends)
         self._sampling = Sampling.of(settings, never)
-        self._weights = weights or self._own_weights()
+        self._weights = weights or trained_weights(model, settings)
         if settings.gradient_checkpointing:
             enable_checkpointing(model)
         self._autocast = dtype if settings.lora is None and dtype != torch.float32 else None
@@ -195,7 +196,7 @@ class LanguagePolicy(
 
     def text_ends(self, sample: Sample) -> Sequence[int]:
         """What each token adds to the text, by decoding."""
-        return text_ends(self._tokenizer, list(sample.tokens or ()), sample.text or "")
+        return text_ends(self._tokenizer, list(sample.tokens or ()), sample.text or "", decode=self._encoder.text)
 
     def joined(self, traces: Sequence[Any]) -> Trace:
         """Rows that were shown one prompt share it, and those that went on from others what they took over."""
@@ -331,18 +332,6 @@ class LanguagePolicy(
         num_tokens = sum(len(completion.token_T) for completion in trace.completions)
         return SupervisedLoss(mean=-torch.stack(sums).sum() / num_tokens, num_terms=num_tokens)
 
-    def _own_weights(self) -> Weights:
-        """The adapters or the weights that the settings have trained."""
-        model, settings = self.model, self.settings
-        weights = Weights({"model": model}, settings.lora, language_linears(model), PeftFiles())
-        if settings.adapter is not None:
-            weights.begin_from(Path(settings.adapter))
-        if settings.lora is None and settings.freeze_vision:
-            kept = language_parameters(model)
-            for parameter in model.parameters():
-                parameter.requires_grad_(parameter in kept)
-        return weights
-
     def _way_for(self, prompts: Sequence[Encoded]) -> Way:
         return self._now(self._choice.see(prompts))
 
@@ -383,7 +372,8 @@ class LanguagePolicy(
         """Between the ways that rollouts and updates may go, and those of the warm-up."""
         found = candidates_of(self.model, self.settings, self._autocast)
         if not found.whole:
-            self._sampling = self._never(self._tokenizer.pad_token_id)
+            # a model that reads its own masks off its tokens would skip the padding token
+            self._sampling = self._sampling.without([self._tokenizer.pad_token_id], kept=self._end_ids.tolist())
         trial = Trial(
             trace=Trace([], [], []),
             sampling=self._sampling,
@@ -398,13 +388,6 @@ class LanguagePolicy(
             for ways in ([*found.shared, *found.whole], found.whole)
         )
         return every, teaching
-
-    def _never(self, pad_id: int | None) -> Sampling:
-        """The sampling without the padding token: a model that reads its own masks off its tokens would skip it."""
-        if pad_id is None or pad_id in self._end_ids.tolist():
-            return self._sampling
-        suppressed = torch.cat([self._sampling.suppressed, self._end_ids.new_tensor([pad_id])]).unique()
-        return replace(self._sampling, suppressed=suppressed)
 
     def _verify(self, rollout: Rollout) -> None:
         """Refuses, at the first rollout, a model whose likeliest mistake the trial did not see."""

@@ -69,7 +69,7 @@ class Rollouts:
             for row, completion in new.items():
                 p, member = rows[row]
                 bare = Sample(prompts[p], group=ids[p], member=member)
-                samples[row] = sample_of(bare, completion, self.encoder.tokenizer, plan.sample_values)
+                samples[row] = sample_of(bare, completion, self.encoder.text, plan.sample_values)
             plan.hand_over([samples[row] for row in new])
         prompt_of = {row: one for one, carriers in zip(encoded, carried, strict=True) for row in carriers}
         everything = range(len(rows))
@@ -162,7 +162,7 @@ class Rollouts:
         """Raises ConfigError if the tokens of drawn rows say something else here."""
         for row, sample in enumerate(rollout.samples):
             is_drawn = rollout.origin_B is None or int(rollout.origin_B[row]) == Origin.DRAWN
-            said = self.encoder.tokenizer.decode(list(sample.tokens or ()), skip_special_tokens=True)
+            said = self.encoder.text(sample.tokens or ())
             if is_drawn and said != sample.text:
                 raise ConfigError(
                     f"the policy of a view reads {said!r:.50} where {sample.text!r:.50} was written: give it the "
@@ -171,7 +171,7 @@ class Rollouts:
 
     def _sample(self, given: Given, completion: Completion) -> Sample:
         """The sample, with what it did not say of itself."""
-        own, found = given.sample, sample_of(given.sample, completion, self.encoder.tokenizer, ())
+        own, found = given.sample, sample_of(given.sample, completion, self.encoder.text, ())
         logprob = own.logprob if given.old_logprob_T is None else found.logprob
         return replace(found, text=found.text if own.text is None else own.text, logprob=logprob, values=own.values)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from re import Pattern
 from typing import Any
@@ -88,11 +88,13 @@ class Trace:
         return sorted(rows, key=lambda row: tokens[row].tolist())
 
 
-def sample_of(sample: Sample, completion: Completion, tokenizer: Any, names: Sequence[str]) -> Sample:
+def sample_of(
+    sample: Sample, completion: Completion, decode: Callable[[Sequence[int]], str], names: Sequence[str]
+) -> Sample:
     """The sample as the rewards will see it: with a completion, and means of what they ask for of its decisions."""
     return replace(
         sample,
-        text=tokenizer.decode(completion.token_T, skip_special_tokens=True),
+        text=decode(completion.token_T.tolist()),
         tokens=completion.token_T.tolist(),
         finished=completion.finished,
         logprob=completion.mean(completion.logprob_T),
@@ -100,10 +102,7 @@ def sample_of(sample: Sample, completion: Completion, tokenizer: Any, names: Seq
         num_forced=completion.num_forced,
         turn_starts=[turn.start for turn in completion.turns],
         turn_ends=[turn.end for turn in completion.turns],
-        turn_texts=[
-            tokenizer.decode(completion.token_T[turn.start : turn.end], skip_special_tokens=True)
-            for turn in completion.turns
-        ],
+        turn_texts=[decode(completion.token_T[turn.start : turn.end].tolist()) for turn in completion.turns],
         turn_rewards=[turn.reward for turn in completion.turns],
         turn_keys=[turn.key for turn in completion.turns],
         environment_error=completion.environment_error,

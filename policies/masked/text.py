@@ -6,6 +6,7 @@ Axes: N rows, P prompt tokens, L places of an answer, V tokens or codes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from mmgrpo.policies.chat_template import render
 from mmgrpo.policies.masked.codes import NOISE, STEPS, Codebook
 from mmgrpo.policies.masked.predictor import Condition, Facts
 from mmgrpo.policies.masked.settings import MaskedSettings
+from mmgrpo.policies.vocabulary import TextDecoder, num_logits, unnamed_ids
 from mmgrpo.types import Example, Prompt, Sample
 
 
@@ -46,7 +48,9 @@ class TextPredictor:
             raise ConfigError("pictures are made of codes by a VQModel: name one in policy.codes.decoder")
         self.codebook = None if codes is None else Codebook(decoder, codes.height, codes.width)
         self.mask_id = _mask_id(model, tokenizer, settings)
-        never = {self.mask_id, *settings.suppress} - {tokenizer.eos_token_id} if codes is None else set()
+        unnamed = unnamed_ids(tokenizer, num_logits(model)) if codes is None else []
+        never = {self.mask_id, *unnamed, *settings.suppress} - {tokenizer.eos_token_id} if codes is None else set()
+        self._text = TextDecoder(tokenizer, control_ids=[self.mask_id], turns=self._all_turns)
         length = settings.length if codes is None else codes.height * codes.width
         self.facts = Facts(
             modules={"model": model},
@@ -130,12 +134,19 @@ class TextPredictor:
         return [
             replace(
                 one,
-                text=self.tokenizer.decode(token_L[kept_L].tolist(), skip_special_tokens=True),
+                text=self._text(token_L[kept_L].tolist()),
                 tokens=token_L.tolist(),
                 finished=self.tokenizer.eos_token_id in (None, int(token_L[kept_L][-1])),
             )
             for one, token_L, kept_L in zip(bare, token_NL, kept_NL, strict=True)
         ]
+
+    def _all_turns(self) -> str:
+        """A turn of each role as the chat template writes it; nothing without a template."""
+        turns = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+        with suppress(Exception):  # of the template's own, jinja2's among them
+            return self.tokenizer.apply_chat_template(turns, tokenize=False)
+        return ""
 
     def until_end(self, token_NL: Tensor) -> Tensor:
         """The first end token is the last that counts; pictures have none."""
