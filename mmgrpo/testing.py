@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mmgrpo.differentiating import backward
-from mmgrpo.errors import ConfigError
+from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.policy import Policy, Reading, Scheduled, Seeing
 from mmgrpo.types import Origin, Plan, Prompt, Rollout, Sample
 
@@ -244,7 +244,12 @@ def check_ratio_of_read_rows(subject: Subject, policy: Policy, rollout: Rollout)
     made_of_tokens = all(sample.tokens is not None for sample in rollout.samples)
     if not made_of_tokens:
         given = [replace(one, old_logprob_T=None) for one in given]
-    read = policy.read(given, seed=SEED + 1)
+    try:
+        read = policy.read(given, seed=SEED + 1)
+    except PolicyError:
+        if made_of_tokens:
+            raise
+        return  # a pipeline whose samples cannot be noised again, which it says
     gap = subject.gap if made_of_tokens else 0.0
     assert read.mask_BT.any()
     assert largest_difference(values(policy, read), read.old_logprob_BT, read.mask_BT) <= max(gap, subject.rounding)

@@ -109,3 +109,31 @@ def test_values_go_by_their_name_and_their_view() -> None:
         "k1@ema",
     ]
     assert Value("gaussian", "old") == DRIFT != from_reference("gaussian")
+
+
+def test_decisions_have_one_count_and_one_order() -> None:
+    rollout = rollout_of()
+    assert rollout.num_decisions(0) == 2
+    assert not rollout.reads_in_order(0)  # its decisions are no tokens
+    short_BT = torch.tensor([[True, True], [True, False], [True, True]])
+    counts_B = torch.tensor([2, 1, 2])
+    with pytest.raises(ShapeError, match="beyond num_decisions_B"):
+        replace(rollout, num_decisions_B=counts_B)
+    with pytest.raises(ShapeError, match="no token at a decision"):
+        replace(rollout, token_BT=torch.tensor([[5, 6], [5, -1], [6, 5]]))
+    with pytest.raises(ShapeError, match="token_BT must be"):
+        replace(rollout, token_BT=torch.zeros(3, 6, dtype=torch.long))
+    with pytest.raises(ShapeError, match="record of each of 3 rows"):
+        replace(rollout, record_B=[{}])
+    samples = [replace(sample, tokens=[5, 6]) for sample in rollout.samples]
+    tokens = replace(
+        rollout,
+        samples=samples,
+        mask_BT=short_BT,
+        num_decisions_B=counts_B,
+        token_BT=torch.tensor([[5, 6], [5, -1], [6, 5]]),
+        record_B=[{"order": row} for row in range(3)],
+    )
+    assert [tokens.reads_in_order(row) for row in range(3)] == [True, False, False]
+    given = tokens.given(1, Origin.REPLAYED)
+    assert (given.old_logprob_T.shape, given.record) == ((1,), {"order": 1})

@@ -115,3 +115,13 @@ def test_groups_are_counted_where_they_are_said():
     group_B = torch.tensor([3, 4, 5, 3])
     assert count(mask_BT, zero_B, group_B) == Totals(num_samples=3, num_decisions=2, num_groups=2)
     assert count(mask_BT, zero_B) == Totals(num_samples=3, num_decisions=2)
+
+
+def test_tokens_are_one_for_each_kept_decision():
+    feedback = feedback_of([1.0, 0.0], [0, 0])
+    token_BT = torch.zeros(feedback.mask_BT.shape, dtype=torch.long)
+    assert torch.equal(replace(feedback, token_BT=token_BT).tokens, token_BT)
+    with pytest.raises(ShapeError, match="no token at a decision that mask_BT keeps"):
+        replace(feedback, token_BT=token_BT - 1)
+    with pytest.raises(ShapeError, match=r"token_BT must be .* like mask_BT"):
+        replace(feedback, token_BT=torch.zeros(len(token_BT), token_BT.shape[1] + 1, dtype=torch.long))

@@ -49,7 +49,7 @@ def test_on_policy_gap_in_a_window(name: str) -> None:
 @every_family
 @pytest.mark.parametrize("order", ["random", "confidence", "left_to_right"])
 @pytest.mark.parametrize(
-    "settings", [{}, {"num_steps": 3}, {"num_steps": 2, "decision": "reveal", "reduction": "mean"}]
+    "settings", [{}, {"num_steps": 4}, {"num_steps": 2, "decision": "reveal", "reduction": "mean"}]
 )
 def test_replayed_rows_have_a_ratio_of_one(name: str, order: str, settings: dict[str, Any]) -> None:
     contract.check_replayed_rows(subject(name, order=order, order_noise=(2.0, 0.0), **settings))
@@ -58,7 +58,7 @@ def test_replayed_rows_have_a_ratio_of_one(name: str, order: str, settings: dict
 @every_family
 @pytest.mark.parametrize("estimate", ["whole", "shares", "bound"])
 def test_replayed_rows_have_the_maskings_that_they_had(name: str, estimate: str) -> None:
-    own = subject(name, num_steps=3, reading={"estimate": estimate, "num_levels": 2})
+    own = subject(name, num_steps=4, reading={"estimate": estimate, "num_levels": 2})
     policy = own.make(own.rows)
     assert isinstance(policy, MaskedPolicy)
     read = policy.read([Given(sample=sample) for sample in own.rollout(policy).samples], seed=3)
@@ -91,7 +91,7 @@ def test_rows_of_several_kinds_of_decisions_are_read_together() -> None:
 
 @every_family
 def test_tokens_are_in_the_order_of_the_decisions(name: str) -> None:
-    policy = policy_of(name, num_steps=3, order="random")
+    policy = policy_of(name, num_steps=4, order="random")
     rollout = policy.rollout(prompts_of(), group_size=2, seed=5)
     assert rollout.token_BT is not None
     order_BL = torch.cat([look.place_Bn for look in rollout.trace.looks], dim=1)

@@ -131,3 +131,25 @@ def test_answers_that_are_read_by_the_current_weights_have_no_departure() -> Non
     assert answers.unchanged_B.tolist() == [False, True, False, True]  # what is stored may be of earlier weights
     assert joined([rollout, answers]).unchanged_B.tolist() == [True] * 4 + [False, True, False, True]
     assert not joined([rollout, answers]).aged().unchanged_B.any()
+
+
+def test_a_resumed_run_reads_the_same_decisions(tmp_path: Path) -> None:
+    values = {
+        "steps": 4,
+        "rollout": {"prompts_per_step": 2, "group_size": 3, **REPLAY},
+        "update": {"lr": 1e-3},
+        "checkpoint": {"every": 2},
+        "watchdog": None,
+        "output": str(tmp_path),
+    }
+
+    def trained(resume: Path | None = None) -> Trainer:
+        policy = tiny_masked.policy_of("eurobert", num_steps=3, order="random")
+        trainer = Trainer(policy, {"random": random_reward}, tiny_masked.prompts_of(), values, resume=resume)
+        trainer.train()
+        return trainer
+
+    whole = trained()
+    weights = [parameter.detach().clone() for parameter in whole.policy.trainable]
+    resumed = trained(whole.folder.path / "checkpoints" / "step-000002")
+    assert all(torch.equal(one, two) for one, two in zip(weights, resumed.policy.trainable, strict=True))
