@@ -110,9 +110,14 @@ class CallForm:
         A pipeline does something else without an argument than with an empty one, so rows that bring different
         arguments do not share a run.
 
-        Raises: DataError for a row without a column that goes to the call.
+        Raises: DataError for a row without a column that goes to the call, and for audio, which no pipeline takes.
         """
         prompt = row.prompt
+        if prompt.audios:
+            raise DataError(
+                f"the prompt {prompt.text!r:.60} has {len(prompt.audios)} audios, which pipelines are not shown: "
+                "remove them from the row"
+            )
         names = [name for name in self.columns if _column(prompt, name, "columns") is not None]
         return frozenset(names if prompt.negative is None else [*names, "negative_prompt"])
 

@@ -103,9 +103,10 @@ class Encoder:
         return self._known[id(prompt)]
 
     def _encoded(self, prompt: Prompt) -> Encoded:
-        if prompt.images or prompt.videos or prompt.prefix is not None:
+        if prompt.images or prompt.videos or prompt.audios or prompt.prefix is not None:
             raise DataError(
-                f"the prompt {prompt.text!r:.60} shows pictures or begins the answer: pictures are drawn behind texts"
+                f"the prompt {prompt.text!r:.60} has images, videos, audios or a beginning of its answer: pictures are "
+                "drawn behind texts, so remove them from the row"
             )
         shown_P = self._ids(prompt)
         if prompt.negative is None and self._kept_ids is not None:

@@ -96,8 +96,10 @@ def probe_of(kind: str, mark: str = "") -> Prompt:
     pixels = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
     frames = [Image.fromarray(frame) for frame in pixels]
     audio = {"array": np.sin(np.arange(16000) * 0.05), "sampling_rate": 16000}
-    media = {"image": frames[0], "video": frames, "audio": audio}
-    return Prompt(f"{mark}what is this", **{KINDS[kind]: [media[kind]]})
+    media: dict[str, Any] = {"image": frames[0], "video": frames, "audio": audio}
+    shown = {name: [media[one]] if one == kind else [] for one, name in KINDS.items()}
+    text = f"{mark}what is this"
+    return Prompt(text, images=shown["images"], videos=shown["videos"], audios=shown["audios"])
 
 
 def _rendered(messages: Messages, render: Callable[[Messages], str]) -> str | None:

@@ -64,7 +64,7 @@ class PicturePredictor:
 
     def condition(self, prompt: Prompt) -> Condition:
         """The caption and the negative one, encoded."""
-        if prompt.images or prompt.videos or prompt.prefix:
+        if prompt.images or prompt.videos or prompt.audios or prompt.prefix:
             raise DataError(f"AmusedPipeline is shown captions alone; {prompt.text!r:.60} brings more")
         pooled, states = self._encoded(prompt.text)
         without_pooled, without = self._encoded(prompt.negative or "")

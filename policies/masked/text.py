@@ -73,10 +73,10 @@ class TextPredictor:
 
     def condition(self, prompt: Prompt) -> Condition:
         """The rendered prompt; its length is its kind."""
-        if prompt.images or prompt.videos or prompt.prefix:
+        if prompt.images or prompt.videos or prompt.audios or prompt.prefix:
             raise DataError(
-                f"the prompt {prompt.text!r:.60} has pictures or a beginning of its answer, which a masked language "
-                "model is not shown: leave them out"
+                f"the prompt {prompt.text!r:.60} has images, videos, audios or a beginning of its answer, which a "
+                "masked language model is not shown: leave them out"
             )
         ids_1P = self._ids(self._rendered(prompt))
         inputs = {"input_ids": ids_1P}

@@ -13,9 +13,11 @@ import torch
 from diffusers import StableDiffusion3Img2ImgPipeline, StableDiffusionInstructPix2PixPipeline, WanVideoToVideoPipeline
 from PIL import Image
 
-from mmgrpo.errors import ConfigError
+from mmgrpo.data.clips import encoded
+from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policies.denoising.calls import CallForm
 from mmgrpo.policies.denoising.rows import Row
+from mmgrpo.policies.denoising.shown import of_prompt
 from mmgrpo.types import Plan, Prompt
 from mmgrpo.values import from_reference
 from tests.policies.contract import sample_difference, values
@@ -146,3 +148,27 @@ def test_a_schedule_of_one_step_has_nothing_to_train() -> None:
     with pytest.raises(ConfigError, match="set num_inference_steps to 2 or more"):
         policy.rollout(prompts_of("sd3"), group_size=2, seed=SEED)
     assert policy.rollout(prompts_of("sd3"), group_size=1, seed=SEED, plan=Plan(stochastic=())).shape == (2, 1)
+
+
+def test_media_that_a_pipeline_is_not_shown_are_an_error() -> None:
+    policy = policy_of("flux-kontext")
+    audio = {"array": np.zeros(80), "sampling_rate": 80}
+    with pytest.raises(DataError, match="'a red fox' has 1 audios, which pipelines are not shown"):
+        policy.rollout([Prompt("a red fox", images=(_picture(),), audios=(audio,))], group_size=1, seed=SEED)
+    part = {"type": "image", "max_pixels": 256}
+    messages = [{"role": "user", "content": [part, {"type": "text", "text": "a red fox"}]}]
+    with pytest.raises(DataError, match="has max_pixels beside its media, which pipelines have no use for"):
+        policy.rollout([Prompt("a red fox", images=(_picture(),), messages=messages)], group_size=1, seed=SEED)
+
+
+def test_a_video_file_is_read(tmp_path: Path) -> None:
+    """As its frames are, to the codec's rounding."""
+    frames = [Image.new("RGB", (32, 32), (40 * n, 40 * n, 40 * n)) for n in range(5)]
+    (tmp_path / "a.mp4").write_bytes(encoded(frames, side=32, quality=1))
+    shown = [
+        of_prompt(Prompt("a", videos=[video]), image="image", columns={})["video"]
+        for video in (str(tmp_path / "a.mp4"), frames)
+    ]
+    assert [frame.size for frame in shown[0]] == [(32, 32)] * 5
+    differences = [np.abs(np.asarray(a).astype(int) - np.asarray(b)).max() for a, b in zip(*shown, strict=True)]
+    assert max(differences) <= 4

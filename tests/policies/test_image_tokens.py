@@ -270,6 +270,7 @@ def test_the_same_codes_behind_another_prompt() -> None:
         ("janus", {"grid": (2, 2)}, Prompt("a"), "draws 4 x 4 codes"),
         ("janus", {"share_prefix": True, "gradient_checkpointing": True}, Prompt("a"), "drops the cache"),
         ("llamagen", {}, Prompt("a", images=["x.png"]), "pictures are drawn behind texts"),
+        ("llamagen", {}, Prompt("a", audios=["x.wav"]), "pictures are drawn behind texts"),
     ],
 )
 def test_what_is_refused(name: str, settings: dict[str, Any], prompt: Prompt, said: str) -> None:

@@ -318,6 +318,8 @@ def test_what_cannot_be_is_refused() -> None:
         policy.rollout(prompts_of(), group_size=2, seed=SEED, plan=Plan(share_noise=True))
     with pytest.raises(DataError, match="leave them out"):
         policy.rollout([Prompt("x", prefix="y")], group_size=2, seed=SEED)
+    with pytest.raises(DataError, match="has images, videos, audios or a beginning"):
+        policy.rollout([Prompt("x", audios=["a.wav"])], group_size=2, seed=SEED)
     with pytest.raises(DataError, match="an answer has 6 tokens, got a sample with 2"):
         policy.read([Given(sample=Sample(Prompt("x"), 0, 0, tokens=[1, 2]))], seed=SEED)
     with pytest.raises(ConfigError, match=r"name one in policy\.codes\.decoder"):
