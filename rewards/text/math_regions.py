@@ -55,6 +55,8 @@ def _interval(value: Value) -> Any:
     left, right = (item.expression for item in value.items)
     if opening not in "([]" or closing not in ")][":
         return None
+    if (right - left).is_nonpositive:
+        return None
     return sympy.Interval(left, right, left_open=opening in ("(", "]"), right_open=closing in (")", "["))
 
 

@@ -66,7 +66,9 @@ def values_of(text: str) -> tuple[Value, ...]:
     for read, source in [*attempts, (_whole, natural)] if natural != tidy else attempts:
         try:
             value = read(source)
-        except (UnreadError, ArithmeticError, TypeError, AttributeError, ValueError, IndexError, KeyError):
+        except MemoryError:
+            raise
+        except Exception:  # the parser raises bare Exceptions, sympy many kinds
             continue
         if value is not None:
             found.append(value)
@@ -280,9 +282,10 @@ def _approximate(parts: list[str]) -> Value:
 
 def _ratio(text: str) -> Value | None:
     parts = pieces(text, r":|\\colon|\\text\{to\}|(?<![A-Za-z])to(?![A-Za-z])")
-    if len(parts) < 2:
+    items = tuple(_single(part) for part in parts) if len(parts) > 1 else ()
+    if not items or any(item.kind != "number" for item in items):
         return None
-    return Value("ratio", items=tuple(_single(part) for part in parts), words=text.replace(" ", ""))
+    return Value("ratio", items=items, words=text.replace(" ", ""))
 
 
 def _quantity(text: str) -> Value | None:
@@ -341,8 +344,6 @@ def _expression(text: str) -> Value:
     )
     try:
         parsed = latex2sympy(source, is_real=True, normalization_config=None, conversion_config=_CONVERSION)
-    except RecursionError:
-        raise
     except Exception as error:  # the parser raises bare Exceptions
         raise UnreadError(text) from error
     if isinstance(parsed, sympy.Set) and not isinstance(parsed, sympy.FiniteSet):

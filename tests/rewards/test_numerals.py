@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mmgrpo.rewards.parsing.numerals import numbers, seconds
+from mmgrpo.rewards.parsing.numerals import has_terms, numbers, seconds, stated_numbers
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,38 @@ def spelt(n: int) -> str:
 def test_times():
     assert seconds("from 0:12.5 to 1:02:03") == [12.5, 3723]
     assert seconds("from 3.5s to twelve seconds") == [3.5, 12]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        (r"\frac{3}{4}", [0.75]),
+        (r"\frac34 or -\frac{1}{2}", [0.75, -0.5]),
+        (r"7\frac{3}{4}", [7.75]),
+        (r"\sqrt{18}", []),
+        (r"18\sqrt{2}", []),
+        (r"5\pi", []),
+        ("10^3", []),
+        (r"1.5\times 10^{3}", [1500]),
+        ("101_2", []),
+        ("2x + 1", []),
+        ("4+5i", []),
+        (r"x = \sqrt{16} = 4", [4]),
+        (r"24\text{ in}^2", [24]),
+        ("75^\\circ", [75]),
+        ("It is 2x faster, 3x at best.", [2, 3]),
+        ("12 - 5 = 7", [12, 5, 7]),
+        (r"\frac{1}{", []),
+    ],
+)
+def test_numbers_of_terms_are_not_stated(text: str, values: list[float]) -> None:
+    assert stated_numbers(text) == values
+
+
+def test_terms_that_are_no_numbers() -> None:
+    assert all(
+        map(has_terms, (r"\sqrt{18}", r"5\pi", "10^3", "101_2", "2x + 1", "4+5i", r"\frac{1}{", r"\frac{\pi}{2}"))
+    )
+    assert not any(
+        map(has_terms, (r"7\frac{3}{4}", r"1.5\times 10^{3}", "5 cm^2", "75^\\circ", "2x faster", "3 apples"))
+    )
