@@ -53,6 +53,9 @@ from mmgrpo.values import OLD, REFERENCE
 if TYPE_CHECKING:
     from torch import Tensor
 
+OF_LR = ("within_curvature",)
+"""Filters with a number ``lr`` that is ``update.lr``."""
+
 WINDOW_SEED = 1  # keeps the window's random numbers apart from the samples'
 
 
@@ -129,6 +132,32 @@ def build_estimators(config: AdvantageConfig) -> tuple[Estimator, ...]:
     return tuple(_made("advantage.estimators", ESTIMATORS, named, Estimator) for named in config.estimators)
 
 
+def advantage_of(config: RunConfig) -> AdvantageConfig:
+    """The section ``advantage`` with the numbers that follow from other sections: the learning rate of filters that
+    predict the step of the update.
+
+    Raises ConfigError for a filter that states another learning rate.
+    """
+    filters = tuple(_with_lr(named, config.update.lr) for named in config.advantage.filters)
+    return (
+        config.advantage
+        if filters == config.advantage.filters
+        else config.advantage.model_copy(update={"filters": filters})
+    )
+
+
+def _with_lr(named: Named, lr: float) -> Named:
+    if named.name not in OF_LR:
+        return named
+    stated = named.numbers.get("lr")
+    if stated not in (None, lr):
+        raise ConfigError(
+            f"advantage.filters: {named.name}.lr is {stated} and update.lr {lr}, and it predicts the step of the "
+            "update: leave it out, or give both the same"
+        )
+    return named.model_copy(update={"lr": lr})
+
+
 def build_filters(config: AdvantageConfig) -> tuple[Filter, ...]:
     """Which samples train, in order. Raises ConfigError as ``build_objective``."""
     return tuple(_made("advantage.filters", FILTERS, named, Filter) for named in config.filters)
@@ -146,6 +175,7 @@ def require_credit(config: RunConfig) -> None:
     nobody out, as they keep all members of a group at every step."""
     bound("advantage.scale", SCALES, config.advantage.scaling)
     bound("advantage.combine", COMBINATIONS, config.advantage.combine)
+    advantage_of(config)
     size = config.rollout.group_size if config.rollout.planner.name in OF_GROUP_SIZE else None
     environment = config.rollout.environment
     for name, one in _credit(config):

@@ -95,3 +95,12 @@ def require_references(rewards: Sequence[NamedReward], prompts: Sequence[Prompt]
             if len(errors) == len(checked):
                 raise ConfigError(f"{text}. Choose a reward for such answers, name another column, or change the rows")
             logger.warning("%s; it does not score such rows (None)", text)
+
+
+def require_rows(rewards: Sequence[NamedReward], prompts: Sequence[Prompt], source: str) -> None:
+    """Checks that rows have the columns and the references that rewards need.
+
+    Raises ConfigError as ``require_columns`` and ``require_references``.
+    """
+    require_columns(rewards, prompts, source)
+    require_references(rewards, prompts, source)

@@ -12,7 +12,7 @@ from mmgrpo.config.needs import require_needs
 from mmgrpo.config.rewards import NO_VERIFIERS
 from mmgrpo.errors import ConfigError
 from mmgrpo.scoring import NamedReward
-from mmgrpo.scoring.columns import require_columns, require_references
+from mmgrpo.scoring.columns import require_rows
 from mmgrpo.train.build import LIVE, build_rewards
 from mmgrpo.types import Prompt
 
@@ -29,32 +29,36 @@ class RunRewards:
     named: list[NamedReward]
     configs: tuple[RewardConfig, ...]
 
-    def require(self, config: RunConfig, prompts: Sequence[Prompt]) -> None:
-        """Raises ConfigError where rows, or the run, lack what a reward or a method needs."""
-        require_columns(self.named, prompts, "prompts")
-        require_references(self.named, prompts, "prompts")
-        follows = config.task is not None and config.task.after is not None
-        require_needs(config, rewards=self.configs, prompts=None if follows else prompts)
-
     def explained(self, config: RunConfig) -> RunConfig:
         """The configuration as ``explain`` shows it: with live functions to which a method adds rewards."""
         is_added = any(reward.from_method for reward in self.configs)
         return config.model_copy(update={"rewards": self.configs}) if is_added else config
 
 
-def rewards_of_run(rewards: Sequence[NamedReward], config: RunConfig) -> RunRewards:
+def rewards_of_run(rewards: Sequence[NamedReward], config: RunConfig, prompts: Sequence[Prompt]) -> RunRewards:
     """Live rewards with those that the run's methods add; rewards built from the configuration as they are.
 
     Args:
         rewards: what the trainer was given.
         config: the run.
+        prompts: its rows.
 
     Returns:
         The rewards that the run is trained on.
 
     Raises:
-        ConfigError: as ``with_method_rewards``; or a live reward and the method's reward of it both have a schedule.
+        ConfigError: as ``with_method_rewards``; a live reward and the method's reward of it both have a schedule; or
+            the rows, or the run, lack what a reward or a method needs.
     """
+    run_rewards = joined_rewards(rewards, config)
+    require_rows(run_rewards.named, prompts, "prompts")
+    follows = config.task is not None and config.task.after is not None
+    require_needs(config, rewards=run_rewards.configs, prompts=None if follows else prompts)
+    return run_rewards
+
+
+def joined_rewards(rewards: Sequence[NamedReward], config: RunConfig) -> RunRewards:
+    """As ``rewards_of_run``, without a look at rows and needs."""
     methods = () if config.method is None else (*config.method.over, config.method)
     live = {f"{LIVE}{reward.name}": reward for reward in rewards}
     stated = [_config_of(key, reward) for key, reward in live.items()]

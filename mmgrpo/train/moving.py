@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, final
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.binding import build_objective, build_planner
+from mmgrpo.config.binding import advantage_of, build_objective, build_planner
 from mmgrpo.config.schedules import Course, Moved
 from mmgrpo.errors import ConfigError
 from mmgrpo.memory import Memory
@@ -70,7 +70,7 @@ class Moving:
 
     def _take(self, moved: Moved) -> None:
         before, self._moved = self._moved, moved
-        self.config = moved.config
+        self.config = moved.config.model_copy(update={"advantage": advantage_of(moved.config)})
         self.objective = build_objective(self.config.objective)
         self.planner = build_planner(self.config.rollout)
         self.contexts = build_contexts(self.config)

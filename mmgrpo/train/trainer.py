@@ -31,7 +31,7 @@ from mmgrpo.run.samples import identity
 from mmgrpo.run.showing import MAX_SHOWN
 from mmgrpo.run.watchdog import Alarm, Watchdog, watched
 from mmgrpo.scoring import Scorer
-from mmgrpo.scoring.columns import require_columns, require_references
+from mmgrpo.scoring.columns import require_rows
 from mmgrpo.train.account import Account
 from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_of, with_policy
 from mmgrpo.train.auxiliary import Auxiliaries
@@ -101,9 +101,8 @@ class Trainer:
         resumption = self.job.from_main(lambda: plan_resumption(Path(resume), self.config)) if resume else None
         self.config = resumption.config if resumption else self.config
         require_single(self.config, mixed=before is not None)
-        run_rewards = rewards_of_run(rewards_of(rewards), self.config)
+        run_rewards = rewards_of_run(rewards_of(rewards), self.config, asked)
         self.rewards = run_rewards.named
-        run_rewards.require(self.config, asked)
         if before is None:
             require_told("", [reward.function for reward in self.rewards], {})
         task = self.config.task or TaskConfig()
@@ -146,8 +145,7 @@ class Trainer:
         if evaluation and evaluation.prompts.when_unreadable == "skip":
             self.held_out = readable(self.held_out, "evaluation.prompts", check_of(policy))
         require_media(self.held_out, evaluation.prompts if evaluation else None, check_of(policy))
-        require_columns(judges, self.held_out, "evaluation.prompts")
-        require_references(judges, self.held_out, "evaluation.prompts")
+        require_rows(judges, self.held_out, "evaluation.prompts")
         self.status = "running"
         self._explanation = explanation(run_rewards.explained(self.config))
         set_seed(self.config.seed)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.config import RunConfig
-from mmgrpo.config.binding import build_estimators, build_filters, build_objective
+from mmgrpo.config.binding import advantage_of, build_estimators, build_filters, build_objective
 from mmgrpo.config.loading import load_config
 from mmgrpo.maths.aggregates import count
 from mmgrpo.maths.decisions import Decisions
@@ -190,7 +190,7 @@ def taught(config: RunConfig, step: Step) -> Taught:
     advantage_BT = credit.advantage_B[:, None].expand(B, T)
     for estimator in build_estimators(config.advantage):
         advantage_BT = estimator.assign(feedback, advantage_BT)
-    for one in build_filters(config.advantage):
+    for one in build_filters(advantage_of(config)):
         keep_BT = one.keep(feedback, advantage_BT)
         mask_BT = mask_BT & (keep_BT if keep_BT.ndim == 2 else keep_BT[:, None])
     return Taught(advantage_BT.double(), mask_BT)

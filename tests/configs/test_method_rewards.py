@@ -20,7 +20,7 @@ from mmgrpo.scoring import NamedReward
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.train.build import build_rewards
 from mmgrpo.train.credit import form_credit
-from mmgrpo.train.live_rewards import rewards_of_run
+from mmgrpo.train.live_rewards import joined_rewards
 from mmgrpo.train.trainer import Trainer
 from mmgrpo.types import Prompt, Sample, Scores
 from tests.policies.tiny_language import picture, prompts_of
@@ -215,19 +215,19 @@ def right(samples: Sequence[Sample]) -> list[float]:
 
 def test_live_functions_are_verifiers(tmp_path: Path) -> None:
     config = load_config("methods/noisy-verifiers")
-    run = rewards_of_run([NamedReward("right", right, 2.0)], config)
+    run = joined_rewards([NamedReward("right", right, 2.0)], config)
     (reward,) = run.named
     assert (reward.name, reward.weight) == ("noisy_verifier", 2.0)
     samples = [Sample(Prompt("q"), group=0, member=member, text=text) for member, text in enumerate("78")]
     assert reward.function(samples) == pytest.approx([0.9 / 0.7, -0.1 / 0.7])
     judge = NamedReward("reasoning", right, from_method="p-grpo")
-    run = rewards_of_run([NamedReward("right", right), judge], load_config("methods/p-grpo"))
+    run = joined_rewards([NamedReward("right", right), judge], load_config("methods/p-grpo"))
     assert [(reward.name, reward.gate and reward.gate.reward) for reward in run.named] == [
         ("right", None),
         ("reasoning", "right"),
     ]
     built = [NamedReward("exact_match", right), NamedReward("rarity", right)]
-    assert rewards_of_run(built, load_config("methods/arm")).named == built  # of the configuration already
+    assert joined_rewards(built, load_config("methods/arm")).named == built  # of the configuration already
 
 
 def test_what_a_method_needs_is_checked(tmp_path: Path) -> None:

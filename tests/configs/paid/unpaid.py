@@ -5,4 +5,4 @@ own, and what a model of steps says is in tests/rewards."""
 
 from __future__ import annotations
 
-ELSEWHERE = {"soar", "ixc-2-5-reward", "mstar"}
+ELSEWHERE = {"soar", "mstar"}

@@ -26,14 +26,14 @@ CREDIT: dict[str, tuple[Step, Sequence[Sequence[float]]]] = {
 }
 
 LOSSES: dict[str, tuple[Step, float]] = {
-    # A^2 = 0.5, so the shift is 7.5e-6 a, below 0.01 up to a = 1333: the wrong sample's first token is left out, and
-    # its mean is the other's, at a ratio of 1.1: (1.1 - 1) A / 2
+    # A^2 = 0.5, so the shift is 5e-5 a at lr 1e-4, below 5e-4 up to a = 10: the wrong sample's first token is left
+    # out, and its mean is the other's, at a ratio of 1.1: (1.1 - 1) A / 2
     "capo": (
         Step(
             reward=ONE_OF_TWO,
             log_ratio=((0.0, 0.0), (0.0, 0.0953101798)),
             values={
-                GRADIENT_SQUARE: ((100.0, 900.0), (1400.0, 900.0)),
+                GRADIENT_SQUARE: ((1.0, 9.0), (14.0, 9.0)),
                 GRADIENT_CURVATURE: ((0.0, 0.0), (0.0, 0.0)),
             },
         ),
