@@ -254,10 +254,12 @@ def _named_reward(config: RewardConfig, live: Functions) -> NamedReward:
 
 def _columns(name: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
     """The columns that a registered reward, and those within it, cannot do without."""
-    within = (settings.get(setting) for setting in _NESTED)
+    target = resolve("rewards", name)
+    declares = getattr(target, "needs_columns", None) is not None  # of what is within it as well
+    within = () if declares else (settings.get(setting) for setting in _NESTED)
     nested = [{"name": value} if isinstance(value, str) else value for value in within if value is not None]
     inner = [one for one in nested if isinstance(one, Mapping) and one.get("name") in names("rewards")]
-    own = columns_of(resolve("rewards", name), settings)
+    own = columns_of(target, settings)
     return tuple(dict.fromkeys((*own, *(column for one in inner for column in _columns(one["name"], one)))))
 
 
