@@ -6,9 +6,10 @@ before a first one is drawn: text alone, one picture, several, videos, prompts o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,8 @@ from mmgrpo.system.exhausted import is_out_of_memory
 LENGTHS = (3, 2)  # tokens of the two completions that each prompt is tried with
 ENTRIES = 65536  # of a parameter's gradient that are compared, evenly spaced
 SMALL = 0.03  # a parameter whose gradient is a smaller share of the whole is measured against that share
-NOISE = 4.0  # how much further than the plain call's own rounding a way may lie
+NOISE = 4.0  # how much further than padding moves the plain call a way may lie
+NUM_ROUNDINGS = 2  # other roundings that the plain call is measured under
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +41,8 @@ class Tolerance:
     Attributes:
         value: of a log-probability, in nats.
         gradient: of a parameter's gradient, relative to its norm.
-        noisy: whether rounding may be larger than that and is measured; then four times it is allowed,
-            but never more than ``most_value`` and ``most_gradient``.
+        noisy: whether rounding may be larger than that and is measured on the model; then that is allowed, but never
+            more than ``most_value`` and ``most_gradient``.
         most_value: see there.
         most_gradient: see there.
     """
@@ -228,18 +230,74 @@ def first_exact(candidates: Sequence[Cached], plain: Plain, trial: Trial, tolera
 
 
 @torch.no_grad()
-def require_plain(plain: Plain, trace: Trace, tolerance: Tolerance, *, head_bytes: int) -> None:
-    """Raises PolicyError if the model, called plainly, does not say what was kept of the unlikeliest row written."""
-    decided = [row for row, completion in enumerate(trace.completions) if bool(completion.decided_T.any())]
-    row = min(decided, key=lambda r: float(trace.completions[r].logprob_T.sum()))
+def require_plain(plain: Plain, trace: Trace, row: int, tolerance: Tolerance, *, head_bytes: int) -> None:
+    """Raises PolicyError if the model, called plainly, does not give what a row has from sampling."""
     completion = trace.completions[row]
     true_T, _ = logprobs(plain, trace, [row], head_bytes=head_bytes)
     gap = float((true_T.cpu() - completion.logprob_T)[completion.decided_T].abs().mean())
     if not gap <= max(tolerance.value, tolerance.most_value):
+        length = trace.prompts[trace.prompt_of_B[row]].length + len(completion.token_T)
         raise PolicyError(
             f"{type(plain.model).__name__} called plainly gives log-probabilities that differ by {gap:.1e} from "
-            "those of its decoding: its attention is not exact; try policy.attention: eager"
+            f"those of its decoding, in a row of {length} tokens: its attention or its positions are not exact at that "
+            "length; try policy.attention: eager, or keep prompts and policy.max_new_tokens shorter"
         )
+
+
+@dataclass(slots=True)
+class Verified:
+    """Which rows were compared with the plain call after they were sampled.
+
+    Attributes:
+        length: tokens of the longest, its prompt included.
+        kinds: of their prompts.
+    """
+
+    length: int = 0
+    kinds: set[Any] = field(default_factory=set)
+
+    def rows_of(self, trace: Trace, *, only_first: bool) -> list[int]:
+        """The rows of a rollout to compare: its unlikeliest if none was yet, and the longest of each new kind.
+
+        A row is new if it is longer than all before or its prompt is of a kind that was not compared: what depends on
+        the length, such as rotary embeddings that are scaled from some length on, is not seen in shorter rows.
+
+        Args:
+            trace: of the rollout.
+            only_first: the unlikeliest row of the first rollout alone, for weights that are sharded: all processes must
+                run as many forwards.
+
+        Returns:
+            The rows.
+        """
+        decided = [row for row, completion in enumerate(trace.completions) if bool(completion.decided_T.any())]
+        lengths = {
+            row: trace.prompts[trace.prompt_of_B[row]].length + len(trace.completions[row].token_T) for row in decided
+        }
+        rows = [] if self.kinds else [min(decided, key=lambda row: float(trace.completions[row].logprob_T.sum()))]
+        if only_first:
+            self.kinds |= {kind_of(trace.prompts[trace.prompt_of_B[row]]) for row in rows}
+            return rows
+        longest: dict[Any, int] = {}
+        for row in sorted(decided, key=lambda row: (lengths[row], -row)):
+            longest[kind_of(trace.prompts[trace.prompt_of_B[row]])] = row
+        for kind, row in longest.items():
+            if kind not in self.kinds or lengths[row] > self.length:
+                rows.append(row)
+        self.kinds |= longest.keys()
+        self.length = max(self.length, *lengths.values())
+        return list(dict.fromkeys(rows))
+
+
+Kind = tuple[tuple[str, ...], int, int, int, bool]
+
+
+def kind_of(prompt: Encoded) -> Kind:
+    """What rows are told apart by: the names of their tensors, how many media they show, how positions are scaled."""
+    names = tuple(sorted({*prompt.per_token, *prompt.media}))
+    shown = (prompt.prompt.images, prompt.prompt.videos, prompt.prompt.audios)
+    images, videos, sounds = (min(len(media), 2) for media in shown)
+    return names, images, videos, sounds, prompt.is_beyond_switch
 
 
 def in_one_line(error: Exception) -> str:
@@ -250,16 +308,58 @@ def in_one_line(error: Exception) -> str:
 
 
 def _allowed(plain: Plain, trial: Trial, truth: Measurement, tolerance: Tolerance) -> Tolerance:
-    """The tolerance, widened by what padding alone does to the plain call where its arithmetic is coarse."""
+    """The tolerance, widened by what rounding alone does to the plain call where its arithmetic is coarse.
+
+    Measured on the model itself: ``NOISE`` times the effect of padding, and the effect of one rounding step more or
+    less on every output of a matrix product, which is what another order of summation does.
+    """
     if not tolerance.noisy:
         return tolerance
     padded = measured(plain, trial)
-    value, gradient = NOISE * padded.value_gap(truth), NOISE * padded.gradient_gap(truth)
+    values, gradients = [NOISE * padded.value_gap(truth)], [NOISE * padded.gradient_gap(truth)]
+    for seed in range(NUM_ROUNDINGS):
+        with rounded_otherwise(plain.model, seed):
+            rounded = measured(plain, trial, alone=True)
+        values.append(rounded.value_gap(truth))
+        gradients.append(rounded.gradient_gap(truth))
     return replace(
         tolerance,
-        value=min(max(tolerance.value, value), tolerance.most_value),
-        gradient=min(max(tolerance.gradient, gradient), tolerance.most_gradient),
+        value=min(max(tolerance.value, *values), tolerance.most_value),
+        gradient=min(max(tolerance.gradient, *gradients), tolerance.most_gradient),
     )
+
+
+@contextmanager
+def rounded_otherwise(model: nn.Module, seed: int) -> Iterator[None]:
+    """Within it every output of a matrix product in half precision is rounded one step up or down, at random.
+
+    Args:
+        model: whose matrix products.
+        seed: of the directions.
+
+    Yields:
+        None: nothing.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def jitter(module: nn.Module, inputs: Any, output: Any) -> Any:
+        if not isinstance(output, Tensor) or output.dtype not in (torch.bfloat16, torch.float16):
+            return None
+        sign = torch.randint(0, 2, output.shape, generator=generator).to(output.device) * 2 - 1
+        return (output.float() * (1 + sign * torch.finfo(output.dtype).eps / 2)).to(output.dtype)
+
+    products = [module for module in model.modules() if _is_matrix_product(module)]
+    hooks = [module.register_forward_hook(jitter) for module in products]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _is_matrix_product(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim == 2 and not isinstance(module, nn.Embedding)
 
 
 def _weights(trial: Trial) -> Tensor:

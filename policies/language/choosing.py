@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError, PolicyError
-from mmgrpo.policies.language.agreement import Tolerance, Trial, first_exact, in_one_line
+from mmgrpo.policies.language.agreement import Kind, Tolerance, Trial, first_exact, in_one_line, kind_of
 from mmgrpo.policies.language.encoding import Encoded
 from mmgrpo.policies.language.plain import Plain
 from mmgrpo.policies.language.settings import LanguageSettings
@@ -19,8 +19,6 @@ from mmgrpo.policies.language.transformer import Transformer
 from mmgrpo.policies.language.ways import Cached
 
 logger = logging.getLogger(__name__)
-
-Kind = tuple[tuple[str, ...], int, int, int]
 
 
 class Choice:
@@ -66,7 +64,7 @@ class Choice:
         """
         seen = {kind: list(known) for kind, known in self._seen.items()}
         for prompt in sorted(prompts, key=lambda p: p.length):
-            _take(seen.setdefault(_kind(prompt), []), prompt)
+            _take(seen.setdefault(kind_of(prompt), []), prompt)
         if seen != self._seen:
             self._decide(seen)
             self._seen = seen
@@ -144,13 +142,6 @@ def _may_share(settings: LanguageSettings, transformer: Transformer | None) -> b
     return can if wanted is None else wanted
 
 
-def _kind(prompt: Encoded) -> Kind:
-    names = tuple(sorted({*prompt.per_token, *prompt.media}))
-    shown = (prompt.prompt.images, prompt.prompt.videos, prompt.prompt.audios)
-    images, videos, sounds = (min(len(media), 2) for media in shown)
-    return names, images, videos, sounds
-
-
 def _take(known: list[Encoded], prompt: Encoded) -> None:
     """Of each kind one prompt is kept, and one of another length."""
     if not known or (len(known) == 1 and known[0].length != prompt.length):
@@ -161,4 +152,5 @@ def _described(kind: Kind) -> str:
     counts = ("no", "one", "several")
     named = [(kind[1], "picture"), (kind[2], "video"), (kind[3], "sound")]
     shown = [f"{counts[count]} {word}{'s' * (count > 1)}" for count, word in named if count]
-    return " and ".join(shown) or "text alone"
+    described = " and ".join(shown) or "text alone"
+    return f"{described} beyond the original context" if kind[4] else described

@@ -38,12 +38,14 @@ class Encoded:
         ids_P: its token ids, media placeholders expanded.
         per_token: further tensors of shape (1, P), one entry per token.
         media: all other tensors, as the processor gave them for this prompt alone.
+        is_beyond_switch: whether it is longer than ``position_switch``; such rows share no batch with shorter ones.
     """
 
     prompt: Prompt
     ids_P: Tensor
     per_token: Mapping[str, Tensor]
     media: Mapping[str, Tensor]
+    is_beyond_switch: bool = False
 
     @property
     def length(self) -> int:
@@ -54,7 +56,8 @@ class Encoded:
     def kind(self) -> tuple[Any, ...]:
         """Prompts of one kind may run in one batch; without media their lengths may differ."""
         shapes = tuple((name, tensor.shape, tensor.dtype) for name, tensor in sorted(self.media.items()))
-        return (self.length, tuple(self.per_token), *shapes) if shapes else tuple(self.per_token)
+        own = (self.length, tuple(self.per_token), *shapes) if shapes else tuple(self.per_token)
+        return (*own, "beyond") if self.is_beyond_switch else own
 
     def followed_by(self, token_T: Tensor, fill: int) -> Encoded:
         """The prompt with tokens behind it, of which its per-token tensors say ``fill`` (-1: as of the last)."""
@@ -79,7 +82,13 @@ class Encoder:
     """Renders prompts with the model's own chat template and processor."""
 
     def __init__(
-        self, processor: Any, settings: LanguageSettings, *, context: int | None, control_ids: Sequence[int] = ()
+        self,
+        processor: Any,
+        settings: LanguageSettings,
+        *,
+        context: int | None,
+        control_ids: Sequence[int] = (),
+        switch: int | None = None,
     ) -> None:
         """Reads what the processor can do.
 
@@ -88,11 +97,13 @@ class Encoder:
             settings: how prompts are rendered.
             context: the longest sequence the model knows positions for; None if it names none.
             control_ids: special tokens that are no part of a text: ends, and those of images, videos and audio.
+            switch: ``position_switch`` of the model.
         """
         self.processor = processor
         self.tokenizer = getattr(processor, "tokenizer", processor)
         self.settings = settings
         self._context = context
+        self._switch = switch
         self._takes_media = self.tokenizer is not processor
         self._uses_template = self._has_template() if settings.chat is None else settings.chat
         if self._uses_template and not self._has_template():
@@ -186,7 +197,8 @@ class Encoder:
             tensors.pop(unread, None)
         per_token = {n: tensor for n, tensor in tensors.items() if tensor.shape == ids.shape and not is_of_sounds(n)}
         media = {name: tensor for name, tensor in tensors.items() if name not in per_token}
-        encoded = Encoded(prompt, ids[0], per_token, media)
+        beyond = self._switch is not None and ids.shape[1] > self._switch
+        encoded = Encoded(prompt, ids[0], per_token, media, is_beyond_switch=beyond)
         self.require_room(encoded, self.settings.max_new_tokens)
         return encoded
 
@@ -197,6 +209,14 @@ class Encoder:
                 f"the prompt {encoded.prompt.text!r:.60} takes {encoded.length} tokens, which with max_new_tokens="
                 f"{length} is more than the model's context of {self._context}; shorten it, show smaller pictures "
                 "(policy.processor: {max_pixels: ...}) or lower policy.max_new_tokens"
+            )
+        if self._switch is not None and encoded.length <= self._switch < encoded.length + length:
+            raise DataError(
+                f"the prompt {encoded.prompt.text!r:.60} takes {encoded.length} tokens, and its row could pass "
+                f"{self._switch}, from where the model's LongRoPE scales the positions of all its tokens, also of "
+                "those that were sampled before: such a row has no exact log-probabilities. Lower "
+                f"policy.max_new_tokens to {self._switch - encoded.length} or less, or give prompts of more than "
+                f"{self._switch} tokens"
             )
 
     def _tensors(self, prompt: Prompt) -> dict[str, Tensor]:
@@ -349,6 +369,22 @@ def _parts(prompt: Prompt) -> list[dict[str, Any]]:
     media = [{"type": "image"}] * len(prompt.images) + [{"type": "video"}] * len(prompt.videos)
     media += [{"type": "audio"}] * len(prompt.audios)
     return [*media, {"type": "text", "text": prompt.text}]
+
+
+def position_switch(config: Any) -> int | None:
+    """The length from which on a model's rotary embeddings are scaled otherwise, for all tokens of a row; or None.
+
+    Args:
+        config: of the text model; its ``rope_parameters`` may be by type of layer.
+
+    Returns:
+        ``original_max_position_embeddings`` of LongRoPE (arXiv:2402.13753), as transformers' ``dynamic_rope_update``
+        reads it.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    layers = [parameters, *(value for value in parameters.values() if isinstance(value, Mapping))]
+    lengths = [one["original_max_position_embeddings"] for one in layers if one.get("rope_type") == "longrope"]
+    return min(lengths, default=None)
 
 
 def batches_of(prompts: Sequence[Encoded], max_tokens: int) -> list[list[int]]:

@@ -17,10 +17,10 @@ from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.layouts import place
 from mmgrpo.policies.distribution import OF_LOGITS, seen_by, views_of
 from mmgrpo.policies.exporting import merge_for_good
-from mmgrpo.policies.language.agreement import TOLERANCES, Trial, require_plain
+from mmgrpo.policies.language.agreement import TOLERANCES, Trial, Verified, require_plain
 from mmgrpo.policies.language.choosing import Choice, candidates_of
 from mmgrpo.policies.language.critic import Hidden, LanguageCritic
-from mmgrpo.policies.language.encoding import Encoded, Encoder
+from mmgrpo.policies.language.encoding import Encoded, Encoder, position_switch
 from mmgrpo.policies.language.loading import end_ids, load_model, media_ids, suppressed_ids, trained_weights
 from mmgrpo.policies.language.peers import peer_divergence
 from mmgrpo.policies.language.plain import Plain
@@ -113,7 +113,9 @@ class LanguagePolicy(
         self._tokenizer = getattr(processor, "tokenizer", processor)
         ends = end_ids(model, self._tokenizer)
         control_ids = [*ends, *media_ids(model, processor, self._tokenizer)]
-        self._encoder = Encoder(processor, settings, context=context, control_ids=control_ids)
+        self._encoder = Encoder(
+            processor, settings, context=context, control_ids=control_ids, switch=position_switch(text)
+        )
         self._end_ids = torch.tensor(ends, device=model.device)
         never = suppressed_ids(model, processor, self._tokenizer, settings.suppress, end_ids=ends)
         self._sampling = Sampling.of(settings, never)
@@ -134,7 +136,7 @@ class LanguagePolicy(
             vectors=self._vectors,
         )
         self._frozen: dict[int, tuple[Way, Way]] = {}  # by copy: a way, and the same through the copy
-        self._verified = False
+        self._verified = Verified()
 
     def check_prompt(self, prompt: Prompt) -> None:
         """Raises DataError for a prompt that the processor, the chat template or the model's context does not take."""
@@ -390,10 +392,11 @@ class LanguagePolicy(
         return every, teaching
 
     def _verify(self, rollout: Rollout) -> None:
-        """Refuses, at the first rollout, a model whose likeliest mistake the trial did not see."""
-        if self._verified or not bool(rollout.mask_BT.any()):
+        """Compares rows with the plain call: the unlikeliest of the first rollout, and each longer or of a new kind."""
+        if not bool(rollout.mask_BT.any()):
             return
         limits = {"vocabulary": self.way.vocabulary, "max_tokens": self.settings.update_tokens}
         plain = Plain(model=self.model, autocast=self._autocast, fill=self.way.fill, together=False, **limits)
-        require_plain(plain, rollout.trace, self._tolerance, head_bytes=self.settings.head_bytes)
-        self._verified = True
+        rows = self._verified.rows_of(rollout.trace, only_first=lies_in_parts(self.trainable))
+        for row in rows:
+            require_plain(plain, rollout.trace, row, self._tolerance, head_bytes=self.settings.head_bytes)

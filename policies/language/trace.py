@@ -73,7 +73,9 @@ class Trace:
                 width, length = max(widest, encoded.length), max(longest, len(self.completions[row].token_T))
                 count = num_prompts + (prompt != last or not shared)
                 fits = found and count * width + (len(found[-1]) + 1) * length <= max_tokens
-                if not fits or not (shared or encoded.kind == self.prompts[last].kind):
+                before = self.prompts[last]
+                joins = encoded.is_beyond_switch == before.is_beyond_switch and (shared or encoded.kind == before.kind)
+                if not fits or not joins:
                     found.append([])
                     width, length, count = encoded.length, len(self.completions[row].token_T), 1
                 found[-1].append(row)

@@ -101,6 +101,12 @@ class Cached(Way):
     def decode_batches(self, prompts: Sequence[Encoded], owner_N: Sequence[int], size: int) -> list[list[int]]:
         """Prompts of like length together, whole groups where they fit."""
         groups = rows_of(prompts, owner_N)
+        parts = [
+            [rows for rows in groups if prompts[owner_N[rows[0]]].is_beyond_switch == side] for side in (False, True)
+        ]
+        return [batch for part in parts if part for batch in self._decode_batches(part, size)]
+
+    def _decode_batches(self, groups: Sequence[list[int]], size: int) -> list[list[int]]:
         if not self.transformer.shares_prefix:  # one prompt at a time: such caches cannot be joined
             return [rows[start : start + size] for rows in groups for start in range(0, len(rows), size)]
         if max(map(len, groups)) > size:
