@@ -176,6 +176,19 @@ def step_summary(earlier: Mapping[str, Any], line: Mapping[str, Any]) -> dict[st
     return {**line, **largest}
 
 
+def first_step_note(line: Mapping[str, Any]) -> str | None:
+    """A note of the estimators and filters that changed no decision in the first step; None if all did.
+
+    Terms, selections and modulations are left out: several of them, such as a divergence from the reference, are 0
+    until the weights have moved.
+    """
+    keys = [
+        key for key, value in line.items() if key.startswith("credit/") and key.endswith(CHANGED_FRAC) and not value
+    ]
+    names = ", ".join(key.removesuffix(f"/{CHANGED_FRAC}") for key in keys)
+    return f"no decision is changed by {names} in the first step: docs/watchdog.md" if keys else None
+
+
 def _trained(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The reward that is trained on, over some steps; nothing of none."""
     return {f"trained/{part}": fmean(step[f"reward/{part}"] for step in steps) for part in ("mean", "std") if steps}

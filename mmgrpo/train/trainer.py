@@ -29,7 +29,7 @@ from mmgrpo.run.processes import Job
 from mmgrpo.run.resuming import config_given, plan_resumption
 from mmgrpo.run.samples import identity
 from mmgrpo.run.showing import MAX_SHOWN
-from mmgrpo.run.watchdog import Alarm, Watchdog, watched
+from mmgrpo.run.watchdog import Alarm, Watchdog, first_step_note, watched
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.columns import require_rows
 from mmgrpo.train.account import Account
@@ -296,6 +296,8 @@ class Trainer:
 
     def _learnt(self, account: Account, facts: Facts) -> None:
         self._seat.progress.stepped(account.last)
+        if self.step == 1 and (note := first_step_note(account.last)):
+            self._seat.progress.noted(note)
         self._heed(self.watchdog.stepped(account.summary) if self.watchdog else [])
         if self._owns:
             move_reference(self.policy, self.config.reference, self.step, self.optimizer)

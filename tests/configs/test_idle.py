@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import final
@@ -79,14 +80,15 @@ def by_member(samples: Sequence[Sample]) -> list[float]:
 
 def test_view_of_images_without_images_is_an_error(tmp_path: Path) -> None:
     small = {"steps": 1, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
+    bare = {**small, "method.needs": []}  # as in a file of one's own, whose method states no needs
     with pytest.raises(ConfigError) as raised:
-        Trainer(policy_of("llama"), by_member, prompts_of("llama"), load_config("methods/papo", small))
+        Trainer(policy_of("llama"), by_member, prompts_of("llama"), load_config("methods/papo", bare))
     assert str(raised.value) == (
         f"views.masked: masked_image changes the images of a prompt, and none of the {len(prompts_of('llama'))} "
         "prompts has one: train on rows with images, or leave out views.masked and what reads it (objective.terms)"
     )
     with pytest.raises(ConfigError, match="noised_image changes the images of a prompt, and none"):
-        Trainer(policy_of("llama"), by_member, prompts_of("llama"), load_config("methods/vogue", small))
+        Trainer(policy_of("llama"), by_member, prompts_of("llama"), load_config("methods/vogue", bare))
 
 
 def test_rewards_of_turns_that_the_tools_never_give_are_an_error(tmp_path: Path) -> None:
@@ -118,3 +120,19 @@ def test_rewards_of_turns_that_no_exchange_has_are_an_error_at_the_first_step(tm
     trainer = Trainer(terse("llama", max_new_tokens=60), rewards, prompts_of("llama"), config)
     with pytest.raises(ConfigError, match="of 4 exchanges that came to their end in the first step none has any"):
         trainer.train()
+
+
+def test_filter_that_leaves_nothing_out_is_a_note_at_the_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CAPO at a learning rate at which no token would move the objective or the policy by its bounds."""
+    small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
+    for lr, is_idle in ((1e-9, True), (10.0, False)):
+        filters = [{"name": "within_curvature", "lr": lr, "shift": 0.01, "divergence": 1e-4}]
+        config = load_config("methods/capo", {**small, "advantage.filters": filters, "advantage.filtered": "zero"})
+        folder = Trainer(policy_of("llama", max_new_tokens=3), by_member, prompts_of("llama"), config).train()
+        shown = capsys.readouterr()
+        text = " ".join((shown.out + shown.err).split())
+        assert text.count("no decision is changed by credit/within_curvature in the first step") == is_idle
+        line = json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+        assert (line["credit/within_curvature/changed_frac"] == 0.0) == is_idle
