@@ -155,10 +155,17 @@ def test_a_full_disk_is_known_in_the_words_of_tokenizers_too(folder: Path, polic
         save_checkpoint(folder, Place(4, 9), Wrong(), STATE, keep=None)  # pyright: ignore[reportArgumentType]
 
 
-def test_one_without_a_manifest_is_read_and_what_it_is_not_is_said(folder: Path, policy: object) -> None:
+def test_one_without_a_manifest_is_read_with_a_warning(
+    folder: Path, policy: object, caplog: pytest.LogCaptureFixture
+) -> None:
     older = folder / "checkpoints" / "step-000003"
+    assert sound_checkpoint(folder).unchecked == ()
     (older / "manifest.json").unlink()
     assert sound_checkpoint(folder).path == older
+    warning = "step-000003 has no manifest.json, so its files cannot be checked: it is read as it is"
+    assert sound_checkpoint(folder).unchecked == sound_checkpoint(older).unchecked == (warning,)
+    weights_of(folder)
+    assert [record.message for record in caplog.records] == [warning]
     (older / "training.pt").write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match=r"step-000003 cannot be read: "):
         load_checkpoint(older, policy, "cpu")  # pyright: ignore[reportArgumentType]

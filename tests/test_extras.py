@@ -14,12 +14,15 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from mmgrpo.cli import app
 from mmgrpo.config import RunConfig
 from mmgrpo.config.registry import REWARDS
 from mmgrpo.errors import MissingPackageError
 from mmgrpo.run.folder import make_accelerator
-from mmgrpo.system.extras import EXTRA_OF, is_installed, missing, required
+from mmgrpo.system import extras
+from mmgrpo.system.extras import EXTRA_OF, install_command, is_installed, missing, required
 
 ROOT = Path(__file__).parents[1]
 OUTSIDE = ROOT / "examples" / "own_policy"  # a project with a pyproject.toml of its own
@@ -115,15 +118,12 @@ def test_without_extras_everything_starts_and_each_reward_says_what_it_lacks() -
         *("detection", "edit_distance", "caption_score", "ocr_accuracy", "math_verify"),
     } & set(REWARDS)
     rewards, maths = (
-        f"pip install 'mmgrpo[{x}]', or in a clone uv run --extra {x} mmgrpo ..." for x in ("rewards", "math")
+        f"in {ROOT}, uv sync --inexact --extra {x}, or pip install -e '.[{x}]'" for x in ("rewards", "math")
     )
     assert said["detection"] == f"reward detection needs the package 'scipy': {rewards}"
     assert said["edit_distance"] == f"reward edit_distance needs the package 'rapidfuzz': {rewards}"
     assert said["math_verify"] == f"reward math_verify needs the package 'math_verify': {maths}"
-    assert {re.search(r"pip install (.*), or in a clone", line)[1] for line in said.values()} == {  # pyright: ignore[reportOptionalSubscript]
-        "'mmgrpo[rewards]'",
-        "'mmgrpo[math]'",
-    }
+    assert {re.search(r"--extra (\w+), or", line)[1] for line in said.values()} == {"rewards", "math"}  # pyright: ignore[reportOptionalSubscript]
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "trackio"])
@@ -132,12 +132,43 @@ def test_a_tracker_that_is_not_installed_is_an_error(tracker: str, monkeypatch: 
     assert not is_installed(tracker)
     with pytest.raises(MissingPackageError) as raised:
         make_accelerator(RunConfig.model_validate({"tracking": {"trackers": [tracker]}}))
-    said = f"tracking.trackers: {tracker} needs the package '{tracker}': pip install 'mmgrpo[trackers]', "
-    assert str(raised.value) == f"{said}or in a clone uv run --extra trackers mmgrpo ..."
+    assert str(raised.value) == (
+        f"tracking.trackers: {tracker} needs the package '{tracker}': in {ROOT}, uv sync --inexact --extra trackers, "
+        "or pip install -e '.[trackers]'"
+    )
+
+
+def test_outside_of_a_checkout_the_requirements_of_the_extra_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """mmgrpo is on no package index, so that ``pip install 'mmgrpo[math]'`` would find nothing."""
+    monkeypatch.setattr(extras, "CHECKOUT", Path("/nowhere"))
+    monkeypatch.setattr(
+        extras,
+        "requires",
+        lambda name: ["torch>=2.5", "math-verify>=0.8; extra == 'math'", "fastapi>=0.115; extra == 'serve'"],
+    )
+    assert install_command("math_verify") == "pip install 'math-verify>=0.8'"
+
+
+@pytest.mark.parametrize("command", [["train"], ["train", "--accelerate", "gpus"]])
+def test_a_missing_tracker_is_an_error_before_anything_is_loaded(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    name, *options = command
+    result = CliRunner().invoke(app, [name, "quickstart/digits-image", "tracking.trackers=[wandb]", *options])
+    assert result.exit_code == 2
+    assert "tracking.trackers: wandb needs the package 'wandb'" in " ".join(result.output.split())
+    assert "loading" not in result.output
+
+
+def test_the_image_of_docker_has_what_its_example_needs() -> None:
+    dockerfile = (ROOT / "docs/deploy/Dockerfile").read_text()
+    assert "mmgrpo train quickstart/digits-image" in dockerfile
+    assert {"rewards", "math", "trackers"} <= set(re.findall(r"--extra (\w+)", dockerfile)) <= set(EXTRAS)
 
 
 def test_a_package_of_no_extra_is_named_by_itself() -> None:
-    cure = "pip install easyocr, or in a clone uv run --with easyocr mmgrpo ..."
+    cure = "pip install easyocr, or in a checkout of mmgrpo uv run --with easyocr mmgrpo ..."
     assert str(missing("easyocr", "engine easyocr")) == f"engine easyocr needs the package 'easyocr': {cure}"
     with pytest.raises(MissingPackageError, match="a test needs the package 'no_such_package'"):
         required("no_such_package.inner", "a test")

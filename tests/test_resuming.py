@@ -331,6 +331,23 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path, whole: Trainer)
     assert torch.equal(weights(resumed), weights(whole))
 
 
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(
+    tmp_path: Path, whole: Trainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(whole.folder.path, folder)
+    (list_checkpoints(folder)[-1] / "manifest.json").unlink()
+    run(tmp_path, resume=folder, steps=5)
+    assert "step-000004 has no manifest.json, so its files cannot be checked" in capsys.readouterr().out
+    shutil.rmtree(folder / "checkpoints")
+    metrics = (folder / "metrics.jsonl").read_bytes()
+    with pytest.raises(
+        CheckpointError, match=r"copy has trained 5 step\(s\), and its checkpoints are gone: .* mmgrpo train"
+    ):
+        run(tmp_path, resume=folder)
+    assert (folder / "metrics.jsonl").read_bytes() == metrics
+
+
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint and holds none"):
         run(tmp_path, resume=tmp_path)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.console import PlainConsole
+from mmgrpo.system.extras import TRACKERS_KEY, require_installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,14 @@ SERIES = "series.yaml"
 """In the folder of a series: its configuration."""
 
 
-def settings_of(config: str, overrides: list[str] | None, *, computes: bool = True, trust: bool = False) -> RunConfig:
+def settings_of(
+    config: str,
+    overrides: list[str] | None,
+    *,
+    computes: bool = True,
+    trust: bool = False,
+    trains: bool = False,
+) -> RunConfig:
     """The configuration that a file, a shipped name, a run folder or a checkpoint names, with overrides over it.
 
     Args:
@@ -32,12 +40,14 @@ def settings_of(config: str, overrides: list[str] | None, *, computes: bool = Tr
         overrides: ``a.b=c``.
         computes: whether the command goes on to load libraries that compute, which are then settled first.
         trust: whether a run folder of others may name code and servers.
+        trains: whether the command trains, for which its trackers have to be installed.
 
     Returns:
         The configuration.
 
     Raises:
         ConfigError: there is none, it is malformed, or it is a stranger's run that is not trusted.
+        MissingPackageError: the command trains, and a tracker is not installed.
     """
     from mmgrpo.config.loading import load_config
 
@@ -47,6 +57,8 @@ def settings_of(config: str, overrides: list[str] | None, *, computes: bool = Tr
 
         require_trusted(Path(file), trust=trust)
     settings = load_config(file, overrides or [])
+    if trains:
+        require_installed(settings.tracking.trackers, TRACKERS_KEY)
     if computes:
         _say_loading(settings)
         _settle_libraries()
@@ -188,7 +200,9 @@ def resumed_settings(resume: Path, config: str | None, overrides: list[str], *, 
     if config is not None and "=" in config and not Path(config).is_file():
         config, overrides = None, [config, *overrides]
     named = config or str(config_of(resume))
-    settings = settings_of(named, overrides, computes=computes, trust=True)  # to train is to run what is named
+    settings = settings_of(
+        named, overrides, computes=computes, trust=True, trains=True
+    )  # to train is to run what is named
     return allowed_config(resume, settings).config  # what cannot be is said before a model is loaded
 
 
@@ -211,9 +225,9 @@ def judged_by(settings: RunConfig, checkpoint: Path | None, *, trust: bool = Fal
     A task that is after another draws what that one, at the same checkpoint, would have shown it. None on all processes
     but the main one.
     """
-    from accelerate import Accelerator
-
+    from mmgrpo.config import TrackingConfig
     from mmgrpo.data.prompts import load_prompts_of
+    from mmgrpo.run.folder import make_accelerator
     from mmgrpo.run.processes import Job
     from mmgrpo.scoring import Scorer
     from mmgrpo.train.build import build_rewards, exchange_plan
@@ -223,9 +237,10 @@ def judged_by(settings: RunConfig, checkpoint: Path | None, *, trust: bool = Fal
     assert config is not None
     judges = Scorer(build_rewards(config.rewards or settings.rewards), max_failure_frac=1.0)
     prompts = load_prompts_of(config.prompts, key="evaluation.prompts", note=settings.note)
+    job = Job(make_accelerator(settings.model_copy(update={"tracking": TrackingConfig()})))  # chooses the GPU: first
     policy, plan = policy_of(settings, checkpoint), exchange_plan(settings)
     show = _shown_by(settings, checkpoint, trust=trust)
-    return evaluate(policy, prompts, judges, config, Job(Accelerator()), plan=plan, show=show)
+    return evaluate(policy, prompts, judges, config, job, plan=plan, show=show)
 
 
 def _shown_by(

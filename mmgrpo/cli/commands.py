@@ -93,7 +93,7 @@ def train(
             if resume is not None and not is_series(resume):  # what is wrong is said once, and not by each process
                 resumed_settings(resume, config, overrides or [], computes=False)
             elif resume is None and config is not None:
-                settings_of(config, overrides, computes=False, trust=trust)
+                settings_of(config, overrides, computes=False, trust=trust, trains=True)
             again = [*([config] if config else []), *(overrides or []), *(["--resume", str(resume)] if resume else [])]
             launch(accelerate, [*again, *(["--trust"] if trust else [])], processes=processes)
         if processes is not None:
@@ -107,7 +107,7 @@ def train(
         elif config is None:
             raise ConfigError("train needs a configuration (a YAML file or a shipped name), or --resume RUN")
         else:
-            settings = settings_of(config, overrides, trust=trust)
+            settings = settings_of(config, overrides, trust=trust, trains=True)
             ended = train_series(settings, console.say) if settings.runs else train_one(settings)
         if ended.main:
             console.say(f"report: {ended.run / 'report.html'}")

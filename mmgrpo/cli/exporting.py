@@ -119,7 +119,11 @@ def _write_whole(settings: RunConfig, checkpoint: Path, directory: Path, dtype: 
 
     policy = policy_of(settings, checkpoint)
     if not isinstance(policy, Exporting):
-        raise ConfigError(f"{type(policy).__name__} says of no library that it would read its model whole")
+        raise ConfigError(
+            f"{type(policy).__name__} has no method export(directory, dtype=...), so its model cannot be written as a "
+            "whole: add one that writes the files of your library (mmgrpo.policy.Exporting), or use the checkpoint: "
+            f"its policy/ is what {type(policy).__name__}.save wrote, and mmgrpo sample and evaluate take the run"
+        )
     policy.export(directory, dtype=dtype)
 
 

@@ -79,7 +79,7 @@ def _file(name: str) -> Path:
 
 def _settings(file: Path) -> Mapping[str, Any]:
     try:
-        found = parsed_yaml(file.read_text())
+        found = parsed_yaml(file.read_text(encoding="utf-8"))
         return found if isinstance(found, Mapping) else {}
     except (YamlError, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--accelerate {file}: {error}; accelerate config writes such a file") from error

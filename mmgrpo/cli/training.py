@@ -83,7 +83,7 @@ def resume_series(folder: Path, overrides: list[str], say: Callable[[str], None]
             f"a series goes on as it began, without {', '.join(overrides)}; for one run of it, resume that"
         )
     folder = folder.absolute()  # as the runs were told of each other
-    settings = settings_of(str(folder / SERIES), [])
+    settings = settings_of(str(folder / SERIES), [], trains=True)
     with _accelerator(settings, is_new=False) as accelerator:
         return _trained_in_turn(settings, folder, accelerator, say)
 

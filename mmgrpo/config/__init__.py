@@ -15,7 +15,7 @@ from mmgrpo.config.objective import ForeignConfig, ObjectiveConfig, TermConfig
 from mmgrpo.config.prompts import PromptsConfig, ReadingConfig, SourceConfig
 from mmgrpo.config.references import ReferenceConfig
 from mmgrpo.config.registry import decides
-from mmgrpo.config.rewards import Closed, GateConfig, RewardConfig, gate_order
+from mmgrpo.config.rewards import Closed, GateConfig, RewardConfig, RewardList, gate_order
 from mmgrpo.config.runtime import RuntimeConfig
 from mmgrpo.config.sections import Named, Section, unknown_keys
 from mmgrpo.config.series import SeriesRun
@@ -182,7 +182,7 @@ class EvaluationConfig(Section):
     """Held-out prompts with fixed seeds, judged by rewards that are not trained on."""
 
     prompts: PromptsConfig = Field(description="as the section prompts, of one source; shuffle has no effect")
-    rewards: tuple[RewardConfig, ...] = Field(default=(), description="empty: the training rewards")
+    rewards: RewardList = Field(default=(), description="empty: the training rewards")
     every: int = Field(
         default=10, ge=1, description="steps between evaluations; the first and the last are always evaluated"
     )
@@ -252,7 +252,7 @@ class RunConfig(Section):
         default=None, description="a registered adapter with its settings; not needed for a live policy"
     )
     prompts: PromptsConfig | None = None
-    rewards: tuple[RewardConfig, ...] = ()
+    rewards: RewardList = ()
     max_reward_failure_frac: float = Field(
         default=0.25, ge=0, le=1, description="share of a call's samples a reward may fail on before the run stops"
     )

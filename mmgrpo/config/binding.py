@@ -87,12 +87,9 @@ def build_objective(config: ObjectiveConfig) -> Objective:
     if config.surrogate is not None:
         surrogate = bound("objective.surrogate", SURROGATES, config.surrogate)
     modulations = _labeled(config.modulations, "objective.modulations", MODULATIONS, Modulation)
-    if config.surrogate and surrogate and any(one.bounds for one in modulations) and not takes(surrogate, "low"):
-        said = ", ".join(named.name for named, one in zip(config.modulations, modulations, strict=True) if one.bounds)
-        raise ConfigError(
-            f"objective.modulations: {said} says how far a ratio may go, and the surrogate {config.surrogate.name} has "
-            "no such bounds; use one that has, such as clipped, or leave it out"
-        )
+    if config.surrogate and surrogate and any(one.bounds for one in modulations):
+        bounding = [m.name for m, one in zip(config.modulations, modulations, strict=True) if one.bounds]
+        _require_bounds(config.surrogate.name, surrogate, bounding)
     return Objective(
         surrogate=surrogate,
         aggregate=bound("objective.aggregate", AGGREGATES, config.aggregate),
@@ -111,6 +108,17 @@ def build_objective(config: ObjectiveConfig) -> Objective:
         further=tuple(_term(term) for term in config.terms),
         foreign=None if config.foreign is None else _foreign(config.foreign),
     )
+
+
+def _require_bounds(name: str, surrogate: Callable[..., Any], modulations: Sequence[str]) -> None:
+    """Raises ConfigError for a surrogate without the keywords ``low`` and ``high``, which modulations set."""
+    missing = [bound_name for bound_name in ("low", "high") if not takes(surrogate, bound_name)]
+    if missing:
+        raise ConfigError(
+            f"objective.modulations: {', '.join(modulations)} sets how far a ratio may go, and the surrogate {name} "
+            f"has no such bounds: it takes no {' and no '.join(missing)}; use one that does, such as clipped (own: "
+            "def surrogate(..., *, low: float = 0.2, high: float = 0.2)), or leave the modulation out"
+        )
 
 
 def views_read(config: RunConfig) -> dict[str, str]:

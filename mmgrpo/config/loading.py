@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
@@ -45,6 +46,10 @@ NAMED_FUNCTIONS = (
     "prompts.sampler",
 )
 """Keys of a function with its numbers, of which a method may state the name and a run a number."""
+
+
+MAX_FILES, MAX_ENTRIES = 5, 1000
+"""Files that an error lists, and entries of a folder that it looks at."""
 
 
 def load_config(
@@ -120,7 +125,7 @@ def find_config(name: str | Path, beside: Path | None = None) -> Path:
         An existing file.
 
     Raises:
-        ConfigError: there is none; the nearest shipped names are listed.
+        ConfigError: there is none; the nearest files of its folder and the nearest shipped names are listed.
     """
     roots = [Path(), CONFIGS] if beside is None else [beside, Path(), CONFIGS]
     for root in roots:
@@ -130,7 +135,39 @@ def find_config(name: str | Path, beside: Path | None = None) -> Path:
     of_others = packaged()
     if str(name) in of_others:
         return _path_at(of_others[str(name)])
-    raise ConfigError(f"no configuration {str(name)!r}{suggestion(str(name), [*shipped(), *of_others])}")
+    raise ConfigError(_no_configuration(str(name), beside, [*shipped(), *of_others]))
+
+
+def _no_configuration(name: str, beside: Path | None, shipped_names: Sequence[str]) -> str:
+    """The message for a name of nothing: what was looked for, and the few names nearest to it, files first."""
+    folder = (beside or Path()) / Path(name).parent
+    files = [str(Path(name).parent / entry) for entry in _configurations_in(folder)]
+    near = [*_nearest(name, files), *_nearest(name, shipped_names)]
+    message = f"no configuration {name!r:.200}: there is no such file, run folder or shipped name"
+    if near:
+        return f"{message}; did you mean {' or '.join(near)}?"
+    here = f"; {folder if str(folder) != '.' else 'this folder'} has {', '.join(files[:MAX_FILES])}" if files else ""
+    return f"{message}{here}; mmgrpo recipes and mmgrpo methods list the shipped ones"
+
+
+def _nearest(name: str, names: Sequence[str]) -> list[str]:
+    """At most three names that a typing error may stand for; of a name without a folder, also within folders."""
+    wanted = name[:200].lower().removesuffix(".yaml")
+    by_key = {one.lower().removesuffix(".yaml"): one for one in reversed(names)}
+    near = difflib.get_close_matches(wanted, by_key, n=3, cutoff=0.75)
+    if not near and "/" not in wanted:
+        by_key = {key.rpartition("/")[2]: one for key, one in by_key.items()}
+        near = difflib.get_close_matches(wanted, by_key, n=3, cutoff=0.75)
+    return [by_key[key] for key in near]
+
+
+def _configurations_in(folder: Path) -> list[str]:
+    """Names of the YAML files and run folders of a folder."""
+    try:
+        entries = sorted(folder.iterdir())[:MAX_ENTRIES]
+        return [entry.name for entry in entries if entry.suffix in (".yaml", ".yml") or _is_file(entry / "config.yaml")]
+    except OSError:
+        return []
 
 
 def packaged() -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -65,6 +65,11 @@ class PromptsConfig(ReadingConfig):
     sampler: Named | None = Field(
         default=None, description="which prompts a step takes, by what is remembered of them; null: as shuffle says"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_source(cls, value: Any) -> Any:
+        return {"source": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _one_way(self) -> PromptsConfig:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from mmgrpo.errors import UnknownNameError
+from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.policy import Scheduled
 from mmgrpo.system.declared import declared
 from mmgrpo.system.targets import import_attribute, is_own, own_attribute
@@ -212,6 +212,21 @@ def settings_type(policy: str) -> Any:
     if policy in known:
         return import_attribute(known[policy])
     return getattr(resolve("policies", policy), "settings_type", None)
+
+
+def policy_class(policy: str) -> Any:
+    """The class of a policy that a YAML file names.
+
+    Raises ConfigError if it cannot be built from its settings: ``train`` and ``explain`` both ask here.
+    """
+    adapter = resolve("policies", policy)
+    missing = [name for name in ("from_config", "settings_type") if getattr(adapter, name, None) is None]
+    if missing:
+        raise ConfigError(
+            f"policy ({policy}) cannot be built from YAML: it has no {' and no '.join(missing)}; "
+            "add them (see docs/own-policy.md), or give mmgrpo.Trainer a live one"
+        )
+    return adapter
 
 
 def outline_of(policy: str) -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from mmgrpo.config.sections import Named, Section
 from mmgrpo.errors import ConfigError
@@ -117,6 +117,15 @@ def no_verifier(labels: Sequence[str]) -> str:
         f"a verifier, a reward that scores answers, and rewards: has {', '.join(labels) or 'none'}: add one, for "
         "example {name: exact_match}, or state verifier: true at the reward that is one"
     )
+
+
+def listed_rewards(value: Any) -> Any:
+    """A bare name, or a mapping with a name, as the list of one reward that it stands for; anything else as it is."""
+    return [value] if isinstance(value, str) or (isinstance(value, Mapping) and "name" in value) else value
+
+
+RewardList = Annotated[tuple[RewardConfig, ...], BeforeValidator(listed_rewards)]
+"""Rewards of a run or of an evaluation; of a single one its name will do."""
 
 
 def gate_order(names: Sequence[str], gates: Mapping[str, str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +18,30 @@ NAMED = ("policy", "window", "tree", "scale", "combine", "surrogate", "bound", "
 
 MAX_NAMED = 8
 """Wrong keys that one message explains."""
+
+KINDS = {
+    "tuple": "a list, such as [a, b]",
+    "list": "a list, such as [a, b]",
+    "dictionary": "a mapping, such as {key: value}",
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+    "boolean": "true or false",
+}
+"""What pydantic names a valid tuple, dictionary, ..., in words of YAML."""
+
+EXAMPLES = {
+    "rewards": "[{name: exact_match}]",
+    "prompts": "{source: prompts.jsonl}",
+    "policy": "{name: language, model: PATH}",
+    "evaluation": "{prompts: {source: held_out.jsonl}}",
+}
+"""What sections of several keys look like."""
+
+INCLUDE = (
+    "include is a key of YAML files, which are merged under the file that names them; write it into a file, for "
+    "example include: [run.yaml, methods/dapo], and name that file (in Python: load_config(FILE))"
+)
 
 RENAMED = {"objective.recentre": "objective.normalise_ratio"}
 """Keys of earlier versions, with what took their place."""
@@ -39,6 +64,9 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
         if problem["type"] == "extra_forbidden":
             owner = _model_at(model, problem["loc"][:-1])
             known = owner.model_fields if owner else {}
+            if where == "include":
+                lines.append(INCLUDE)
+                continue
             now = f"; it is now {RENAMED[where]}" if where in RENAMED else suggestion(str(problem["loc"][-1]), known)
             lines.append(f"unknown key {where!r}{now}")
         elif where == "policy.name" and problem["type"] == "missing":
@@ -47,9 +75,23 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
                 "...}, or lay a file without one over a model, model first: include: [models/NAME, ...]"
             )
         else:
-            lines.append(f"{where or 'configuration'}: {problem['msg'].removeprefix('Value error, ')}")
+            lines.append(f"{where or 'configuration'}: {_plain_message(problem, where)}")
     more = [f"and {len(problems) - MAX_NAMED} more"] if len(problems) > MAX_NAMED else []
     return "; ".join([*lines, *more])
+
+
+def _plain_message(problem: Mapping[str, Any], where: str) -> str:
+    """What pydantic objects to, in words of YAML, with the value and an example of what to write."""
+    message = problem["msg"].removeprefix("Value error, ")
+    if message == "Field required":
+        return "is missing"
+    if not message.startswith("Input should be"):
+        return message
+    match = re.match(r"Input should be an? valid (\w+)", message)
+    wanted = KINDS.get(match[1], match[1]) if match else message.removeprefix("Input should be ")
+    if where in EXAMPLES:
+        wanted = f"{wanted.partition(', such as')[0]}, such as {where}={EXAMPLES[where]}"
+    return f"must be {wanted}; got {problem['input']!r:.80}"
 
 
 def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel] | None:
@@ -80,6 +122,8 @@ def set_value(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
         inner = values.get(part)
         if isinstance(inner, str) and part in NAMED:
             inner = {"name": inner}
+        elif isinstance(inner, str) and part == "prompts":
+            inner = {"source": inner}
         if isinstance(inner, list) and path[path.index(part) + 1].isdigit():
             raise UnknownNameError(f"cannot override inside the list {part!r}; give the whole list: {part}=[...]")
         values[part] = dict(inner) if isinstance(inner, dict) else {}

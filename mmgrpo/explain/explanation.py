@@ -15,7 +15,7 @@ from mmgrpo.config.binding import build_objective, build_planner, require_credit
 from mmgrpo.config.idle import idle_mechanisms
 from mmgrpo.config.needs import require_needs
 from mmgrpo.config.numbers import bound, named_in
-from mmgrpo.config.registry import is_scheduled, settings_type
+from mmgrpo.config.registry import is_scheduled, names, policy_class, settings_type
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.auxiliary import auxiliary_rows
@@ -383,6 +383,8 @@ def _schedule_settings(config: RunConfig) -> Mapping[str, Any] | None:
 
 def _settings(policy: Named) -> Any:
     """The settings of a policy, defaults included; None for an adapter that declares no type of them."""
+    if policy.name not in names("settings"):  # one of the user's own, which is imported to be asked
+        policy_class(policy.name)
     kind = settings_type(policy.name)
     if kind is None:
         return None

@@ -28,7 +28,7 @@ from mmgrpo.policy import Policy
 from mmgrpo.run.parts import with_stored, without_pieces
 from mmgrpo.run.processes import Job
 from mmgrpo.shards import read_shards, write_shard, writer_of
-from mmgrpo.system.files import remove_folder, replace_folder, sync, sync_tree
+from mmgrpo.system.files import full_disk, remove_folder, replace_folder, sync, sync_tree
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,13 @@ class SoundCheckpoint:
 
     path: Path
     damaged: tuple[str, ...] = ()
+
+    @property
+    def unchecked(self) -> tuple[str, ...]:
+        """A warning where it has no manifest, so that nothing shows whether its files are whole; else nothing."""
+        if (self.path / MANIFEST).exists():
+            return ()
+        return (f"{self.path.name} has no {MANIFEST}, so its files cannot be checked: it is read as it is",)
 
 
 def save_checkpoint(
@@ -159,7 +166,8 @@ def _writing(checkpoint: Path, do: Callable[[], T]) -> T:
         if isinstance(error, MmgrpoError) or not _is_of_the_system(error):
             raise
         raise OutputError(
-            f"the checkpoint {checkpoint} cannot be written: {error}; those there are stay as they are"
+            f"the checkpoint {checkpoint} cannot be written: {error}{full_disk(checkpoint)}; those there are stay as "
+            "they are"
         ) from error
 
 
@@ -285,8 +293,10 @@ def checkpoint_steps(run: Path) -> list[int]:
 def weights_of(path: Path) -> Path:
     """The weights to use of a run folder or checkpoint: the averaged ones, as its evaluations do, if it has them."""
     found = sound_checkpoint(path)
-    for said in found.damaged:
-        logger.warning("%s; the weights are those of %s", said, found.path.name)
+    for fault in found.damaged:
+        logger.warning("%s; the weights are those of %s", fault, found.path.name)
+    for warning in found.unchecked:
+        logger.warning("%s", warning)
     average = found.path / "average"
     return average if average.is_dir() else found.path / "policy"
 

@@ -16,8 +16,8 @@ from mmgrpo.config.parts import singles_of
 from mmgrpo.config.registry import settings_type
 from mmgrpo.config.tasks import TASK_NAME
 from mmgrpo.errors import CheckpointError, ConfigError
-from mmgrpo.run.checkpoint import Place, is_checkpoint, list_checkpoints, sound_checkpoint, weights_of
-from mmgrpo.run.folder import CONFIG
+from mmgrpo.run.checkpoint import FOLDER, Place, is_checkpoint, list_checkpoints, sound_checkpoint, weights_of
+from mmgrpo.run.folder import CONFIG, has_ended
 from mmgrpo.run.sharding import launch_flags
 from mmgrpo.system.files import read_lines
 
@@ -142,7 +142,7 @@ def plan_resumption(path: Path, config: RunConfig) -> Resumption:
         How the run goes on.
 
     Raises:
-        CheckpointError: there is no run or no sound checkpoint.
+        CheckpointError: there is no run or no sound checkpoint, or those that the run wrote are gone.
         ConfigError: the configuration changes what a run must keep.
     """
     folder = run_of(path)
@@ -151,11 +151,13 @@ def plan_resumption(path: Path, config: RunConfig) -> Resumption:
     begun = list_checkpoints(folder)
     if not begun and path.absolute() == folder and (folder / CONFIG).is_file():
         checkpoint = None
-        notes.append("there is no checkpoint yet: beginning again")
+        num_steps = _require_nothing_lost(folder)
+        again = f"; the {num_steps} logged step(s) are taken again" if num_steps else ""
+        notes.append(f"there is no checkpoint yet: beginning again{again}")
     else:
         found = sound_checkpoint(path.absolute())
         checkpoint = found.path
-        notes += found.damaged
+        notes += [*found.damaged, *found.unchecked]
     return Resumption(
         folder=folder,
         checkpoint=checkpoint,
@@ -163,6 +165,29 @@ def plan_resumption(path: Path, config: RunConfig) -> Resumption:
         changes=wanted.changes,
         notes=tuple(notes),
     )
+
+
+def _require_nothing_lost(folder: Path) -> int:
+    """Steps that a run without a checkpoint has logged.
+
+    Raises CheckpointError if it trained past the first place where it writes one, so that its checkpoints are gone.
+    """
+    config = load_config(folder / CONFIG)
+    steps, warmup_steps = (_last_step(folder / name) for name in ("metrics.jsonl", "warmup.jsonl"))
+    every, warmup_every = config.checkpoint.every, config.checkpoint.warmup_every
+    past_step = steps > 0 and (has_ended(folder) or config.warmup is not None or (every is not None and steps > every))
+    past_warmup = config.warmup is not None and warmup_every is not None and warmup_steps > warmup_every
+    if past_step or past_warmup:
+        trained = f"{steps} step(s)" if steps else f"{warmup_steps} warm-up step(s)"
+        raise CheckpointError(
+            f"{folder} has trained {trained}, and its checkpoints are gone: there is nothing to resume from. Put them "
+            f"back into {folder / FOLDER}, or start a new run: mmgrpo train {shlex.quote(str(folder / CONFIG))}"
+        )
+    return steps
+
+
+def _last_step(file: Path) -> int:
+    return max((row["step"] for row in read_lines(file).rows if isinstance(row.get("step"), int)), default=0)
 
 
 @dataclass(frozen=True, slots=True)

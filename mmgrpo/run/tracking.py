@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,11 +14,37 @@ from typing import Any, final
 from accelerate import Accelerator
 
 from mmgrpo.config import RunConfig
+from mmgrpo.system.files import replace_text
 
 logger = logging.getLogger(__name__)
 
 PAUSE_S, MAX_PAUSE_S = 30.0, 900.0
 """How long one that failed is left alone at first, and at most: a call of one that is down may take minutes."""
+
+
+WANDB_ID = "wandb-id.txt"
+"""The file of a run folder with the id of its run at wandb."""
+
+
+def wandb_settings(config: RunConfig, folder: Path) -> dict[str, str]:
+    """Arguments of ``wandb.init``: a run that resumes continues its own run there, by an id that its folder keeps.
+
+    Args:
+        config: of the run.
+        folder: of the run, into which the id is written the first time.
+
+    Returns:
+        Name, folder, id and how to resume.
+
+    Raises:
+        OutputError: the id cannot be written.
+    """
+    file = folder / WANDB_ID
+    run_id = os.environ.get("WANDB_RUN_ID") or (file.read_text(encoding="utf-8").strip() if file.is_file() else "")
+    if not run_id:
+        run_id = secrets.token_hex(4)
+        replace_text(file, run_id)
+    return {"name": config.name, "dir": os.environ.get("WANDB_DIR", str(folder)), "id": run_id, "resume": "allow"}
 
 
 @dataclass(slots=True)
@@ -57,8 +84,9 @@ class Trackers:
             folder: of the run, where trackers put files of their own.
         """
         flat = {key: str(value) for key, value in config.model_dump(mode="json").items()}
-        wandb = {"name": config.name, "dir": os.environ.get("WANDB_DIR", str(folder))}
         accelerator = self._accelerator
+        uses_wandb = accelerator.is_main_process and "wandb" in config.tracking.trackers
+        wandb = wandb_settings(config, folder) if uses_wandb else {}
         accelerator.project_configuration.logging_dir = str(folder)
         asked, begun = accelerator.log_with, []
         for one in asked:  # one by one: the first that raises would keep the others from beginning

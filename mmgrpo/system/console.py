@@ -70,9 +70,44 @@ def page(markdown: str) -> Markdown:
     return found
 
 
+def make_encodable(*streams: Any) -> None:
+    r"""Lets a text stream write a character that its encoding lacks as its code, such as ``\xb1``, not raise.
+
+    Args:
+        *streams: such as ``sys.stdout``; those that are not open, or do not let that be set, stay as they are.
+    """
+    for stream in streams:
+        if getattr(stream, "errors", None) == "strict" and callable(getattr(stream, "reconfigure", None)):
+            stream.reconfigure(errors="backslashreplace")
+
+
+@final
+class EncodableStream:
+    """A stream of another class than Python's own, whose characters that cannot be encoded are written as codes."""
+
+    def __init__(self, stream: Any) -> None:
+        """Wraps it.
+
+        Args:
+            stream: has ``write`` and ``flush``.
+        """
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        """Anything else is the stream's."""
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Writes a text; returns the number of characters that the stream took."""
+        try:
+            return self._stream.write(text)
+        except UnicodeEncodeError:
+            return self._stream.write(text.encode("ascii", "backslashreplace").decode("ascii"))
+
+
 @final
 class PlainConsole(Console):
-    """A console to which a string is text, in tables and titles too."""
+    """A console to which a string is text, in tables and titles too; no encoding of its stream raises an error."""
 
     def __init__(self, *, stderr: bool = False, quiet: bool = False) -> None:
         """Opens it.
@@ -82,6 +117,17 @@ class PlainConsole(Console):
             quiet: writes nothing.
         """
         super().__init__(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
+
+    @property
+    def file(self) -> Any:
+        """The stream to write to, which is looked up anew for each text."""
+        stream = super().file
+        make_encodable(stream)
+        return stream if hasattr(stream, "reconfigure") else EncodableStream(stream)
+
+    @file.setter
+    def file(self, new_file: Any) -> None:
+        self._file = new_file
 
     def render_str(self, text: str, **options: Any) -> Text:
         """The string as text without control characters; rich asks for it wherever a string is printed."""
@@ -129,7 +175,8 @@ class PlainFormatter(logging.Formatter):
 
 
 def log_plainly() -> None:
-    """Makes warnings that no other handler takes go to the terminal as text."""
+    """Makes warnings that no other handler takes go to the terminal as text, in whatever encoding it has."""
+    make_encodable(sys.stdout, sys.stderr)
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(PlainFormatter())
 

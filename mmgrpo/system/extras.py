@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from mmgrpo.errors import MissingPackageError
@@ -31,6 +34,13 @@ EXTRA_OF: Mapping[str, str] = {
 """Module -> the extra of this package that brings it; what is not here comes with every install."""
 
 
+TRACKERS_KEY = "tracking.trackers"
+"""The setting that names trackers, each of which is a package."""
+
+CHECKOUT = Path(__file__).parents[2]
+"""The checkout that mmgrpo is imported from, if it has a pyproject.toml; else the folder of installed packages."""
+
+
 def missing(package: str, wanted_by: str) -> MissingPackageError:
     """The error that says what needs a package and how to install it.
 
@@ -41,10 +51,44 @@ def missing(package: str, wanted_by: str) -> MissingPackageError:
     Returns:
         The error, to be raised.
     """
+    return MissingPackageError(f"{wanted_by} needs the package {package!r}: {install_command(package)}")
+
+
+def install_command(package: str) -> str:
+    """What installs an optional package into this installation of mmgrpo, which is on no package index.
+
+    Args:
+        package: top-level name of the module.
+
+    Returns:
+        Of a package of an extra: the commands for the checkout that mmgrpo is imported from; where it is not imported
+        from a checkout, pip with the requirements of that extra. Of any other package: pip with its name.
+    """
     extra = EXTRA_OF.get(package)
-    what, option = (f"'mmgrpo[{extra}]'", f"--extra {extra}") if extra else (package, f"--with {package}")
-    cure = f"pip install {what}, or in a clone uv run {option} mmgrpo ..."
-    return MissingPackageError(f"{wanted_by} needs the package {package!r}: {cure}")
+    if extra is None:
+        return f"pip install {package}, or in a checkout of mmgrpo uv run --with {package} mmgrpo ..."
+    if (CHECKOUT / "pyproject.toml").is_file():
+        return f"in {CHECKOUT}, uv sync --inexact --extra {extra}, or pip install -e '.[{extra}]'"
+    return f"pip install {' '.join(_requirements(extra))}"
+
+
+def _requirements(extra: str) -> list[str]:
+    """The requirements of an extra, quoted for a shell, as the metadata of the installed package has them."""
+    try:
+        listed = requires("mmgrpo") or []
+    except PackageNotFoundError:
+        listed = []
+    parted = [requirement.partition(";") for requirement in listed]
+    return [
+        shlex.quote(name.strip()) for name, _, marker in parted if f"extra == '{extra}'" in marker.replace('"', "'")
+    ]
+
+
+def require_installed(packages: Iterable[str], wanted_by: str) -> None:
+    """Raises MissingPackageError for the first of these modules that is not installed; imports none of them."""
+    for package in packages:
+        if not is_installed(package):
+            raise missing(package, f"{wanted_by}: {package}")
 
 
 def required(module: str, wanted_by: str) -> Any:

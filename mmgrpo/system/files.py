@@ -27,6 +27,22 @@ class Lines:
     num_dropped: int = 0
 
 
+FULL_BYTES = 16 * 2**20
+"""A disk with less than this is full: what could not be written was more."""
+
+
+def full_disk(path: Path) -> str:
+    """What to add to an error of writing a path: that its disk is full and what to do; empty where it is not.
+
+    torch and safetensors do not say so themselves ("file write failed").
+    """
+    folder = next(parent for parent in (path, *path.parents) if parent.is_dir())
+    free = shutil.disk_usage(folder).free
+    if free >= FULL_BYTES:
+        return ""
+    return f" (the disk of {folder} is full, {free / 2**20:.1f} MiB free: make room, or set output=FOLDER on another)"
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """What the system refuses within is an OutputError that names the path and a cure."""

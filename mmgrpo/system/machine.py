@@ -52,7 +52,8 @@ def commit(package: Path) -> str | None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=10)
+        command = ["git", "-C", folder, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

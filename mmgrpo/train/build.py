@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from mmgrpo.config import RewardConfig, RunConfig
 from mmgrpo.config.binding import build_objective, tree_of, window_at
 from mmgrpo.config.numbers import bound
-from mmgrpo.config.registry import names, resolve
+from mmgrpo.config.registry import names, policy_class, resolve
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.data.contexts import CONTEXTS
 from mmgrpo.data.history import Context
@@ -57,13 +57,7 @@ def build_policy(config: RunConfig, device: str | torch.device) -> Policy:
         raise ConfigError(
             "the configuration has no policy: section; name an adapter, for example policy: {name: denoising}"
         )
-    adapter = resolve("policies", config.policy.name)
-    missing = [name for name in ("from_config", "settings_type") if getattr(adapter, name, None) is None]
-    if missing:
-        raise ConfigError(
-            f"policy ({config.policy.name}) cannot be built from YAML: it has no {' and no '.join(missing)}; "
-            "add them (see docs/design.md), or give mmgrpo.Trainer a live one"
-        )
+    adapter = policy_class(config.policy.name)
     try:
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)  # fresh adapters are a function of the run's seed

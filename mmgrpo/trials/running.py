@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Lock
 from types import FrameType
 from typing import final
@@ -16,7 +17,11 @@ from typing import final
 from mmgrpo.report.numbers import duration
 from mmgrpo.run.folder import has_ended
 from mmgrpo.run.stopping import TERMINATING
+from mmgrpo.system.console import brief
 from mmgrpo.trials.plan import Comparison, Trial
+
+LOG_TAIL = 20_000
+"""Bytes at the end of a log in which the reason of a failure is looked for."""
 
 
 @final
@@ -49,6 +54,7 @@ class Carrying:
         self._running: set[subprocess.Popen[bytes]] = set()
         self._lock = Lock()
         self._is_told = False
+        self._reasons: dict[str, str] = {}
 
     def carry_out(self, comparison: Comparison) -> list[Trial]:
         """Runs what is left of a comparison: the warm-ups, then everything else.
@@ -82,7 +88,7 @@ class Carrying:
                     is_whole = has_ended(trial.folder)
                     failed += [] if is_whole else [trial]
                     left_s = (time.perf_counter() - began) / done * (len(trials) - done)
-                    ended = f"{duration(took_s)}" if is_whole else f"failed; see {trial.log}"
+                    ended = f"{duration(took_s)}" if is_whole else self._failure(trial)
                     more = f"; about {duration(left_s)} left" if done < len(trials) else ""
                     self._say(f"{trial.name} ({done} of {len(trials)}): {ended}{more}")
             except BaseException:
@@ -93,6 +99,14 @@ class Carrying:
                 self._say("cut off: what ran keeps a checkpoint, and the same command goes on from here")
                 raise
         return failed
+
+    def _failure(self, trial: Trial) -> str:
+        """How a run failed: the reason in full the first time, and for the same reason again the run that had it."""
+        reason = failure_reason(trial.log)
+        first = self._reasons.setdefault(reason, trial.name)
+        return (
+            f"failed: {reason} (log: {trial.log})" if first == trial.name else f"failed as {first} did; see {trial.log}"
+        )
 
     def _one(self, trial: Trial) -> float:
         began = time.perf_counter()
@@ -115,6 +129,18 @@ class Carrying:
         with self._lock:
             for process in self._running:
                 process.terminate()
+
+
+def failure_reason(log: Path) -> str:
+    """What a failed run wrote last of why: the line of its error, else the last line of its log."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LOG_TAIL))
+            lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    except OSError as error:
+        return f"its log cannot be read ({error.strerror or error})"
+    errors = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
+    return brief((errors or lines or ["it wrote nothing"])[-1])
 
 
 @contextmanager

@@ -54,7 +54,7 @@ class OcrAccuracy:
     distance is divided by the longer of the two. Of a video ``frames`` are read, and the mean is taken.
 
     Settings: ``engine`` is rapidocr (its wheel carries its models, nothing is fetched), pytesseract (needs the program
-    tesseract; ``pip install 'mmgrpo[ocr]'`` has both), easyocr (fetches its weights), or ``python:module:function``, a
+    tesseract; the extra ``ocr`` has both), easyocr (fetches its weights), or ``python:module:function``, a
     function from a PIL image to the text in it. ``languages`` are the engine's own codes; none leaves it its own
     default: rapidocr reads Latin, Chinese and Japanese script with one model, the others English. ``device`` is used by
     easyocr, and by rapidocr with the package onnxruntime-gpu; pictures are read one by one.

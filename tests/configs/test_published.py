@@ -167,7 +167,7 @@ def test_asking_for_what_is_not_there_is_an_error(values: dict[str, Any], write:
             {"update": {"learning_rate": 1.0}, "model": "x"},
             "no key of the configuration is update.learning_rate, model",
         ),
-        (3, "published: Input should be a valid dictionary"),
+        (3, "published: must be a mapping, such as {key: value}; got 3"),
     ],
 )
 def test_published_values_are_those_of_keys_that_exist(published: Any, said: str) -> None:

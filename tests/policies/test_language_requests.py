@@ -93,7 +93,7 @@ def test_settings_that_a_rollout_has_not_are_named() -> None:
     policy = policy_of("llama")
     with pytest.raises(ConfigError, match=r"no setting 'strength' of its own; it takes temperature, top_k"):
         rollout_of(policy, settings={"strength": 0.3})
-    with pytest.raises(ConfigError, match="temperature: Input should be greater than 0"):
+    with pytest.raises(ConfigError, match="temperature: must be greater than 0"):
         rollout_of(policy, settings={"temperature": 0})
 
 

@@ -1,0 +1,193 @@
+"""Wrong input gets a message in plain words that names what came, what is allowed and what to write."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import Tensor
+from typer.testing import CliRunner
+
+from mmgrpo.cli import app
+from mmgrpo.cli.exporting import _write_whole
+from mmgrpo.config import RunConfig
+from mmgrpo.config.binding import build_objective
+from mmgrpo.config.loading import load_config, validated
+from mmgrpo.errors import ConfigError
+from mmgrpo.explain.explanation import explanation
+from mmgrpo.run.tracking import wandb_settings
+from mmgrpo.system import files
+from mmgrpo.system.console import EncodableStream, PlainConsole
+from mmgrpo.system.files import full_disk
+from mmgrpo.train.build import build_policy
+from mmgrpo.trials.running import Carrying, failure_reason
+
+DIGITS = "quickstart/digits-image"
+
+
+def error_of(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == 2, result.output
+    return " ".join(result.output.split())
+
+
+class UnbuildablePolicy:
+    """A class with no from_config."""
+
+    settings_type = RunConfig
+
+
+def surrogate_without_bounds(log_ratio: Tensor, advantage: Tensor, *, low: float = 0.2) -> Tensor:
+    """loss = -r A."""
+    return -(log_ratio.exp() * advantage) + 0 * low
+
+
+def test_a_mistyped_file_name_is_answered_by_the_files_near_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_geometry.yaml").write_text("steps: 1\n")
+    (tmp_path / "runs" / "digits-3").mkdir(parents=True)
+    (tmp_path / "runs" / "digits-3" / "config.yaml").write_text("steps: 1\n")
+    monkeypatch.chdir(tmp_path)
+    message = error_of("explain", "my_geomtry.yaml")
+    assert message == (
+        "error: no configuration 'my_geomtry.yaml': there is no such file, run folder or shipped name; did you mean "
+        "my_geometry.yaml?"
+    )
+    assert error_of("sample", "runs/digits-2", "x").endswith("did you mean runs/digits-3?")
+    assert error_of("explain", "digits-imag").endswith("did you mean quickstart/digits-image?")
+    assert error_of("explain", "nothing_like_it") == (
+        "error: no configuration 'nothing_like_it': there is no such file, run folder or shipped name; this folder has "
+        "my_geometry.yaml; mmgrpo recipes and mmgrpo methods list the shipped ones"
+    )
+
+
+def test_a_single_reward_and_a_single_source_may_be_bare_names() -> None:
+    config = load_config(DIGITS, ["rewards=brightness", "prompts=prompts.txt"])
+    assert [reward.name for reward in config.rewards] == ["brightness"]
+    assert config.prompts is not None
+    assert config.prompts.source == "prompts.txt"
+    assert [r.weight for r in load_config(DIGITS, ["rewards={name: brightness, weight: 2}"]).rewards] == [2.0]
+    both = load_config(DIGITS, ["prompts=prompts.txt", "prompts.shuffle=false"]).prompts
+    assert both is not None
+    assert (both.source, both.shuffle) == ("prompts.txt", False)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rewards=3", "rewards: must be a list, such as rewards=[{name: exact_match}]; got 3"),
+        ("prompts=3", "prompts: must be a mapping, such as prompts={source: prompts.jsonl}; got 3"),
+        ("steps=many", "steps: must be a whole number; got 'many'"),
+        ("update.lr=fast", "update.lr: must be a number; got 'fast'"),
+        ("prompts.shuffle=perhaps", "prompts.shuffle: must be true or false; got 'perhaps'"),
+        ("steps=-1", "steps: must be greater than or equal to 0; got -1"),
+        ("watchdog.stop=reward", "watchdog.stop: must be a list, such as [a, b]; got 'reward'"),
+    ],
+)
+def test_a_value_of_another_kind_is_explained_in_words_of_yaml(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config(DIGITS, [override])
+    assert str(raised.value) == message
+
+
+def test_include_on_the_command_line_says_where_to_write_it() -> None:
+    message = error_of("explain", DIGITS, "include=[methods/dapo]")
+    assert "include is a key of YAML files" in message
+    assert "include: [run.yaml, methods/dapo]" in message
+
+
+def test_a_surrogate_without_a_bound_that_a_modulation_sets_is_an_error_before_the_run() -> None:
+    values = {
+        "surrogate": f"python:{__name__}:surrogate_without_bounds",
+        "modulations": [{"name": "by_old_probability", "low": 0.2, "high": 0.2}],
+    }
+    objective = RunConfig.model_validate({"objective": values}).objective
+    with pytest.raises(ConfigError, match="has no such bounds: it takes no high; use one that does, such as clipped"):
+        build_objective(objective)
+
+
+def test_explain_and_train_reject_the_same_policy_class() -> None:
+    config = validated({"policy": {"name": f"python:{__name__}:UnbuildablePolicy"}})
+    messages = []
+    for check in (lambda: explanation(config), lambda: build_policy(config, "cpu")):
+        with pytest.raises(ConfigError, match="cannot be built from YAML: it has no from_config") as raised:
+            check()
+        messages.append(str(raised.value))
+    assert messages[0] == messages[1]
+
+
+def test_a_comparison_shows_the_reason_of_a_failure_once(tmp_path: Path) -> None:
+    trials = [SimpleNamespace(name=name, log=tmp_path / f"{name}.log") for name in ("grpo-0", "grpo-1", "dapo-0")]
+    for trial in trials[:2]:
+        trial.log.write_bytes(b"loading ...\nerror: policy.model: there is no /models/\xb1x\nin all\n")
+    trials[2].log.write_text("Traceback\n  File x\nValueError: no\n", encoding="utf-8")
+    carrying = Carrying(num_jobs=1, say=lambda line: None)
+    lines = [carrying._failure(trial) for trial in trials]  # pyright: ignore[reportArgumentType]
+    assert lines == [
+        f"failed: policy.model: there is no /models/\ufffdx (log: {trials[0].log})",
+        f"failed as grpo-0 did; see {trials[1].log}",
+        f"failed: ValueError: no (log: {trials[2].log})",
+    ]
+    assert failure_reason(tmp_path / "absent.log") == "its log cannot be read (No such file or directory)"
+
+
+def test_a_policy_without_an_export_is_told_what_to_add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmgrpo.cli.exporting.policy_of", lambda settings, checkpoint: UnbuildablePolicy())
+    with pytest.raises(ConfigError, match=r"has no method export\(directory, dtype=\.\.\.\).*its policy/ is what"):
+        _write_whole(RunConfig(), tmp_path, tmp_path, None)
+
+
+def test_a_run_that_resumes_continues_its_run_at_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_RUN_ID", raising=False)
+    monkeypatch.delenv("WANDB_DIR", raising=False)
+    first, again = (wandb_settings(RunConfig(name="mine"), tmp_path) for _ in range(2))
+    assert first == again
+    assert (first["name"], first["dir"], first["resume"]) == ("mine", str(tmp_path), "allow")
+    assert first["id"] == (tmp_path / "wandb-id.txt").read_text()
+    assert len(first["id"]) == 8
+    other = tmp_path / "other"
+    other.mkdir()
+    assert wandb_settings(RunConfig(), other)["id"] != first["id"]
+
+
+def test_a_console_of_any_encoding_takes_any_text() -> None:
+    code = "from mmgrpo.system.console import PlainConsole; PlainConsole().say('reward 0.5 ± 0.1'); print('日')"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [rb"reward 0.5 \xb1 0.1", rb"\u65e5"]
+
+
+def test_a_stream_that_is_not_pythons_own_takes_any_text() -> None:
+    class Tee:
+        encoding = "ascii"
+
+        def __init__(self) -> None:
+            self.text = ""
+
+        def write(self, text: str) -> int:
+            self.text += text.encode("ascii").decode()
+            return len(text)
+
+        def flush(self) -> None:
+            """Nothing."""
+
+    tee = Tee()
+    console = PlainConsole()
+    console.file = tee
+    console.say("0.5 ± 0.1")
+    assert tee.text == "0.5 \\xb1 0.1\n"
+    assert EncodableStream(tee).encoding == "ascii"
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert full_disk(tmp_path / "a" / "b") == ""
+    free: Any = SimpleNamespace(free=3 * 2**19)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda folder: free)
+    assert full_disk(tmp_path / "a" / "b") == (
+        f" (the disk of {tmp_path} is full, 1.5 MiB free: make room, or set output=FOLDER on another)"
+    )
