@@ -26,8 +26,8 @@ from mmgrpo.policies.adapters import (
 )
 from mmgrpo.policies.lora import LoraSettings
 
-LOADERS = "mmgrpo_loaders"
-"""In the header of a diffusers file: by which call each component loads its adapters."""
+LOADERS, PIPELINE_CLASS = "mmgrpo_loaders", "mmgrpo_pipeline"
+"""In the header of a diffusers file: by which call each component loads its adapters; the class of the pipeline."""
 
 PIPELINE, COMPONENT, PEFT = "pipeline", "component", "peft"
 POWER_OF_TWO = 0.5
@@ -115,6 +115,7 @@ class DiffusersFiles:
             if loaders[name] == PEFT:
                 _save_peft(module, state, lora, directory / name)
         header = {"format": "pt", METADATA: json.dumps(metadata), LOADERS: json.dumps(loaders)}
+        header[PIPELINE_CLASS] = self._kind.__name__
         save_file(tensors, directory / DIFFUSERS_FILE, header)
 
     def load(self, modules: Mapping[str, nn.Module], lora: LoraSettings, directory: Path, adapter: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,13 +81,20 @@ def is_second(key: str) -> bool:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
-    """The tensors of a safetensors file, and the texts of its header.
+    """The tensors of a safetensors file, and the texts of its header. Raises as ``opened_tensors``."""
+    with opened_tensors(path) as opened:
+        return {key: opened.get_tensor(key) for key in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
+
+
+@contextmanager
+def opened_tensors(path: Path) -> Iterator[Any]:
+    """A safetensors file as ``safe_open`` has it, of which nothing is read before it is asked for.
 
     Raises CheckpointError for a file that is cut short, a git-lfs pointer, or of another format.
     """
     try:
         with safe_open(path, framework="pt") as opened:
-            return {key: opened.get_tensor(key) for key in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
+            yield opened
     except (SafetensorError, OSError) as error:
         size = path.stat().st_size if path.is_file() else 0
         if size:

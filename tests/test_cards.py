@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,4 +204,10 @@ def test_base_is_loaded_as_the_run_loaded_it(tmp_path: Path) -> None:
     code = usage(exported_in(tmp_path), base)
     assert """from_pretrained('owner/name', dtype=torch.bfloat16, revision="a'b", variant='fp16')""" in code
     assert "from_pretrained('BASE_MODEL', " in usage(exported_in(tmp_path), Base(model="python:a:b"))
+    parts = Base(model="owner/name", components={"vae": "float32", "text_encoder": None}, dtype="bfloat16")
+    stated = 'dtype={"default": torch.bfloat16, "vae": torch.float32}, text_encoder=None)'
+    assert stated in usage(exported_in(tmp_path), parts)
+    single = usage(exported_in(tmp_path), replace(parts, model="a.safetensors", single_file_config="b"))
+    assert "from_single_file('a.safetensors', dtype=torch.bfloat16, config='b', text_encoder=None)" in single
+    assert "pipeline.vae.to(torch.float32)" in single
     assert isinstance(policy, DenoisingPolicy)

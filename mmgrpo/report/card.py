@@ -125,7 +125,17 @@ def _what(exported: Exported) -> str:
 
 def _base_of(policy: Mapping[str, Any]) -> Base:
     options = {key: value for key in ("revision", "variant") if (value := _text(policy.get(key)))}
-    return Base(model=_text(policy.get("model")), dtype=_text(policy.get("dtype")) or "float32", options=options)
+    return Base(
+        model=_text(policy.get("model")),
+        dtype=_text(policy.get("dtype")) or "float32",
+        components={name: _text(dtype) for name, dtype in _mapping(policy.get("components")).items() if _is_name(name)},
+        options=options,
+        single_file_config=_text(policy.get("single_file_config")),
+    )
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name.isascii() and name.isidentifier()
 
 
 def _base(model: str | None, revision: str | None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,15 @@ from mmgrpo.run.exporting import ADAPTERS, PEFT_CONFIG
 from mmgrpo.system.targets import is_own
 
 FOLDER = '"THIS_FOLDER_OR_REPOSITORY"'
-LOADERS = "mmgrpo_loaders"
-"""In the header of diffusers' file: by which call each component loads its adapters."""
+LOADERS, PIPELINE_CLASS = "mmgrpo_loaders", "mmgrpo_pipeline"
+"""In the header of diffusers' file: by which call each component loads its adapters; the class of the pipeline."""
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Names that safetensors gives to dtypes, with torch's."""
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
-SINGLE_FILES = (".safetensors", ".ckpt")
+SINGLE_FILE = ".safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,15 +59,16 @@ class Base:
     Attributes:
         model: its path or hub id, or the function that builds it.
         dtype: in which the run loaded it.
+        components: of a pipeline: dtypes of components other than that, None for those that are left out.
         options: further arguments of ``from_pretrained`` that the run passed: revision, variant.
-        config: of a one-file checkpoint: the folder or hub id of its pipeline's configuration.
-        pipeline: of a one-file checkpoint: the class of its pipeline.
+        single_file_config: of a one-file checkpoint: the folder or hub id of its pipeline's configuration.
     """
 
     model: str | None = None
     dtype: str = "float32"
+    components: Mapping[str, str | None] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
-    config: str | None = None
+    single_file_config: str | None = None
 
 
 def exported_in(folder: Path) -> Exported:
@@ -79,7 +80,8 @@ def exported_in(folder: Path) -> Exported:
         kind = _name(mapping.get("base_model_class"))
         return Exported(library="peft", is_adapter=True, model_class=kind, processor=processor)
     if (folder / ADAPTERS[1]).is_file():
-        return Exported(library="diffusers", is_adapter=True, loaders=_loaders(folder / ADAPTERS[1]))
+        loaders, kind = _header(folder / ADAPTERS[1])
+        return Exported(library="diffusers", is_adapter=True, model_class=kind, loaders=loaders)
     index = _json(folder / "model_index.json")
     if index is not None:
         kind = _name(index.get("_class_name"))
@@ -130,9 +132,10 @@ def _peft_model(exported: Exported, base: Base) -> str:
 
 def _pipeline_adapters(exported: Exported, base: Base) -> str:
     by_peft = [name for name, loader in exported.loaders.items() if loader == "peft"]
-    lines = ["import torch", "from diffusers import DiffusionPipeline"]
+    kind = exported.model_class if _is_single_file(base) and exported.model_class else "DiffusionPipeline"
+    lines = ["import torch", f"from diffusers import {kind}"]
     lines += ["from peft import PeftModel"] if by_peft else []
-    lines += ["", *_base_pipeline(base)]
+    lines += ["", *_base_pipeline(base, kind)]
     if "pipeline" in exported.loaders.values() or not exported.loaders:
         lines.append(f"pipeline.load_lora_weights({FOLDER})")
     for name, loader in exported.loaders.items():
@@ -143,11 +146,23 @@ def _pipeline_adapters(exported: Exported, base: Base) -> str:
     return "\n".join(lines)
 
 
-def _base_pipeline(base: Base) -> list[str]:
+def _is_single_file(base: Base) -> bool:
+    return base.model is not None and not is_own(base.model) and base.model.endswith(SINGLE_FILE)
+
+
+def _base_pipeline(base: Base, kind: str) -> list[str]:
     """The lines that load the base, as the run loaded it."""
+    if _is_single_file(base):
+        left_out = "".join(f", {name}=None" for name, dtype in base.components.items() if dtype is None)
+        config = f", config={base.single_file_config!r}" if base.single_file_config else ""
+        arguments = f"{_arguments(replace(base, components={}))}{config}{left_out}"
+        own = {name: dtype for name, dtype in base.components.items() if dtype in DTYPES.values()}
+        casts = [f"pipeline.{name}.to(torch.{dtype})" for name, dtype in own.items()]  # it takes one dtype for all
+        return [f"pipeline = {kind}.from_single_file({_literal(base)}, {arguments})", *casts]
     path = Path(base.model) if base.model and not is_own(base.model) else None
     index = _json(path / "model_index.json") if path is not None and path.is_dir() else None
-    absent = "".join(f", {name}=None" for name in absent_in(index or {}))
+    left_out = [name for name, dtype in base.components.items() if dtype is None]
+    absent = "".join(f", {name}=None" for name in dict.fromkeys([*left_out, *absent_in(index or {})]))
     return [f"pipeline = DiffusionPipeline.from_pretrained({_literal(base)}, {_arguments(base)}{absent})"]
 
 
@@ -222,24 +237,26 @@ def _literal(base: Base) -> str:
 
 
 def _arguments(base: Base) -> str:
-    dtype = base.dtype if base.dtype in DTYPES.values() else "float32"
-    return ", ".join([f"dtype=torch.{dtype}", *(f"{key}={value!r}" for key, value in base.options.items())])
+    default = base.dtype if base.dtype in DTYPES.values() else "float32"
+    dtypes = {name: dtype for name, dtype in base.components.items() if dtype in DTYPES.values()}
+    parts = {"default": default, **dtypes}.items()
+    dtype = "{" + ", ".join(f'"{name}": torch.{each}' for name, each in parts) + "}" if dtypes else f"torch.{default}"
+    return ", ".join([f"dtype={dtype}", *(f"{key}={value!r}" for key, value in base.options.items())])
 
 
-def _loaders(file: Path) -> dict[str, str]:
-    """As the header of the file states them; what is not a name is left out."""
+def _header(file: Path) -> tuple[dict[str, str], str | None]:
+    """The loaders and the pipeline's class, as the header states them; what is not a name is left out."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(file, framework="pt") as opened:
-            stated = json.loads((opened.metadata() or {}).get(LOADERS) or "{}")
+            header = opened.metadata() or {}
+        stated = _mapping(json.loads(header.get(LOADERS) or "{}"))
     except (SafetensorError, OSError, ValueError):
-        return {}
-    return {
-        name: loader
-        for name, loader in _mapping(stated).items()
-        if _name(name) and loader in ("pipeline", "component", "peft")
-    }
+        return {}, None
+    known = ("pipeline", "component", "peft")
+    loaders = {name: loader for name, loader in stated.items() if _name(name) and loader in known}
+    return loaders, _name(header.get(PIPELINE_CLASS))
 
 
 def _dtype_in(folder: Path) -> str | None:

@@ -24,7 +24,7 @@ def why_not(source: str, error: BaseException, *, revision: str | None = None, k
         A clause that follows "cannot be loaded: ".
     """
     found = list(_causes(error))
-    for says in (_revision, _gated, _unknown, _no_path, _offline, _unreachable):
+    for says in (_is_file, _revision, _gated, _unknown, _no_path, _offline, _unreachable):
         reason = says(source, found, revision or "main", kind)
         if reason is not None:
             return reason
@@ -74,6 +74,12 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def _is_file(source: str, found: list[BaseException], revision: str, kind: str) -> str | None:
+    if kind != "model" or not os.path.isfile(source):
+        return None
+    return "it is a file: give the folder that holds it with its configuration, as save_pretrained writes them"
 
 
 def _revision(source: str, found: list[BaseException], revision: str, kind: str) -> str | None:

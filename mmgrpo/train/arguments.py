@@ -23,6 +23,9 @@ RewardGiven = NamedReward | Callable[..., Any] | str
 MARKS = {"model_index.json": "denoising", "config.json": "language"}
 """The file that tells a folder's kind, and the adapter for it; a pipeline's folder is looked at first."""
 
+SINGLE_FILE = ".safetensors"
+"""How the names of one-file checkpoints end, which are pipelines."""
+
 
 def with_policy(policy: Any, config: RunConfig) -> RunConfig:
     """The configuration with a policy that is a path or hub id as its ``policy.model``, so that run folders record it.
@@ -79,6 +82,8 @@ def prompts_of(given: Any, config: RunConfig) -> list[Prompt]:
 
 
 def _adapter_for(model: str) -> str:
+    if model.endswith(SINGLE_FILE) and Path(model).expanduser().is_file():
+        return MARKS["model_index.json"]
     found = next((MARKS[file] for file in MARKS if (Path(model).expanduser() / file).is_file()), None)
     found = found or (None if Path(model).expanduser().is_dir() else _adapter_on_hub(model))
     if found is None:

@@ -22,6 +22,7 @@ from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.policies.denoising.caches import cache_names
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.denoising.signature import pipeline_class, pipeline_index, require_arguments
+from mmgrpo.policies.denoising.single_file import configuration_of, load_single_file, single_file_of
 from mmgrpo.policies.loading import DTYPES, built, named
 from mmgrpo.system.hub import why_not
 
@@ -29,8 +30,8 @@ from mmgrpo.system.hub import why_not
 def load_pipeline(settings: DenoisingSettings) -> Any:
     """The pipeline a run's settings name.
 
-    ``model`` is a folder written by ``save_pretrained``, a hub id, or ``python:module:function`` for a function of no
-    arguments that returns a live pipeline.
+    ``model`` is a folder written by ``save_pretrained``, a hub id, a one-file checkpoint, or ``python:module:function``
+    for a function of no arguments that returns a live pipeline.
 
     Raises ConfigError if nothing is named or what is named cannot be loaded, and, before weights are, for settings that
     name an argument of its call or a component that it does not have.
@@ -41,10 +42,19 @@ def load_pipeline(settings: DenoisingSettings) -> Any:
             raise ConfigError("policy.components is for stored pipelines; leave them out where the function builds it")
         pipeline = built(source)
         return pipeline if settings.dtype == "float32" else pipeline.to(DTYPES[settings.dtype])
-    kind = pipeline_class(source, settings.revision)
+    file = single_file_of(source)
+    if file is None and settings.single_file_config is not None:
+        raise ConfigError(
+            f"policy.single_file_config is for a one-file checkpoint, and policy.model {source!r} is no file: leave it "
+            "out"
+        )
+    configured = source if file is None else configuration_of(file, settings)
+    kind = pipeline_class(configured, settings.revision)
     if kind is not None:
         require_arguments(kind, settings)
-    dtype, absent = _components(settings, pipeline_index(source, settings.revision))
+    dtype, absent = _components(settings, pipeline_index(configured, settings.revision))
+    if file is not None:
+        return load_single_file(file, configured, settings, absent)
     try:
         with _unsaid("diffusers.pipelines.pipeline_utils", "Couldn't connect to the Hub"):
             return DiffusionPipeline.from_pretrained(

@@ -15,6 +15,7 @@ from mmgrpo.outline import Outline, Pass
 from mmgrpo.policies.adapter_files import DiffusersFiles
 from mmgrpo.policies.denoising.adapted import adapter_targets
 from mmgrpo.policies.denoising.settings import DenoisingSettings
+from mmgrpo.policies.denoising.single_file import single_file_of
 from mmgrpo.policies.loading import DTYPES, built, named
 from mmgrpo.policies.shapes import Shapes, on_meta, shapes_of
 from mmgrpo.policies.weights import Weights
@@ -37,7 +38,9 @@ def outline_of(
         modules = {name: on_meta(part) for name, part in components if isinstance(part, nn.Module)}
         said = source
     else:
-        shapes = shapes_of(source, settings.revision)
+        if single_file_of(source) is not None and settings.single_file_config is None:
+            raise ConfigError(f"the sizes of {source} are not known without policy.single_file_config")
+        shapes = shapes_of(settings.single_file_config or source, settings.revision)
         modules, said = _modules(shapes), shapes.source
     modules = {name: _cast(module, dtype).requires_grad_(False).eval() for name, module in modules.items()}
     denoiser: Any = modules.get("transformer")

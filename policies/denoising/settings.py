@@ -167,7 +167,14 @@ class DenoisingSettings(BaseModel):
     """What a plan may set otherwise for one rollout."""
 
     model: str | None = Field(
-        default=None, description="path or hub id of the pipeline, or python:module:function that builds it"
+        default=None,
+        description="path or hub id of the pipeline, a one-file checkpoint (.safetensors), or python:module:function "
+        "that builds it",
+    )
+    single_file_config: str | None = Field(
+        default=None,
+        description="of a one-file checkpoint: folder or hub id of a pipeline, whose classes, configurations and "
+        "tokenizers it has; null: those that diffusers infers from its keys",
     )
     revision: str | None = Field(default=None, description="of the hub repository")
     variant: str | None = Field(default=None, description="of the weight files, for example fp16")
@@ -234,8 +241,9 @@ class DenoisingSettings(BaseModel):
     lora: LoraSettings | None = Field(default=None, description="null: every weight of the denoisers is trained")
     adapter: str | None = Field(
         default=None,
-        description="start from what another run trained: its folder, a checkpoint, or adapters as peft or diffusers "
-        "keep them; without lora the whole weights of a run. The reference without adapters stays the model itself",
+        description="start from what another run trained: its folder, a checkpoint, or adapters in any form that peft "
+        "or diffusers reads, at the scale of their file; without lora the whole weights of a run. The reference "
+        "without adapters stays the model itself",
     )
     rollout_batch: int = Field(default=8, ge=1, description="rows per pipeline run in rollouts")
     update_batch: int = Field(default=8, ge=1, description="states per pipeline run in updates")
