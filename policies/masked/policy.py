@@ -197,10 +197,15 @@ class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping, Expo
         if any(one.num_forced for one in given):
             raise DataError("an answer that is hidden again has no beginning that could be forced: num_forced is 0")
         settings = overridden(self.settings, plan.settings, self.settings.of_a_rollout)
+        tokens = [self._tokens(one.sample) for one in given]
+        given = [
+            replace(one, sample=replace(one.sample, tokens=token_L.tolist())) if one.sample.tokens is None else one
+            for one, token_L in zip(given, tokens, strict=True)
+        ]
         rollout = read_again(
             self.predictor,
             given,
-            [self._tokens(one.sample) for one in given],
+            tokens,
             settings.reading,
             Drawing(temperature=settings.temperature, guidance_scale=settings.guidance_scale),
             seed=seed,

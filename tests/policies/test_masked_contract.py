@@ -9,7 +9,7 @@ import torch
 
 from mmgrpo.errors import DataError
 from mmgrpo.policies.masked import MaskedPolicy
-from mmgrpo.types import Given, Origin, Plan
+from mmgrpo.types import Example, Given, Origin, Plan, Sample
 from tests.policies import contract
 from tests.policies.contract import Subject
 from tests.policies.families import Law, families, laws
@@ -107,3 +107,10 @@ def test_a_token_that_is_never_sampled_is_named() -> None:
     token = next(iter(sample.tokens or ()))
     with pytest.raises(DataError, match=rf"group 1, member 0\) has the token {token} at place 0.*policy.suppress"):
         policy_of("eurobert", suppress=(token,)).read([Given(sample=sample)], seed=0)
+
+
+def test_answers_of_others_have_tokens() -> None:
+    policy = policy_of("eurobert")
+    prompt = prompts_of()[0]
+    (sample,) = policy.read([Given(sample=Sample(prompt, 0, 0, text="a red circle"))], seed=0).samples
+    assert sample.tokens == policy.predictor.target(Example(prompt, text="a red circle")).tolist()

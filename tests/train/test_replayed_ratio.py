@@ -84,7 +84,8 @@ def test_replayed_rows_are_scored_at_the_temperature_that_they_were_sampled_at(t
 
 
 def test_filters_and_estimators_take_the_decisions_of_reveals(tmp_path: Path) -> None:
-    for number, (settings, decisions) in enumerate(((REVEAL, "drawn"), ({"reading": {"estimate": "bound"}}, "read"))):
+    bound: dict[str, Any] = {"reading": {"estimate": "bound"}}
+    for number, (settings, decisions) in enumerate(((REVEAL, "drawn"), (bound, "read"))):
         policy = tiny_masked.policy_of("eurobert", **settings)
         advantage = {
             "filters": [{"name": "unlikely", "below": 1.0}],
