@@ -81,7 +81,9 @@ def require_references(rewards: Sequence[NamedReward], prompts: Sequence[Prompt]
     """
     for reward in rewards:
         reference_error = getattr(reward.function, "reference_error", None)
-        for column in reward.needs_columns or () if callable(reference_error) else ():
+        if reference_error is None:
+            continue
+        for column in reward.needs_columns or ():
             values = [prompt.columns[column] for prompt in prompts if prompt.columns.get(column) is not None]
             checked = values[:: max(1, len(values) // NUM_CHECKED)][:NUM_CHECKED]
             errors = [(value, error) for value in checked if (error := reference_error(value)) is not None]

@@ -30,6 +30,7 @@ def standalone_letters(text: str, letters: str) -> list[str]:
     alone = text.strip(string.whitespace + string.punctuation)
     if len(alone) == 1 and alone.upper() in letters:
         return [alone.upper()]
+    text = re.sub(rf"^\s*[*_]{{0,2}}[(\[]?([{letters}])[)\].:]{{0,2}}[*_]{{0,2}}\s*\n\s*(?=[^\n]+\s*$)", r"\1. ", text)
     return [letter for line in text.splitlines() for letter in _of_line(line, letters)]
 
 
@@ -70,9 +71,10 @@ def _labels_within(text: str, letters: str) -> list[str]:
 def _bare(text: str, letters: str) -> list[str]:
     """The letters that stand alone in a text."""
     before, after = rf"(?<!{_WORD}|['\u2019])(?<!{_WORD}[-.])", rf"(?!{_WORD}|[+#]|['\u2019-]\w|\.\w\b)"
-    pattern = rf"{before}([{letters}]){after}|[(\[]([{letters.lower()}])[)\]]"
+    last = rf"\b(?i:{_ANSWER})[\s:*_]{{1,6}}([{letters.lower()}])(?=[\s*_]{{0,4}}[.,;]?\s*$)"
+    pattern = rf"{before}([{letters}]){after}|[(\[]([{letters.lower()}])[)\]]|{last}"
     matches = [m for m in re.finditer(pattern, text) if not _is_negated(text, m)]
-    return [(m[1] or m[2]).upper() for m in matches if m[2] or not _is_word(text, m)]
+    return [(m[1] or m[2] or m[3]).upper() for m in matches if not m[1] or not _is_word(text, m)]
 
 
 def _is_negated(text: str, letter: re.Match[str]) -> bool:

@@ -25,12 +25,13 @@ class MultipleChoice:
     """Reward: 1 if the answer states the reference's letter and no other, else 0.
 
     A letter counts where it stands alone: ``B``, ``(B)``, ``B.``, ``**B**``, ``Answer: B``, also among Chinese or
-    Japanese characters and in full width; in lower case only if it is all there is, in brackets, or the label of a line
-    (``b) a dog``). Where a line begins with a label and a text (``B. Vitamin C``, ``(B) Line A``), or has them after
-    "answer is", the label counts and letters of the text do not, except for further labels in it. ``A`` at the start of
-    a sentence before a word is the article, ``I`` before a word the pronoun, ``B-52``, ``C++`` and ``D'accord`` are
-    words; "not B" states no letter. Two different letters are wrong; with ``several: last`` the last one counts, for
-    texts that reason before they answer and have no tags.
+    Japanese characters and in full width; in lower case only if it is all there is, in brackets, the label of a line
+    (``b) a dog``), or last after "answer is". Where a line begins with a label and a text (``B. Vitamin C``,
+    ``(B) Line A``), or has them after "answer is", the label counts and letters of the text do not, except for further
+    labels in it. ``A`` at the start of a sentence before a word is the article, ``I`` before a word the pronoun,
+    ``B-52``, ``C++`` and ``D'accord`` are words; "not B" states no letter. Two different letters are wrong, also where
+    the second one explains the first; with ``several: last`` the last one counts, for texts that reason before they
+    answer and have no tags.
 
     Where a row has the texts of its options, a list or an object of letters and texts in the column ``options``, an
     answer that is the text of one option states its letter, and so does such a reference.

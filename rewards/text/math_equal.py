@@ -216,10 +216,9 @@ def _words_and_symbol(gold: Value, answer: Value) -> bool:
     """\\text{B} and B, \\text{AB} and AB."""
     words, symbol = (gold, answer) if gold.kind == "words" else (answer, gold)
     expression = symbol.expression
-    parts = expression.args if isinstance(expression, sympy.Mul) else (expression,)
-    return all(isinstance(part, sympy.Symbol) for part in parts) and "".join(
-        sorted(part.name.lower() for part in parts)
-    ) == "".join(sorted(words.words.replace(" ", "")))
+    factors = expression.args if isinstance(expression, sympy.Mul) else (expression,)
+    names = [factor.name.lower() for factor in factors if isinstance(factor, sympy.Symbol)]
+    return len(names) == len(factors) and sorted("".join(names)) == sorted(words.words.replace(" ", ""))
 
 
 def _same_relations(gold: Value, answer: Value) -> bool:
