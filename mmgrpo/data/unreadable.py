@@ -9,7 +9,7 @@ from typing import final
 from mmgrpo.config import PromptsConfig
 from mmgrpo.data.media import opened
 from mmgrpo.data.prompt_media import Encoded
-from mmgrpo.data.videos import open_video
+from mmgrpo.data.videos import FILES, open_video
 from mmgrpo.errors import DataError
 from mmgrpo.policy import Policy, SupportsPromptCheck
 from mmgrpo.types import Prompt
@@ -83,7 +83,7 @@ def fault_of_media(prompt: Prompt) -> str | None:
             for image in images.here() if isinstance(images, Encoded) else images:
                 opened(image)
         for video in prompt.videos:
-            if isinstance(video, str | bytes):
+            if isinstance(video, FILES):
                 open_video(video)
             else:
                 for frame in video:

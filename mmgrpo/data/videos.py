@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -18,6 +19,8 @@ from mmgrpo.errors import DataError
 
 FORMATS = ("mov", "matroska", "webm", "avi", "gif", "mpegts", "mpeg", "flv", "asf", "ogg", "mpegvideo", "m4v")
 """What is read, by ffmpeg's names: containers that hold their frames and name no other file."""
+FILES = (str, Path, bytes)
+"""Types of a video that is a file; another one is a list of frames."""
 MAX_PIXELS = 2**29
 """Pixels of all frames of a video together, where every frame is read: 10 seconds of 1080p at 25 frames a second."""
 SLACK = 0.25
@@ -74,7 +77,7 @@ class VideoFile:
         return list(self.frames_at(self.times_F))
 
 
-def open_video(source: str | bytes) -> VideoFile:
+def open_video(source: str | Path | bytes) -> VideoFile:
     """A video file: MP4, MOV, WebM, Matroska, AVI, GIF and other containers of ``FORMATS``.
 
     Args:
@@ -86,7 +89,7 @@ def open_video(source: str | bytes) -> VideoFile:
     Raises:
         DataError: it does not exist, has no video, is cut off, cannot be decoded, or its frames are too large.
     """
-    path = local_file(source) if isinstance(source, str) else source
+    path = source if isinstance(source, bytes) else local_file(str(source))
     with _reading(path) as (container, stream):
         rate, num_named = float(stream.average_rate or 0), stream.frames
         length = (container.duration or 0) / AV_TIME_BASE if len(container.streams) == 1 else 0.0
@@ -117,7 +120,7 @@ def require_video(path: str | bytes) -> None:
 
 def frames_of_video(video: Any) -> list[Image.Image]:
     """Every frame of a prompt's video: a path, bytes, or a list of frames in any form that ``opened`` takes."""
-    return open_video(video).frames() if isinstance(video, str | bytes) else [opened(frame) for frame in video]
+    return open_video(video).frames() if isinstance(video, FILES) else [opened(frame) for frame in video]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from mmgrpo.data.media import opened
 from mmgrpo.data.media_options import FRAMES, SIZES, bounds_of, options_of, resized_size
-from mmgrpo.data.videos import VideoFile, open_video
+from mmgrpo.data.videos import FILES, VideoFile, open_video
 from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt
 
@@ -131,12 +132,14 @@ def _video(
     from qwen_vl_utils.vision_process import fetch_video
 
     try:
-        if isinstance(video, str | bytes):
+        if isinstance(video, FILES):
             unset = {"nframes": ("fps",), "fps": ("nframes",)}
             dropped = {name for option in options for name in unset.get(option, ())}
             merged = {name: value for name, value in settings.items() if name not in dropped} | dict(options)
             return _from_file(open_video(video), merged, patch)
         frames = [opened(frame) for frame in video]
+        if not frames:
+            raise ValueError("it has no frames")
         if options:
             sizes = {name: value for name, value in settings.items() if name in _sizes(settings)}
             return _from_list(frames, sizes | dict(options), patch)
@@ -144,10 +147,13 @@ def _video(
     except (OSError, ValueError, RuntimeError, AssertionError, TypeError) as error:
         if isinstance(error, DataError):
             raise
-        name = (
-            video if isinstance(video, str) else f"of {len(video)} {'bytes' if isinstance(video, bytes) else 'frames'}"
-        )
-        raise DataError(f"the video {name[:200]} cannot be read: {error}") from error
+        raise DataError(f"the video {_name(video)} cannot be read: {error}") from error
+
+
+def _name(video: Any) -> str:
+    if isinstance(video, str | Path):
+        return str(video)[:200]
+    return f"of {len(video)} {'bytes' if isinstance(video, bytes) else 'frames'}" if hasattr(video, "__len__") else ""
 
 
 def _from_file(video: VideoFile, options: Mapping[str, Any], patch: int) -> tuple[Tensor, Mapping[str, Any]]:

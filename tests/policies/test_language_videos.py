@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset, Video
 from PIL import Image
 from qwen_vl_utils import vision_process
 
@@ -209,6 +210,15 @@ def test_a_run_trains_on_video_files_and_scores_them(tmp_path: Path) -> None:
     assert any(not torch.equal(old, new) for old, new in zip(before, policy.trainable, strict=True))
     step = json.loads(next(tmp_path.rglob("metrics.jsonl")).read_text().splitlines()[0])
     assert step["reward/brightness/mean"] > 0.2
+
+
+def test_every_form_of_a_video_is_the_same_to_the_model(clip: str) -> None:
+    encoder = policy_of("qwen2.5-vl", video=SMALL)._encoder
+    stored = Dataset.from_dict({"prompt": ["p"], "video": [{"bytes": Path(clip).read_bytes(), "path": None}]})
+    (from_dataset,) = load_prompts(stored.cast_column("video", Video()))
+    forms = [Prompt("p", videos=[video]) for video in (clip, Path(clip), Path(clip).as_uri(), Path(clip).read_bytes())]
+    first, *others = (encoder(prompt).media["pixel_values_videos"] for prompt in [*forms, from_dataset])
+    assert all(torch.equal(first, other) for other in others)
 
 
 def test_a_broken_video_ends_no_run_silently(tmp_path: Path) -> None:

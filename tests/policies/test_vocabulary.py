@@ -11,10 +11,12 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from mmgrpo.environment import Turn
 from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.masked import MaskedPolicy
 from mmgrpo.policies.vocabulary import TextDecoder, unnamed_ids
 from mmgrpo.rewards.text.structure import Format
 from mmgrpo.types import Given, Plan, Prompt, Sample
 from tests.policies.contract import largest_difference, values
+from tests.policies.tiny_masked import parts_of
 from tests.tiny.language_models import make
 
 PADDED = 29
@@ -141,3 +143,19 @@ def test_language_codes_of_translators_are_no_part_of_a_text() -> None:
     assert TextDecoder(tokenizer).shown == {tokenizer.convert_tokens_to_ids("fra_Latn")}
     tokenizer.src_lang = "eng_Latn"
     assert not TextDecoder(tokenizer).shown
+
+
+@pytest.mark.parametrize("tags", [[], ["<answer>", "</answer>"]], ids=str)
+def test_a_masked_model_samples_tokens_alone_and_shows_tags(tags: list[str]) -> None:
+    model, tokenizer = parts_of("eurobert")
+    tokenizer.add_special_tokens({"additional_special_tokens": tags})
+    num_tokens = len(tokenizer)
+    model.resize_token_embeddings(num_tokens + 200, mean_resizing=False)
+    policy = MaskedPolicy(model, tokenizer, settings={"length": 16, "temperature": 9.0})
+    rollout = policy.rollout([Prompt("what")], group_size=32, seed=0)
+    assert max(token for sample in rollout.samples for token in sample.tokens) < num_tokens
+    assert largest_difference(values(policy, rollout), rollout.old_logprob_BT, rollout.mask_BT) < 1e-5
+    ids = tokenizer.convert_tokens_to_ids([*tags, tokenizer.eos_token])
+    token_NL = torch.tensor([ids + [ids[-1]] * (16 - len(ids))])
+    (sample,) = policy.predictor.samples([Sample(Prompt("what"), 0, 0)], token_NL)
+    assert sample.text == "".join(tags)
