@@ -62,6 +62,10 @@ def load_config(
     replaced, but that methods beside each other in an ``include:`` join their estimators, filters, terms, modulations,
     selections, hooks and auxiliary losses; a key ``a.b=null`` clears it.
 
+    A run or a model, a file without a method that names a policy or a source of prompts, is merged before the methods
+    of its ``include:``. A list of the file, or of an override, that drops functions of a method is an error, but for
+    ``[]``. Rewards of methods are added to ``rewards``.
+
     ``published: true`` in a file or ``published=true`` as an override puts in force what the included methods have
     under ``published:``, each where its file lies.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mmgrpo.config.methods import MethodConfig
@@ -53,8 +53,9 @@ def with_method_rewards(rewards: Sequence[RewardConfig], methods: Sequence[Metho
     - ``added`` come last.
     - A reward computed of ``verifiers`` is there once for each, times the verifier's weight, with its gate, schedule,
       time limit and, of substitutes, clip.
-    - A reward of the run with the name and label of a method's, or with its label and ``from_method:``, replaces it,
-      and counts as the method's does in all that it does not state itself. So the result is a fixed point.
+    - A reward of the run with the name and label of a method's overrides its settings, and has those of the method that
+      it does not state. One with the label and ``from_method:`` replaces it, and counts as the method's does in all
+      that it does not state. So the result is a fixed point.
 
     Args:
         rewards: what the run states.
@@ -67,10 +68,11 @@ def with_method_rewards(rewards: Sequence[RewardConfig], methods: Sequence[Metho
         ConfigError: a method's reward needs a verifier and there is none, or takes one and there are several; or the
             run has another reward of its label.
     """
+    of_methods = [_overridden(one, rewards) for one in _of_methods(methods)]
+    rewards = [reward for reward in rewards if not any(_overrides(reward, one) for one in of_methods)]
     is_fallback = not rewards
     if is_fallback:
         rewards = next((method.rewards.fallback for method in reversed(methods) if method.rewards.fallback), ())
-    of_methods = list(_of_methods(methods))
     verifiers = [
         reward for reward in rewards if is_verifier(reward) and not any(_replaces(reward, one) for one in of_methods)
     ]
@@ -135,12 +137,30 @@ def _of_methods(methods: Sequence[MethodConfig]) -> Iterator[MethodReward]:
     yield from unique.values()
 
 
+def _overrides(reward: RewardConfig, one: MethodReward) -> bool:
+    """Whether a reward of the run states settings of a method's."""
+    same = (reward.name, reward.known_as) == (one.reward.name, one.reward.known_as)
+    return same and reward.from_method is None
+
+
+def _overridden(one: MethodReward, rewards: Sequence[RewardConfig]) -> MethodReward:
+    """A method's reward with the settings that the run states of it."""
+    stated = next((reward for reward in rewards if _overrides(reward, one)), None)
+    if stated is None:
+        return one
+    counting = {key: getattr(stated, key) for key in stated.model_fields_set & RewardConfig.model_fields.keys()}
+    reward = one.reward.model_copy(update={**counting, "from_method": None})
+    numbers = {**one.reward.numbers, **stated.numbers}
+    fields = {key: getattr(reward, key) for key in RewardConfig.model_fields}
+    return replace(one, reward=RewardConfig.model_validate({**fields, **numbers}))
+
+
 def _replaces(reward: RewardConfig, one: MethodReward) -> bool:
     """Whether a reward of the run is in place of a method's."""
     if one.reward.name == VERIFIERS:
         return reward.from_method == one.method and reward.label == (one.reward.label or reward.label)
     is_labeled = reward.known_as == one.reward.known_as or reward.known_as.startswith(f"{one.reward.known_as}_of_")
-    return is_labeled and (reward.name == one.reward.name or reward.from_method == one.method)
+    return is_labeled and reward.from_method == one.method
 
 
 def _replacing(

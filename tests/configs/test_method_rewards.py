@@ -165,6 +165,12 @@ def test_a_reward_of_the_run_replaces_the_methods_of_its_label(tmp_path: Path) -
     config = run_of(tmp_path, "methods/p-grpo", rewards=[MINE, judge | {"from_method": "p-grpo"}])
     gate = {"reward": "exact_match", "at_least": 1.0, "closed": "zero"}
     assert listed(config) == [MINE, judge | {"from_method": "p-grpo", "gate": gate}]
+    marks = {"name": "rarity", "marks": ["<A>", "<B>"], "schedule": {"name": "constant"}}
+    arm = load_config("methods/arm").method
+    assert arm is not None
+    (own,) = arm.rewards.added
+    config = run_of(tmp_path, "methods/arm", rewards=[{**marks, "weight": 0.5}, MINE])
+    assert listed(config) == [MINE, {**own.numbers, **marks, "of": MINE, "weight": 0.5, "from_method": "arm"}]
     clusters = {"name": "semantic_clusters", "extract": "tag", "label": "answers"}
     config = run_of(tmp_path, "methods/copo", rewards=[MINE, clusters])
     assert listed(config) == [MINE, clusters | {"weight": 0.0, "from_method": "copo"}]
