@@ -41,7 +41,7 @@ _DIGITS = r"(?:\d+(?:\.\d*)?|\.\d+)"
 
 def tidied(text: str) -> str:
     """The text in one form of LaTeX; empty if it is longer than ``MAX_CHARS``."""
-    if len(text) > MAX_CHARS:
+    if len(text) > MAX_CHARS or re.fullmatch(r"\s*0[xX][0-9A-Fa-f]+\s*", text):
         return ""
     text = _unicode(unfenced(text))
     for step in (_spaced, _commands, _plain_notation, _decimals, _arguments, _mixed):
@@ -138,7 +138,9 @@ _NAMES = tuple(
     for names, name in (
         ("[dtc]frac", r"\\frac"), ("leqslant|leq", r"\\le"), ("geqslant|geq", r"\\ge"), (r"ne|not\s*=", r"\\neq"),
         ("lt", "<"), ("gt", ">"), ("varnothing|O", r"\\emptyset"), ("lvert|rvert|vert|mid", "|"), ("div", "/"),
-        ("dots|cdots|ldots", r"\\ldots "), ("ast", "*"), (r"mathbb\s*R|R|reals|Reals", r"\\mathbb{R}"),
+        ("dots|cdots|ldots", r"\\ldots "), ("ast", "*"),
+        ("lg", r"\\log_{10} "),
+        (r"mathbb\s*R|R|reals|Reals", r"\\mathbb{R}"),
     )
 )  # fmt: skip
 _DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degree(?![A-Za-z])")

@@ -223,11 +223,11 @@ def _words_and_symbol(gold: Value, answer: Value) -> bool:
 
 def _same_relations(gold: Value, answer: Value) -> bool:
     """Relations with the same pairs: an equation up to a factor, an inequality up to a positive one."""
+    if gold.operators == answer.operators and all(map(_same, gold.items, answer.items)):
+        return True
     firsts, seconds = _pairs(gold), _pairs(answer)
     if len(firsts) != len(seconds):
         return False
-    if set(gold.operators) == set(answer.operators) == {"="} and all(map(_same, gold.items, answer.items)):
-        return True
     for operator, difference in firsts:
         matches = (other == operator and _are_proportional(difference, term, operator) for other, term in seconds)
         at = next((at for at, is_match in enumerate(matches) if is_match), None)

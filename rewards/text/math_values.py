@@ -313,7 +313,17 @@ def _quantity(text: str) -> Value | None:
     return _with_unit(value, match["unit"]) if is_number and not ends_in_name else None
 
 
+def _is_product(noun: str) -> bool:
+    """Whether bare letters after a number are variables: "2xy", "3 AB"; "5cm" and "4 men" are not."""
+    word = re.fullmatch(rf"\s*([A-Za-z]{{2,3}}){_POWER}", noun)
+    if word is None or unit_of(word[1]).measures:
+        return False
+    return len(word[1]) == 2 or noun[0].isalpha() or not word[1].islower()
+
+
 def _with_unit(value: str, noun: str) -> Value | None:
+    if _is_product(noun):
+        return None
     words = re.findall(r"[a-z]+", re.sub(r"\\(?:text|cdot|circ)", " ", noun.lower()))
     if any(word in _JOINERS for word in words) or any(word in _FUNCTIONS - {"min"} for word in words):
         return None
