@@ -6,6 +6,8 @@ import numpy as np
 from PIL import Image
 
 MAX_8_BIT, MAX_16_BIT = 255, 65535
+WHITE_IS_ZERO = "white_is_zero"
+"""Key of ``Image.info`` of gray TIFF images whose 0 is white; Pillow inverts those of 8 bits alone."""
 DEEP_FORMATS = ("PNG", "PPM")
 """File formats whose mode ``I`` has 16 bits: Pillow scales PPM to them, and its versions before 11 read PNG so."""
 
@@ -38,6 +40,8 @@ def _gray(image: Image.Image) -> Image.Image:
         values = f"{low:g} to {high:g}" if np.isfinite(value_HW).all() else "NaN or infinite values"
         raise ValueError(f"an image of mode {image.mode} must have values from {allowed}, got {values}; rescale it")
     gray_HW = (value_HW * (MAX_8_BIT / top)).round().astype(np.uint8)
+    if image.info.get(WHITE_IS_ZERO):
+        gray_HW = MAX_8_BIT - gray_HW
     transparent = image.info.get("transparency")
     if isinstance(transparent, int):
         gray_HW[value_HW == transparent] = MAX_8_BIT

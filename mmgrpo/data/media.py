@@ -14,7 +14,7 @@ from urllib.parse import unquote, unquote_to_bytes, urlparse
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from mmgrpo.data.image_modes import in_rgb
+from mmgrpo.data.image_modes import WHITE_IS_ZERO, in_rgb
 from mmgrpo.errors import DataError
 
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
@@ -22,6 +22,9 @@ UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 EXTERNAL_FORMATS = frozenset(("EPS", "WMF", "BUFR", "GRIB", "HDF5", "MPEG"))
 """Formats that are never opened: Pillow starts ghostscript for EPS, and has no decoder for the others."""
+
+PHOTOMETRIC = 262
+"""Tag of TIFF files that is 0 where 0 is white."""
 
 _POSTSCRIPT = (b"%!PS", b"\xc5\xd0\xd3\xc6")  # also with a binary preview before it
 
@@ -152,6 +155,8 @@ def upright(image: Image.Image) -> Image.Image:
     """The image turned as its EXIF orientation says, in its own mode and with the format of its file."""
     turned = ImageOps.exif_transpose(image)
     turned.format = image.format
+    if getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == 0:
+        turned.info[WHITE_IS_ZERO] = True  # the tag itself belongs to the file
     return turned
 
 

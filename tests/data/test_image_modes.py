@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from io import BytesIO
 from pathlib import Path
 
@@ -27,6 +28,18 @@ def test_16_bit_gray_is_scaled_to_8(tmp_path: Path, name: str):
     Image.fromarray(RAMP).save(tmp_path / name)
     expected = np.repeat((RAMP / 257).round()[..., None], 3, axis=2)  # 65535 / 257 = 255
     assert np.array_equal(shown(tmp_path / name), expected)
+
+
+@pytest.mark.parametrize(("white", "dtype"), [(200, np.uint8), (51400, np.uint16)])
+def test_a_tiff_whose_zero_is_white_is_inverted(white: int, dtype: type):
+    buffer = BytesIO()
+    Image.fromarray(np.array([[0, white]], dtype)).save(buffer, "TIFF")
+    data = bytearray(buffer.getvalue())
+    start = struct.unpack("<I", data[4:8])[0]  # of the directory: its number of entries, then 12 bytes for each
+    for entry in range(start + 2, start + 2 + 12 * struct.unpack("<H", data[start : start + 2])[0], 12):
+        if struct.unpack("<H", data[entry : entry + 2])[0] == 262:
+            data[entry + 8 : entry + 10] = struct.pack("<H", 0)
+    assert shown(bytes(data))[0, :, 0].tolist() == [255, 55]
 
 
 @pytest.mark.parametrize("mode", ["I;16", "I;16L", "I;16B", "I;16N"])
