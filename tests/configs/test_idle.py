@@ -125,10 +125,10 @@ def test_rewards_of_turns_that_no_exchange_has_are_an_error_at_the_first_step(tm
 def test_filter_that_leaves_nothing_out_is_a_note_at_the_first_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """CAPO at a learning rate at which no token would move the objective or the policy by its bounds."""
+    """CAPO with bounds that no token reaches at the run's learning rate, and with some that tokens reach."""
     small = {"steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 2, "output": str(tmp_path)}
-    for lr, is_idle in ((1e-9, True), (10.0, False)):
-        filters = [{"name": "within_curvature", "lr": lr, "shift": 0.01, "divergence": 1e-4}]
+    for bound, is_idle in ((1e6, True), (1e-9, False)):
+        filters = [{"name": "within_curvature", "shift": bound, "divergence": bound}]
         config = load_config("methods/capo", {**small, "advantage.filters": filters, "advantage.filtered": "zero"})
         folder = Trainer(policy_of("llama", max_new_tokens=3), by_member, prompts_of("llama"), config).train()
         shown = capsys.readouterr()
