@@ -215,7 +215,7 @@ def _save_peft(module: nn.Module, state: Mapping[str, Tensor], lora: LoraSetting
     directory.mkdir(exist_ok=True)
     save_file({f"{PEFT_PREFIX}{key}": value for key, value in state.items()}, directory / PEFT_FILE, {"format": "pt"})
     config = lora_config(lora)
-    config.target_modules = {path for path, layer in module.named_modules() if isinstance(layer, BaseTunerLayer)}
+    config.target_modules = [path for path, layer in module.named_modules() if isinstance(layer, BaseTunerLayer)]
     config.save_pretrained(str(directory))
 
 

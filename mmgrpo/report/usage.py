@@ -96,7 +96,7 @@ def exported_in(folder: Path) -> Exported:
         is_adapter=False,
         model_class=_name(first),
         model_type=_name(config.get("model_type")),
-        dtypes={"": dtype} if dtype in DTYPES.values() else {},
+        dtypes={"": dtype} if isinstance(dtype, str) and dtype in DTYPES.values() else {},
         processor=processor,
     )
 
@@ -117,7 +117,7 @@ def usage(exported: Exported, base: Base) -> str:
 
 def _peft_model(exported: Exported, base: Base) -> str:
     kind = auto_class(exported.model_class, exported.model_type)
-    classes = sorted({kind, *([exported.processor] if exported.processor else [])})
+    classes: list[str] = sorted({kind, *([exported.processor] if exported.processor else [])})
     load = f"base = {kind}.from_pretrained({_literal(base)}, {_arguments(base)}{_remote(exported)})"
     lines = [
         "import torch",
@@ -181,7 +181,7 @@ def _whole_pipeline(exported: Exported) -> str:
 
 def _whole_model(exported: Exported) -> str:
     kind = auto_class(exported.model_class, exported.model_type)
-    classes = sorted({kind, *([exported.processor] if exported.processor else [])})
+    classes: list[str] = sorted({kind, *([exported.processor] if exported.processor else [])})
     dtype = exported.dtypes.get("", "float32")
     lines = [
         "import torch",

@@ -59,12 +59,11 @@ def policy_of(name: str, pipeline: Any) -> DenoisingPolicy:
     return policy
 
 
-def differences(name: str) -> list[str]:
+def differences(policy: DenoisingPolicy, stock: Any) -> list[str]:
     """Adapted layers, by component and path, that the stock pipeline lacks or has otherwise than the policy.
 
     Raises AssertionError where the policy adapts none.
     """
-    policy, stock = both(name)
     wanted = dict(_added(policy.pipeline, policy._weights.modules))
     loaded = dict(_added(stock, policy._weights.modules))
     assert wanted
@@ -83,14 +82,17 @@ def both(name: str) -> tuple[DenoisingPolicy, Any]:
         return policy, stock_with_adapters(name, Path(folder))
 
 
-def output_gap(name: str) -> float:
-    """Largest difference between the outputs of the policy's pipeline and of the stock one with its adapters."""
-    policy, stock = both(name)
+def output_gap(name: str, policy: DenoisingPolicy, stock: Any) -> float:
+    """Largest difference between outputs of the policy's pipeline and the stock one; 1 is all of a pixel's range.
+
+    Raises AssertionError for other shapes, or no outputs at all.
+    """
     wanted, loaded = outputs(name, policy.pipeline), outputs(name, stock)
     assert wanted
     assert [value.shape for value in wanted] == [value.shape for value in loaded]
     pairs = zip(wanted, loaded, strict=True)
-    return max(float(np.abs(one.astype(float) - other.astype(float)).max(initial=0)) for one, other in pairs)
+    ranges = [(one.astype(float), other.astype(float), 255 if one.dtype == np.uint8 else 1) for one, other in pairs]
+    return max(float(np.abs(one - other).max(initial=0)) / scale for one, other, scale in ranges)
 
 
 def outputs(name: str, pipeline: Any) -> list[np.ndarray]:
@@ -119,7 +121,8 @@ def _added(pipeline: Any, names: Any) -> Iterator[tuple[str, Tensor]]:
     """What each adapted layer adds to its weight, or its adapters where that is no product."""
     for name in names:
         module: nn.Module = getattr(pipeline, name)
-        for path, layer in module.named_modules():
-            if isinstance(layer, BaseTunerLayer):
+        for path, part in module.named_modules():
+            if isinstance(part, BaseTunerLayer):
+                layer: Any = part
                 (adapter,) = layer.active_adapters
                 yield f"{name}.{path}", layer.get_delta_weight(adapter).detach()

@@ -20,8 +20,10 @@ from mmgrpo.policies.adapters import DIFFUSERS_FILE
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.policies.language.settings import LanguageSettings
+from mmgrpo.run.exporting import copy_adapters
 from mmgrpo.train.build import build_policy
 from mmgrpo.train.trainer import Trainer
+from tests.breadth import adapters, assembly
 from tests.policies import tiny_language, tiny_policies
 from tests.policies.contract import gradients, move, values
 from tests.policies.test_kept import DORA, FULL, LORA
@@ -245,6 +247,36 @@ def test_a_reader_without_the_header_gets_the_scale(lora: dict[str, Any], tmp_pa
     stock = tiny_policies.pipeline_of("sd15")
     stock.load_lora_weights(tmp_path)
     assert np.array_equal(drawn(stock), drawn(policy.pipeline))
+
+
+def test_an_export_has_any_scale_in_its_factors(tmp_path: Path) -> None:
+    policy = made("sd15", lora={"rank": 4, "alpha": 3.0})
+    move(policy.trainable, scale=0.1)
+    saved, exported = tmp_path / "saved", tmp_path / "exported"
+    saved.mkdir()
+    exported.mkdir()
+    policy.save(saved)
+    copy_adapters(saved, exported, base=None, revision=None)
+    for is_bare in (False, True):
+        if is_bare:
+            save_file(copied(exported / DIFFUSERS_FILE), exported / DIFFUSERS_FILE)
+        stock = tiny_policies.pipeline_of("sd15")
+        stock.load_lora_weights(exported)
+        assert np.abs(drawn(stock) - drawn(policy.pipeline)).max() < 1e-5
+    begun = made("sd15", lora={"rank": 4, "alpha": 3.0}, adapter=str(exported))
+    torch.testing.assert_close(trained_weights(begun), trained_weights(policy), rtol=1e-6, atol=0)
+
+
+def test_peft_folders_of_components_are_exported(tmp_path: Path) -> None:
+    policy = adapters.policy_of("Kandinsky3Pipeline", assembly.build("Kandinsky3Pipeline"))
+    saved, exported = tmp_path / "saved", tmp_path / "exported"
+    saved.mkdir()
+    exported.mkdir()
+    policy.keep("before")
+    policy.save(saved)
+    copy_adapters(saved, exported, base=None, revision=None)
+    names = sorted(str(path.relative_to(exported)) for path in exported.rglob("*") if path.is_file())
+    assert names == [DIFFUSERS_FILE, "unet/adapter_config.json", "unet/adapter_model.safetensors"]
 
 
 def test_diffusers_reads_no_keys_of_alphas(tmp_path: Path) -> None:
