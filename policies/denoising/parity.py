@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mmgrpo.policies.denoising.batches import Batches
 from mmgrpo.policies.denoising.exactness import WRONG_CALL
@@ -18,8 +19,11 @@ from mmgrpo.policies.denoising.stage import Stage
 from mmgrpo.system.exhausted import is_out_of_memory
 
 LONG_PROMPT = 64  # words, or as many times 4 characters: of the prompt that the first rows of a kind are compared with
-NOISE_FACTOR = 4.0  # how many times what batching alone changes a longer prompt in the batch may change
-MAX_NOISE = 10.0  # and of ``tolerance``, whatever batching alone changes
+BATCHED_FACTOR = 4.0  # how many times what batching with itself changes a longer prompt in the batch may change
+MAX_NOISE = 10.0  # how many times ``tolerance`` it may change at most, whatever rounding changes
+
+Rewrite = Callable[[int, Any, Any, Any], tuple[Any, Any]]
+"""Edits a call of a denoiser: (iteration, module, args, kwargs) -> (args, kwargs)."""
 
 Lengths = dict[str, int]
 """Bytes of the longest text by argument."""
@@ -36,12 +40,14 @@ class BatchParity:
     Attributes:
         stage: the pipeline.
         batches: how many rows share a run: one, once a row is found to depend on its batch.
-        tolerance: largest difference of a prediction, relative to its size, where batching alone makes none.
+        tolerance: largest difference of a prediction, relative to its size, where rounding makes less.
+        dtype: that the denoiser computes in.
     """
 
     stage: Stage
     batches: Batches
     tolerance: float
+    dtype: torch.dtype
     _longest: dict[Any, Lengths] = field(default_factory=dict)
 
     def settle(self, rows: Sequence[Row], call: Mapping[str, Any]) -> bool:
@@ -109,15 +115,39 @@ class BatchParity:
         alone, other_alone = self._prediction([row], call), self._prediction([other], call)
         if alone is None or other_alone is None or not bool(alone.isfinite().all() and other_alone.isfinite().all()):
             return ""  # one that cannot run alone says nothing of batches
-        noise = _difference(self._prediction([row, row], call), [alone, alone])
         gap = _difference(self._prediction([row, other], call), [alone, other_alone])
-        allowed = self.tolerance * min(max(1.0, NOISE_FACTOR * noise / self.tolerance), MAX_NOISE)
+        if gap <= self.tolerance:
+            return ""
+        allowed = min(max(self.tolerance, self._noise(row, alone, call)), MAX_NOISE * self.tolerance)
         if gap <= allowed:
             return ""
         return f"beside another prompt its prediction changes by {gap:.1e} of its size, more than {allowed:.0e}"
 
+    def _noise(self, row: Row, alone: Tensor, call: Mapping[str, Any]) -> float:
+        """What rounding may change of a prediction, by batching the row with itself and by rounding its state.
+
+        A mask for the padding of other rows takes other kernels, which round otherwise than those of a row alone.
+        """
+        batched = _difference(self._prediction([row, row], call), [alone, alone])
+        rounded = _difference(self._prediction([row], call, rewrite=self._rounded_otherwise), [alone])
+        noises = [BATCHED_FACTOR * batched, rounded]
+        return max((noise for noise in noises if noise != float("inf")), default=0.0)
+
+    def _rounded_otherwise(self, iteration: int, module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """A denoiser's arguments with half a unit in the last place added to the states, or taken from them."""
+        leaves, spec = tree_flatten((args, kwargs))
+        number = next((n for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.ndim > 1), None)
+        if number is None or not leaves[number].is_floating_point():
+            return args, kwargs
+        state, generator = leaves[number], torch.Generator().manual_seed(iteration)
+        sign = torch.randint(0, 2, state.shape, generator=generator).mul(2).sub(1).to(state.device)
+        leaves[number] = (state.float() * (1 + sign * torch.finfo(self.dtype).eps / 2)).to(state.dtype)
+        return tree_unflatten(leaves, spec)
+
     @torch.no_grad()
-    def _prediction(self, rows: Sequence[Row], call: Mapping[str, Any]) -> Tensor | None:
+    def _prediction(
+        self, rows: Sequence[Row], call: Mapping[str, Any], *, rewrite: Rewrite | None = None
+    ) -> Tensor | None:
         """What the first step of a run is given, float32; None where these rows cannot run."""
         outputs: list[Tensor] = []
 
@@ -126,7 +156,7 @@ class BatchParity:
             raise Stop
 
         try:
-            session = Session(on_step=first_step)
+            session = Session(on_step=first_step, rewrite=rewrite)
             self.stage.run(session, self.stage.form.arguments(rows, call), seed=rows[0].seed)
         except WRONG_CALL as error:
             if is_out_of_memory(error):

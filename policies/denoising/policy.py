@@ -166,7 +166,9 @@ class DenoisingPolicy(
         alone = shows_media({**settings.call, **settings.evaluation_call})
         self._batches = Batches(1 if alone else settings.rollout_batch, 1 if alone else settings.update_batch)
         tolerance = EXACTNESS.get(dtype, max(EXACTNESS.values()))
-        self._parity = BatchParity(stage=self._stage, batches=self._batches, tolerance=BATCH_ROUNDING * tolerance)
+        self._parity = BatchParity(
+            stage=self._stage, batches=self._batches, tolerance=BATCH_ROUNDING * tolerance, dtype=dtype
+        )
         self._reader = Reader(
             stage=self._stage,
             targets=self._targets,
