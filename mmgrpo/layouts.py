@@ -6,6 +6,7 @@ its turn: no device ever holds all of them whole.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
 from torch.utils.weak import WeakIdKeyDictionary
 
 _laid: Any = WeakIdKeyDictionary()
@@ -85,6 +85,8 @@ class OnMesh:
 
     def whole(self, value: Tensor) -> Tensor:
         """As ``Layout`` has it."""
+        from torch.distributed.tensor import DTensor
+
         there = DTensor.from_local(
             value, self.mesh, self.placements, run_check=False, shape=self.shape, stride=self.stride
         )
@@ -92,6 +94,8 @@ class OnMesh:
 
     @property
     def _rows(self) -> range:
+        from torch.distributed.tensor import Shard
+
         assert self.placements == (Shard(0),)
         each = -(-self.shape[0] // self.mesh.size())
         return range(self.shape[0])[self.mesh.get_local_rank() * each :][:each]
@@ -104,7 +108,8 @@ def lay(parameter: Tensor, layout: Layout) -> None:
 
 def layout_of(parameter: Any) -> Layout | None:
     """How it lies in parts; None: this process holds the whole."""
-    if isinstance(parameter, DTensor):
+    sharded = sys.modules.get("torch.distributed.tensor")  # seconds to import, and of no DTensor where it is not
+    if sharded is not None and isinstance(parameter, getattr(sharded, "DTensor", ())):
         return OnMesh(parameter.device_mesh, parameter.placements, parameter.shape, parameter.stride())
     return _laid.get(parameter)
 

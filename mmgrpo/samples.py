@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from PIL import Image
-from torch import Tensor
 
 from mmgrpo.errors import DataError
+from mmgrpo.system.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_RATE = 768_000
 """The highest sampling rate of a sound, in Hz: four times what recorders offer."""
@@ -32,7 +34,7 @@ class Audio:
 
     def __post_init__(self) -> None:
         values, rate = self.values, self.sampling_rate
-        if not isinstance(values, Tensor) or values.dtype != torch.float32 or values.device.type != "cpu":
+        if not isinstance(values, torch.Tensor) or values.dtype != torch.float32 or values.device.type != "cpu":
             raise DataError(f"Audio.values must be a float32 tensor on the CPU, got {_kind_of(values)}")
         if values.ndim != 2 or 0 in values.shape:
             raise DataError(f"Audio.values must be (channels, samples), of one at least, got {tuple(values.shape)}")
@@ -48,7 +50,7 @@ class Audio:
 
 
 def _kind_of(value: object) -> str:
-    return f"{value.dtype} on {value.device}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    return f"{value.dtype} on {value.device}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from mmgrpo.errors import DataError, ShapeError
 from mmgrpo.samples import Audio as Audio
@@ -24,7 +21,11 @@ from mmgrpo.scores import Scores as Scores
 from mmgrpo.splits import Continuation as Continuation
 from mmgrpo.splits import Split as Split
 from mmgrpo.splits import num_leaves, require_tree
+from mmgrpo.system.lazy import torch
 from mmgrpo.values import Value
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,9 @@ BESIDE = ("policies", "rewards", "examples")
 
 ROOMS = (
     ("errors", "values"),
+    ("system",),
     ("samples", "scores", "splits"),
     ("types",),
-    ("system",),
     ("memory",),
     ("maths",),
     ("layouts",),

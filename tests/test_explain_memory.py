@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -19,11 +20,12 @@ from mmgrpo.config.loading import load_config, validated
 from mmgrpo.explain.machine import Machine, Operator, measured, optimizer_work, work_of
 from mmgrpo.explain.memory import block_sizes, gathered_bytes, held_by
 from mmgrpo.explain.metering import ran
-from mmgrpo.explain.scale import Engine, planned, scale_rows
+from mmgrpo.explain.scale import Engine, Planned, planned, scale_rows
 from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.run.parts import held
 from mmgrpo.run.processes import Job
 from tests.test_sharding import on_two
+from tests.tiny.language_models import make as make_language_model
 
 
 class Block(nn.Linear):
@@ -193,6 +195,39 @@ def test_what_is_predicted_by_measuring() -> None:
     refused = CliRunner().invoke(app, ["explain", "quickstart/arithmetic-text", "--measure"])
     assert refused.exit_code == 2
     assert "--processes N" in refused.output
+
+
+def test_passes_are_counted_once_for_a_model_and_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    model = tmp_path / "model"
+    make_language_model("llama")[0].save_pretrained(model)
+    lines: list[str] = []
+
+    def plan_of(**settings: Any) -> Planned:
+        named = {"name": "language", "model": str(model), "max_new_tokens": 4, **settings}
+        values = {**load_config("quickstart/arithmetic-text").model_dump(), "policy": named}
+        return planned(validated(values), num_processes=2, prompt_tokens=6, say=lines.append)
+
+    first = plan_of()
+    num_lines = len(lines)
+    assert (
+        lines[0]
+        == f"counting the operators of a rollout of {first.outline.rollout_rows} row(s) (1 of {num_lines}; shapes "
+        "alone) ..."
+    )
+    again = plan_of()
+    assert len(lines) == num_lines
+    assert again.passes == first.passes
+    assert again.seconds(Machine()) == first.seconds(Machine())
+    assert plan_of(max_new_tokens=5).passes != first.passes
+    assert len(lines) == 2 * num_lines
+    values = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**values, "num_hidden_layers": values["num_hidden_layers"] + 1}))
+    assert plan_of().passes.update.work.total() > first.passes.update.work.total()
+    for file in (tmp_path / "state").rglob("*.json"):
+        file.write_text("{")  # torn
+    plan_of()
+    assert len(lines) == 4 * num_lines
 
 
 @pytest.mark.nightly

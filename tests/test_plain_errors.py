@@ -24,6 +24,7 @@ from mmgrpo.run.tracking import wandb_settings
 from mmgrpo.system import files
 from mmgrpo.system.console import EncodableStream, PlainConsole
 from mmgrpo.system.files import full_disk
+from mmgrpo.train.arguments import with_policy_name
 from mmgrpo.train.build import build_policy
 from mmgrpo.trials.running import Carrying, failure_reason
 
@@ -152,6 +153,17 @@ def test_a_run_that_resumes_continues_its_run_at_wandb(tmp_path: Path, monkeypat
     other = tmp_path / "other"
     other.mkdir()
     assert wandb_settings(RunConfig(), other)["id"] != first["id"]
+
+
+def test_a_policy_section_beside_a_path_needs_no_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    values = {"steps": 1, "policy": {"max_new_tokens": 5}}
+    named = with_policy_name(values, tmp_path)
+    assert named == {"steps": 1, "policy": {"max_new_tokens": 5, "name": "language"}}
+    assert validated(named).policy is not None
+    for other in (None, object()):
+        assert with_policy_name(values, other) is values
+    assert with_policy_name({"steps": 1}, tmp_path) == {"steps": 1}
 
 
 def test_a_console_of_any_encoding_takes_any_text() -> None:

@@ -119,6 +119,12 @@ def _one_of(settings: RunConfig, task: str | None) -> RunConfig:
     return settings
 
 
+def say_importing() -> None:
+    """Before a command imports libraries that take seconds, or on a busy machine minutes, to load."""
+    if "torch" not in sys.modules and os.environ.get("RANK", "0") == "0":
+        PlainConsole(stderr=True).say("loading the libraries ...")
+
+
 def _say_loading(settings: RunConfig) -> None:
     """At once, as the libraries alone take seconds to be imported; of several processes the first says it."""
     if os.environ.get("RANK", "0") != "0":
@@ -168,6 +174,7 @@ def _config_file(config: str) -> str | Path:
         raise ConfigError(f"{config} is the folder of a series; name one of its runs: {runs or 'none has begun'}")
     if not is_run(config):
         return config
+    say_importing()
     from mmgrpo.run.resuming import config_of
 
     return config_of(Path(config))
@@ -195,6 +202,7 @@ def prompts_of(settings: RunConfig) -> list[Prompt]:
 
 def resumed_settings(resume: Path, config: str | None, overrides: list[str], *, computes: bool = True) -> RunConfig:
     """What a run is to go on under: its own configuration, or another, with overrides over it; as ``settings_of``."""
+    say_importing()
     from mmgrpo.run.resuming import allowed_config, config_of
 
     if config is not None and "=" in config and not Path(config).is_file():

@@ -21,6 +21,7 @@ from mmgrpo.cli.commanded import (
     policy_of,
     prompts_of,
     resumed_settings,
+    say_importing,
     settings_of,
     shown_prompt,
     single_settings_of,
@@ -30,7 +31,7 @@ from mmgrpo.cli.listings import methods, policies, recipes, rewards
 from mmgrpo.cli.plain import console, plain_errors
 from mmgrpo.errors import ConfigError
 from mmgrpo.system import interrupts
-from mmgrpo.system.console import brief, log_plainly, raised_plainly, shown, styled
+from mmgrpo.system.console import PlainConsole, brief, log_plainly, raised_plainly, shown, styled
 
 if TYPE_CHECKING:
     from mmgrpo.types import Sample
@@ -321,7 +322,8 @@ def explain(
                 from mmgrpo.explain.machine import Machine, measured
                 from mmgrpo.explain.scale import Engine, planned, scale_rows
 
-                plan = planned(settings, num_processes=processes, prompt_tokens=prompt_tokens)
+                say = PlainConsole(stderr=True).say
+                plan = planned(settings, num_processes=processes, prompt_tokens=prompt_tokens, say=say)
                 numbers: dict[str, Any] = {
                     "tflops": tflops,
                     "memory_gb_s": memory_gb_s,
@@ -349,6 +351,7 @@ def serve_rewards(
 ) -> None:
     """Serves the configuration's rewards to runs elsewhere, whose reward is then named remote."""
     with plain_errors():
+        say_importing()
         from mmgrpo.serving.wire import token_of
         from mmgrpo.system.extras import missing
         from mmgrpo.train.build import build_rewards

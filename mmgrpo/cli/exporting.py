@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mmgrpo.cli.commanded import is_run, policy_of, single_settings_of, weights_for
+from mmgrpo.cli.commanded import is_run, policy_of, say_importing, single_settings_of, weights_for
 from mmgrpo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,6 +54,9 @@ def export_run(run: str, wanted: Wanted) -> Path:
         CheckpointError: the run has no sound checkpoint.
         OutputError: the folder cannot be written.
     """
+    if not is_run(run):
+        raise ConfigError(f"{run} is no run folder and no checkpoint: give one of those that train has written")
+    say_importing()
     from mmgrpo.run.exporting import copy_adapters, has_adapters
     from mmgrpo.run.folder import CONFIG as RUN_CONFIG
     from mmgrpo.run.folder import claimed
@@ -61,8 +64,6 @@ def export_run(run: str, wanted: Wanted) -> Path:
     from mmgrpo.run.trust import require_within
     from mmgrpo.system.files import sync_tree, writing
 
-    if not is_run(run):
-        raise ConfigError(f"{run} is no run folder and no checkpoint: give one of those that train has written")
     checkpoint = weights_for(run, None, wanted.task, best=wanted.best)
     assert checkpoint is not None
     weights, folder = weights_at(checkpoint), run_of(checkpoint)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from mmgrpo.config.loading import LAUNCHED, LAUNCHES
 from mmgrpo.errors import ConfigError
+from mmgrpo.system.console import PlainConsole
 from mmgrpo.system.extras import is_installed, missing
 from mmgrpo.system.yamls import YamlError, parsed_yaml
 
@@ -51,6 +52,8 @@ def launch(accelerate: str, arguments: Sequence[str], *, processes: int | None) 
     command += ["-m", "mmgrpo.cli", "train", *arguments]
     os.environ.setdefault("PET_SIGNALS_TO_HANDLE", SIGNALS)
     os.environ[LAUNCHED] = shlex.join(asked)
+    number = "the processes" if processes is None else f"{processes} processes"
+    PlainConsole(stderr=True).say(f"starting {number} of {accelerate} by accelerate launch ...")
     os.execv(sys.executable, command)
 
 

@@ -74,10 +74,12 @@ def methods(
 
 def _list_names(kind: str) -> None:
     from mmgrpo.config.registry import names, resolve
+    from mmgrpo.docgen.declared import summary_line
 
     table = Table("name", "what it is", "where", box=None, header_style="bold")
     for name, target in sorted(names(kind).items()):
-        table.add_row(name, _first_line(lambda n=name: resolve(kind, n)), target)
+        line = summary_line(target)  # from the source, so that no library is loaded for a list
+        table.add_row(name, _first_line(lambda n=name: resolve(kind, n)) if line is None else line, target)
     console.print(table)
 
 

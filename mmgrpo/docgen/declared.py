@@ -20,6 +20,10 @@ from mmgrpo.system.targets import is_own
 _NESTED = ("of", "likelihood", "grade")  # settings of a reward that name another one
 
 
+MAX_REEXPORTS = 5
+"""Packages that a name is followed through."""
+
+
 @dataclass(frozen=True, slots=True)
 class Declared:
     """The settings of a reward.
@@ -59,6 +63,28 @@ def declared(target: str) -> Declared | None:
     if found is None and not _binds(tree, attribute):
         defined = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
         raise ConfigError(f"{source} defines no {attribute!r}{suggestion(attribute, defined)}")
+    return None
+
+
+def summary_line(target: str) -> str | None:
+    """The first line of the docstring at "module:attribute"; None where the source of its module does not show it.
+
+    An attribute that a package imports from another module, if only for type checkers, is looked up there.
+    """
+    module, _, attribute = target.partition(":")
+    for _ in range(MAX_REEXPORTS):
+        source = _source_of(module)
+        if source is None:
+            return None
+        tree = ast.parse(source.read_bytes())
+        found = next((node for node in tree.body if getattr(node, "name", None) == attribute), None)
+        if isinstance(found, ast.ClassDef | ast.FunctionDef):
+            return (ast.get_docstring(found) or "").partition("\n")[0]
+        imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module)
+        home = next((node.module for node in imports if attribute in {alias.name for alias in node.names}), None)
+        if home is None or home == module:
+            return None
+        module = home
     return None
 
 

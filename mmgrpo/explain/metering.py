@@ -84,34 +84,54 @@ class Passes:
 
     Attributes:
         update: a slice of an update, forward and backward, gradients there already.
-        forward: the same slice without grad.
+        forward: the same slice without grad; None where nothing runs it.
         rollout: a batch of a rollout: of a denoiser, one step; peak of its calls, sum of their work.
         rollout_calls: calls of the model in it.
     """
 
     update: Ran
-    forward: Ran
+    forward: Ran | None
     rollout: Ran
     rollout_calls: int
 
 
-def passes_of(outline: Outline) -> Passes:
+def passes_of(outline: Outline, *, without_grad: bool = True, say: Callable[[str], None] = lambda _: None) -> Passes:
     """Runs the outline's passes on shapes alone, on the CPU's kernels; nothing is computed, and no memory is taken.
 
     A gradient counts where it is, not here. The modules hold shapes without values from now on.
+
+    Args:
+        outline: of the policy.
+        without_grad: whether a slice of an update is also run without grad.
+        say: is given a line before each pass, as a large model takes a while.
+
+    Returns:
+        What the passes take; ``forward`` is None without ``without_grad``.
     """
     mode, twins = FakeTensorMode(), {}
     with mode:
         for module in outline.modules.values():
             _without_values(module, twins)
     parameters = [one for one in twins.values() if isinstance(one, nn.Parameter) and one.requires_grad]
+    num_passes = 1 + len(outline.rollout) + without_grad
+    passes = iter(range(1, num_passes + 1))
+
+    def begin(name: str) -> None:
+        say(f"counting the operators of {name} ({next(passes)} of {num_passes}; shapes alone) ...")
+
     with mode:
         for parameter in parameters:
             parameter.grad = torch.empty_like(parameter)
         known = [*twins.values(), *(one.grad for one in parameters if one.grad is not None)]
+        drawn: list[Ran] = []
         with torch.no_grad():
-            drawn = [ran(one.call, known, prepare=one.prepare) for one in outline.rollout]
-            forward = ran(lambda _: outline.update(), known)
+            for one in outline.rollout:
+                begin(f"a rollout of {outline.rollout_rows} row(s)")
+                drawn.append(ran(one.call, known, prepare=one.prepare))
+            if without_grad:
+                begin(f"a forward of {outline.update_rows} row(s)")
+            forward = ran(lambda _: outline.update(), known) if without_grad else None
+        begin(f"an update of {outline.update_rows} row(s)")
         update = ran(lambda _: outline.update().backward(), known)
     work: Work = Counter()
     for one, found in zip(outline.rollout, drawn, strict=True):
@@ -125,7 +145,7 @@ def passes_of(outline: Outline) -> Passes:
 
 
 def ran(call: Callable[[Any], object], known: Iterable[Tensor], *, prepare: Callable[[], Any] = lambda: None) -> Ran:
-    """Makes a call, twice, and counts what it takes.
+    """Makes a call and counts what it takes.
 
     Args:
         call: makes it, of what is prepared.
@@ -136,9 +156,9 @@ def ran(call: Callable[[Any], object], known: Iterable[Tensor], *, prepare: Call
         Its peak and its operators.
     """
     with Meter(known) as meter:
-        call(prepare())
-    prepared = prepare()
-    return Ran(num_bytes=meter.peak, work=work_of(lambda: call(prepared)))
+        prepared = prepare()
+        work = work_of(lambda: call(prepared))
+    return Ran(num_bytes=meter.peak, work=work)
 
 
 def _without_values(module: nn.Module, twins: dict[int, Tensor]) -> None:

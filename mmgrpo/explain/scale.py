@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from math import ceil
@@ -20,7 +20,9 @@ from mmgrpo.explain.forwards import forwards_per_sample
 from mmgrpo.explain.machine import Machine, optimizer_work
 from mmgrpo.explain.memory import Held, block_sizes, gathered_bytes, held_by, trained_sizes
 from mmgrpo.explain.metering import Passes, passes_of
+from mmgrpo.explain.passes_cache import cache_file, read_passes, write_passes
 from mmgrpo.outline import Outline
+from mmgrpo.system.targets import is_own
 from mmgrpo.values import REFERENCE
 
 GIB = 2**30
@@ -150,7 +152,9 @@ class Planned:
         )
         return Seconds(
             rollout=drawn * machine.batched(passes.rollout.work, rows=rows, each=outline.rollout_rows),
-            views=beside * machine.batched(passes.forward.work, rows=rows, each=outline.update_rows),
+            views=0.0
+            if passes.forward is None
+            else beside * machine.batched(passes.forward.work, rows=rows, each=outline.update_rows),
             update=learnt * machine.batched(passes.update.work, rows=rows, each=outline.update_rows),
             optimizer=num_updates * machine.seconds(steps),
             sums=num_updates * 2 * share * summed / link,
@@ -178,13 +182,20 @@ class Planned:
         return () if whole else self.outline.sharded
 
 
-def planned(config: RunConfig, *, num_processes: int = 1, prompt_tokens: int = 512) -> Planned:
-    """Looks at the policy of a run.
+def planned(
+    config: RunConfig,
+    *,
+    num_processes: int = 1,
+    prompt_tokens: int = 512,
+    say: Callable[[str], None] = lambda _: None,
+) -> Planned:
+    """Looks at the policy of a run; what was counted before on this machine is read again.
 
     Args:
         config: of the run.
         num_processes: over which its groups are dealt out; a batch has no more rows than one of them.
         prompt_tokens: of each prompt of a language model, those of its pictures included.
+        say: is given a line before each pass whose operators are counted.
 
     Returns:
         The plan.
@@ -207,8 +218,31 @@ def planned(config: RunConfig, *, num_processes: int = 1, prompt_tokens: int = 5
     reads = config.advantage.kl_beta > 0 or REFERENCE in build_objective(config.objective).views
     copies = int(reads and settings.lora is None)
     return Planned(
-        config=config, outline=found, passes=passes_of(found), names_kept=copies, num_processes=num_processes
+        config=config,
+        outline=found,
+        passes=_passes(config, found, f"{settings.model_dump_json()} {prompt_tokens} {group_size} {num_rows}", say),
+        names_kept=copies,
+        num_processes=num_processes,
     )
+
+
+def _passes(config: RunConfig, outline: Outline, call: str, say: Callable[[str], None]) -> Passes:
+    """The passes of an outline, from the cache where they are in it; code of the user's own is counted each time."""
+    try:
+        without_grad = _forwards(config)[1] > 0
+    except ConfigError:  # of the time, which is not known then; the memory is
+        without_grad = False
+    policy = config.policy
+    assert policy is not None
+    own = is_own(str(policy.numbers.get("model", "")))
+    file = None if own else cache_file(outline, f"{policy.name} {without_grad} {call}")
+    cached = None if file is None else read_passes(file)
+    if cached is not None:
+        return cached
+    passes = passes_of(outline, without_grad=without_grad, say=say)
+    if file is not None:
+        write_passes(file, passes)
+    return passes
 
 
 def scale_rows(plan: Planned, machine: Machine, engine: Engine) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,6 @@ from mmgrpo.differentiating import join
 from mmgrpo.errors import ConfigError
 from mmgrpo.layouts import arrive, blocks_of, layout_of
 from mmgrpo.policy import Arguments
-from mmgrpo.run.fsdp import FSDP2
 from mmgrpo.run.turns import Turns
 from mmgrpo.system.extras import required
 
@@ -162,6 +161,8 @@ class Sharding:
 
 def _engine(accelerator: Accelerator, plugin: FullyShardedDataParallelPlugin | DeepSpeedPlugin) -> Engine:
     if isinstance(plugin, FullyShardedDataParallelPlugin):
+        from mmgrpo.run.fsdp import FSDP2
+
         return FSDP2(accelerator, plugin)
     os.environ.setdefault("DS_ACCELERATOR", accelerator.device.type)  # read where it is imported
     required("deepspeed", "DeepSpeed, which accelerate's settings ask for,")

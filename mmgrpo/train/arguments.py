@@ -58,6 +58,17 @@ def policy_of(given: Any, config: RunConfig, device: str | torch.device) -> Poli
     return build_policy(with_policy(given, config), device)
 
 
+def with_policy_name(config: Any, policy: Any) -> Any:
+    """The values of a configuration whose section ``policy`` names no adapter, with the one that a model's path shows.
+
+    Anything else is given back as it is. Raises ConfigError where nothing shows which adapter it is.
+    """
+    section = config.get("policy") if isinstance(config, Mapping) else None
+    if not isinstance(policy, str | Path) or not isinstance(section, Mapping) or "name" in section:
+        return config
+    return {**config, "policy": {**section, "name": _adapter_for(str(policy))}}
+
+
 def rewards_of(given: Any) -> list[NamedReward]:
     """Rewards by name: from one function or registered name, a sequence of them, or a mapping of names to functions."""
     if isinstance(given, Mapping):

@@ -33,7 +33,7 @@ from mmgrpo.run.watchdog import Alarm, Watchdog, first_step_note, watched
 from mmgrpo.scoring import Scorer
 from mmgrpo.scoring.columns import require_rows
 from mmgrpo.train.account import Account
-from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_of, with_policy
+from mmgrpo.train.arguments import RewardGiven, policy_of, prompts_of, rewards_of, with_policy, with_policy_name
 from mmgrpo.train.auxiliary import Auxiliaries
 from mmgrpo.train.build import build_plan, build_rewards, build_setting, exchange_plan, optimizer_of
 from mmgrpo.train.build_views import build_views, require_images
@@ -95,7 +95,7 @@ class Trainer:
             resume: a run folder or a checkpoint to go on from.
             before: of a task of a mixed run, whose steps somebody else takes, the tasks before it.
         """
-        self.config = with_policy(policy, config_given(config, resume))
+        self.config = with_policy(policy, config_given(with_policy_name(config, policy), resume))
         asked = prompts_of(prompts, self.config)
         self.job = Job.of(self.config, accelerator)
         resumption = self.job.from_main(lambda: plan_resumption(Path(resume), self.config)) if resume else None

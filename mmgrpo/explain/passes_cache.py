@@ -1,0 +1,90 @@
+"""Passes that were counted before, on this machine: a file for each model, call and version of the libraries.
+
+To count the operators of a model of billions of weights takes minutes on a busy CPU, and gives the same each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from mmgrpo.errors import OutputError
+from mmgrpo.explain import machine, metering
+from mmgrpo.explain.machine import Operator
+from mmgrpo.explain.metering import Passes, Ran
+from mmgrpo.outline import Outline
+from mmgrpo.system.files import replace_text
+
+LIBRARIES = ("torch", "transformers", "diffusers", "peft")
+COUNTS = ("update", "forward", "rollout")
+
+
+def cache_file(outline: Outline, call: str) -> Path:
+    """The file of an outline's passes: its name is a hash of all that they depend on.
+
+    Args:
+        outline: its modules count by their classes, and their tensors by name, shape and dtype.
+        call: the settings that the model is called with.
+
+    Returns:
+        A path in ``$XDG_STATE_HOME/mmgrpo/passes``, by default in ``~/.local/state``.
+    """
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "mmgrpo" / "passes"
+    digest = hashlib.sha256()
+    for part in (call, outline.update_rows, outline.rollout_rows, *_versions(), *_structure(outline)):
+        digest.update(f"{part}\0".encode())
+    return folder / f"{digest.hexdigest()}.json"
+
+
+def read_passes(file: Path) -> Passes | None:
+    """The passes of a cache file; None where there is none, or it cannot be read."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        counts = {name: _ran(values[name]) for name in COUNTS if values[name] is not None}
+        return Passes(**{"forward": None, **counts}, rollout_calls=int(values["rollout_calls"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def write_passes(file: Path, passes: Passes) -> None:
+    """Writes a cache file; where that is not possible the passes are counted again the next time."""
+    values: dict[str, Any] = {name: _plain(getattr(passes, name)) for name in COUNTS}
+    with suppress(OSError, OutputError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(file, json.dumps({**values, "rollout_calls": passes.rollout_calls}))
+
+
+def _plain(ran: Ran | None) -> dict[str, Any] | None:
+    if ran is None:
+        return None
+    work = [[operator.flops, operator.num_bytes, count] for operator, count in ran.work.items()]
+    return {"num_bytes": ran.num_bytes, "work": work}
+
+
+def _ran(values: dict[str, Any]) -> Ran:
+    work = Counter({Operator(flops=flops, num_bytes=size): count for flops, size, count in values["work"]})
+    return Ran(num_bytes=int(values["num_bytes"]), work=work)
+
+
+def _versions() -> Iterator[str]:
+    for library in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            yield f"{library}=={version(library)}"
+    for module in (machine, metering):
+        yield hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
+
+
+def _structure(outline: Outline) -> Iterator[str]:
+    for name, module in outline.modules.items():
+        yield f"{name}:{getattr(module, 'config', None)}"
+        for path, part in module.named_modules():
+            yield f"{path}:{type(part).__module__}.{type(part).__qualname__}:{part.training}:{part.extra_repr()}"
+        for path, tensor in (*module.named_parameters(), *module.named_buffers()):
+            yield f"{path}:{tuple(tensor.shape)}:{tensor.dtype}:{tensor.requires_grad}"

@@ -1,0 +1,44 @@
+"""Lists and pages are read without the libraries that compute; what loads them says so first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmgrpo.config.registry import POLICIES, resolve
+from mmgrpo.docgen.declared import summary_line
+
+CODE = """
+import sys
+from typer.testing import CliRunner
+from mmgrpo.cli import app
+result = CliRunner().invoke(app, sys.argv[1:])
+assert result.exit_code == 0, result.output
+print(result.output)
+heavy = {"torch", "transformers", "diffusers", "accelerate"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [(["policies"], "A causal language model"), (["rewards", "exact_match"], "# exact_match")],
+    ids=["policies", "rewards NAME"],
+)
+def test_a_page_is_shown_without_the_libraries_that_compute(command: list[str], shown: str) -> None:
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, *command], capture_output=True, text=True, cwd=root, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert shown.removeprefix("# ") in done.stdout
+
+
+def test_the_list_of_policies_has_the_first_lines_of_their_docstrings() -> None:
+    for name, target in POLICIES.items():
+        assert summary_line(target) == (resolve("policies", name).__doc__ or "").strip().split("\n")[0]
+    assert summary_line("no_such_module:Thing") is None
+    assert summary_line("mmgrpo.errors:Nothing") is None
