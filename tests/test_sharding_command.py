@@ -53,7 +53,7 @@ def test_what_the_command_cannot_start_is_said(tmp_path: Path, monkeypatch: pyte
 
 def test_deepspeed_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmgrpo.cli.launching.is_installed", lambda package: False)
-    with pytest.raises(MissingPackageError, match=r"--accelerate zero3 needs .*pip install 'mmgrpo\[deepspeed\]'"):
+    with pytest.raises(MissingPackageError, match=r"--accelerate zero3 needs .*--extra deepspeed"):
         launch("zero3", [], processes=None)
 
 
