@@ -45,8 +45,8 @@ verifiers are reported at weight 0. `fallback` rewards are the paper's, for a ru
 reward with a weight above 0, but for those of form and length (`format`, `overlong`, ...); `verifier: true` or `false`
 at a reward overrides that. A reward of the run with the name and label of a method's overrides its settings one by one,
 `rewards: [{name: exact_match}, {name: rarity, marks: [<A>, <B>]}]`; one with its label and `from_method: NAME` replaces
-it, and counts as it does in what it does not state. `mmgrpo explain` lists the rewards of the run and where each is
-from.
+it, and counts as it does in what it does not state. A live function with its label replaces it too, unless it is the
+run's only verifier. `mmgrpo explain` lists the rewards of the run and where each is from.
 
 `method.needs` names what a method needs of a run (a verifier, rows with images, an environment whose turns carry a
 reward, ...); a run that lacks it is an error before it starts. A run or a model is merged before the methods of the

@@ -47,7 +47,8 @@ class NamedReward:
         needs_columns: columns of the data without which it scores nothing; None: as the function declares.
         verifier: whether rewards of methods are computed of it; None: if its weight is above 0 and its name is not that
             of a reward of form or length.
-        from_method: the method whose reward of this name it replaces; None: it is the run's own.
+        from_method: the method whose reward of this name it replaces; None: a method that has one, if the run has
+            another verifier; else it is the run's own.
     """
 
     name: str

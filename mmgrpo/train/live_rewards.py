@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mmgrpo.config import GateConfig, RewardConfig, RunConfig
-from mmgrpo.config.method_rewards import with_method_rewards
+from mmgrpo.config.method_rewards import VERIFIERS, with_method_rewards
+from mmgrpo.config.methods import MethodConfig
 from mmgrpo.config.needs import require_needs
-from mmgrpo.config.rewards import NO_VERIFIERS
+from mmgrpo.config.rewards import NO_VERIFIERS, is_verifier
 from mmgrpo.errors import ConfigError
 from mmgrpo.scoring import NamedReward
 from mmgrpo.scoring.columns import require_rows
@@ -61,13 +62,32 @@ def joined_rewards(rewards: Sequence[NamedReward], config: RunConfig) -> RunRewa
     """As ``rewards_of_run``, without a look at rows and needs."""
     methods = () if config.method is None else (*config.method.over, config.method)
     live = {f"{LIVE}{reward.name}": reward for reward in rewards}
-    stated = [_config_of(key, reward) for key, reward in live.items()]
+    stated = _with_labels_of(methods, [_config_of(key, reward) for key, reward in live.items()])
     if {reward.name for reward in rewards} == {reward.known_as for reward in config.rewards}:
         return RunRewards(named=list(rewards), configs=config.rewards)
     if not any(method.rewards.substitutes or method.rewards.added for method in methods):
         return RunRewards(named=list(rewards), configs=tuple(stated))
     placed = with_method_rewards(stated, methods)
     return RunRewards(named=[_named(reward, live) for reward in placed], configs=placed)
+
+
+def _with_labels_of(methods: Sequence[MethodConfig], stated: Sequence[RewardConfig]) -> list[RewardConfig]:
+    """Live rewards, of which one with the label of a method's replaces it; but for the only verifier of the run."""
+    labels = {
+        reward.known_as: method.name
+        for method in methods
+        for reward in (*method.rewards.substitutes, *method.rewards.added)
+        if reward.name != VERIFIERS
+    }
+    verifiers = [reward for reward in stated if is_verifier(reward)]
+    others = [reward for reward in verifiers if reward.known_as not in labels]
+    kept = others or verifiers[:1]
+    return [
+        reward
+        if reward in kept or reward.from_method is not None or reward.known_as not in labels
+        else reward.model_copy(update={"from_method": labels[reward.known_as], "verifier": False})
+        for reward in stated
+    ]
 
 
 def _config_of(name: str, reward: NamedReward) -> RewardConfig:

@@ -232,6 +232,13 @@ def test_live_functions_are_verifiers(tmp_path: Path) -> None:
         ("right", None),
         ("reasoning", "right"),
     ]
+    run = joined_rewards([NamedReward("right", right), NamedReward("reasoning", right)], load_config("methods/p-grpo"))
+    assert [(reward.name, reward.gate and reward.gate.reward) for reward in run.named] == [
+        ("right", None),
+        ("reasoning", "right"),  # by its label
+    ]
+    run = joined_rewards([NamedReward("accuracy", right)], load_config("methods/canoe"))  # the only verifier
+    assert [reward.name for reward in run.named] == ["accuracy", "influence", "form"]
     built = [NamedReward("exact_match", right), NamedReward("rarity", right)]
     assert joined_rewards(built, load_config("methods/arm")).named == built  # of the configuration already
 
