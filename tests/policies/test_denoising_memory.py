@@ -58,7 +58,7 @@ def test_each_prompt_is_encoded_once_in_whatever_batches() -> None:
     policy.rollout(prompts, group_size=1, seed=SEED, plan=Plan(stochastic=()))
     assert encoded == ([1] * 4, [1] * 4)
     policy.rollout([Prompt("a black cat")], group_size=1, seed=SEED)
-    assert encoded == ([1] * 4, [1] * 4)
+    assert encoded == ([1] * 5, [1] * 5)
 
 
 def test_a_condition_image_is_encoded_once() -> None:
