@@ -153,7 +153,7 @@ def test_what_cannot_be_meant_is_said(call: Any, message: str) -> None:
     ("given", "message"),
     [
         (3, "a list of texts, rows or Prompts, got int"),
-        (Dataset.from_list(ROWS).to_iterable_dataset(), r"list\(dataset\.take"),
+        (Dataset.from_list(ROWS).to_iterable_dataset(), r"prompts\.limit in a configuration"),
         ([3], "item 0: a prompt is a text, a row or a Prompt, got int"),
         ([{"question": "why?"}], "row 0 has no prompt"),
     ],

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmgrpo.data.bounds import parquet_batches
+from mmgrpo.data.prompt_media import holds_media
 from mmgrpo.errors import DataError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from datasets import Dataset
 
 
-def read_parquet(path: Path) -> pa.Table:
-    """The table of a parquet file, read part by part within bounds.
+def read_parquet(path: Path) -> Dataset:
+    """The dataset of a parquet file, read part by part within bounds.
 
     Args:
         path: of the file.
 
     Returns:
-        The table.
+        The dataset.
 
     Raises:
-        DataError: the file is no parquet, or expands beyond the bounds.
+        DataError: the file is no parquet, has two columns of one name or a column of a type that ``datasets`` has no
+            feature for, or expands beyond the bounds.
     """
     import pyarrow as pa
+    from datasets import Dataset
 
     batches, schema = parquet_batches(path)
-    return pa.Table.from_batches(list(batches), schema)
+    if repeated := sorted(name for name, num in Counter(schema.names).items() if num > 1):
+        raise DataError(f"{path} has several columns of the name {', '.join(repeated)}; rename all but one of each")
+    table = pa.Table.from_batches(list(batches), schema)
+    try:
+        return Dataset(table)
+    except ValueError as error:  # of a type that has no feature, such as map
+        raise DataError(f"{path}: datasets cannot read its columns ({error}); store them as JSON texts") from error
 
 
 def is_transformed(dataset: Any) -> bool:
@@ -45,23 +57,79 @@ def require_limit(source: Any, limit: int | None) -> None:
     if isinstance(source, IterableDataset | IterableDatasetDict) and limit is None:
         raise DataError(
             "a streamed dataset may have no end, and prompts are kept in memory: say how many rows to read by limit "
-            "(prompts.limit in a configuration), or give list(dataset.take(1000))"
+            "(prompts.limit in a configuration)"
         )
 
 
-def decoded(value: Any, feature: Any) -> Any:
-    """A stored value as ``datasets`` decodes it, but for media, which stay as they are stored.
+def transformed_rows(
+    dataset: Any, where: str, stored: Collection[str], check: Callable[[Any, str], None]
+) -> Iterator[Callable[[], Any]]:
+    """A call for each row of a dataset that ``is_transformed``, which returns the row.
+
+    A format of a streamed dataset is left out, and its media in the columns ``stored`` are not decoded.
+
+    Args:
+        dataset: the dataset.
+        where: what to call it in an error.
+        stored: columns whose media stay as they are stored.
+        check: takes the stored media of another column, and its name in errors, before they are decoded.
+
+    Yields:
+        Callable: raises DataError for what ``set_transform`` or the decoding of the row raises.
+
+    Raises:
+        DataError: a stream raises; the rows after it cannot be read.
+    """
+    from datasets import IterableDataset
+
+    if not isinstance(dataset, IterableDataset):
+        for number in range(len(dataset)):
+            yield partial(read_row, partial(dataset.__getitem__, number), f"{where}, row {number}")
+        return
+    features = dataset.features
+    plain = dataset.with_format(None)
+    rows, number = iter(plain if features is None else plain.decode(False)), 0
+    while (row := read_row(partial(next, rows, None), f"{where}, row {number} of the stream")) is not None:
+        decode = partial(_decoded_row, row, features, f"{where}, row {number}", stored, check)
+        yield partial(read_row, decode, f"{where}, row {number}")
+        number += 1
+
+
+def _decoded_row(
+    row: dict[str, Any], features: Any, where: str, stored: Collection[str], check: Callable[[Any, str], None]
+) -> dict[str, Any]:
+    if features is None:
+        return row
+    for name in row.keys() - stored:
+        if holds_media(features.get(name)):
+            check(row[name], f"{where}, column '{name}'")
+    return {name: decoded(value, features[name], media=name not in stored) for name, value in row.items()}
+
+
+def read_row(read: Callable[[], Any], where: str) -> Any:
+    """What a call returns. Raises DataError for what a transform, a map or a decoder raises."""
+    try:
+        return read()
+    except DataError:
+        raise
+    except Exception as error:  # foreign code of the dataset
+        raise DataError(f"{where} cannot be read ({type(error).__name__}: {error})"[:500]) from error
+
+
+def decoded(value: Any, feature: Any, *, media: bool = False) -> Any:
+    """A stored value as ``datasets`` decodes it.
 
     Args:
         value: of arrow, as Python objects.
         feature: of ``datasets``; its ``Json`` is stored as text.
+        media: whether media are decoded too; else they stay as they are stored.
 
     Returns:
         The value.
     """
     from datasets.features.features import decode_nested_example
 
-    return decode_nested_example(_with_stored_media(feature), value)
+    return decode_nested_example(feature if media else _with_stored_media(feature), value)
 
 
 def _with_stored_media(feature: Any) -> Any:

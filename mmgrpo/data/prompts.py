@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from mmgrpo.config import PromptsConfig, ReadingConfig
-from mmgrpo.data.arrow_values import decoded, is_transformed, read_parquet, require_limit, without_null_keys
+from mmgrpo.data.arrow_values import (
+    decoded,
+    is_transformed,
+    read_parquet,
+    read_row,
+    require_limit,
+    transformed_rows,
+    without_null_keys,
+)
 from mmgrpo.data.bounds import refuse_fetching_card, require_bounded
 from mmgrpo.data.json_texts import json_of, row_of, text_of
 from mmgrpo.data.prompt_media import (
@@ -24,7 +32,7 @@ from mmgrpo.data.prompt_media import (
     refuse_far,
     stored_items,
 )
-from mmgrpo.data.rows import MEDIA_COLUMNS, form_of, prompt_of_row
+from mmgrpo.data.rows import FORMS, MEDIA_COLUMNS, form_of, prompt_of_row
 from mmgrpo.data.unreadable import Unreadable
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.system.hub import why_not
@@ -276,9 +284,7 @@ def _from_json(path: Path, rules: _Rules) -> Iterator[Prompt]:
 
 
 def _from_parquet(path: Path, rules: _Rules) -> Iterator[Prompt]:
-    from datasets import Dataset
-
-    return _from_dataset(Dataset(read_parquet(path)), rules, where=str(path), folder=path.parent)
+    return _from_dataset(read_parquet(path), rules, where=str(path), folder=path.parent)
 
 
 _READERS: dict[str, Callable[[Path, _Rules], Iterator[Prompt]]] = {
@@ -334,9 +340,12 @@ def _one_split(loaded: Any, source: str, split: str | None) -> Any:
 
 def _from_dataset(dataset: Any, rules: _Rules, where: str, folder: Path | None) -> Iterator[Prompt]:
     if is_transformed(dataset):
-        rows = (without_null_keys(row) for row in dataset)
+        stored = {rules.text_column, *(form.column for form in FORMS), *MEDIA_COLUMNS, *rules.pictures}
+        check = partial(refuse_far, allow_fetch=rules.allow_fetch, roots=rules.roots(folder))
+        rows = transformed_rows(dataset, where, stored, check)
         return chain.from_iterable(
-            rules.prompt(partial(_itself, row), f"{where}, row {number}", folder) for number, row in enumerate(rows)
+            rules.prompt(lambda read=read: without_null_keys(read()), f"{where}, row {number}", folder)
+            for number, read in enumerate(rows)
         )
     return _from_table(dataset.with_format(None), rules, where, folder)
 
@@ -357,7 +366,7 @@ def _from_table(dataset: Any, rules: _Rules, where: str, folder: Path | None) ->
         for name in with_media:  # before they are decoded, which would fetch them
             value, called = as_stored[number].column(name)[0].as_py(), f"{where}, row {number}, column '{name}'"
             refuse_far(value, called, allow_fetch=rules.allow_fetch, roots=roots)
-        found = plain[number] if plain.column_names else {}
+        found = read_row(partial(plain.__getitem__, number), f"{where}, row {number}") if plain.column_names else {}
         found |= {name: _stored(encoded, number, name, rules.pictures) for name in shown}
         return {name: without_null_keys(value) for name, value in found.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from mmgrpo.data.prompt_media import COLUMNS, Place, held
-from mmgrpo.data.turns import TAG, Conversation, conversation
+from mmgrpo.data.turns import TAG, Conversation, checked_message, conversation
 from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt
 
@@ -92,8 +93,10 @@ def prompt_of_row(
             f"{where} has no prompt: '{text_column}' must be a text or a list of chat messages, got {asked!r:.60}; its "
             f"columns are {', '.join(map(str, row))}; text_column names the one that holds the prompt"
         )
-    asked = _decoded_messages(asked)
     place = Place(where, folder, allow_fetch, roots)
+    asked = _decoded_messages(asked)
+    if isinstance(asked, list):
+        asked = [checked_message(message, place) for message in asked]
     beside = {kind: place.media(row, kind) for kind in COLUMNS}
     tags = form.always_tagged or any(name in row for name in MEDIA_COLUMNS)
     messages, offered = _messages(asked, row, form, place), _ground_truth(row)
@@ -116,22 +119,47 @@ def prompt_of_row(
         videos=held(found.media["video"], "video"),
         audios=held(found.media["audio"], "audio"),
         messages=found.messages,
-        negative=row.get("negative_prompt"),
+        negative=_negative(row, where),
         columns=columns,
         chat_template_kwargs=_chat_template_kwargs(row, where),
     )
 
 
+def _negative(row: Mapping[str, Any], where: str) -> str | None:
+    value = row.get("negative_prompt")
+    if value is not None and not isinstance(value, str):
+        raise DataError(f"{where}: 'negative_prompt' must be a text or null, got {value!r:.60}")
+    return value
+
+
 def _decoded_messages(asked: str | list[Any]) -> str | list[Any]:
-    """The chat messages that a text of JSON holds; any other text as it is."""
-    if isinstance(asked, list) or not asked.lstrip().startswith("[") or not asked.rstrip().endswith("]"):
+    """The chat messages that a text of JSON, or of Python's notation, holds; any other text as it is.
+
+    One message, and an object with the key ``messages``, are read as such lists are. Messages of another form, such as
+    those with ``from`` and ``value``, are given back as a list too, for which ``checked_message`` raises an error.
+    """
+    if isinstance(asked, list) or asked.strip()[:1] + asked.strip()[-1:] not in ("[]", "{}"):
         return asked
-    try:
-        value = json.loads(asked)
-    except (ValueError, RecursionError):
-        return asked
-    is_chat = isinstance(value, list) and bool(value) and all(isinstance(m, dict) and "role" in m for m in value)
+    value = _literal(asked.strip())
+    if isinstance(value, dict):
+        value = value.get("messages", [value] if "content" in value or "value" in value else None)
+    is_chat = isinstance(value, list) and bool(value) and all(map(_is_like_message, value))
     return value if is_chat else asked
+
+
+def _literal(text: str) -> Any:
+    """The value of a text of JSON or of Python's notation (``str(messages)``); None where it is neither."""
+    in_python = any(f"'{key}'" in text for key in ("role", "from", "ground_truth"))
+    for load in (json.loads, *([ast.literal_eval] if in_python else [])):
+        try:
+            return load(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return None
+
+
+def _is_like_message(value: Any) -> bool:
+    return isinstance(value, dict) and ("role" in value or {"from", "value"} <= set(value))
 
 
 def _chat_template_kwargs(row: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -141,7 +169,7 @@ def _chat_template_kwargs(row: Mapping[str, Any], where: str) -> dict[str, Any]:
         value = row.get(name)
         if isinstance(value, str):
             try:
-                value = json.loads(value)
+                value = json.loads(value) if value.strip() else None
             except (ValueError, RecursionError) as error:
                 raise DataError(
                     f"{where}: the column '{name}' goes to the chat template and is no JSON ({error}); write it as a "
@@ -162,6 +190,8 @@ def _messages(asked: str | list[Any], row: Mapping[str, Any], form: Form, place:
         return None
     objects = row.get("objects")
     names = objects.get("ref") if form.ends_in_reference and isinstance(objects, Mapping) else None
+    if names is not None and not isinstance(names, list | tuple):
+        raise DataError(f"{place.where}: objects.ref must be a list of names, got {names!r:.60}")
     return list(asked) if names is None else _with_names(asked, names, place)
 
 
@@ -193,6 +223,8 @@ def _is_turn(message: Any, role: str | None = None) -> bool:
 def _ground_truth(row: Mapping[str, Any]) -> dict[str, Any]:
     """verl's nested answer, under the names that rewards look for."""
     nested = row.get("reward_model")
+    if isinstance(nested, str) and nested.lstrip().startswith("{"):
+        nested = _literal(nested.strip())
     truth = nested.get("ground_truth") if isinstance(nested, Mapping) else None
     return {} if truth is None else {"ground_truth": truth, "answer": truth}
 
@@ -200,6 +232,7 @@ def _ground_truth(row: Mapping[str, Any]) -> dict[str, Any]:
 def _text(message: Mapping[str, Any]) -> str:
     """The text of a turn; of one that only calls tools, its calls as JSON."""
     content = message["content"] or ""
-    text = content if isinstance(content, str) else "\n".join(part["text"] for part in content if part.get("text"))
+    parts = [] if isinstance(content, str) else [part for part in content if isinstance(part, Mapping)]
+    text = content if isinstance(content, str) else "\n".join(str(part["text"]) for part in parts if part.get("text"))
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
     return text if text or not calls else json.dumps(calls, ensure_ascii=False)

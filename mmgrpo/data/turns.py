@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,7 +58,7 @@ def conversation(
     ``prepare_multimodal_messages``.
 
     Args:
-        given: the messages.
+        given: the messages, each as ``checked_message`` returns it.
         beside: the row's media by kind.
         tags: whether ``<image>``, ``<video>`` and ``<audio>`` in a content that is a text are placeholders.
         place: where the row is.
@@ -101,18 +102,57 @@ def _slots(turns: Sequence[Message]) -> list[Slot]:
     return [part for content in contents for part in content if isinstance(part, Slot)]
 
 
-def _turn(message: Any, tags: bool, place: Place) -> Message:
-    """The message with its placeholders as slots; keys that hold nothing are left out, as arrow fills them in."""
-    if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
+def checked_message(message: Any, place: Place) -> Message:
+    """A chat message whose content is a text or a list, or null or absent beside tool calls.
+
+    Args:
+        message: of a row of data; its ``tool_calls`` may be a text of JSON, or a list of such texts.
+        place: where the row is.
+
+    Returns:
+        The message with ``content`` (None beside tool calls alone) and with ``tool_calls`` as a list of mappings.
+
+    Raises:
+        DataError: it is no such message.
+    """
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise DataError(f"{place.where}: a chat message needs 'role' and 'content', got {message!r:.80}")
+    calls = _tool_calls(message.get("tool_calls"), place)
+    content = message.get("content")
+    if "content" not in message and not calls:
+        raise DataError(f"{place.where}: a chat message needs 'role' and 'content', got {message!r:.80}")
+    if not isinstance(content, str | list | tuple) and not (content is None and calls):
+        raise DataError(f"{place.where}: a message's content must be a text or a list of parts, got {content!r:.80}")
+    if not isinstance(content, str) and not all(isinstance(part, Mapping) for part in content or ()):
+        raise DataError(
+            f"{place.where}: the parts of a message must be objects such as {{'type': 'text', 'text': ...}}, got "
+            f"{content!r:.80}"
+        )
+    return {**message, "content": content, **({"tool_calls": calls} if calls else {})}
+
+
+def _tool_calls(value: Any, place: Place) -> list[Any]:
+    try:
+        calls = json.loads(value) if isinstance(value, str) and value.strip() else value
+        calls = [json.loads(call) if isinstance(call, str) else call for call in calls or ()]
+    except (ValueError, TypeError, RecursionError):
+        calls = [None]
+    if not all(isinstance(call, Mapping) for call in calls):
+        raise DataError(
+            f"{place.where}: 'tool_calls' of a message must be a list of objects, or a text of JSON that is one, got "
+            f"{value!r:.80}"
+        )
+    return calls
+
+
+def _turn(message: Message, tags: bool, place: Place) -> Message:
+    """The message with its placeholders as slots; keys that hold nothing are left out, as arrow fills them in."""
     content = message["content"]
     if isinstance(content, str) and tags and TAG.search(content):
         split = (segment for segment in TAG.split(content) if segment)
         content = [{"type": s[1:-1]} if TAG.fullmatch(s) else {"type": "text", "text": s} for s in split]
     if isinstance(content, list | tuple):
         content = [_part(part, message["role"], place) for part in content]
-    elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
-        raise DataError(f"{place.where}: a message's content must be a text or a list of parts, got {content!r:.80}")
     return {**{key: value for key, value in message.items() if value is not None}, "content": content}
 
 

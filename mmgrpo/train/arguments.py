@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from mmgrpo.config import Named, PromptsConfig, RewardConfig, RunConfig
 from mmgrpo.data.prompts import load_prompts, reading_of
 from mmgrpo.data.rows import prompt_of_row
+from mmgrpo.data.unreadable import Unreadable
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policy import Policy
 from mmgrpo.scoring import NamedReward, named_rewards
@@ -80,7 +82,8 @@ def rewards_of(given: Any) -> list[NamedReward]:
 def prompts_of(given: Any, config: RunConfig) -> list[Prompt]:
     """Prompts from a path, hub id or live dataset as ``prompts.source`` has them, or from a sequence.
 
-    A sequence holds ``Prompt``s, texts, or rows of columns in any mixture. Raises DataError for anything else.
+    A sequence holds ``Prompt``s, texts, or rows of columns in any mixture. Raises DataError for anything else, of which
+    the items of a sequence are left out, with a warning, under ``prompts.when_unreadable: skip``.
     """
     if isinstance(given, str | Path) or hasattr(given, "column_names"):
         return load_prompts(given, **(reading_of(config.prompts) if config.prompts else {}))
@@ -89,7 +92,11 @@ def prompts_of(given: Any, config: RunConfig) -> list[Prompt]:
             f"prompts must be a path, a datasets.Dataset, or a list of texts, rows or Prompts, got "
             f"{type(given).__name__}; make a list of it"
         )
-    return [_prompt_of(one, number, config.prompts) for number, one in enumerate(given)]
+    unreadable = Unreadable(skip=config.prompts is not None and config.prompts.when_unreadable == "skip")
+    readers = (partial(_prompt_of, item, number, config.prompts) for number, item in enumerate(given))
+    prompts = [prompt for reader in readers for prompt in unreadable.read(reader)]
+    unreadable.tell("prompts", len(prompts))
+    return prompts
 
 
 def _adapter_for(model: str) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from datasets import Dataset, load_dataset
+from datasets import Dataset, Features, Value, load_dataset
+from datasets import Image as Feature
+from PIL import Image
 
 from mmgrpo.config.loading import validated
 from mmgrpo.data import bounds
@@ -22,6 +26,22 @@ from mmgrpo.train.arguments import prompts_of
 from mmgrpo.types import Prompt
 
 ROWS = [{"prompt": "a", "answer": 1, "box": [1.0, 2.0]}, {"prompt": "b", "answer": 2, "box": [3.0, 4.0]}]
+
+
+def pictured(*colors: str | None) -> Dataset:
+    """A row for each color with an image of it for the model and for a reward; None: bytes that are no image."""
+
+    def encoded(color: str | None) -> dict[str, Any]:
+        buffer = io.BytesIO()
+        Image.new("RGB", (8, 8), color or "black").save(buffer, "PNG")
+        return {"bytes": b"torn" if color is None else buffer.getvalue(), "path": None}
+
+    rows = [
+        {"prompt": str(number), "answer": number, "image": encoded(color), "goal": encoded(color)}
+        for number, color in enumerate(colors)
+    ]
+    features = Features({"prompt": Value("string"), "answer": Value("int64"), "image": Feature(), "goal": Feature()})
+    return Dataset.from_list(rows, features=features)
 
 
 class TestFormats:
@@ -52,6 +72,57 @@ class TestFormats:
         with pytest.raises(DataError, match="say how many rows to read by limit"):
             prompts_of(stream, config)
 
+    @pytest.mark.parametrize("format_name", [None, "pandas", "arrow", "torch", "numpy"])
+    def test_a_streamed_dataset_is_read_without_its_format(self, format_name: str | None) -> None:
+        stream = pictured("red").to_iterable_dataset().with_format(format_name)
+        (prompt,) = load_prompts(stream, limit=1)
+        assert (prompt.text, prompt.columns["answer"]) == ("0", 0)
+        assert opened(prompt.images[0]).getpixel((0, 0)) == (255, 0, 0)
+        assert prompt.columns["goal"].getpixel((0, 0)) == (255, 0, 0)
+
+    def test_a_streamed_row_that_cannot_be_decoded_is_skipped(self, caplog: pytest.LogCaptureFixture) -> None:
+        stream = pictured("red", None, "blue").to_iterable_dataset()
+        assert [prompt.text for prompt in load_prompts(stream, limit=3, when_unreadable="skip")] == ["0", "2"]
+        assert "1 of 3 rows" in caplog.text
+        with pytest.raises(DataError, match=r"the dataset, row 1.* cannot be opened as an image|row 1 cannot be read"):
+            load_prompts(stream, limit=3)
+
+    def test_a_row_whose_reward_image_cannot_be_decoded_is_skipped(self) -> None:
+        broken = pictured("red", None, "blue").remove_columns("image")
+        assert [prompt.text for prompt in load_prompts(broken, when_unreadable="skip")] == ["0", "2"]
+        with pytest.raises(DataError, match="the dataset, row 1 cannot be read"):
+            load_prompts(broken)
+
+    def test_a_row_whose_transform_raises_is_skipped(self) -> None:
+        def transform(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+            return {"prompt": [{"a": "first"}[text] for text in batch["prompt"]]}
+
+        dataset = Dataset.from_list(ROWS).with_transform(transform)
+        assert [prompt.text for prompt in load_prompts(dataset, when_unreadable="skip")] == ["first"]
+        with pytest.raises(DataError, match=r"the dataset, row 1 cannot be read \(KeyError: 'b'\)"):
+            load_prompts(dataset)
+
+    def test_a_stream_that_raises_is_an_error_with_its_row(self) -> None:
+        stream = Dataset.from_list(ROWS).to_iterable_dataset().map(lambda row: {"x": 1 / (2 - row["answer"])})
+        with pytest.raises(DataError, match=r"row 1 of the stream cannot be read \(ZeroDivisionError"):
+            load_prompts(stream, limit=2)
+
+    def test_parquet_columns_of_one_name_or_of_no_feature_are_an_error(self, tmp_path: Path) -> None:
+        path = tmp_path / "rows.parquet"
+        pyarrow.parquet.write_table(pa.table([pa.array(["a"]), pa.array(["b"])], names=["prompt", "prompt"]), path)
+        with pytest.raises(DataError, match="several columns of the name prompt"):
+            load_prompts(path)
+        pairs = pa.array([[("k", 1)]], type=pa.map_(pa.string(), pa.int64()))
+        pyarrow.parquet.write_table(pa.table({"prompt": pa.array(["a"]), "pairs": pairs}), path)
+        with pytest.raises(DataError, match="datasets cannot read its columns"):
+            load_prompts(path)
+
+    def test_rows_in_python_are_skipped_as_those_of_files(self, caplog: pytest.LogCaptureFixture) -> None:
+        rows = [{"prompt": "a"}, {"prompt": 3}, {"question": "b"}, "c"]
+        config = validated({"prompts": {"source": "unused.txt", "when_unreadable": "skip"}})
+        assert [prompt.text for prompt in prompts_of(rows, config)] == ["a", "c"]
+        assert "2 of 4 rows" in caplog.text
+
     def test_json_features_are_decoded(self, tmp_path: Path) -> None:
         tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}
         rows = [
@@ -80,6 +151,66 @@ class TestMessages:
     @pytest.mark.parametrize("text", ["[1, 2]", "[a list]", "[]", '["role"]', '{"role": "user"}'])
     def test_other_texts_stay_texts(self, text: str) -> None:
         assert prompt_of_row({"prompt": text}, "prompt", where="row 0", folder=None).text == text
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            str([{"role": "user", "content": "it's 2"}]),
+            json.dumps({"messages": [{"role": "user", "content": "it's 2"}]}),
+            json.dumps({"role": "user", "content": "it's 2"}),
+        ],
+    )
+    def test_texts_of_messages_in_other_notations_are_messages(self, text: str) -> None:
+        prompt = prompt_of_row({"prompt": text}, "prompt", where="row 0", folder=None)
+        assert prompt.messages == [{"role": "user", "content": "it's 2"}]
+
+    @pytest.mark.parametrize(
+        ("messages", "message"),
+        [
+            (json.dumps([{"from": "human", "value": "a"}]), "row 0: a chat message needs 'role' and 'content'"),
+            ([{"role": "user", "content": 3}], "content must be a text or a list of parts, got 3"),
+            ([{"role": "user", "content": ["a"]}], "parts of a message must be objects"),
+            ([{"role": "assistant", "content": ["a"]}], "parts of a message must be objects"),
+            (
+                [{"role": "assistant", "content": None, "tool_calls": "f(x)"}],
+                "'tool_calls' of a message must be a list",
+            ),
+            ([{"role": "assistant", "content": None, "tool_calls": [3]}], "'tool_calls' of a message must be a list"),
+        ],
+    )
+    def test_malformed_messages_are_an_error(self, messages: Any, message: str) -> None:
+        with pytest.raises(DataError, match=message):
+            prompt_of_row({"messages": messages}, "prompt", where="row 0", folder=None)
+
+    @pytest.mark.parametrize("source", ["dataset", "parquet", "without content", "json text"])
+    def test_turns_that_only_call_tools_are_read_from_any_source(self, source: str, tmp_path: Path) -> None:
+        call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Paris"}}}
+        turns: list[dict[str, Any]] = [
+            {"role": "user", "content": "weather?"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "sunny"},
+        ]
+        if source == "parquet":
+            Dataset.from_list([{"prompt": turns}]).to_parquet(str(tmp_path / "rows.parquet"))
+            (prompt,) = load_prompts(tmp_path / "rows.parquet")
+        elif source == "dataset":
+            (prompt,) = load_prompts(Dataset.from_list([{"prompt": turns}]))
+        else:
+            other = {"role": "assistant", "tool_calls": [call] if source == "without content" else json.dumps([call])}
+            prompt = prompt_of_row({"prompt": [turns[0], other, turns[2]]}, "prompt", where="row", folder=None)
+        assert prompt.messages == turns
+
+    def test_other_values_than_texts_of_text_columns_are_an_error(self) -> None:
+        with pytest.raises(DataError, match="row 3: 'negative_prompt' must be a text or null, got 0"):
+            prompt_of_row({"prompt": "a", "negative_prompt": 0}, "prompt", where="row 3", folder=None)
+        turns = [{"role": "user", "content": "<ref-object>"}]
+        with pytest.raises(DataError, match=r"objects.ref must be a list of names, got 'dog'"):
+            prompt_of_row({"messages": turns, "objects": {"ref": "dog"}}, "prompt", where="row", folder=None)
+
+    def test_blank_texts_and_truths_as_json_are_read(self) -> None:
+        row = {"prompt": "a", "tools": "", "chat_template_kwargs": " ", "reward_model": '{"ground_truth": "4"}'}
+        prompt = prompt_of_row(row, "prompt", where="row", folder=None)
+        assert (prompt.chat_template_kwargs, prompt.columns["answer"]) == ({}, "4")
 
     def test_a_last_turn_that_only_calls_a_tool_is_the_solution(self) -> None:
         call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Paris"}}}
