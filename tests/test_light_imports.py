@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from mmgrpo.cli.commanded import say_importing
+from mmgrpo.cli.launching import launch
 from mmgrpo.config.registry import POLICIES, resolve
 from mmgrpo.docgen.declared import summary_line
 
@@ -35,6 +39,25 @@ def test_a_page_is_shown_without_the_libraries_that_compute(command: list[str], 
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert shown.removeprefix("# ") in done.stdout
+
+
+def test_a_command_that_loads_libraries_says_so_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    say_importing()
+    assert capsys.readouterr().err == ""  # loaded already
+    monkeypatch.delitem(sys.modules, "torch")
+    say_importing()
+    assert capsys.readouterr().err == "loading the libraries ...\n"
+    monkeypatch.setenv("RANK", "1")
+    say_importing()
+    assert capsys.readouterr().err == ""  # the first process says it for all
+    monkeypatch.delenv("RANK")
+    monkeypatch.setattr(os, "execv", lambda path, command: print("started", file=sys.stderr))
+    monkeypatch.setenv("MMGRPO_LAUNCHED", "")
+    launch("gpus", ["quickstart/digits-image"], processes=2)
+    assert capsys.readouterr().err == "starting 2 processes of gpus by accelerate launch ...\nstarted\n"
 
 
 def test_the_list_of_policies_has_the_first_lines_of_their_docstrings() -> None:

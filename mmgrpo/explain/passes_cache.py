@@ -78,7 +78,7 @@ def _versions() -> Iterator[str]:
         with suppress(PackageNotFoundError):
             yield f"{library}=={version(library)}"
     for module in (machine, metering):
-        yield hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
+        yield hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()
 
 
 def _structure(outline: Outline) -> Iterator[str]:

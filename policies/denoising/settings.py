@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
 from mmgrpo.policies.lora import LoraSettings
 
@@ -277,6 +278,9 @@ class DenoisingSettings(BaseModel):
         try:
             return cls(**values)
         except ValidationError as error:
+            unknown = [problem for problem in error.errors() if problem["type"] == "extra_forbidden"]
+            if unknown and len(unknown) == error.error_count():
+                raise ConfigError(f"policy: {explain_validation(error, cls)}") from error
             problems = [(".".join(map(str, problem["loc"])), problem["msg"]) for problem in error.errors()]
             lines = [f"policy.{key}: {message}" if key else message for key, message in problems]
             raise ConfigError("; ".join(line.replace("Value error, ", "policy.", 1) for line in lines)) from error
