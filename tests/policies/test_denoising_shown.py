@@ -17,6 +17,7 @@ from PIL import Image
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.denoising.calls import form_of
 from mmgrpo.policies.denoising.shown import Showing, arranged
 from mmgrpo.types import Example, Given, Plan, Prompt, Sample
 from tests.policies.contract import sample_difference, values
@@ -194,7 +195,7 @@ def test_a_column_goes_to_an_ip_adapter(name: str, guided: bool) -> None:
 @pytest.mark.parametrize(
     ("pictures", "columns", "error", "said"),
     [
-        ({"mask": "where"}, {}, ConfigError, "policy.pictures: the pipeline's call has no argument mask"),
+        ({"mask": "where"}, {}, ConfigError, "policy.pictures: the call of .* has no argument mask"),
         ({"ip_adapter_image": "where"}, {"other": 1}, DataError, r"policy.pictures asks for 'where', .*\['other'"),
         ({"image": "where"}, {"where": 1}, ConfigError, "go to the argument 'image', and policy.pictures"),
     ],
@@ -207,10 +208,18 @@ def test_pictures_that_fit_nothing_are_refused(
         policy_of("flux-kontext", pictures=pictures).rollout([prompt], group_size=1, seed=SEED)
 
 
-def test_pictures_that_a_call_of_any_names_may_leave_unread_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    policy_of("sd15", pictures={"ip_adapter_imag": "where"})
-    assert "policy.pictures: the pipeline's call has no argument ip_adapter_imag; it has callback_on" in caplog.text
-    assert caplog.text.rstrip().endswith("width, and takes any other, which it may leave unread")
+def test_pictures_that_a_call_would_leave_unread_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="has no argument ip_adapter_imag; ip_adapter_image for ip_adapter_imag"):
+        policy_of("sd15", pictures={"ip_adapter_imag": "where"})
+
+
+def test_pictures_that_a_call_may_pass_on_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    def passes_on(prompt: str, **kwargs: Any) -> Any:
+        return dict(prompt=prompt, **kwargs)
+
+    form_of(passes_on, (), {"mask": "where"})
+    assert "policy.pictures: the call of the pipeline has no argument mask; it has" in caplog.text
+    assert caplog.text.rstrip().endswith("and takes any other, which it may leave unread")
 
 
 def test_what_rows_show_is_laid_out_as_each_way_has_it() -> None:
