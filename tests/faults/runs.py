@@ -102,7 +102,10 @@ def left_behind(folder: Path) -> dict[str, Any]:
     rows = {name: read_lines(folder / f"{name}.jsonl") for name in LINES}
     return {
         "lines": {
-            name: [{k: v for k, v in row.items() if not k.startswith("time")} for row in found.rows]
+            name: [
+                {k: v for k, v in row.items() if not any(part.startswith("time") for part in k.split("/"))}
+                for row in found.rows
+            ]
             for name, found in rows.items()
         },
         "unreadable": sum(found.num_dropped for found in rows.values()),

@@ -1,0 +1,297 @@
+"""Signals at any moment, from loading on, over kinds of runs; what is left after resuming equals an undisturbed run.
+
+    python -m tests.kind_trials --trials 200 --seed 0
+
+The kinds: mixed runs, a rewriter with its painter, exchanges, trees, replay, a critic, a verifier that is fitted while
+the run loads, a series by the command, and a comparison by the command. A trial sends SIGKILL, SIGTERM, SIGUSR1,
+SIGUSR2 or Ctrl-C, once or twice; a third of the trials while the run loads or fits. Then the run is resumed to its
+end. Compared bitwise: all lines without times, weights and states of checkpoints, files, samples, and the status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+import typer
+import yaml
+
+from mmgrpo import Trainer
+from mmgrpo.cli import app
+from mmgrpo.errors import PolicyError
+from mmgrpo.examples import digits
+from mmgrpo.examples.rewriting import requests
+from mmgrpo.rewards.groups.of_task import OfTask
+from mmgrpo.run.stopping import BOUNCE_S, TERMINATING
+from mmgrpo.scoring import NamedReward
+from mmgrpo.system import interrupts
+from mmgrpo.train.mixed import MixedTrainer
+from tests.faults.runs import ALL, Case, Reward, differing, left_behind, lengths, texts
+from tests.faults.sittings import DONE, INTERRUPTED, Place, Sitting, begin, ended, placed, sit, worked_s
+from tests.policies.tiny_language import policy_of, prompts_of
+from tests.test_trainer import BASE, make_policy
+from tests.test_world_sizes import FLOAT32
+from tests.train.test_following import PAINTER, TASKS, asked_for, rewriter
+from tests.train.test_mixed import spelt
+from tests.train.test_token_trees import even_prompts_differ
+
+MEMORY = "/dev/shm"
+MAX_SITTINGS = 6
+EVERY_STEP = {"checkpoint": {"every": 1, "keep": 2}, "runtime": {"device": "cpu"}, "steps": 3, "name": "run"}
+
+
+def _no_module(policy: Any) -> Any:
+    raise PolicyError("these trials look at no module")
+
+
+def mixed(output: Path, resume: Path | None, reward: Reward) -> Any:
+    """Two tasks of one run."""
+    return spelt(output, resume=resume, name="run", checkpoint={"every": 1})
+
+
+def rewritten(output: Path, resume: Path | None, reward: Reward) -> Any:
+    """A rewriter whose reward is that of the images of its painter."""
+    values = {**EVERY_STEP, "output": str(output), "tasks": {**TASKS, "painter": PAINTER}, "steps": 2}
+    return MixedTrainer(
+        values,
+        policies={"rewriter": rewriter(), "painter": make_policy()},
+        rewards={"rewriter": [NamedReward("of_task", OfTask("painter"))], "painter": {"asked": asked_for}},
+        prompts={"rewriter": requests(), "painter": requests()},
+        resume=resume,
+    )
+
+
+def exchanges(output: Path, resume: Path | None, reward: Reward) -> Trainer:
+    """Turns with an environment, credited by turns."""
+    environment = {"name": "python:tests.test_trainer_exchanges:Asks", "told": "two red"}
+    rollout = {"prompts_per_step": 2, "group_size": 3, "environment": environment, "max_turns": 2}
+    values = {**EVERY_STEP, "output": str(output), "rollout": rollout, "update": {"lr": 1e-3}}
+    policy = policy_of("llama", max_new_tokens=12)
+    return Trainer(policy, {"lengths": reward}, prompts_of("llama"), values, resume=resume)
+
+
+def trees(output: Path, resume: Path | None, reward: Reward) -> Trainer:
+    """Answers that branch."""
+    planner = {"name": "branch_evenly", "every": 2, "levels": 2}
+    values = {
+        **EVERY_STEP,
+        "output": str(output),
+        "rollout": {"prompts_per_step": 2, "group_size": 2, "planner": planner},
+        "advantage": {"estimators": ["siblings", "along_segments"], "filters": ["each_decision_once"]},
+        "update": {"lr": 1e-3},
+    }
+    policy = policy_of("llama", max_new_tokens=6)
+    return Trainer(policy, {"even": even_prompts_differ}, prompts_of("llama"), values, resume=resume)
+
+
+def replay(output: Path, resume: Path | None, reward: Reward) -> Trainer:
+    """Replayed rows, with a warm-up, an average, a controller and an evaluation."""
+    return texts(output, resume, reward)
+
+
+def critic(output: Path, resume: Path | None, reward: Reward) -> Trainer:
+    """A critic with its own optimizer."""
+    body = {"name": "language", "model": "python:tests.train.test_critic:writer", **FLOAT32}
+    values = {
+        **EVERY_STEP,
+        "output": str(output),
+        "rollout": {"prompts_per_step": 2, "group_size": 3},
+        "advantage": {"scale": "raw", "estimators": [{"name": "gae", "gamma": 1.0, "decay": 1.0}]},
+        "critic": {"policy": body, "lr": 1e-3},
+    }
+    return Trainer(policy_of("llama"), {"lengths": reward}, prompts_of("llama"), values, resume=resume)
+
+
+def fitted(output: Path, resume: Path | None, reward: Reward) -> Trainer:
+    """Images that a verifier scores, which scikit-learn fits while the run loads."""
+    digits.fit_verifier.cache_clear()
+    values = {**BASE, **ALL, "output": str(output), "name": "run", "steps": 2}
+    return Trainer(make_policy(), {"digit": digits.DigitVerifier()}, digits.digit_prompts(), values, resume=resume)
+
+
+@dataclass
+class Command:
+    """A command of the CLI as if it were a trainer."""
+
+    arguments: Sequence[str]
+
+    def train(self) -> None:
+        """Runs it here; its exit code ends the process where it is not 0."""
+        try:
+            code = app(list(self.arguments), standalone_mode=False)
+        except click.exceptions.Abort:
+            raise KeyboardInterrupt from None
+        except typer.Exit as ended:
+            code = ended.exit_code
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+        if code:
+            sys.stdout.flush()
+            os._exit(int(code))
+
+
+SHORT: dict[str, Any] = {
+    "include": "quickstart/arithmetic-text",
+    "steps": 2,
+    "warmup": {"steps": 2},
+    "evaluation": {"every": 1, "prompts": {"limit": 4}},
+    "checkpoint": {"every": 1},
+    "rollout": {"prompts_per_step": 4, "group_size": 4},
+    "runtime": {"device": "cpu"},
+}
+
+
+def series(output: Path, resume: Path | None, reward: Reward) -> Any:
+    """Two runs, the second from the weights of the first, by ``mmgrpo train``."""
+    if (output / "run" / "series.yaml").is_file():
+        return Command(["train", "--resume", str(output / "run")])
+    file = output.parent / "series.yaml"
+    runs = [{"name": "easy"}, {"name": "hard", "set": {"steps": 1}}]
+    file.write_text(yaml.safe_dump({**SHORT, "name": "run", "output": str(output), "runs": runs}))
+    return Command(["train", str(file)])
+
+
+def comparison(output: Path, resume: Path | None, reward: Reward) -> Any:
+    """Two methods with a warm-up that they share, by ``mmgrpo compare``."""
+    file = output.parent / "task.yaml"
+    file.write_text(yaml.safe_dump({**SHORT, "steps": 1, "name": "task"}))
+    out = str(output / "run")
+    return Command(["compare", "grpo", "dr-grpo", "--on", str(file), "--seeds", "1", "--jobs", "1", "--out", out])
+
+
+MAKERS: dict[str, Callable[[Path, Path | None, Reward], Any]] = {
+    "mixed": mixed,
+    "rewriter and painter": rewritten,
+    "exchanges": exchanges,
+    "trees": trees,
+    "replay": replay,
+    "critic": critic,
+    "fitted verifier": fitted,
+    "series": series,
+    "compare": comparison,
+}
+SLOW = ("compare",)  # starts processes that import everything
+CASES = {name: Case(name, make, lengths, _no_module) for name, make in MAKERS.items()}
+
+
+def left_by(folder: Path) -> dict[str, Any]:
+    """What every run in a folder left, by its path."""
+    runs = sorted(path.parent for path in folder.rglob("run.json") if (path.parent / "config.yaml").is_file())
+    return {str(run.relative_to(folder)): left_behind(run) for run in runs}
+
+
+@dataclass(frozen=True, slots=True)
+class Undisturbed:
+    """The run that others are compared with: what it left, its seconds of work, and those until it trained."""
+
+    left: dict[str, Any]
+    worked_s: float
+    loaded_s: float
+
+
+def undisturbed(case: Case, place: Place) -> Undisturbed:
+    """Runs a case in a process of its own."""
+    loaded = place.root / "loaded"
+
+    def within(trainer: Any) -> None:
+        loaded.write_text(str(time.process_time()))
+
+    sitting = sit(case, place, within=within, before=_listen)
+    assert sitting.code == DONE, sitting.said
+    return Undisturbed(left_by(place.run), sitting.worked_s, float(loaded.read_text()))
+
+
+def _listen() -> None:
+    """As the first line of ``mmgrpo train`` does."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupts.install()
+
+
+def disturbed(case: Case, place: Place, whole: Undisturbed, draw: random.Random) -> tuple[str, Sitting]:
+    """A sitting that gets a signal, or Ctrl-C twice."""
+    number = draw.choice([signal.SIGKILL, signal.SIGINT, signal.SIGINT, *TERMINATING])
+    limit_s = whole.loaded_s if draw.random() < 1 / 3 else whole.worked_s
+    after_s, twice = draw.uniform(0, limit_s), number == signal.SIGINT and draw.random() < 1 / 3
+    pid = begin(case, place, before=_listen)
+    while (worked := worked_s(pid)) is not None and worked < after_s:
+        time.sleep(0.001)
+    os.kill(pid, number)
+    if twice:
+        time.sleep(BOUNCE_S + draw.uniform(0.05, 0.3))
+        os.kill(pid, number)
+    return f"{number.name}{' twice' if twice else ''} after {after_s:.3f} s", ended(pid, place)
+
+
+def wrongs(case: Case, place: Place, whole: Undisturbed, draw: random.Random) -> tuple[str, list[str]]:
+    """How the disturbed sitting ended, and what is wrong after the run was resumed to its end."""
+    what, sitting = disturbed(case, place, whole, draw)
+    end = "done" if sitting.code == DONE else f"code {sitting.code}"
+    faults = (
+        [] if sitting.is_clear or sitting.code in (143, 138, 140) else [f"ended with {sitting.code}: {sitting.said}"]
+    )
+    for _ in range(MAX_SITTINGS):
+        if case.name not in SLOW and not any(place.run.glob("*.yaml")):
+            shutil.rmtree(place.run, ignore_errors=True)  # before there was a run
+        last = sit(case, place, before=_listen)
+        if last.code == DONE:
+            break
+    if last.code != DONE:
+        return end, [*faults, f"{what}: resumed to {last.code}: {last.said[-600:]}"]
+    return end, [*faults, *(f"{what}: {one}" for one in islice(differing(left_by(place.run), whole.left), 3))]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the trials and prints their table; returns how many differ."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", nargs="+", default=[name for name in CASES if name not in SLOW], choices=CASES)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    tried, wrong, ends = Counter[str](), Counter[str](), Counter[tuple[str, str]]()
+    with tempfile.TemporaryDirectory(dir=MEMORY if Path(MEMORY).is_dir() else None) as root:
+        whole: dict[str, Undisturbed] = {}
+        for name in options.kinds:
+            if name not in SLOW:
+                with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                    first = placed(Path(root) / f"{name}-first")
+                    CASES[name].make(first.output, None, lengths).train()  # imports everything, once for all
+            whole[name] = undisturbed(CASES[name], placed(Path(root) / name))
+            print(f"{name}: {whole[name].loaded_s:.2f} of {whole[name].worked_s:.2f} s loading", flush=True)
+        for number in range(options.trials):
+            name = options.kinds[number % len(options.kinds)]
+            place = placed(Path(root) / f"trial-{number}")
+            end, faults = wrongs(CASES[name], place, whole[name], random.Random(f"{options.seed} {number}"))
+            tried[name] += 1
+            wrong[name] += bool(faults)
+            ends[name, end] += 1
+            for fault in faults:
+                print(f"trial {number}, {name}: {fault}", flush=True)
+            shutil.rmtree(place.root)
+    print("| kind | trials | differ | how the disturbed sitting ended |\n| --- | --- | --- | --- |")
+    for name in options.kinds:
+        how = ", ".join(f"{end} {num}" for (kind, end), num in sorted(ends.items()) if kind == name)
+        print(f"| {name} | {tried[name]} | {wrong[name]} | {how} |")
+    print(f"{tried.total()} trials, {wrong.total()} of them differ")
+    return wrong.total()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(min(main(), 1))
