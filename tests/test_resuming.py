@@ -331,6 +331,21 @@ def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path, whole: Trainer)
     assert torch.equal(weights(resumed), weights(whole))
 
 
+def test_a_run_that_ended_after_its_first_evaluation_evaluates_its_start_once(tmp_path: Path) -> None:
+    """Without a warm-up there is no checkpoint before the first step; the evaluation of step 0 was written twice."""
+    evaluation = {"prompts": {"source": "python:mmgrpo.examples.digits:digit_prompts", "limit": 2}, "every": 1}
+    ended = started(tmp_path / "ended", failing(2), evaluation=evaluation, steps=1)
+    ended.train()
+    assert list_checkpoints(ended.folder.path) == []
+    assert [row["step"] for row in lines(ended, "evaluation.jsonl")] == [0]
+    resumed = Trainer(make_policy(), {"brightness": brightness}, digit_prompts(), resume=ended.folder.path)
+    resumed.train()
+    whole = started(tmp_path / "whole", brightness, evaluation=evaluation, steps=1)
+    whole.train()
+    assert [row["step"] for row in lines(resumed, "evaluation.jsonl")] == [0, 1]
+    assert timeless(lines(resumed, "evaluation.jsonl")) == timeless(lines(whole, "evaluation.jsonl"))
+
+
 def test_a_run_whose_checkpoints_are_gone_does_not_begin_again(
     tmp_path: Path, whole: Trainer, capsys: pytest.CaptureFixture[str]
 ) -> None:

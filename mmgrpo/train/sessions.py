@@ -144,8 +144,8 @@ class Session:
                 memory=self.memory,
             )
             self._saved = self.start
-            if self.start.step or self._warmed(self.start):
-                self.evaluated = job.from_main(lambda: evaluated_steps(resumption.folder, self.start))
+        if resumption is not None and (self.start.step or self._warmed(self.start)):
+            self.evaluated = job.from_main(lambda: evaluated_steps(resumption.folder, self.start))
         self.whole_step: int | None = self.start.step
         if trained.warmup:
             trained.warmup.whole_step = self.start.warmup_step
