@@ -1,0 +1,365 @@
+"""For each shipped method a tiny run that has what it needs: see ``ablation``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from mmgrpo.config import Named, RunConfig
+from mmgrpo.config.loading import CONFIGS, read_layers
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policy import Policy
+from mmgrpo.rewards.text.exchanges import EnvironmentReturn
+from mmgrpo.scoring import NamedReward
+from mmgrpo.train.build import build_policy
+from mmgrpo.types import Prompt, Sample
+from tests.configs import test_imitation, test_smoke_language, test_smoke_reading
+from tests.configs.ablation import COLUMNS, TEXTS, TinyRun, halves, some_right
+from tests.configs.mechanisms import CHAINS, IMITATION, PARTING, PARTING_ONCE, READING, applies_to
+from tests.configs.test_chain_methods import by_text, half_are_right, second_half
+from tests.policies.test_language_exchanges import terse
+from tests.policies.tiny_language import picture, policy_of
+from tests.policies.tiny_masked import prompts_of as masked_prompts_of
+from tests.policies.tiny_policies import pipeline_of, settings_of
+
+HERE = "tests.configs.ablation_runs"
+WRITER = {"name": "language", "dtype": "float32", "max_new_tokens": 5, "temperature": 8.0}
+
+
+@cache
+def _other_tokens() -> tuple[int, ...]:
+    """All tokens but some ends and those of the answers that rows bring along, so that texts have many lengths."""
+    bare = policy_of("llama")
+    tokenizer = getattr(bare.processor, "tokenizer", bare.processor)
+    texts = [str(text) for text in COLUMNS.values()]
+    written = {token for text in texts for one in (text, f" {text}") for token in tokenizer(one)["input_ids"]}
+    kept = {*written, *range(60, 70), *bare._end_ids.tolist()}
+    return tuple(token for token in range(bare.model.config.get_text_config().vocab_size) if token not in kept)
+
+
+def writer() -> tuple[Any, Any]:
+    """The language model that the runs train, for a critic or a teacher."""
+    policy = policy_of("llama", lora=None)
+    return policy.model, policy.processor
+
+
+def teacher() -> tuple[Any, Any]:
+    """Another one, with the same tokenizer."""
+    from tests.policies.contract import move
+
+    policy = policy_of("llama")
+    move(policy.trainable)
+    return policy.model, policy.processor
+
+
+def by_length(samples: Sequence[Sample]) -> list[float]:
+    """A number for each answer from its length."""
+    return [len(sample.text or "") % 5 / 4 for sample in samples]
+
+
+CRITIC = {**WRITER, "model": f"python:{HERE}:writer"}
+TEACHER = {"policy": {**WRITER, "model": f"python:{HERE}:teacher"}}
+
+FOLLOWING = ("grpo-care", "gtr-turbo", "sdpo", "srpo--unifying-group")
+"""Methods whose reference follows the policy."""
+
+CHANGES: dict[str, dict[str, Any]] = {
+    **{name: dict(changes) for name, changes in test_smoke_language.SMALL.items()},
+    **{name: {"rollout.group_size": 2, **test_smoke_reading.SMALL.get(name, {})} for name in READING},
+    **{name: dict(changes) for name, changes in PARTING_ONCE.items()},
+    **{name: dict(changes) for name, changes in test_imitation.SMALL.items()},
+    "anytimereasoner": {**PARTING_ONCE["anytimereasoner"], "rollout.planner.num": 2},
+    **{name: {"rollout.group_size": 2, "rollout.planner.every": 2, "rollout.planner.factor": 2} for name in PARTING},
+    "aapo": {"advantage.estimators": [{"name": "column_margin", "column": "difficulty"}]},
+    "arm": {"method.rewards.added": [{"name": "rarity", "of": "verifiers", "marks": ["X", "V", "W"]}]},
+    "geometryzero": {
+        "method.rewards.added": [
+            {"name": "where_useful", "of": "verifiers", "marks": ["X"], "margin": 0.1, "weight": 0.5}
+        ]
+    },
+    "empo": {"method.rewards.substitutes": [{"name": "semantic_clusters", "extract": "line"}]},
+    "ttrv": {"method.rewards.substitutes": [{"name": "majority_vote", "mode": "share", "extract": "line"}]},
+    "curriculum-grpo": {
+        "schedules": {
+            "rewards.length_peak.max_length": {"name": "exponential", "start": 16, "factor": 0.5, "every": 1, "low": 2}
+        }
+    },
+    "depo": {"steps": 4},
+    "canoe": {"rollout.contexts.proxy.pattern": None},
+    "capo": {"advantage.filters": [{"name": "within_curvature", "shift": 0.3, "divergence": 1.0}]},
+    "critique-rl": {"advantage.kl_beta": 1.0},
+    "p3o": {"advantage.kl_beta": 1.0},
+    "rloo": {"advantage.kl_beta": 1.0},
+    **{name: {"reference.ema": {"decay": 0.5, "every": 1}, "steps": 3} for name in FOLLOWING},
+    "prorl": {"reference.reset_every": 1},
+    "re-schedule": {
+        "schedules": {
+            "advantage.estimators.column_weight.at_zero": {"name": "step", "values": [2.0, 0.5], "at": [1]},
+            "advantage.estimators.column_weight.at_one": {"name": "step", "values": [0.5, 2.0], "at": [1]},
+        }
+    },
+    "rlvr-linearity": {"update.hooks": [{"name": "slow_fast", "inner": 2, "alpha": 2.0, "slow": 0}]},
+    "scaf-grpo": {"rollout.planner.start": 0, "rollout.group_size": 2},
+    "ppl-position": {"advantage.estimators": [{"name": "late_decisions", "start": 0}]},
+    "d3s": {
+        "rollout.group_size": 6,
+        "schedules": {
+            "advantage.filters.most_varied.count": {"name": "linear", "start": 2, "end": 5, "steps": 1},
+            "objective.modulations.top_product.share": {"name": "linear", "start": 0.25, "end": 1.0, "steps": 1},
+        },
+    },
+    "ead": {
+        "policy.name": "language",
+        "policy.model": f"python:{HERE}:writer",
+        "policy.cooling": {"high": 1.2, "low": 0.1, "pace": 5.0, "after": 1},
+        "schedules": {"policy.cooling.pace": {"name": "linear", "start": 5.0, "end": 50.0, "steps": 1}},
+    },
+    "evocot": {
+        "schedules": {"rollout.contexts.thought.share": {"name": "linear", "start": 1.0, "end": 0.0, "steps": 1}},
+        "rollout.group_size": 2,
+    },
+    "g2rpo-a": {
+        **test_smoke_reading.SMALL["g2rpo-a"],
+        "rollout.contexts.guided.share": 0.5,
+        "steps": 4,
+        "controllers": {
+            "rollout.contexts.guided.share": {
+                "name": "against_trend",
+                "metric": "reward/mean",
+                "every": 2,
+                "low": 0.01,
+                "high": 1.0,
+            }
+        },
+    },
+    "laser": {
+        "advantage.estimators": [{"name": "self_judged", "token": 61, "anchor": -4.0, "start": 1, "least": 0.0}],
+        "objective.terms": [{"name": "self_reward", "weight": 0.1, "token": 61, "anchor": -4.0}],
+    },
+    "clip-cov": {"objective.modulations": [{"name": "clip_covariance", "share": 0.1, "at_least": 0.0}]},
+    "ppo": {"critic.policy": CRITIC},
+    "dvpo": {"critic.policy": CRITIC, "critic.alone": 1, "critic.until": 1, "critic.lr": 1e-2},
+    "direct-advantage-policy-optimization": {
+        "critic.policy": CRITIC,
+        "critic.alone": 1,
+        "critic.until": 1,
+        "critic.lr": 1e-2,
+    },
+    "on-policy-distillation": {"views": {"teacher": TEACHER}, "rollout.group_size": 1},
+    "g-opd": {"views": {"teacher": TEACHER}, "rollout.group_size": 1},
+    "rto": {"views": {"preferred": TEACHER}},
+}
+
+REWARDS: dict[str, list[NamedReward]] = {
+    **{name: [NamedReward("steps", halves, weight=0.0)] for name in ("clip-delta-prm-shaping", "prof")},
+    "rank-grpo": [NamedReward("items", halves, weight=0.0)],
+    "evisrag": [NamedReward(part, halves, weight=0.0) for part in ("accuracy", "evidence")],
+    "process-supervision": [NamedReward("steps", halves, weight=0.0)],
+    "gigpo": [NamedReward("returns", EnvironmentReturn())],
+    "copo": [NamedReward("answers", by_length, weight=0.0, from_method="copo")],
+    "seed-grpo": [NamedReward("answers", by_length, weight=0.0, from_method="seed-grpo")],
+    "depo": [NamedReward("explorability", by_length, weight=0.0, from_method="depo")],
+    "cgpo": [NamedReward("over_reference", by_length, from_method="cgpo")],
+    "p-grpo": [NamedReward("reasoning", by_length, from_method="p-grpo")],
+}
+"""Rewards beside ``right``."""
+
+
+def by_prompt(samples: Sequence[Sample]) -> list[float]:
+    """Of each prompt other members are right, so that the mean reward differs from step to step."""
+    return [
+        float((sample.member + TEXTS.index(sample.prompt.text)) % (2 + sample.group % 2) == 0) for sample in samples
+    ]
+
+
+def third_right(samples: Sequence[Sample]) -> list[float]:
+    """The third member of each group is right, and of the last group of four all are."""
+    return [float(sample.member == 2 or sample.group % 4 == 3) for sample in samples]
+
+
+def half_right(samples: Sequence[Sample]) -> list[float]:
+    """Every other member is right, and all that are shown another wording of a prompt."""
+    return [float((sample.group + sample.member) % 2 == 0 or sample.context == "of_other") for sample in samples]
+
+
+def language_prompts(name: str, num: int = 6) -> list[Prompt]:
+    """Prompts with every column that a method of texts reads."""
+    prompts = []
+    for number, text in enumerate(TEXTS[:num]):
+        numbers = {"difficulty": number, "static_value": 0.25, "rank": number / num, "value": 0.5, "baseline": 0.25}
+        images = [picture(56, 56, seed=number)] if name in ("papo", "vogue") else []
+        prompts.append(Prompt(text, images=images, columns={**COLUMNS, **numbers}))
+    return prompts
+
+
+REFILLED = "the planner leaves no group of equal rewards to drop"
+
+ALL_STEPS = "a run without a window trains every step too"
+PIPELINE_SAMPLER = "a pipeline of flow matching without a sampler has this one"
+ONE_LENGTH = "all answers of a masked policy have one length"
+
+INERT: dict[str, dict[str, str]] = {
+    "anytimereasoner": {
+        "advantage.filters.0": "the credits of rows that share a decision sum to 0 in a sum over decisions: the "
+        "filter saves their forwards",
+    },
+    "branch-grpo": {"rollout.window": ALL_STEPS},
+    "chunk-grpo": {"rollout.window": ALL_STEPS, "policy.sampler": PIPELINE_SAMPLER},
+    "clpo": {"method.rewards": "it leaves rewritten prompts without a reward, which are not trained on"},
+    "dapo": {"advantage.equal_groups": REFILLED},
+    "diffu-grpo": {"objective.aggregate": ONE_LENGTH},
+    "diver": {"method.rewards": "it counts formulas, and the texts of a tiny random model hold none"},
+    "flow-dppo": {"policy.sampler": PIPELINE_SAMPLER},
+    "flow-grpo": {"rollout.window": ALL_STEPS, "policy.sampler": PIPELINE_SAMPLER},
+    "g2rpo": {"policy.sampler": PIPELINE_SAMPLER},
+    "grpo-guard": {"rollout.window": ALL_STEPS, "policy.sampler": PIPELINE_SAMPLER},
+    "pref-grpo": {"policy.sampler": PIPELINE_SAMPLER},
+    "sage-grpo": {"rollout.window": ALL_STEPS},
+    "tempflow-grpo": {"policy.sampler": PIPELINE_SAMPLER},
+}
+"""Mechanisms without which the weights are the same, each with the reason."""
+
+
+OPEN: dict[str, tuple[str, ...]] = {
+    "awm": ("objective.surrogate",),
+    "clpo": ("advantage.equal_groups",),
+    "dance-grpo": ("advantage.scale",),
+    "depo": ("prompts.sampler",),
+    "diffu-grpo": ("update.in_turn",),
+    "flow-dppo": ("objective.surrogate", "rollout.window"),
+    "g2rpo-a": ("controllers:rollout.contexts.guided.share",),
+    "maskgrpo": ("update.in_turn",),
+    "pass-k-training": ("objective.surrogate",),
+    "r1-sharevl": ("advantage.scale",),
+    "raif": ("advantage.filters.1",),
+    "reward-model-ensembles": ("advantage.combine",),
+    "rose": ("advantage.estimators.0", "advantage.estimators.2"),
+    "sage-grpo": ("reference",),
+    "spo--segment-policy": ("advantage.filters.1",),
+    "srpo--cross-domain": ("prompts.sampler",),
+    "verl": (
+        "controllers:advantage.estimators.rank_bonus.velocity",
+        "controllers:advantage.estimators.rank_bonus.acceleration",
+    ),
+    "vogue": ("schedules:rollout.contexts.noised.chance",),
+}
+"""Mechanisms without which the weights of the tiny run were the same, whose cause is not known: each needs a run in
+which it acts, or a reason in ``INERT``."""
+
+NOT_RUN = {"promptecho": "its reward is computed by a vision-language model from the hub"}
+"""Methods without a tiny run, each with the reason."""
+
+
+def run_of(name: str) -> TinyRun:
+    """The tiny run of a method, by its file's name."""
+    kind = applies_to(f"methods/{name}")
+    return {"denoising": _denoising, "masked": _masked}.get(kind, _language)(name)
+
+
+def _language(name: str) -> TinyRun:
+    changes = CHANGES.get(name, {})
+    if name in CHAINS:
+        changes = {**_chain(name), **changes}
+    length = {"hbpo": 96, "gigpo": 60, "delethink": 3, "empo": 1, "ttrv": 1}.get(name, 12)
+
+    def policy(config: RunConfig) -> Policy:
+        if name == "ead":
+            numbers = {key: value for key, value in (config.policy or Named(name="")).numbers.items() if key != "model"}
+            return policy_of("llama", max_new_tokens=length, **numbers)
+        if name in ("papo", "vogue"):
+            return policy_of("qwen2.5-vl", max_new_tokens=5)
+        if name in (*READING, *IMITATION):
+            return policy_of("llama", max_new_tokens=length, suppress=_other_tokens(), temperature=8.0)
+        return terse("llama", max_new_tokens=length)
+
+    own = some_right
+    if name in READING:
+        own = {"g2rpo-a": by_prompt, "eframe": third_right}.get(name) or test_smoke_reading.rewarded(name)
+    weight = 0.0 if name in ("on-policy-distillation", "g-opd") else 1.0
+    rewards = [NamedReward("right", own, weight=weight), *REWARDS.get(name, [])]
+    if name in CHAINS:
+        replacing = {"grpo-care": ("answer", second_half), "critique-rl": ("discrimination", half_are_right)}
+        rewards = [NamedReward("right", half_right if name == "clpo" else by_text)]
+        if name in replacing:
+            rewards += [NamedReward(*replacing[name], from_method=name)]
+    prompts = language_prompts(name)
+    if name == "oorl":
+        from dataclasses import replace
+
+        labels = ("programs", "equivalents")
+        changes = {**changes, "prompts.sources": [{"source": f"{one}.jsonl", "label": one} for one in labels]}
+        prompts = [replace(prompt, source=labels[n % 2]) for n, prompt in enumerate(prompts)]
+    return TinyRun(changes=changes, policy=policy, rewards=rewards, prompts=prompts)
+
+
+def _chain(name: str) -> dict[str, Any]:
+    changes: dict[str, Any] = {"rollout.prompts_per_step": 2, "rollout.group_size": 4 if name == "grpo-care" else 2}
+    if name == "svs":
+        changes["rollout.contexts.solution.pattern"] = None
+    if name == "delethink":
+        changes |= {"rollout.contexts.chunk.head": 1, "rollout.contexts.chunk.tail": 1}
+    then = read_layers(CONFIGS / "methods" / f"{name}.yaml").get("rollout", {}).get("planner", {}).get("then")
+    if then:  # settings of drawing are of models with room for long answers
+        short = [{key: value for key, value in stage.items() if key != "settings"} for stage in then]
+        changes["rollout.planner.then"] = short
+    return changes
+
+
+DENOISING: dict[str, dict[str, Any]] = {
+    "chunk-grpo": {"policy.segments": [2, 2]},
+    "flow-dppo": {"rollout.window.high": 3, "rollout.window.size": 2},
+    "flow-grpo-fast": {"rollout.window.high": 3, "rollout.window.size": 2},
+    "sage-grpo": {"reference.reset_every": 1},
+    "mix-grpo": {"rollout.window.size": 2},
+    "mix-grpo-flash": {"rollout.window.size": 2},
+    "crd": {"policy.reading.num_levels": 5},
+}
+
+
+def bright_left(samples: Sequence[Sample]) -> list[float]:
+    """Every member another reward, not in the order of members."""
+    return [float((sample.member * 3 + sample.group) % 4) / 3 for sample in samples]
+
+
+def _denoising(name: str) -> TinyRun:
+    own = read_layers(CONFIGS / "methods" / f"{name}.yaml").get("policy", {})
+    settings = {key: value for key, value in settings_of("sd3").items() if key not in own}
+    settings["call"] = {**settings["call"], "num_inference_steps": 4, "height": 16, "width": 16}
+    changes = {f"policy.{key}": value for key, value in {"name": "denoising", **settings}.items()}
+    changes |= {"policy.model": "python:tests.policies.tiny_policies:build_sd3", "rollout.prompts_per_step": 2}
+    if "clamp" in read_layers(CONFIGS / "methods" / f"{name}.yaml").get("advantage", {}):
+        changes["advantage.clamp"] = 1.0  # so few members are never five standard deviations apart
+
+    def policy(config: RunConfig) -> Policy:
+        assert config.policy is not None
+        numbers = {key: value for key, value in config.policy.numbers.items() if key != "model"}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # of fresh adapters
+            return DenoisingPolicy(pipeline_of("sd3"), copy.deepcopy(numbers))
+
+    rewards = [NamedReward("bright", bright_left)]
+    prompts = [Prompt(text) for text in TEXTS[:4]]
+    return TinyRun(changes={**changes, **DENOISING.get(name, {})}, policy=policy, rewards=rewards, prompts=prompts)
+
+
+def _masked(name: str) -> TinyRun:
+    changes = {
+        "policy.name": "masked",
+        "policy.model": "python:tests.tiny.masked_models:eurobert",
+        "policy.length": 6,
+        "policy.num_steps": 3,
+        "policy.reading.num_levels": 2,
+        "rollout.prompts_per_step": 2,
+        "update.epochs": 2,
+    }
+    rewards = [NamedReward("right", bright_left)]
+    return TinyRun(
+        changes=changes,
+        policy=lambda config: build_policy(config, "cpu"),
+        rewards=rewards,
+        prompts=masked_prompts_of(),
+    )

@@ -1,0 +1,47 @@
+"""Every shipped method, on a run that has what it needs: without one of its mechanisms the weights end elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmgrpo.config.loading import shipped
+from tests.configs.ablation import ablations, config_of, distance, mechanism_keys, trained_weights
+from tests.configs.ablation_runs import INERT, NOT_RUN, OPEN, run_of
+
+NAMES = [name.removeprefix("methods/") for name in shipped("methods")]
+PER_COMMIT = ("gspo", "clip-cov")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in PER_COMMIT else pytest.param(name, marks=pytest.mark.nightly)
+        for name in NAMES
+        if name not in NOT_RUN
+    ],
+)
+def test_taking_a_mechanism_away_changes_the_weights(name: str) -> None:
+    found = list(ablations(name, run_of(name)))
+    same = {ablation.key for ablation in found if ablation.outcome == "same"}
+    assert set(INERT.get(name, {})) <= same <= {*INERT.get(name, {}), *OPEN.get(name, ())}, found
+    assert any(ablation.outcome in ("changes", "error") for ablation in found), found
+
+
+def test_reasons_are_of_mechanisms_that_there_are() -> None:
+    for name, reasons in INERT.items():
+        assert name in NAMES
+        assert set(reasons) <= set(mechanism_keys(name))
+        assert all(reason.strip() for reason in reasons.values())
+    for name, keys in OPEN.items():
+        assert set(keys) <= set(mechanism_keys(name))
+        assert not set(keys) & set(INERT.get(name, {}))
+
+
+def test_same_run_ends_at_the_same_weights() -> None:
+    run = run_of("dapo")
+    config = config_of("dapo", run)
+    before, after = trained_weights(config, run)
+    again_before, again = trained_weights(config, run)
+    assert torch.equal(before, again_before)
+    assert distance(before, after, again) == 0.0
