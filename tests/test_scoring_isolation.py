@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import random
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,16 @@ def samples(count: int = 2) -> list[Sample]:
     return [Sample(Prompt("a"), 0, member, text="x") for member in range(count)]
 
 
+class Unpleasant:
+    """A reward whose constructor turns off gradients, as scripts of reward models do."""
+
+    def __init__(self) -> None:
+        torch.set_grad_enabled(False)
+
+    def __call__(self, samples: Any) -> list[float]:
+        return [1.0 for _ in samples]
+
+
 class TestGlobalState:
     def test_settings_are_restored_and_the_reward_is_named(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -43,6 +55,57 @@ class TestGlobalState:
         assert not torch.are_deterministic_algorithms_enabled()
         assert os.getcwd() == directory
         assert "reward 'rude' changed the default dtype from torch.float32 to torch.float64" in caplog.text
+
+    def test_rewards_on_threads_restore_the_state_from_before_all_of_them(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Each starts while the other's change is in force, and the first to change is the first to end."""
+        changed, entered = threading.Event(), threading.Event()
+
+        def first(samples: Any) -> list[float]:
+            torch.set_default_dtype(torch.float64)
+            changed.set()
+            entered.wait(5)
+            return [0.0 for _ in samples]
+
+        def second(samples: Any) -> list[float]:
+            entered.set()
+            until = time.monotonic() + 5
+            while torch.get_default_dtype() == torch.float64 and time.monotonic() < until:
+                time.sleep(0.01)
+            return [0.0 for _ in samples]
+
+        scorer = Scorer([NamedReward("first", first, concurrent=True)])
+        pending = scorer.open(group_sizes={0: 2})
+        pending.submit(samples())
+        changed.wait(5)
+        score(samples(), [NamedReward("second", second)])
+        pending.collect(samples())
+        assert torch.get_default_dtype() == torch.float32
+        assert "first" in caplog.text
+
+    def test_autocast_precision_and_numpy_errors_are_restored(self) -> None:
+        def rude(samples: Any) -> list[float]:
+            torch.autocast("cpu", dtype=torch.bfloat16).__enter__()
+            torch.set_float32_matmul_precision("medium")
+            torch.backends.cudnn.benchmark = True
+            torch.set_default_device("meta")
+            np.seterr(all="raise")
+            return [0.0 for _ in samples]
+
+        before = np.geterr()
+        score(samples(), [NamedReward("rude", rude)])
+        assert not torch.is_autocast_enabled("cpu")
+        assert torch.get_float32_matmul_precision() == "highest"
+        assert not torch.backends.cudnn.benchmark
+        assert torch.ones(1).device.type == "cpu"
+        assert np.geterr() == before
+
+    def test_what_building_a_reward_changes_is_restored(self, caplog: pytest.LogCaptureFixture) -> None:
+        (reward,) = build_rewards([RewardConfig.model_validate({"name": f"python:{__name__}:Unpleasant"})])
+        assert torch.is_grad_enabled()
+        assert "changed grad mode from True to False" in caplog.text
+        assert score(samples(), [reward]).value_BR.flatten().tolist() == [1.0, 1.0]
 
     def test_a_reward_that_seeds_leaves_the_generators_of_the_run(self) -> None:
         def seeding(samples: Any) -> list[float]:

@@ -34,6 +34,7 @@ from mmgrpo.run.processes import Job
 from mmgrpo.run.resuming import weights_at
 from mmgrpo.scoring import Gate, NamedReward, as_reward
 from mmgrpo.scoring.columns import columns_of
+from mmgrpo.scoring.global_state import restored_settings
 from mmgrpo.system.targets import is_own
 from mmgrpo.train.ema import Average
 from mmgrpo.train.hooks import HOOKS
@@ -232,9 +233,11 @@ def _named_reward(config: RewardConfig, live: Functions) -> NamedReward:
     schedule = config.schedule and bound(f"rewards ({config.known_as}).schedule", WEIGHT_SCHEDULES, config.schedule)
     if schedule is not None:
         schedule(0)  # numbers that do not go together are said now
+    with restored_settings(config.known_as, set()):  # modules and constructors change global state as calls do
+        function = _built_reward(config, live)
     return NamedReward(
         config.known_as,
-        _built_reward(config, live),
+        function,
         config.weight,
         gate=config.gate and Gate(config.gate.reward, config.gate.at_least, config.gate.closed),
         clip=config.clip,
