@@ -261,6 +261,13 @@ class MixedFolder:
             return []
         return [f"{status}; to go on: {how_to_resume(self.folder.path, self._config, self._job.num_processes)}"]
 
+    def settle(self) -> None:
+        """Completes the folder of a run whose tasks are finished, where a process was killed before it could."""
+        if self._job.is_main and self._resumed is not None:
+            self.begun()
+            self.folder.settle()
+            self.saved()
+
     def _prepared(self) -> None:
         told = "\n\n".join(explanation(task.config) for task in self._tasks.values())
         about = {"machine": machine(self._job.accelerator.device, self._job.num_processes)}

@@ -92,6 +92,8 @@ class Together:
         listening = self._stopping.listening(), self._peers.watched(self._abandon)
         with listening[0], listening[1], next(iter(self._progress.values())) as progress:
             if all(session.is_over() for session in sessions):
+                if self._whole:
+                    self._whole.settle()
                 progress.noted(f"nothing to do: {self._where()} stands at step {self.step} of {self._config.steps}")
                 self._end("finished")
                 return "finished"

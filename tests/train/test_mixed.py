@@ -134,6 +134,22 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> MixedTrainer:
     return finished(mixed(tmp_path_factory.mktemp("whole")))
 
 
+def test_a_run_killed_as_it_finished_is_completed_by_resuming(tmp_path: Path) -> None:
+    """Its tasks had finished, its own folder had not: the status stayed running, and the last line missed."""
+    run = finished(spelt(tmp_path)).folder.path
+    names = ("metrics.jsonl", "run.json")
+    whole = {name: (run / name).read_text() for name in names}
+    metrics = whole["metrics.jsonl"].splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(metrics[:-1]))
+    header = json.loads(whole["run.json"])
+    (run / "run.json").write_text(json.dumps({**header, "status": "running"}))
+    resumed = spelt(tmp_path, resume=run)
+    resumed.train()
+    assert resumed.status == "finished"
+    assert json.loads((run / "run.json").read_text())["status"] == "finished"
+    assert (run / "metrics.jsonl").read_text() == whole["metrics.jsonl"]
+
+
 @pytest.mark.parametrize("name", ["writing", "drawing"])
 def test_each_of_two_tasks_is_the_run_it_would_be_apart(name: str, whole: MixedTrainer, tmp_path: Path) -> None:
     apart, task = alone(name, tmp_path), whole.tasks[name]
