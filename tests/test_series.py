@@ -79,6 +79,17 @@ def test_a_series_goes_on(tmp_path: Path) -> None:
     assert "as it began, without steps=9" in " ".join(refused.output.split())
 
 
+def test_a_series_killed_as_it_made_the_folder_of_a_run_resumes(tmp_path: Path) -> None:
+    train(str(written(tmp_path)))
+    series = tmp_path / "runs/two"
+    expected = weights(series / "2-hard")
+    rmtree(series / "2-hard")
+    (series / "2-hard").mkdir()
+    train("--resume", str(series))
+    assert sorted(path.name for path in series.iterdir() if path.is_dir()) == ["1-easy", "2-hard"]
+    assert all(torch.equal(tensor, expected[key]) for key, tensor in weights(series / "2-hard").items())
+
+
 def test_the_runs_of_a_series(tmp_path: Path) -> None:
     first, second = runs_of(load_config(written(tmp_path)))
     assert (first.name, first.steps, first.rollout.group_size) == ("1-easy", 2, 4)

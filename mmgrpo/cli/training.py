@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,7 +90,8 @@ def resume_series(folder: Path, overrides: list[str], say: Callable[[str], None]
 
 
 def _trained_in_turn(settings: RunConfig, folder: Path, accelerator: Accelerator, say: Callable[[str], None]) -> Ended:
-    from mmgrpo.run.folder import has_ended
+    from mmgrpo.run.folder import clear_unbegun, has_ended
+    from mmgrpo.run.processes import Job
 
     ended = Ended(folder, "finished", accelerator.is_main_process)
     runs = runs_of(settings)
@@ -100,7 +102,8 @@ def _trained_in_turn(settings: RunConfig, folder: Path, accelerator: Accelerator
         if accelerator.is_main_process:
             say(f"run {number + 1} of {len(runs)}: {run}")
         started = config.model_copy(update={"output": str(folder), **_from(folder, runs[:number], config)})
-        ended = _trained(started, accelerator, run if run.exists() else None)
+        can_resume = Job(accelerator).from_main(partial(clear_unbegun, run))
+        ended = _trained(started, accelerator, run if can_resume else None)
         if not has_ended(run):
             if accelerator.is_main_process:
                 say(f"to go on with the series: mmgrpo train --resume {folder}")

@@ -189,6 +189,20 @@ def has_ended(folder: Path) -> bool:
     return status_of(folder).startswith(ENDED)
 
 
+def clear_unbegun(folder: Path) -> bool:
+    """Removes a run folder without a configuration: its process was killed as it made it.
+
+    Args:
+        folder: of a run that may have begun.
+
+    Returns:
+        Whether there is a run to resume.
+    """
+    if folder.is_dir() and not (folder / CONFIG).is_file():
+        shutil.rmtree(folder)
+    return folder.exists()
+
+
 def claim_folder(config: RunConfig) -> Path:
     """Makes the folder of a new run: OUTPUT/NAME, or the first free OUTPUT/NAME-2, -3, ...; nobody else gets the same.
 

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import final
 
 from mmgrpo.report.numbers import duration
-from mmgrpo.run.folder import has_ended
+from mmgrpo.run.folder import clear_unbegun, has_ended
 from mmgrpo.run.stopping import TERMINATING
 from mmgrpo.system.console import brief
 from mmgrpo.trials.plan import Comparison, Trial
@@ -110,7 +110,7 @@ class Carrying:
 
     def _one(self, trial: Trial) -> float:
         began = time.perf_counter()
-        what = ["--resume", str(trial.folder)] if trial.folder.exists() else [str(trial.file)]
+        what = ["--resume", str(trial.folder)] if clear_unbegun(trial.folder) else [str(trial.file)]
         with trial.log.open("ab") as log:
             with self._lock:
                 if self._is_told:
