@@ -282,6 +282,9 @@ class Rollout:
             row: which.
             origin: where the read row comes from.
             sample: in place of the row's, for example with another prompt; None: the row's.
+
+        Returns:
+            The row.
         """
         return Given(
             sample=self.samples[row] if sample is None else sample,

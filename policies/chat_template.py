@@ -17,7 +17,7 @@ def render(processor: Any, messages: Sequence[Mapping[str, Any]], prompt: Prompt
         processor: a processor or tokenizer of transformers with a chat template.
         messages: what to write.
         prompt: where they are from; its ``chat_template_kwargs`` go to the template.
-        arguments: further arguments of ``apply_chat_template``.
+        **arguments: further arguments of ``apply_chat_template``.
 
     Returns:
         The text.

@@ -254,6 +254,9 @@ def samples_tokens(policy: str, numbers: Mapping[str, Any], *, renoised: bool) -
         policy: its name.
         numbers: its settings; wrong ones are reported where the policy is built.
         renoised: whether its decisions are made of finished samples (``rollout.decisions: read``).
+
+    Returns:
+        Whether they are.
     """
     kind = settings_type(policy)
     if not hasattr(kind, "samples_tokens"):

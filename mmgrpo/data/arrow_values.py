@@ -75,7 +75,7 @@ def transformed_rows(
         check: takes the stored media of another column, and its name in errors, before they are decoded.
 
     Yields:
-        Callable: raises DataError for what ``set_transform`` or the decoding of the row raises.
+        Callable[[], Any]: raises DataError for what ``set_transform`` or the decoding of the row raises.
 
     Raises:
         DataError: a stream raises; the rows after it cannot be read.

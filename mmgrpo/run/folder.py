@@ -243,6 +243,12 @@ def make_accelerator(config: RunConfig) -> Accelerator:
 
     Processes that a launcher started on a machine without a GPU are a job on the CPU, as with ``runtime.device: cpu``.
 
+    Args:
+        config: of the run.
+
+    Returns:
+        The accelerator.
+
     Raises:
         MissingPackageError: a tracker is not installed.
         ConfigError: several processes were launched, and accelerate cannot make one job of them.

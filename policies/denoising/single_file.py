@@ -31,6 +31,13 @@ def configuration_of(path: Path, settings: DenoisingSettings) -> str:
     The file holds weights alone: the classes and configurations of its components, tokenizers and the scheduler are
     those of ``policy.single_file_config``, or of the repository that diffusers infers from the keys of the file.
 
+    Args:
+        path: of the file.
+        settings: of the policy.
+
+    Returns:
+        The folder or hub id.
+
     Raises:
         ConfigError: it is no safetensors file of a pipeline's weights, or nothing tells which pipeline it is.
         CheckpointError: the file is cut short or a git-lfs pointer.

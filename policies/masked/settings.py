@@ -160,6 +160,9 @@ class MaskedSettings(BaseModel):
 
         Args:
             renoised: whether decisions are those of ``reading`` (``rollout.decisions: read``).
+
+        Returns:
+            Whether it is.
         """
         if renoised:
             return self.reading.estimate != "bound"

@@ -133,6 +133,9 @@ def option_letters(value: Any, letters: str) -> dict[str, str]:
     Args:
         value: a list of texts, or an object of letters and texts; anything else has no options.
         letters: those of the options, in order.
+
+    Returns:
+        Letters by text.
     """
     items = plain_value(value)
     if isinstance(items, Mapping):

@@ -239,4 +239,5 @@ def watched(place: Place, at: int | None = None, late_s: float | None = None) ->
 
 
 def _said(place: Place, log: str) -> str:
-    return (place.root / log).read_text(errors="replace")[-3000:]
+    file = place.root / log
+    return file.read_text(errors="replace")[-3000:] if file.is_file() else ""  # it was killed before it wrote
