@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mmgrpo.rewards.parsing.extraction import finite, json_values, words
+from mmgrpo.rewards.parsing.extraction import finite, json_values, label_key
 from mmgrpo.rewards.parsing.numerals import seconds
 
 MAX_COORDINATE = 1e6
@@ -190,4 +190,4 @@ def _number(value: Any) -> float | None:
 
 
 def _label(label: Any) -> str | None:
-    return " ".join(words(str(label))) if isinstance(label, str | int) else None
+    return label_key(str(label)) if isinstance(label, str | int) else None

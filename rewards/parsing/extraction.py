@@ -83,25 +83,48 @@ def without_thought(text: str) -> str:
 
 
 def normalised(text: str, *, ignore_case: bool = True) -> str | None:
-    """NFKC, white space runs as one blank, stripped, case folded; None above ``MAX_ANSWER_CHARS`` characters."""
+    """NFKC, white space runs as one blank, stripped, case folded; None above ``MAX_ANSWER_CHARS`` characters.
+
+    The Turkish capital I with a dot is folded to i without a further dot.
+    """
     if len(text) > MAX_ANSWER_CHARS:
         return None
     plain = " ".join(unicodedata.normalize("NFKC", text).split())
-    return plain.casefold() if ignore_case else plain
+    return plain.casefold().replace("i\u0307", "i") if ignore_case else plain
 
 
-_WORD = regex.compile(r"[\p{L}\p{N}][\p{L}\p{N}\p{M}]*(?:['\u2019][\p{L}\p{N}][\p{L}\p{N}\p{M}]*)*")
+_WORD = regex.compile(r"[\p{L}\p{N}][\p{L}\p{N}\p{M}]*(?:'[\p{L}\p{N}][\p{L}\p{N}\p{M}]*)*")
+_PICTOGRAPH = regex.compile(r"\p{Extended_Pictographic}|\p{Regional_Indicator}{2}")
+_LABEL_WORD = regex.compile(
+    rf"(?:(?<![\p{{L}}\p{{N}}\p{{M}}])-(?=\p{{N}}))?{_WORD.pattern}(?:[+#]++(?![\p{{L}}\p{{N}}]))?|{_PICTOGRAPH.pattern}"
+)
 _CHARACTER = regex.compile(r"[\p{L}\p{N}]\p{M}*")
-_INVISIBLE = regex.compile(r"\p{Cf}")
+_INVISIBLE = regex.compile(r"[\p{Cf}\p{Variation_Selector}\u0640\u20e3]")
+_VARIANTS = str.maketrans({"\u2019": "'", "\u02bc": "'", "\u2212": "-"})
 
 
 def words(text: str) -> list[str]:
     """The words of a text, normalised, without punctuation; underscores separate words. Empty for a text too long.
 
     A word begins with a letter or a digit and keeps its combining marks: vowel signs of Hindi, Bengali, Thai, Tamil,
-    points of Hebrew and Arabic. Characters without a glyph (joiners, soft hyphens, marks of direction) are removed.
+    points of Hebrew and Arabic. Characters without a glyph (joiners, soft hyphens, marks of direction) and the Arabic
+    tatweel are removed; the typographic apostrophe is the same as the typewriter's.
     """
     return _WORD.findall(_visible(text))
+
+
+def label_words(text: str) -> list[str]:
+    """The words of a label, with the signs that tell labels apart.
+
+    As ``words``, but "-1" keeps its sign, and "C++", "C#" and "A+" the marks after their letters; emoji are words.
+    """
+    return _LABEL_WORD.findall(_visible(text))
+
+
+def label_key(text: str) -> str:
+    """What labels are compared by: their ``label_words``, without emoji where there are other words."""
+    found = label_words(text)
+    return " ".join([word for word in found if not _PICTOGRAPH.match(word)] or found)
 
 
 def characters(text: str) -> list[str]:
@@ -110,7 +133,7 @@ def characters(text: str) -> list[str]:
 
 
 def _visible(text: str) -> str:
-    return _INVISIBLE.sub("", normalised(text) or "")
+    return _INVISIBLE.sub("", normalised(text) or "").translate(_VARIANTS)
 
 
 def json_values(text: str) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
@@ -11,6 +12,8 @@ from mmgrpo.rewards.parsing.extraction import (
     MAX_ANSWER_CHARS,
     Extract,
     extracted,
+    label_key,
+    label_words,
     normalised,
     one_of,
     place_of,
@@ -95,7 +98,8 @@ class YesNo:
 class Classification:
     """Reward: 1 if the answer names the reference's class and no other, else 0.
 
-    Words are compared whole, without case, punctuation and underscores. With ``labels``, the classes there are, the
+    Words are compared whole, without case, punctuation and underscores; signs of numbers ("-1"), marks as in "C++" and
+    "C#", and emoji count. With ``labels``, the classes there are, the
     answer may be a sentence: the classes it names are found, longer ones first ("polar bear" is no "bear"), and exactly
     one must be there. Without, the answer must be the class itself, after an article if it has one. The reference, in
     ``column``, is a class or a list of accepted names.
@@ -112,15 +116,16 @@ class Classification:
             raise ConfigError(f"Classification.labels must be a list of classes, got {labels!r}")
         self._column = column
         self._extract: Extract = place_of("Classification.extract", extract)
-        self._labels = None if labels is None else {_plain(label) for label in labels}
+        self._labels = None if labels is None else _distinct("Classification.labels", labels)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("classification", samples, self._column, _names, self._score)
 
     def _score(self, text: str, accepted: list[str]) -> Score:
-        said, wanted = words(extracted(text, self._extract) or ""), {_plain(name) for name in accepted}
+        answer, wanted = extracted(text, self._extract) or "", {_plain(name) for name in accepted}
+        said = label_key(answer).split() if self._labels is None else label_words(answer)
         if self._labels is None:
-            named = {" ".join(said[1:] if said[:1] in (["a"], ["an"], ["the"]) else said)} - {""}
+            named = {" ".join(said[1:] if len(said) > 1 and said[0] in ("a", "an", "the") else said)} - {""}
         else:
             named = _named(said, self._labels | wanted)
         reason = "several classes" if not named <= wanted and len(named) > 1 else None
@@ -153,11 +158,11 @@ class LabelSet:
         wrong: float = 0.3,
         extract: Extract = "none",
     ) -> None:
-        if isinstance(labels, str) or not labels or not all(map(_plain, labels)):
+        if isinstance(labels, str) or not labels:
             raise ConfigError(f"LabelSet.labels must be a list of labels, got {labels!r}")
         if not (right >= 0 and wrong >= 0):
             raise ConfigError(f"LabelSet.right and LabelSet.wrong must be at least 0, got {right} and {wrong}")
-        self._labels = {_plain(label) for label in labels}
+        self._labels = _distinct("LabelSet.labels", labels)
         self._column = column
         self._right = right
         self._wrong = wrong
@@ -171,7 +176,7 @@ class LabelSet:
         return known if known is not None and known <= self._labels else None
 
     def _score(self, text: str, known: set[str]) -> Score:
-        named = _named(words(extracted(text, self._extract) or ""), self._labels)
+        named = _named(label_words(extracted(text, self._extract) or ""), self._labels)
         said = compared(", ".join(sorted(named)) or None, ", ".join(sorted(known)))
         if named == known or not named:
             return Score(float(named == known), said)
@@ -269,4 +274,18 @@ def _names(value: Any) -> list[str] | None:
 
 
 def _plain(label: str) -> str:
-    return " ".join(words(label))
+    return label_key(label)
+
+
+def _distinct(where: str, labels: Sequence[object]) -> set[str]:
+    """The labels in plain words. Raises ConfigError for two that differ in signs which are not compared."""
+    written: dict[str, tuple[str, str]] = {}
+    for label in map(str, labels):
+        bare = re.sub(r"[\s_.,;:'\"()/-]+", "", normalised(label) or "")
+        other, earlier = written.setdefault(_plain(label), (label, bare))
+        if bare != earlier or not _plain(label):
+            raise ConfigError(
+                f"{where}: {other!r} and {label!r} are the same, or nothing, without punctuation, so answers cannot "
+                "tell them apart; rename one of them in the labels and in the data"
+            )
+    return set(written)

@@ -10,7 +10,7 @@ from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import compared
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, finite, one_of, place_of, words
+from mmgrpo.rewards.parsing.extraction import Extract, extracted, finite, label_key, one_of, place_of, words
 from mmgrpo.rewards.parsing.letters import standalone_letters
 from mmgrpo.rewards.parsing.numerals import numbers
 from mmgrpo.rewards.parsing.references import references, shortest
@@ -153,4 +153,4 @@ def _unlabeled(text: str, letter: str) -> str:
 
 
 def _plain_words(text: str) -> str:
-    return " ".join(words(text))
+    return label_key(text)

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from mmgrpo import build_rewards
+from mmgrpo import Prompt, Sample, build_rewards
 from mmgrpo.config import RewardConfig
+from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.groups.diversity import ngrams
 from mmgrpo.rewards.parsing.extraction import characters, words
-from tests.rewards.written import score_of
+from tests.rewards.written import score_of, scores_of
 
 DAY, GIFT = "\u0926\u093f\u0928", "\u0926\u093e\u0928"  # Hindi: two words with other vowel signs
 
@@ -53,7 +54,7 @@ def test_labels_of_boxes_keep_their_vowel_signs() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("don't, you\u2019d", ["don't", "you\u2019d"]),
+        ("don't, you\u2019d", ["don't", "you'd"]),
         ("snake_case and-dash 3.5", ["snake", "case", "and", "dash", "3", "5"]),
         ("\u0645\u06cc\u200c\u0631\u0648\u0645", ["\u0645\u06cc\u0631\u0648\u0645"]),  # Persian, a joiner inside
         ("co\u00adoperate", ["cooperate"]),
@@ -68,3 +69,49 @@ def test_words_by_hand(text: str, expected: list[str]) -> None:
 
 def test_characters_have_their_marks() -> None:
     assert characters(f"{DAY}, a1") == ["\u0926\u093f", "\u0928", "a", "1"]
+
+
+@pytest.mark.parametrize(
+    ("label", "other"),
+    [("C++", "C#"), ("C", "C++"), ("A+", "A"), ("-1", "1"), ("\U0001f44d", "\U0001f44e"), ("0", "-0")],
+)
+def test_signs_tell_labels_apart(label: str, other: str) -> None:
+    for settings in ({}, {"labels": [label, other]}):
+        judge = reward("classification", **settings)
+        assert [score_of(judge, label, label), score_of(judge, other, label)] == [1.0, 0.0]
+        assert [score_of(judge, other, other), score_of(judge, label, other)] == [1.0, 0.0]
+    labels = reward("label_set", labels=[label, other])
+    assert [score_of(labels, label, [label]), score_of(labels, other, [label])] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "label"),
+    [
+        ("don\u2019t know", "don't know"),
+        ("istanbul", "\u0130stanbul"),
+        ("STRASSE", "Stra\u00dfe"),
+        ("\u0645\u0640\u0631\u062d\u0628\u0627", "\u0645\u0631\u062d\u0628\u0627"),
+        ("1\ufe0f\u20e3", "1"),
+        ("\u22121", "-1"),
+        ("a cat \U0001f431", "cat"),
+        ("\U0001f44d\U0001f3fd", "\U0001f44d"),
+        ("C#.", "C#"),
+        ("e\u2011mail", "e-mail"),
+    ],
+)
+def test_forms_of_one_label_are_equal(answer: str, label: str) -> None:
+    assert score_of(reward("classification"), answer, label) == 1.0
+    assert score_of(reward("classification", labels=[label, "other"]), f"It is {answer}", label) == 1.0
+
+
+def test_labels_that_only_punctuation_tells_apart_are_an_error() -> None:
+    for name in ("classification", "label_set"):
+        with pytest.raises(ConfigError, match=r"'A' and 'A\*' are the same, or nothing, without punctuation"):
+            reward(name, labels=["A", "A*"])
+        assert reward(name, labels=["polar bear", "polar_bear", "Polar Bear", 7]) is not None
+
+
+def test_an_option_of_another_sign_is_not_the_answer() -> None:
+    prompt = Prompt("x", columns={"answer": "A", "options": ["-1", "2", "3"]})
+    samples = [Sample(prompt, 0, 0, text="-1"), Sample(prompt, 0, 1, text="1")]
+    assert scores_of(reward("multiple_choice"), samples) == [1.0, 0.0]
