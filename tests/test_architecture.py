@@ -64,7 +64,7 @@ CONTRACTS = (
     "data.sounds",
 )
 CONTRACTS += ("data.sounds", "serving.wire", "system.lazy", "system.extras", "system.hub", "system.targets")
-CONTRACTS += ("system.bounded", "system.exhausted", "data.videos", "data.media_options")
+CONTRACTS += ("system.bounded", "system.exhausted", "data.videos", "data.media_options", "system.process_settings")
 """What adapters may import of the engine."""
 
 MAX_LINES = 600

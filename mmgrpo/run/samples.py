@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -20,6 +21,8 @@ from mmgrpo.data.media import opened
 from mmgrpo.data.sounds import at_rate, heard, wav
 from mmgrpo.errors import DataError
 from mmgrpo.types import Audio, Prompt, Sample, Scores
+
+logger = logging.getLogger(__name__)
 
 SAMPLES = "samples.jsonl"
 FRAMES = "frames.png"
@@ -148,6 +151,8 @@ def sample_metrics(parts: Sequence[Facts], scores: Scores) -> dict[str, float]:
     num_exchanges, num_failed = (
         sum(getattr(part, name) for part in parts) for name in ("num_exchanges", "num_failed_exchanges")
     )
+    if num_exchanges and num_failed == num_exchanges:
+        logger.warning("the environments of all %d exchanges of this step failed: nothing is trained", num_failed)
     failed = {"environment/failed_frac": num_failed / num_exchanges} if num_exchanges else {}
     return found | varied | failed | (box_metrics(scores) if everyones else {})
 

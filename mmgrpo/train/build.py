@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from mmgrpo.config import RewardConfig, RunConfig
+from mmgrpo.config import Named, RewardConfig, RunConfig
 from mmgrpo.config.binding import build_objective, tree_of, window_at
 from mmgrpo.config.numbers import bound
 from mmgrpo.config.registry import names, policy_class, resolve
@@ -34,7 +34,7 @@ from mmgrpo.run.processes import Job
 from mmgrpo.run.resuming import weights_at
 from mmgrpo.scoring import Gate, NamedReward, as_reward
 from mmgrpo.scoring.columns import columns_of
-from mmgrpo.scoring.global_state import restored_settings
+from mmgrpo.system.process_settings import restored_settings
 from mmgrpo.system.targets import is_own
 from mmgrpo.train.ema import Average
 from mmgrpo.train.hooks import HOOKS
@@ -43,6 +43,7 @@ from mmgrpo.types import Plan
 
 ROLLOUT_SEED = 0  # keeps the rollouts' random numbers apart from the windows' and the warm-up's
 _NESTED = ("of", "likelihood", "grade")  # settings of a reward that name another one
+_made: list[Named] = []  # environments of this process that could be made once
 LIVE = "live:"
 """How the names of live functions begin, where a configuration stands for them."""
 
@@ -102,14 +103,23 @@ def exchange_plan(config: RunConfig) -> Plan:
         return Plan(max_turns=turns)
     make = partial(resolve("environments", named.name), **named.numbers)
     try:
-        made = make()
+        with restored_settings(f"environment '{named.name}'", set()):
+            made = make()
     except TypeError as error:
         raise ConfigError(f"rollout.environment ({named.name}): {error}") from error
+    except Exception as error:  # foreign code
+        if named in _made:  # it has been made before: a failure now ends one exchange, not the run
+            return Plan(environment=make, max_turns=turns)
+        raise ConfigError(
+            f"rollout.environment ({named.name}) cannot be made: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(made, Environment):
         raise ConfigError(
             f"rollout.environment ({named.name}) makes a {type(made).__name__}; give a class of "
             "mmgrpo.environment.Environment, or a function that makes one"
         )
+    if named not in _made:
+        _made.append(named)
     return Plan(environment=make, max_turns=turns)
 
 
@@ -233,7 +243,9 @@ def _named_reward(config: RewardConfig, live: Functions) -> NamedReward:
     schedule = config.schedule and bound(f"rewards ({config.known_as}).schedule", WEIGHT_SCHEDULES, config.schedule)
     if schedule is not None:
         schedule(0)  # numbers that do not go together are said now
-    with restored_settings(config.known_as, set()):  # modules and constructors change global state as calls do
+    with restored_settings(
+        f"reward '{config.known_as}'", set()
+    ):  # modules and constructors change global state as calls do
         function = _built_reward(config, live)
     return NamedReward(
         config.known_as,

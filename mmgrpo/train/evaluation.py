@@ -31,7 +31,7 @@ class Judged:
     def metrics(self) -> dict[str, float]:
         """``eval/NAME/mean`` and ``std`` over the samples each judge applied to; how many samples failed."""
         found = {}
-        if num_failed := sum(sample.failure is not None for sample in self.samples):
+        if num_failed := sum(not sample.is_scored for sample in self.samples):
             found["eval/failed_samples"] = float(num_failed)
         for column, name in enumerate(self.scores.names):
             values = self.scores.value_BR[self.scores.valid_BR[:, column], column]

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import logging
-import math
+from asyncio import CancelledError
 from collections.abc import Callable
+from dataclasses import replace
 from typing import final
+
+import torch
 
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.errors import ConfigError, PolicyError
+from mmgrpo.system.process_settings import restored_settings
 from mmgrpo.types import Prompt
 
 logger = logging.getLogger(__name__)
 
 MAX_CHARACTERS = 65_536
 """What a turn may have; the rest of a longer text is cut off, with a note at its end."""
+
+MAX_REWARD = torch.finfo(torch.float32).max
+"""The largest absolute value of a turn's reward."""
 
 _traceback_shown: set[str] = set()  # names of environments; one traceback each per process is enough
 
@@ -25,8 +32,9 @@ class GuardedEnvironment:
 
     What ``reset`` or ``step`` raises, and what they return that is no ``Turn``, ends this exchange: the sample is not
     scored (``Sample.environment_error``) and counted in ``environment/failed_frac``. A text in place of a turn is taken
-    as one. Characters that are no Unicode are replaced, and texts are cut at ``MAX_CHARACTERS``. A ``ConfigError`` or
-    ``PolicyError`` is a fault of the run and passes.
+    as one. Characters that are no Unicode are replaced, and texts are cut at ``MAX_CHARACTERS``. Settings of the process
+    that the environment changes are restored, as those of rewards are, and its changes to the row's columns reach no
+    reward. A ``ConfigError`` or ``PolicyError`` is a fault of the run and passes.
 
     Attributes:
         error: what went wrong, in one line; None while nothing did.
@@ -41,6 +49,7 @@ class GuardedEnvironment:
         self.error: str | None = None
         self._name = "the environment"
         self._environment: Environment | None = None
+        self._reported: set[str] = set()
         self._guarded("__init__", lambda: self._made(make))
 
     def reset(self, prompt: Prompt) -> Turn:
@@ -51,16 +60,18 @@ class GuardedEnvironment:
 
         Returns:
             The turn.
-
-        Raises:
-            PolicyError: the turn ends the exchange.
         """
-        opening = self._guarded("reset", lambda: self._environment.reset(prompt) if self._environment else None)
-        if opening is None:
-            return Turn()
-        if opening.done:
-            raise PolicyError(f"{self._name}.reset ended the exchange before the policy wrote a turn")
-        return opening
+        copied = replace(prompt, columns=dict(prompt.columns))  # the rewards read the columns too
+        opening = self._guarded("reset", lambda: self._opening(copied))
+        return Turn() if opening is None else opening
+
+    def fail(self, error: Exception) -> None:
+        """Ends the exchange, because the policy cannot take the turn of ``reset``.
+
+        Args:
+            error: why not.
+        """
+        self._record("reset", error)
 
     def step(self, text: str) -> Turn:
         """The answer to a turn of the policy; one that ends the exchange where the environment failed.
@@ -87,23 +98,41 @@ class GuardedEnvironment:
         return reply
 
     def _made(self, make: Callable[[], Environment]) -> Turn:
-        self._environment = make()
-        self._name = type(self._environment).__name__
+        environment: object = make()
+        if not isinstance(environment, Environment):
+            raise TypeError(f"{type(environment).__name__} is no mmgrpo.environment.Environment")
+        self._environment = environment
+        self._name = type(environment).__name__
         return Turn()
+
+    def _opening(self, prompt: Prompt) -> object:
+        opening = self._environment.reset(prompt) if self._environment else None
+        if isinstance(opening, Turn) and opening.done:
+            raise ValueError("it ended the exchange before the policy wrote a turn")
+        return opening
 
     def _guarded(self, method: str, call: Callable[[], object]) -> Turn | None:
         if self.error is not None:
             return None
         try:
-            return self._checked(call())
+            with restored_settings(f"environment '{self._name}'", self._reported):
+                return self._checked(call())
         except (ConfigError, PolicyError):
             raise
-        except (Exception, SystemExit) as error:  # foreign code: whatever it raises is a fault of one exchange
-            self.error = f"{self._name}.{method} raised {type(error).__name__}: {error}"[:500]
-            first = self._name not in _traceback_shown
-            _traceback_shown.add(self._name)
-            logger.warning("%s; its sample is not scored", self.error, exc_info=error if first else None)
+        except (Exception, SystemExit, CancelledError) as error:  # foreign code: whatever it raises ends one exchange
+            self._record(method, error)
             return None
+
+    def _record(self, method: str, error: BaseException) -> None:
+        try:
+            reason = str(error)
+        except Exception:  # of an error that cannot be written
+            reason = "its text cannot be made"
+        text = f"{self._name}.{method} raised {type(error).__name__}: {reason}"[:500]
+        self.error = text.encode("utf-8", "replace").decode("utf-8")
+        first = self._name not in _traceback_shown
+        _traceback_shown.add(self._name)
+        logger.warning("%s; its sample is not scored", self.error, exc_info=error if first else None)
 
     def _checked(self, returned: object) -> Turn:
         turn = Turn(text=returned) if isinstance(returned, str) else returned
@@ -112,8 +141,10 @@ class GuardedEnvironment:
         if not isinstance(turn.text, str) or not isinstance(turn.role, str):
             raise TypeError(f"Turn.text and Turn.role must be str, got {type(turn.text).__name__}, {turn.role!r:.40}")
         reward = None if turn.reward is None else float(turn.reward)
-        if reward is not None and not math.isfinite(reward):
-            raise ValueError(f"Turn.reward must be finite or None, got {reward}")
+        if reward is not None and not abs(reward) <= MAX_REWARD:
+            raise ValueError(f"Turn.reward must be finite (in float32) or None, got {reward}")
+        if not isinstance(turn.images, list | tuple):
+            raise TypeError(f"Turn.images must be a list, got {type(turn.images).__name__}")
         return Turn(
             text=_bounded(turn.text),
             images=turn.images,

@@ -100,9 +100,7 @@ class Rollouts:
         for n, opening in enumerate(openings):
             one = shown(asked[n], opening)
             asked[n] = one if one.images else alike.setdefault((drawn[n][0], repr((one.text, one.messages))), one)
-        encoded = [self.encoder(prompt) for prompt in asked]
-        for one in encoded:
-            self.encoder.require_room(one, drawing.length)
+        encoded = self._encoded(asked, [prompts[p] for p, _ in drawn], environments, drawing.length)
         way = self.way_for(encoded)
         if environments and isinstance(way, Plain) and way.translates:
             raise PolicyError(f"{type(way.model).__name__} reads and writes apart: it cannot go on after an answer")
@@ -126,6 +124,34 @@ class Rollouts:
             encoder=self.encoder,
             max_turns=plan.max_turns,
         )
+
+    def _encoded(
+        self,
+        opened: Sequence[Prompt],
+        bare: Sequence[Prompt],
+        environments: Sequence[GuardedEnvironment],
+        length: int,
+    ) -> list[Encoded]:
+        """Prompts with the turns of ``reset``, or without them where the policy cannot take those.
+
+        Raises DataError for a prompt that it cannot take either way, and where it can take none of the turns.
+        """
+        encoded, errors = [], []
+        for number, prompt in enumerate(opened):
+            try:
+                one = self.encoder(prompt)
+                self.encoder.require_room(one, length)
+            except DataError as error:
+                if prompt is bare[number]:
+                    raise
+                errors.append(error)
+                environments[number].fail(error)
+                one = self.encoder(bare[number])
+                self.encoder.require_room(one, length)
+            encoded.append(one)
+        if errors and len(errors) == len(opened):
+            raise errors[0]
+        return encoded
 
     def read(self, given: Sequence[Given], *, plan: Plan) -> Rollout:
         """Rows of what others wrote; log-probabilities that nobody gave are 0."""

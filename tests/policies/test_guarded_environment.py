@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from itertools import count
@@ -9,10 +10,11 @@ from pathlib import Path
 from typing import Any, final
 
 import pytest
+import torch
 from PIL import Image
 
 from mmgrpo.environment import Environment, Turn
-from mmgrpo.errors import ConfigError
+from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policies.language import guarded_environment
 from mmgrpo.policies.language.guarded_environment import MAX_CHARACTERS, GuardedEnvironment
 from mmgrpo.tools import ToolEnvironment, calls_in
@@ -42,13 +44,40 @@ def ends() -> Any:
     raise SystemExit(3)
 
 
+def cancels() -> Any:
+    raise asyncio.CancelledError
+
+
+class UnwritableError(Exception):
+    """An error without a text."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def raises_unwritable() -> Any:
+    raise UnwritableError
+
+
+def raises_surrogate() -> Any:
+    raise ValueError("a\ud800")
+
+
 FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     "raises": (raises, "raised ValueError: no answer"),
     "exits": (ends, "raised SystemExit: 3"),
+    "is cancelled": (cancels, "raised CancelledError"),
+    "raises without a text": (raises_unwritable, "raised UnwritableError: its text cannot be made"),
+    "raises a surrogate": (raises_surrogate, "raised ValueError: a?"),
+    "reward beyond float32": (lambda: Turn(text="x", reward=1e300), "Turn.reward must be finite (in float32)"),
+    "images of None": (lambda: Turn(text="x", images=None), "Turn.images must be a list, got NoneType"),  # type: ignore[arg-type]
     "returns None": (lambda: None, "it returned NoneType and must return mmgrpo.environment.Turn"),
     "returns bytes": (lambda: b"x", "it returned bytes and must"),
     "text of bytes": (lambda: Turn(text=b"x"), "Turn.text and Turn.role must be str, got bytes"),  # type: ignore[arg-type]
-    "reward of NaN": (lambda: Turn(text="x", reward=float("nan")), "Turn.reward must be finite or None, got nan"),
+    "reward of NaN": (
+        lambda: Turn(text="x", reward=float("nan")),
+        "Turn.reward must be finite (in float32) or None, got nan",
+    ),
     "reward of text": (lambda: Turn(text="x", reward="x"), "raised ValueError: could not convert"),  # type: ignore[arg-type]
 }
 
@@ -69,6 +98,42 @@ def test_an_environment_that_cannot_be_made_is_a_fault() -> None:
     assert environment.error == "the environment.__init__ raised ValueError: no answer"
 
 
+def test_an_opening_that_ends_the_exchange_is_a_fault() -> None:
+    environment = GuardedEnvironment(lambda: Faulty("reset", lambda: Turn(text="x", done=True)))
+    assert (environment.reset(Prompt("a")), environment.step("x")) == (Turn(), Turn(done=True))
+    assert "it ended the exchange before the policy wrote a turn" in (environment.error or "")
+
+
+def test_what_is_no_environment_is_a_fault() -> None:
+    environment = GuardedEnvironment(lambda: None)  # type: ignore[arg-type,return-value]
+    assert (environment.reset(Prompt("a")), environment.step("x")) == (Turn(), Turn(done=True))
+    assert "NoneType is no mmgrpo.environment.Environment" in (environment.error or "")
+
+
+@final
+class Takes(Environment):
+    """Takes the answer out of the row that it is given, and changes settings of the process."""
+
+    def reset(self, prompt: Prompt) -> Turn:
+        del prompt.columns["answer"]  # type: ignore[attr-defined]
+        return Turn()
+
+    def step(self, text: str) -> Turn:
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        return Turn(text="x")
+
+
+def test_an_environment_changes_neither_the_row_nor_settings(caplog: pytest.LogCaptureFixture) -> None:
+    prompt = Prompt("a", columns={"answer": "4"})
+    environment = GuardedEnvironment(Takes)
+    assert environment.reset(prompt) == Turn()
+    assert environment.step("x").text == "x"
+    assert prompt.columns == {"answer": "4"}
+    assert (torch.is_grad_enabled(), torch.get_default_dtype()) == (True, torch.float32)
+    assert "environment 'Takes' changed grad mode from True to False; it is restored" in caplog.text
+
+
 def test_texts_are_turns_and_are_bounded() -> None:
     environment = GuardedEnvironment(lambda: Faulty("step", lambda: "hello"))
     assert environment.step("x") == Turn(text="hello")
@@ -85,6 +150,55 @@ made = count()
 def sometimes() -> Environment:
     """The third environment that is made fails in its first step."""
     return Faulty("step", raises) if next(made) == 3 else Asks("two red")
+
+
+def opens_at_length() -> Environment:
+    """The third environment that is made begins with more than the model's context."""
+    return Faulty("reset", lambda: "red " * 10_000) if next(made) == 3 else Asks("two red")
+
+
+def cannot_be_made_again() -> Environment:
+    """The third environment cannot be made: of the run's own ones, or as its step is planned."""
+    if next(made) == 3:
+        raise ConnectionError("no server")
+    return Asks("two red")
+
+
+@pytest.mark.parametrize("name", ["opens_at_length", "cannot_be_made_again"])
+def test_a_run_continues_where_one_exchange_cannot_begin(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for first in (0, 3):  # the third is one of the rollout's, then the one that the second step's plan makes
+        monkeypatch.setattr(f"{__name__}.made", count(first) if first == 0 else iter([0, 0, *[9] * 8, 3, *[9] * 8]))
+        settings = {"name": f"python:{__name__}:{name}"}
+        folder = trainer_of(tmp_path / str(first), {"environment": settings, "max_turns": 2}).train()
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert sum(line["environment/failed_frac"] for line in lines) == (1 / 8 if first == 0 else 0.0)
+
+
+def opens_always_at_length() -> Environment:
+    return Faulty("reset", lambda: "red " * 10_000)
+
+
+def test_environments_that_all_begin_at_length_are_an_error(tmp_path: Path) -> None:
+    settings = {"name": f"python:{__name__}:opens_always_at_length"}
+    with pytest.raises(DataError, match="more than the model's context"):
+        trainer_of(tmp_path, {"environment": settings, "max_turns": 2}).train()
+
+
+def test_an_environment_that_can_never_be_made_is_an_error(tmp_path: Path) -> None:
+    settings = {"name": f"python:{__name__}:raises"}
+    with pytest.raises(ConfigError, match="cannot be made: ValueError: no answer"):
+        trainer_of(tmp_path, {"environment": settings, "max_turns": 2})
+
+
+def test_a_step_whose_exchanges_all_fail_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer_of(tmp_path, {"environment": {"name": f"python:{__name__}:always"}, "max_turns": 2}).train()
+    assert "the environments of all 8 exchanges of this step failed: nothing is trained" in caplog.text
+
+
+def always() -> Environment:
+    return Faulty("step", raises)
 
 
 def test_a_run_continues_and_counts(
