@@ -7,6 +7,7 @@ import os
 import random
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from PIL import Image
 from mmgrpo import Prompt, Sample, Trainer, build_rewards
 from mmgrpo.config import RewardConfig
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.scoring import NamedReward, Scorer, as_reward, score
+from mmgrpo.scoring import NamedReward, Scorer, as_reward, named_rewards, score
 from mmgrpo.scoring.columns import require_columns, require_references
 from tests.policies.tiny_language import policy_of
 
@@ -249,6 +250,23 @@ class TestFlowGrpoForm:
 
         assert list(as_reward(motion)([Sample(Prompt("a"), 0, 0, video=frames)])) == [1.0]
         assert shapes == [(1, 2, 3, 2, 4)]
+
+    def test_partials_keywords_and_modules_are_in_the_form(self) -> None:
+        def scaled(scale: float, images: Any, prompts: Any, metadata: Any) -> Any:
+            return [scale * len(prompts) for _ in images], {}
+
+        def by_keyword(*, images: Any, prompts: Any, metadata: Any) -> Any:
+            return [float(len(prompts)) for _ in images]
+
+        class Module(torch.nn.Module):
+            def forward(self, images: Any, prompts: Any, metadata: Any) -> Any:
+                return images.mean(dim=(1, 2, 3))
+
+        sample = Sample(Prompt("a"), 0, 0, image=Image.new("RGB", (8, 8), "white"))
+        functions = [partial(scaled, 3.0), partial(scaled, scale=2.0), by_keyword, Module()]
+        assert [as_reward(function)([sample])[0] for function in functions] == [3.0, 2.0, 1.0, 1.0]
+        (named,) = named_rewards([functions[0]])
+        assert named.name == "scaled"
 
     def test_arguments_that_no_caller_gives_are_an_error(self) -> None:
         def scored(images: Any, prompts: Any, metadata: Any, reference: Any) -> Any:

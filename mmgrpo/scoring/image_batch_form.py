@@ -21,16 +21,30 @@ _IMAGES, _PROMPTS, _METADATA = ("images",), ("prompts",), ("metadata", "metadata
 def is_image_batch_form(parameters: Mapping[str, Parameter]) -> bool:
     """Whether a function's parameters begin with ``images, prompts, metadata`` (or ``metadatas``).
 
+    Keyword-only parameters with a default, such as those that a ``partial`` sets, do not count.
+
     Args:
         parameters: as ``inspect.signature`` gives them.
 
     Returns:
         Whether they do.
     """
-    names = list(parameters)[:3]
+    names = [name for name, one in parameters.items() if not _is_set(one)][:3]
     return len(names) == 3 and all(
         name in form for name, form in zip(names, (_IMAGES, _PROMPTS, _METADATA), strict=True)
     )
+
+
+def _is_set(parameter: Parameter) -> bool:
+    return parameter.kind is Parameter.KEYWORD_ONLY and parameter.default is not Parameter.empty
+
+
+def parameters_of(function: Callable[..., Any]) -> Mapping[str, Parameter]:
+    """The parameters of a function, or of the ``forward`` of a module of torch.
+
+    Raises TypeError or ValueError for a builtin without a signature.
+    """
+    return signature(function.forward if isinstance(function, torch.nn.Module) else function).parameters
 
 
 @final
@@ -55,14 +69,17 @@ class ImageBatchReward:
         Raises:
             ConfigError: the function requires other arguments, too.
         """
-        parameters = signature(function).parameters
+        parameters = parameters_of(function)
+        first = [one for one in parameters.values() if not _is_set(one)][:3]
+        self._keywords = [one.name for one in first] if first[0].kind is Parameter.KEYWORD_ONLY else []
         self.__name__ = getattr(function, "__name__", type(function).__name__)
         required = [
             name
             for name, one in parameters.items()
             if one.default is Parameter.empty and one.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
         ]
-        others = [name for name in required[3:] if name != "only_strict"]
+        names = {one.name for one in first}
+        others = [name for name in required if name not in names and name != "only_strict"]
         if others:
             raise ConfigError(
                 f"{self.__name__} has flow_grpo's form (images, prompts, metadata), but also requires "
@@ -81,12 +98,11 @@ class ImageBatchReward:
         for rows in by_shape.values():
             images = torch.stack([pixels[row] for row in rows])  # type: ignore[misc]
             prompts = [samples[row].prompt for row in rows]
-            returned = self._function(
-                images,
-                [prompt.text for prompt in prompts],
-                [dict(prompt.columns) for prompt in prompts],
-                **self._strict,
-            )
+            values_of = (images, [prompt.text for prompt in prompts], [dict(prompt.columns) for prompt in prompts])
+            if self._keywords:
+                returned = self._function(**dict(zip(self._keywords, values_of, strict=True)), **self._strict)
+            else:
+                returned = self._function(*values_of, **self._strict)
             for row, value in zip(rows, listed(_scores(returned, self.__name__), len(rows)), strict=True):
                 values[row] = value
         return values

@@ -108,4 +108,6 @@ def _declared(function: Any, trait: str, *, default: Any) -> Any:
 
 
 def _own_name(function: Any) -> str:
+    while isinstance(function, partial):
+        function = function.func
     return getattr(function, "__name__", None) or type(function).__name__

@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from inspect import Parameter, isawaitable, signature
+from inspect import Parameter, isawaitable
 from typing import Any, final
 
 from mmgrpo.data.media import Gallery
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.reward import Reward
-from mmgrpo.scoring.image_batch_form import ImageBatchReward, is_image_batch_form
+from mmgrpo.scoring.image_batch_form import ImageBatchReward, is_image_batch_form, parameters_of
 from mmgrpo.scoring.reading import listed
 from mmgrpo.types import Prompt, Sample
 
@@ -43,7 +43,7 @@ def as_reward(function: Callable[..., Any]) -> Reward:
     Raises ConfigError for a function that requires ``trainer_state`` or ``environments``.
     """
     try:
-        parameters = signature(function).parameters
+        parameters = parameters_of(function)
     except (TypeError, ValueError):  # a builtin without a signature is no TRL function
         return function
     if is_image_batch_form(parameters):

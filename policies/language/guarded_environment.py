@@ -32,9 +32,9 @@ class GuardedEnvironment:
 
     What ``reset`` or ``step`` raises, and what they return that is no ``Turn``, ends this exchange: the sample is not
     scored (``Sample.environment_error``) and counted in ``environment/failed_frac``. A text in place of a turn is taken
-    as one. Characters that are no Unicode are replaced, and texts are cut at ``MAX_CHARACTERS``. Settings of the process
-    that the environment changes are restored, as those of rewards are, and its changes to the row's columns reach no
-    reward. A ``ConfigError`` or ``PolicyError`` is a fault of the run and passes.
+    as one. Characters that are no Unicode are replaced, and texts are cut at ``MAX_CHARACTERS``. Settings of the
+    process that the environment changes are restored, as those of rewards are, and its changes to the row's columns
+    reach no reward. A ``ConfigError`` or ``PolicyError`` is a fault of the run and passes.
 
     Attributes:
         error: what went wrong, in one line; None while nothing did.
