@@ -322,7 +322,7 @@ class RunConfig(Section):
         methods = () if self.method is None else (*self.method.over, self.method)
         for method in methods:
             _require_same_decisions(method, self.policy)
-        self.__dict__["rewards"] = with_method_rewards(self.rewards, methods)
+        object.__setattr__(self, "rewards", with_method_rewards(self.rewards, methods))
         if self.update.minibatches > self.rollout.prompts_per_step:
             raise ValueError(
                 f"update.minibatches={self.update.minibatches} needs as many groups, but rollout.prompts_per_step="

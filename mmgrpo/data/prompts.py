@@ -333,7 +333,7 @@ def _one_split(loaded: Any, source: str, split: str | None) -> Any:
         return loaded
     if split is None and len(loaded) == 1:
         return next(iter(loaded.values()))
-    if split not in loaded:
+    if split is None or split not in loaded:
         raise DataError(f"{source} has the splits {', '.join(map(str, loaded))}; got split={split!r}, name one of them")
     return loaded[split]
 

@@ -39,6 +39,9 @@ class Whole(Protocol):
     def show(self, name: str, step: int, samples: Sequence[Sample], scores: Scores) -> None:
         """Takes what an evaluation of a task drew."""
 
+    def settle(self) -> None:
+        """All tasks had finished before: completes the folder."""
+
     def saved(self) -> None:
         """All tasks have a checkpoint of the same step."""
 

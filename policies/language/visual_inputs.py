@@ -143,7 +143,8 @@ def _video(
         if options:
             sizes = {name: value for name, value in settings.items() if name in _sizes(settings)}
             return _from_list(frames, sizes | dict(options), patch)
-        return fetch_video({"video": frames, **settings}, return_video_metadata=True, image_patch_size=patch)
+        fetched: Any = fetch_video({"video": frames, **settings}, return_video_metadata=True, image_patch_size=patch)
+        return fetched
     except (OSError, ValueError, RuntimeError, AssertionError, TypeError) as error:
         if isinstance(error, DataError):
             raise
@@ -178,7 +179,7 @@ def _from_list(
         )
     fps = float(options.get("sample_fps", LIST_FPS))
     selects = any(name in options for name in FRAMES if name not in ("sample_fps", "total_pixels"))
-    padded = [*frames, *frames[-1:] * (len(frames) % FRAME_FACTOR)]
+    padded = [*frames, *[frames[-1]] * (len(frames) % FRAME_FACTOR)]
     chosen, total = list(range(len(padded))), len(padded)
     if selects:
         rate = {} if "nframes" in options else {"fps": fps, "max_frames": len(padded)}

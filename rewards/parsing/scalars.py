@@ -55,13 +55,13 @@ def _plain_scalar(value: Any) -> Any:
         if value.ndim == 0:
             return _plain_scalar(value[()])
         return value if value.size > MAX_ELEMENTS else [plain_value(item) for item in value]
-    if isinstance(value, (np.float32, np.float16)):
+    if isinstance(value, np.floating) and value.dtype.itemsize < 8:
         return _number_or_none(float(str(value)))
     if isinstance(value, np.generic) and not isinstance(value, (np.datetime64, np.timedelta64)):
         return plain_value(value.item()) if not isinstance(value.item(), np.generic) else value
-    if isinstance(value, Decimal | Fraction):
+    if isinstance(value, (Decimal, Fraction)):
         return _exact(value)
-    if isinstance(value, bool | int | str):
+    if isinstance(value, (bool, int, str)):
         return value
     if type(value).__name__ in _MISSING:
         return None
