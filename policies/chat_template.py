@@ -44,6 +44,37 @@ def render(processor: Any, messages: Sequence[Mapping[str, Any]], prompt: Prompt
         ) from error
 
 
+def require_room(model: Any, prompt: Prompt, num_tokens: int, *, length: int) -> None:
+    """Checks that a prompt and what follows it have positions in the model's context.
+
+    Args:
+        model: what reads the prompt; one whose configuration names no ``max_position_embeddings`` has no bound.
+        prompt: what is asked.
+        num_tokens: of the prompt.
+        length: tokens that follow it.
+
+    Raises:
+        DataError: they have none; the message names the prompt.
+    """
+    config = getattr(model, "config", None)
+    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    context = getattr(text, "max_position_embeddings", None) or 0
+    if 0 < context < num_tokens + length:
+        raise DataError(
+            f"the prompt {prompt.text!r:.60} takes {num_tokens} tokens, which with {length} after it are more than the "
+            f"model's context of {context}; shorten it"
+        )
+
+
+def require_no_arguments(prompt: Prompt) -> None:
+    """Raises DataError for a prompt that brings arguments for a chat template, where none is used."""
+    if prompt.chat_template_kwargs:
+        raise DataError(
+            f"the prompt {prompt.text!r:.60} brings {', '.join(prompt.chat_template_kwargs)} for a chat template, and "
+            "none is used; take a checkpoint with one, or rename the column if it is for the rewards alone"
+        )
+
+
 def _require_variables(processor: Any, own: Mapping[str, Any], prompt: Prompt) -> None:
     templates = _templates(processor)
     unused = [name for name in own if not re.search(rf"\b{re.escape(name)}\b", templates)]

@@ -113,6 +113,7 @@ def prompt_of_row(
         found = Conversation(None, {kind: [m.item for m in media] for kind, media in beside.items()}, str(asked))
     else:
         found = conversation(messages, beside, tags=tags, place=place)
+    require_unicode([found.text, found.messages, row.get("negative_prompt")], where)
     return Prompt(
         found.text,
         images=held(found.media["image"]),
@@ -123,6 +124,17 @@ def prompt_of_row(
         columns=columns,
         chat_template_kwargs=_chat_template_kwargs(row, where),
     )
+
+
+def require_unicode(value: Any, where: str) -> None:
+    """Raises DataError where a text, or one within lists and objects, holds half of a surrogate pair."""
+    text = json.dumps(value, ensure_ascii=False, skipkeys=True, default=lambda other: type(other).__name__)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where}: the text holds {text[error.start]!a}, half of a surrogate pair, which is no character; remove it"
+        ) from error
 
 
 def _negative(row: Mapping[str, Any], where: str) -> str | None:

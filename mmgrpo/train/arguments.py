@@ -11,7 +11,7 @@ import torch
 
 from mmgrpo.config import Named, PromptsConfig, RewardConfig, RunConfig
 from mmgrpo.data.prompts import load_prompts, reading_of
-from mmgrpo.data.rows import prompt_of_row
+from mmgrpo.data.rows import prompt_of_row, require_unicode
 from mmgrpo.data.unreadable import Unreadable
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policy import Policy
@@ -142,6 +142,7 @@ def _prompt_of(given: Any, number: int, section: PromptsConfig | None) -> Prompt
     if isinstance(given, Prompt):
         return given
     if isinstance(given, str):
+        require_unicode(given, f"prompts, item {number}")
         return Prompt(given)
     if isinstance(given, Mapping):
         column, allow_fetch = (section.text_column, section.allow_fetch) if section else ("prompt", False)

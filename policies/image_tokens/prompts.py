@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.policies.chat_template import render
+from mmgrpo.policies.chat_template import render, require_no_arguments, require_room
 from mmgrpo.policies.image_tokens.grids import Grid
 from mmgrpo.policies.image_tokens.settings import ImageTokensSettings
 from mmgrpo.types import Prompt
@@ -71,6 +71,7 @@ class Encoder:
             ConfigError: a chat template is wanted, and there is none.
         """
         self.processor = processor
+        self._model, self._num_codes = model, grid.num_codes
         self.tokenizer = getattr(processor, "tokenizer", processor)
         self.settings = settings
         self._reads_parts = self.tokenizer is not processor
@@ -109,6 +110,7 @@ class Encoder:
                 "drawn behind texts, so remove them from the row"
             )
         shown_P = self._ids(prompt)
+        require_room(self._model, prompt, len(shown_P), length=self._num_codes)
         if prompt.negative is None and self._kept_ids is not None:
             kept_ids, pad_id = self._kept_ids
             blank_P = shown_P.where(torch.isin(shown_P, kept_ids), pad_id)
@@ -137,6 +139,7 @@ class Encoder:
                     f"the prompt {prompt.text!r:.60} has {len(prompt.messages)} turns, which only a chat template can "
                     "put together; give prompts of one turn"
                 )
+            require_no_arguments(prompt)
             return prompt.text
         messages = prompt.messages or [{"role": "user", "content": prompt.text}]
         turns = [self._turn(turn) for turn in messages]

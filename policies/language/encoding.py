@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.policies.chat_template import render
+from mmgrpo.policies.chat_template import render, require_no_arguments
 from mmgrpo.policies.language.media_check import KINDS, arrangement, probe_of, unprocessed_kinds, unwritten_kinds
 from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.policies.language.sounds import is_of_sounds, sound_arguments
@@ -328,12 +328,7 @@ class Encoder:
                     f"the prompt {prompt.text!r:.60} has {len(prompt.messages)} turns, which only a chat template can "
                     "put together; use a checkpoint with one, leave policy.chat unset, or give prompts of one turn"
                 )
-            if prompt.chat_template_kwargs:
-                raise DataError(
-                    f"the prompt {prompt.text!r:.60} brings {', '.join(prompt.chat_template_kwargs)} for a chat "
-                    "template, and none is used; take a checkpoint with one, or rename the column if it is for the "
-                    "rewards alone"
-                )
+            require_no_arguments(prompt)
             return prompt.text
         return self._template(self._messages(prompt), prompt)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policies.adapter_files import PeftFiles
-from mmgrpo.policies.chat_template import render
+from mmgrpo.policies.chat_template import render, require_no_arguments, require_room
 from mmgrpo.policies.masked.codes import NOISE, STEPS, Codebook
 from mmgrpo.policies.masked.predictor import Condition, Facts
 from mmgrpo.policies.masked.settings import MaskedSettings
@@ -79,6 +79,7 @@ class TextPredictor:
                 "masked language model is not shown: leave them out"
             )
         ids_1P = self._ids(self._rendered(prompt))
+        require_room(self.model, prompt, ids_1P.shape[1], length=self.facts.length + self._tail.shape[1])
         inputs = {"input_ids": ids_1P}
         if prompt.negative is not None:
             inputs["negative_ids"] = self._ids(self._rendered(replace(prompt, text=prompt.negative, messages=None)))
@@ -180,6 +181,7 @@ class TextPredictor:
         if not self._uses_template:
             if prompt.messages is not None and len(prompt.messages) > 1:
                 raise DataError(f"the prompt {prompt.text!r:.60} has several turns, which take a chat template")
+            require_no_arguments(prompt)
             return prompt.text + before
         turns = list(prompt.messages or [{"role": "user", "content": prompt.text}])
         if self.settings.system is not None and turns[0]["role"] != "system":

@@ -207,6 +207,15 @@ class TestMessages:
         with pytest.raises(DataError, match=r"objects.ref must be a list of names, got 'dog'"):
             prompt_of_row({"messages": turns, "objects": {"ref": "dog"}}, "prompt", where="row", folder=None)
 
+    def test_half_of_a_surrogate_pair_is_an_error_of_its_row(self, tmp_path: Path) -> None:
+        path = tmp_path / "rows.jsonl"
+        path.write_text('{"prompt": "a\\ud83d\\ude00"}\n{"prompt": "a\\ud83d"}\n')
+        assert [prompt.text for prompt in load_prompts(path, when_unreadable="skip")] == ["a\U0001f600"]
+        with pytest.raises(DataError, match=r"line 2: the text holds '.ud83d', half of a surrogate pair"):
+            load_prompts(path)
+        with pytest.raises(DataError, match="item 0: the text holds"):
+            prompts_of(["a\ud83d"], validated({}))
+
     def test_blank_texts_and_truths_as_json_are_read(self) -> None:
         row = {"prompt": "a", "tools": "", "chat_template_kwargs": " ", "reward_model": '{"ground_truth": "4"}'}
         prompt = prompt_of_row(row, "prompt", where="row", folder=None)

@@ -10,6 +10,7 @@ from mmgrpo.data.rows import prompt_of_row
 from mmgrpo.errors import DataError
 from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.types import Prompt
+from tests.policies import tiny_image_tokens, tiny_masked
 from tests.tiny.language_models import make
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -80,3 +81,14 @@ def test_what_a_template_rejects_names_the_prompt(name: str, settings: dict[str,
     with pytest.raises(DataError, match=rf"rejects the prompt '{turns[-1][1]}' with the turns") as raised:
         policy(name, **settings).rollout([prompt], group_size=1, seed=0)
     assert "policy.system" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "policy", [tiny_masked.policy_of("eurobert"), tiny_image_tokens.policy_of("janus")], ids=["masked", "image tokens"]
+)
+def test_prompts_beyond_the_context_or_with_arguments_without_a_template_are_an_error(policy: Any) -> None:
+    policy.check_prompt(Prompt("red"))
+    with pytest.raises(DataError, match=r"prompt 'red red .* are more than the model's context of"):
+        policy.check_prompt(Prompt("red " * 9_000))
+    with pytest.raises(DataError, match=r"brings tools for (a|the) chat template"):
+        policy.check_prompt(Prompt("red", chat_template_kwargs={"tools": [TOOL]}))
