@@ -25,7 +25,14 @@ MIN_BYTES = 2**28
 
 _READ_WHOLE_BYTES = 2**26  # larger parquet files of a folder are not read twice
 
-_COMPRESSED: dict[str, Callable[[Path], IO[bytes]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}  # type: ignore[dict-item]
+_COMPRESSED: dict[bytes, tuple[str, Callable[[Path], IO[bytes]]]] = {
+    b"\x1f\x8b": ("gzip", gzip.open),  # type: ignore[dict-item]
+    b"BZh": ("bzip2", bz2.open),  # type: ignore[dict-item]
+    b"\xfd7zXZ\x00": ("xz", lzma.open),  # type: ignore[dict-item]
+}
+"""Formats by their first bytes: ``datasets`` unpacks files of any name."""
+
+_HEAD_BYTES = 8
 
 
 def limit_of(path: Path) -> int:
@@ -57,7 +64,7 @@ def parquet_batches(path: Path) -> tuple[Iterator[pa.RecordBatch], pa.Schema]:
         num_bytes, limit = 0, limit_of(path)
         try:
             for batch in file.iter_batches(batch_size=256):
-                num_bytes += batch.nbytes
+                num_bytes += _size_of(batch)
                 _require_within(path, num_bytes, limit)
                 yield batch
         except (pa.ArrowException, OSError) as error:
@@ -79,13 +86,21 @@ def require_bounded(folder: Path) -> None:
     for path in sorted(folder.rglob("*")):
         if not path.is_file():
             continue
-        if path.suffix == ".zip":
+        try:
+            with path.open("rb") as file:
+                head = file.read(_HEAD_BYTES)
+        except OSError:  # what cannot be opened is not unpacked either; whoever needs it says so
+            continue
+        if path.suffix == ".zip" or head.startswith(b"PK\x03\x04"):
             _require_within(path, _zip_size(path), limit_of(path))
-        elif path.suffix in _COMPRESSED:
-            _require_stream(path, _COMPRESSED[path.suffix])
-        elif path.suffix == ".parquet" and path.stat().st_size <= _READ_WHOLE_BYTES:
-            for _ in parquet_batches(path)[0]:
-                pass
+        elif packed := next((packed for mark, packed in _COMPRESSED.items() if head.startswith(mark)), None):
+            _require_stream(path, *packed)
+        elif path.stat().st_size <= _READ_WHOLE_BYTES:
+            if path.suffix == ".parquet":
+                for _ in parquet_batches(path)[0]:
+                    pass
+            elif path.suffix == ".arrow":
+                _require_arrow(path)
 
 
 def refuse_fetching_card(folder: Path) -> None:
@@ -117,6 +132,37 @@ def _require_within(path: Path, num_bytes: int, limit: int) -> None:
         )
 
 
+def _size_of(batch: pa.RecordBatch) -> int:
+    """Bytes of a batch with the values of dictionaries written out, as rows hold them."""
+    import pyarrow as pa
+
+    columns = (column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in batch)
+    return sum(column.nbytes for column in columns)
+
+
+def _require_arrow(path: Path) -> None:
+    """The batches of an arrow file, which may be compressed, one after another. What is no such file is not checked."""
+    import pyarrow as pa
+
+    num_bytes, limit = 0, limit_of(path)
+    with path.open("rb") as file:
+        try:
+            batches: Any = pa.ipc.open_stream(file)
+        except pa.ArrowInvalid:
+            file.seek(0)
+            try:
+                reader = pa.ipc.open_file(file)
+            except pa.ArrowInvalid:
+                return
+            batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+        try:
+            for batch in batches:
+                num_bytes += _size_of(batch)
+                _require_within(path, num_bytes, limit)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path} is not a readable arrow file: {error}") from error
+
+
 def _zip_size(path: Path) -> int:
     try:
         with zipfile.ZipFile(path) as archive:
@@ -125,7 +171,7 @@ def _zip_size(path: Path) -> int:
         raise DataError(f"{path} is not a readable zip file: {error}") from error
 
 
-def _require_stream(path: Path, open_stream: Callable[[Path], Any]) -> None:
+def _require_stream(path: Path, name: str, open_stream: Callable[[Path], Any]) -> None:
     num_bytes, limit = 0, limit_of(path)
     try:
         with open_stream(path) as stream:
@@ -133,7 +179,7 @@ def _require_stream(path: Path, open_stream: Callable[[Path], Any]) -> None:
                 num_bytes += len(chunk)
                 _require_within(path, num_bytes, limit)
     except (OSError, EOFError, lzma.LZMAError) as error:
-        raise DataError(f"{path} is not a readable {path.suffix} file: {error}") from error
+        raise DataError(f"{path} is not a readable {name} file: {error}") from error
 
 
 def _require_plain_card(card: Path) -> None:

@@ -262,7 +262,7 @@ class TestBounds:
         pyarrow.parquet.write_table(pa.table({"prompt": [f"{n} {'x' * 100}" for n in range(2_000)]}), path)
         assert len(load_prompts(path)) == 2_000
 
-    @pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.zip"])
+    @pytest.mark.parametrize("name", ["rows.jsonl.gz", "rows.zip", "rows.jsonl.GZ", "rows.jsonl"])
     def test_an_archive_that_expands_is_an_error(self, name: str, tmp_path: Path) -> None:
         content = json.dumps({"prompt": "a" * 4_000_000}).encode()
         if name.endswith("zip"):
@@ -272,6 +272,20 @@ class TestBounds:
             (tmp_path / name).write_bytes(gzip.compress(content))
         with pytest.raises(DataError, match=f"{name} has .* and expands to more than"):
             load_prompts(tmp_path)
+
+    def test_dictionaries_and_compressed_arrow_files_that_expand_are_an_error(self, tmp_path: Path) -> None:
+        repeated = pa.table({"prompt": pa.array(["a" * 10_000] * 300).dictionary_encode()})
+        pyarrow.parquet.write_table(repeated, tmp_path / "rows.parquet")
+        with pytest.raises(DataError, match=r"rows\.parquet has .* and expands to more than"):
+            load_prompts(tmp_path / "rows.parquet")
+        folder = tmp_path / "arrow"
+        folder.mkdir()
+        table = pa.table({"prompt": ["a" * 10_000] * 300})
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_stream(str(folder / "rows.arrow"), table.schema, options=options) as writer:
+            writer.write_table(table)
+        with pytest.raises(DataError, match=r"rows\.arrow has .* and expands to more than"):
+            load_prompts(folder)
 
     def test_a_card_of_anchors_is_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}')
