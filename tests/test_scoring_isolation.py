@@ -153,9 +153,17 @@ class TestColumns:
         for settings in (
             {"name": "ocr_accuracy"},
             {"name": "format"},
+            {"name": "colour", "colour": "red"},
+            {"name": "motion", "direction": "left"},
+            {"name": "motion", "measure": "magnitude"},
+            {"name": "sound_length", "seconds": 2.0},
+            {"name": "frame_mean", "of": {"name": "colour", "colour": "red"}},
             {"name": "across_contexts", "of": {"name": "caption_score", "metric": "bleu"}},
         ):
             require_columns(self.rewards(**settings), prompts, "prompts")
+        for settings in ({"name": "colour"}, {"name": "motion", "measure": "direction"}, {"name": "sound_length"}):
+            with pytest.raises(ConfigError, match="which no row of prompts has"):
+                require_columns(self.rewards(**settings), prompts, "prompts")
 
     def test_required_columns_of_trl_functions_are_checked(self) -> None:
         def correct(completions: Any, solution: Any) -> list[float]:

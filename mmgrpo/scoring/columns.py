@@ -25,7 +25,8 @@ def columns_of(target: Callable[..., Any], settings: Mapping[str, Any]) -> tuple
     """The columns without which a shipped reward scores nothing.
 
     Args:
-        target: the reward's class; its attribute ``needs_columns``, if it has one, decides.
+        target: the reward's class; its attribute ``needs_columns``, if it has one, decides. Its attribute
+            ``in_place_of_columns`` maps settings to the value with which no column is needed; None: any value.
         settings: as the configuration gives them, defaults excluded.
 
     Returns:
@@ -34,6 +35,9 @@ def columns_of(target: Callable[..., Any], settings: Mapping[str, Any]) -> tuple
     declared = getattr(target, "needs_columns", None)
     if declared is not None:
         return tuple(declared)
+    substitutes: Mapping[str, Any] = getattr(target, "in_place_of_columns", {})
+    if any(settings.get(name) is not None and value in (None, settings[name]) for name, value in substitutes.items()):
+        return ()
     parameters = inspect.signature(target).parameters
     values = {name: settings.get(name, parameters[name].default) for name in _SETTINGS if name in parameters}
     return tuple(value for value in values.values() if isinstance(value, str))

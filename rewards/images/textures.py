@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,7 @@ class Colour:
     """
 
     deterministic = True
+    in_place_of_columns: ClassVar[Mapping[str, str | None]] = {"colour": None}
 
     def __init__(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -104,6 +104,7 @@ class SoundLength:
     """
 
     deterministic = True
+    in_place_of_columns: ClassVar[Mapping[str, str | None]] = {"seconds": None}
 
     def __init__(self, column: str = "duration_s", seconds: float | None = None, threshold_db: float = -50.0) -> None:
         if seconds is not None and seconds <= 0:

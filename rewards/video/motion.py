@@ -6,10 +6,10 @@ Axes: F frames, Y X rows and columns of blocks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Literal, final
+from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +57,7 @@ class Motion:
     """
 
     deterministic = True
+    in_place_of_columns: ClassVar[Mapping[str, str | None]] = {"direction": None, "measure": "magnitude"}
 
     def __init__(
         self,
