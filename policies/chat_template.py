@@ -57,7 +57,7 @@ def require_room(model: Any, prompt: Prompt, num_tokens: int, *, length: int) ->
         DataError: they have none; the message names the prompt.
     """
     config = getattr(model, "config", None)
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    text = config if config is None or not hasattr(config, "get_text_config") else config.get_text_config(decoder=True)
     context = getattr(text, "max_position_embeddings", None) or 0
     if 0 < context < num_tokens + length:
         raise DataError(
