@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
 
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -28,8 +29,7 @@ def overridden(settings: Settings, changed: Mapping[str, Any], allowed: Collecti
     try:
         return type(settings).model_validate({**own, **{name: _laid(own[name], changed[name]) for name in changed}})
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        raise ConfigError(f"settings of a rollout: {problem['loc'][-1]}: {problem['msg']}") from error
+        raise ConfigError(f"settings of a rollout: {explain_validation(error, type(settings))}") from error
 
 
 def _laid(own: Any, changed: Any) -> Any:

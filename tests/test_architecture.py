@@ -65,6 +65,7 @@ CONTRACTS = (
 )
 CONTRACTS += ("data.sounds", "serving.wire", "system.lazy", "system.extras", "system.hub", "system.targets")
 CONTRACTS += ("system.bounded", "system.exhausted", "data.videos", "data.media_options", "system.process_settings")
+CONTRACTS += ("config.validating",)
 """What adapters may import of the engine."""
 
 MAX_LINES = 600

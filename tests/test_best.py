@@ -98,6 +98,8 @@ def test_a_process_killed_between_the_evaluation_and_its_checkpoint_loses_nothin
         shutil.rmtree(run_folder / "checkpoints" / f"step-{step:06d}")
     rows = lines(whole, "evaluation.jsonl")[:3]
     (run_folder / "evaluation.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    header = json.loads((run_folder / "run.json").read_text())
+    (run_folder / "run.json").write_text(json.dumps({**header, "status": "running"}))
     assert best_step(run_folder, "held_out") is None
     resumed = judged(tmp_path / "half", [0, 1, 3, 2, 1], checkpoint={"every": 4}, resume=run_folder)
     assert names(resumed) == ["step-000002", "step-000004"]

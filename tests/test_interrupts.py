@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,14 @@ from mmgrpo.system import interrupts
 from tests.policies.tiny_language import policy_of
 
 FEATURES, LABELS = np.eye(8), np.arange(8) % 2
+
+
+@pytest.fixture(autouse=True)
+def _python_handles_interrupts() -> Iterator[None]:
+    """A worker of pytest-xdist ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def press() -> None:
@@ -51,14 +60,11 @@ def test_a_deferred_interrupt_is_raised_after_a_whole_fit() -> None:
 
 
 def test_a_swallowed_interrupt_is_raised_again() -> None:
-    try:
-        interrupts.install()
-        assert fitted(Interrupting) != fitted(MLPClassifier)
-        with pytest.raises(KeyboardInterrupt):
-            interrupts.require_none()
+    interrupts.install()
+    assert fitted(Interrupting) != fitted(MLPClassifier)
+    with pytest.raises(KeyboardInterrupt):
         interrupts.require_none()
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupts.require_none()
 
 
 def test_a_second_interrupt_that_a_reward_swallows_ends_the_run_before_its_update(

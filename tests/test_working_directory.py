@@ -29,7 +29,11 @@ here = Path(__file__).parent
 (here / "seen.txt").write_text(f"{sys.path.index(str(here)) == len(sys.path) - 1} {jinja2.__file__}")
 
 class Policy:
-    pass
+    settings_type = dict
+
+    @classmethod
+    def from_config(cls, settings, *, device="cpu"):
+        return cls()
 """
 
 

@@ -41,7 +41,7 @@ def _foreign(rows: Rows) -> Tensor:
 
 
 def _term(name: str, **numbers: Any) -> dict[str, Any]:
-    return {"objective.terms": [{"name": name, **numbers}]}
+    return {"method": None, "objective.terms": [{"name": name, **numbers}]}
 
 
 def _real(theirs: SimpleNamespace, given: Given) -> Tensor:

@@ -90,7 +90,7 @@ def load_config(
     merged = read_layers(find_config(path), published=published, with_methods=not is_compared)
     for values in upper:
         merged = _over(merged, values)
-    for key, value in given.items():
+    for key, value in sorted(given.items(), key=lambda item: item[0] != "method"):  # method: null is for the others
         _require_task(merged, key)
         below = deepcopy(merged)
         set_value(merged, key.split("."), value)

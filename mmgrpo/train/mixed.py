@@ -204,6 +204,7 @@ class MixedFolder:
         self._job = job
         self._resumed = resumed
         self._folder = None if resumed is None else RunFolder(resumed)
+        self._has_begun = False
 
     @property
     def folder(self) -> RunFolder:
@@ -216,6 +217,7 @@ class MixedFolder:
         """Makes the folder, or goes on in it; the tasks' come next."""
         if self._folder is None:
             self._folder = RunFolder(self._job.from_main(lambda: claim_folder(self._config)))
+        self._has_begun = True
         self._job.from_main(self._prepared)
         if self._config.tracking.trackers:
             self._job.trackers.start(self._config, self.folder.path)
@@ -253,6 +255,11 @@ class MixedFolder:
         """Writes down how the run ended; the folder of one that failed before it did anything goes."""
         if self._folder is None or not self._job.is_main:
             return []
+        if self._resumed is not None and not self._has_begun:  # killed after its tasks had finished
+            self.begun()
+            self.folder.settle()
+            self.saved()
+            return []
         if status == "failed" and self._resumed is None and self.folder.discard():
             return []
         self.folder.close(status, failure)
@@ -260,13 +267,6 @@ class MixedFolder:
         if status == "finished":
             return []
         return [f"{status}; to go on: {how_to_resume(self.folder.path, self._config, self._job.num_processes)}"]
-
-    def settle(self) -> None:
-        """Completes the folder of a run whose tasks are finished, where a process was killed before it could."""
-        if self._job.is_main and self._resumed is not None:
-            self.begun()
-            self.folder.settle()
-            self.saved()
 
     def _prepared(self) -> None:
         told = "\n\n".join(explanation(task.config) for task in self._tasks.values())

@@ -39,9 +39,6 @@ class Whole(Protocol):
     def show(self, name: str, step: int, samples: Sequence[Sample], scores: Scores) -> None:
         """Takes what an evaluation of a task drew."""
 
-    def settle(self) -> None:
-        """All tasks had finished before: completes the folder."""
-
     def saved(self) -> None:
         """All tasks have a checkpoint of the same step."""
 
@@ -96,7 +93,7 @@ class Together:
         with listening[0], listening[1], next(iter(self._progress.values())) as progress:
             if all(session.is_over() for session in sessions):
                 if self._whole:
-                    self._whole.settle()
+                    self._whole.end("finished", None)
                 progress.noted(f"nothing to do: {self._where()} stands at step {self.step} of {self._config.steps}")
                 self._end("finished")
                 return "finished"

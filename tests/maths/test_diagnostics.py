@@ -141,5 +141,6 @@ def test_diagnostics_hold_no_graph():
     found = measure(ratio_BT, ADVANTAGE_BT, values, divergence="k3", kl_beta=0.1)
     known = found.value_sums["kl"]
     numbers = [*found.loss_sums.values(), known.count, known.total]
-    numbers += [getattr(found, f.name) for f in fields(found) if f.name not in ("loss_sums", "value_sums")]
+    numbers += [getattr(found, f.name) for f in fields(found) if not f.name.endswith("_sums")]
+    numbers += [number for one in found.change_sums.values() for number in (one.count, one.total)]
     assert all(isinstance(number, Tensor) and not number.requires_grad for number in numbers)

@@ -20,6 +20,8 @@ from tests.policies.tiny_language import policy_of, prompts_of
 SEED = 3
 PREFIX = " is red is"
 
+AXES_BT = ("old_logprob_BT", "mask_BT", "state_BT", "segment_BT", "token_BT")
+
 
 def rollout_of(policy: LanguagePolicy, name: str = "llama", group_size: int = 3, **plan: Any) -> Rollout:
     return policy.rollout(prompts_of(name), group_size=group_size, seed=SEED, plan=Plan(**plan))
@@ -138,7 +140,7 @@ def ends_with_the_beginning(policy: LanguagePolicy, rollout: Rollout) -> Tensor:
         rollout,
         trace=replace(trace, prompts=begun, completions=cut),
         values={},
-        **{name: getattr(rollout, name)[:, count:] for name in ("old_logprob_BT", "mask_BT", "state_BT", "segment_BT")},
+        **{name: getattr(rollout, name)[:, count:] for name in AXES_BT},
     )
     return torch.cat([torch.zeros(rollout.shape[0], count), values(policy, later)], dim=1)
 

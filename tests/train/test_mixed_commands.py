@@ -107,9 +107,9 @@ def test_a_run_that_is_done_says_so_and_one_task_does_not_go_on_alone(run: Path)
 
 def test_alarms_are_of_the_task_that_watches(run: Path) -> None:
     """Of the task's own second step, the third of the run."""
-    (alarm,) = rows(run / "more" / "alarms.jsonl")
-    assert (alarm["step"], alarm["kind"]) == (2, "dead_groups")
-    assert rows(run / "alarms.jsonl") == [{"task": "more", **alarm, "step": 3}]
+    alarms = rows(run / "more" / "alarms.jsonl")
+    assert [(alarm["step"], alarm["kind"]) for alarm in alarms if alarm["kind"] != "no_effect"] == [(2, "dead_groups")]
+    assert rows(run / "alarms.jsonl") == [{"task": "more", **alarm, "step": 3} for alarm in alarms]
     assert not (run / "sums" / "alarms.jsonl").exists()
 
 

@@ -136,7 +136,8 @@ def test_who_goes_wrong_beside_a_right_one_is_taught_and_all_others_are_compared
 @pytest.mark.parametrize("method", ["gtr-turbo", "prl", "cgpo"])
 def test_the_reference_takes_away_from_what_is_likelier_now(method: str, tmp_path: Path) -> None:
     """The average so far, of single tokens; the first weights, of all tokens to come, and of the whole answer."""
-    lines = trained(policy_of("llama", max_new_tokens=5), method, prompts_of("llama"), tmp_path)
+    changes = {"method.rewards": {}} if method == "cgpo" else {}  # whose rewards are those of a model of the hub
+    lines = trained(policy_of("llama", max_new_tokens=5), method, prompts_of("llama"), tmp_path, **changes)
     assert len(lines) == 2
 
 
@@ -197,7 +198,11 @@ def test_the_doctor_looks_at_views() -> None:
 def test_explain_says_whose_views_are_and_how_often_they_are_looked_at() -> None:
     masked = dict(view_rows(load_config("methods/papo", {"policy": None})))
     assert masked == {"view masked": "weights old, behind masked_image (share 0.6, patch 14); a pass after the rollout"}
-    grad = {"objective.terms": [{**TERM, "view": "masked", "grad": True}], "views.masked.weights": "now"}
+    grad = {
+        "objective.terms": [{**TERM, "view": "masked", "grad": True}],
+        "views.masked.weights": "now",
+        "method": None,
+    }
     (said,) = dict(view_rows(load_config("methods/papo", {"policy": None, **grad}))).values()
     assert said.endswith("; a pass beside each of the policy's, and one with gradient")
 
