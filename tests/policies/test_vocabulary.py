@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from mmgrpo.environment import Turn
+from mmgrpo.environment import Environment, Turn
 from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.policies.masked import MaskedPolicy
 from mmgrpo.policies.vocabulary import TextDecoder, unnamed_ids
@@ -100,7 +100,7 @@ def test_an_environment_reads_tags_that_are_special_tokens() -> None:
     policy = tagged_policy()
     turns: list[str] = []
 
-    class Listener:
+    class Listener(Environment):
         def reset(self, prompt: Prompt) -> Turn:
             return Turn(text="go on")
 
