@@ -101,7 +101,8 @@ def test_a_process_killed_between_the_evaluation_and_its_checkpoint_loses_nothin
     header = json.loads((run_folder / "run.json").read_text())
     (run_folder / "run.json").write_text(json.dumps({**header, "status": "running"}))
     assert best_step(run_folder, "held_out") is None
-    resumed = judged(tmp_path / "half", [1, 3, 2, 1], checkpoint={"every": 4}, resume=run_folder)  # not step 0 again
+    changes = {"checkpoint": {"every": 4}, "steps": 4}  # step 0 is not evaluated again
+    resumed = judged(tmp_path / "half", [1, 3, 2, 1], resume=run_folder, **changes)
     assert names(resumed) == ["step-000002", "step-000004"]
     assert torch.equal(weights(resumed), weights(whole))
 
