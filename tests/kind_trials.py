@@ -43,7 +43,7 @@ from mmgrpo.scoring import NamedReward
 from mmgrpo.system import interrupts
 from mmgrpo.train.mixed import MixedTrainer
 from tests.faults.runs import ALL, Case, Reward, differing, left_behind, lengths, texts
-from tests.faults.sittings import DONE, INTERRUPTED, Place, Sitting, begin, ended, placed, sit, worked_s
+from tests.faults.sittings import DONE, INTERRUPTED, Place, Sitting, begin, ended, placed, worked_s
 from tests.policies.tiny_language import policy_of, prompts_of
 from tests.test_trainer import BASE, make_policy
 from tests.test_world_sizes import FLOAT32
@@ -53,6 +53,7 @@ from tests.train.test_token_trees import even_prompts_differ
 
 MEMORY = "/dev/shm"
 MAX_SITTINGS = 6
+LIMIT_S = 600.0  # a comparison starts processes that import everything
 EVERY_STEP = {"checkpoint": {"every": 1, "keep": 2}, "runtime": {"device": "cpu"}, "steps": 3, "name": "run"}
 
 
@@ -212,9 +213,14 @@ def undisturbed(case: Case, place: Place) -> Undisturbed:
     def within(trainer: Any) -> None:
         loaded.write_text(str(time.process_time()))
 
-    sitting = sit(case, place, within=within, before=_listen)
+    sitting = _sit(case, place, within=within)
     assert sitting.code == DONE, sitting.said
     return Undisturbed(left_by(place.run), sitting.worked_s, float(loaded.read_text()))
+
+
+def _sit(case: Case, place: Place, **given: Any) -> Sitting:
+    """A sitting that gets no signal."""
+    return ended(begin(case, place, before=_listen, **given), place, limit_s=LIMIT_S)
 
 
 def _listen() -> None:
@@ -235,7 +241,7 @@ def disturbed(case: Case, place: Place, whole: Undisturbed, draw: random.Random)
     if twice:
         time.sleep(BOUNCE_S + draw.uniform(0.05, 0.3))
         os.kill(pid, number)
-    return f"{number.name}{' twice' if twice else ''} after {after_s:.3f} s", ended(pid, place)
+    return f"{number.name}{' twice' if twice else ''} after {after_s:.3f} s", ended(pid, place, limit_s=LIMIT_S)
 
 
 def wrongs(case: Case, place: Place, whole: Undisturbed, draw: random.Random) -> tuple[str, list[str]]:
@@ -248,7 +254,7 @@ def wrongs(case: Case, place: Place, whole: Undisturbed, draw: random.Random) ->
     for _ in range(MAX_SITTINGS):
         if case.name not in SLOW and not any(place.run.glob("*.yaml")):
             shutil.rmtree(place.run, ignore_errors=True)  # before there was a run
-        last = sit(case, place, before=_listen)
+        last = _sit(case, place)
         if last.code == DONE:
             break
     if last.code != DONE:
