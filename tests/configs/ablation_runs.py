@@ -220,18 +220,26 @@ INERT: dict[str, dict[str, str]] = {
     "pref-grpo": {"policy.sampler": PIPELINE_SAMPLER},
     "sage-grpo": {"rollout.window": ALL_STEPS},
     "tempflow-grpo": {"policy.sampler": PIPELINE_SAMPLER},
+    "mix-grpo": {"policy.sampler": PIPELINE_SAMPLER},
+    "mix-grpo-flash": {"policy.sampler": PIPELINE_SAMPLER},
 }
 """Mechanisms without which the weights are the same, each with the reason."""
 
 
 OPEN: dict[str, tuple[str, ...]] = {
+    "ampo": ("objective.surrogate",),
     "awm": ("objective.surrogate",),
     "clpo": ("advantage.equal_groups",),
     "dance-grpo": ("advantage.scale",),
+    "dcpo-clip": ("objective.surrogate",),
+    "delethink": ("objective.surrogate",),
     "depo": ("prompts.sampler",),
     "diffu-grpo": ("update.in_turn",),
+    "diver": (),  # all that it adds is in INERT
     "flow-dppo": ("objective.surrogate", "rollout.window"),
     "g2rpo-a": ("controllers:rollout.contexts.guided.share",),
+    "gcpo": ("objective.surrogate",),
+    "gmpo": ("advantage.scale",),
     "maskgrpo": ("update.in_turn",),
     "pass-k-training": ("objective.surrogate",),
     "r1-sharevl": ("advantage.scale",),

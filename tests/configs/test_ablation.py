@@ -25,7 +25,7 @@ def test_taking_a_mechanism_away_changes_the_weights(name: str) -> None:
     found = list(ablations(name, run_of(name)))
     same = {ablation.key for ablation in found if ablation.outcome == "same"}
     assert set(INERT.get(name, {})) <= same <= {*INERT.get(name, {}), *OPEN.get(name, ())}, found
-    assert any(ablation.outcome in ("changes", "error") for ablation in found), found
+    assert name in OPEN or any(ablation.outcome in ("changes", "error") for ablation in found), found
 
 
 def test_reasons_are_of_mechanisms_that_there_are() -> None:
