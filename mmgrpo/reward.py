@@ -24,7 +24,8 @@ class Reward(Protocol):
     on that sample alone (its prompt with its columns, and what was generated), not on its siblings, its place or the
     moment, so that what is known is not asked for again. And by ``needs_values``, names of ``Sample.values``, what the
     policy has to say of each sample's decisions; by ``needs_columns``, the columns of the data without which it scores
-    nothing: a run none of whose rows has one of them does not begin. A method ``reference_error(value)`` tells why a
+    nothing: a run none of whose rows has one of them does not begin (of shipped rewards these are ``column``,
+    ``text_column`` and the columns of the rewards that they wrap). A method ``reference_error(value)`` tells why a
     value of that column is no reference for it, None if it is one: a run without a readable reference does not begin.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import random
@@ -18,7 +19,17 @@ from PIL import Image
 
 from mmgrpo import Prompt, Sample, Trainer, build_rewards
 from mmgrpo.config import RewardConfig
+from mmgrpo.config.registry import names, resolve
 from mmgrpo.errors import ConfigError, RewardError
+from mmgrpo.rewards.groups.pairs import PairwiseWinRate
+from mmgrpo.rewards.groups.stand_ins import AcrossContexts, OverReference
+from mmgrpo.rewards.groups.usefulness import WhereUseful
+from mmgrpo.rewards.groups.verdicts import NoisyVerifier
+from mmgrpo.rewards.images.textures import Colour
+from mmgrpo.rewards.text.answers import ExactMatch, YesNo
+from mmgrpo.rewards.text.forecasts import Brier
+from mmgrpo.rewards.text.lengths import StatedLength
+from mmgrpo.rewards.text.quantities import MeanRelativeAccuracy, Number
 from mmgrpo.scoring import NamedReward, Scorer, as_reward, named_rewards, score
 from mmgrpo.scoring.columns import require_columns, require_references
 from tests.policies.tiny_language import policy_of
@@ -171,6 +182,52 @@ class TestColumns:
 
         with pytest.raises(ConfigError, match="reward correct reads the column 'solution'"):
             require_columns([NamedReward("correct", correct)], [Prompt("a", columns={"answer": 1})], "prompts")
+
+    def test_reward_objects_need_their_columns(self) -> None:
+        needs = {
+            ExactMatch(): ("answer",),
+            Brier(): ("answer",),
+            Brier(of=YesNo(column="truth")): ("truth",),
+            StatedLength(8, judge={"name": "number", "column": "sum"}): ("sum",),
+            AcrossContexts(ExactMatch()): (),
+            Colour(colour="red"): (),
+            NoisyVerifier(WhereUseful(ExactMatch(column="result"), marks=["think"])): ("result",),
+            OverReference(Number(column="sum"), column="answer"): ("answer", "sum"),
+            PairwiseWinRate(of=MeanRelativeAccuracy(column="sum")): ("sum",),
+        }
+        assert {reward: NamedReward("r", reward).needs_columns for reward in needs} == needs
+        with pytest.raises(ConfigError, match="reward r reads the column 'result'"):
+            require_columns(
+                [NamedReward("r", NoisyVerifier(ExactMatch(column="result")))],
+                [Prompt("a", columns={"answer": 1})],
+                "prompts",
+            )
+
+    def test_every_registered_reward_exposes_its_columns_and_inner_rewards(self) -> None:
+        hidden = []
+        for name in names("rewards"):
+            target = resolve("rewards", name)
+            if getattr(target, "needs_columns", None) is not None or not inspect.isclass(target):
+                continue
+            settings = {
+                "column",
+                "text_column",
+                "of",
+                "grade",
+                "likelihood",
+                *getattr(target, "in_place_of_columns", ()),
+            }
+            parameters = settings & inspect.signature(target).parameters.keys()
+            code = inspect.getsource(target)
+            hidden += [f"{name}.{setting}" for setting in sorted(parameters) if f"self.{setting}" not in code]
+        assert hidden == []
+
+    def test_references_of_wrapped_rewards_are_checked(self) -> None:
+        prompts = [Prompt("a", columns={"answer": "yes"})]
+        with pytest.raises(ConfigError, match="noisy_verifier cannot read 1 of 1 references in column 'answer'"):
+            require_references(self.rewards(name="noisy_verifier", of={"name": "number"}), prompts, "prompts")
+        with pytest.raises(ConfigError, match="reward r cannot read 1 of 1 references in column 'answer'"):
+            require_references([NamedReward("r", StatedLength(8, judge="count"))], prompts, "prompts")
 
     def test_references_that_no_row_has_are_an_error_with_the_reason(self, caplog: pytest.LogCaptureFixture) -> None:
         prompts = [Prompt("a", columns={"answer": answer}) for answer in ("yes", r"\sqrt{2}")]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.scoring.column_uses import ReferenceCheck, column_uses
 from mmgrpo.scoring.named import NamedReward
 from mmgrpo.types import Prompt
 
@@ -16,31 +15,6 @@ logger = logging.getLogger(__name__)
 
 NUM_CHECKED = 200
 """Rows whose references are checked, spread over all."""
-
-_SETTINGS = ("column", "text_column")
-"""Settings of the shipped rewards that name the column which holds the reference."""
-
-
-def columns_of(target: Callable[..., Any], settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """The columns without which a shipped reward scores nothing.
-
-    Args:
-        target: the reward's class; its attribute ``needs_columns``, if it has one, decides. Its attribute
-            ``in_place_of_columns`` maps settings to the value with which no column is needed; None: any value.
-        settings: as the configuration gives them, defaults excluded.
-
-    Returns:
-        The values of its settings ``column`` and ``text_column``, those that are null excluded.
-    """
-    declared = getattr(target, "needs_columns", None)
-    if declared is not None:
-        return tuple(declared)
-    substitutes: Mapping[str, Any] = getattr(target, "in_place_of_columns", {})
-    if any(settings.get(name) is not None and value in (None, settings[name]) for name, value in substitutes.items()):
-        return ()
-    parameters = inspect.signature(target).parameters
-    values = {name: settings.get(name, parameters[name].default) for name in _SETTINGS if name in parameters}
-    return tuple(value for value in values.values() if isinstance(value, str))
 
 
 def require_columns(rewards: Sequence[NamedReward], prompts: Sequence[Prompt], source: str) -> None:
@@ -70,7 +44,7 @@ def require_columns(rewards: Sequence[NamedReward], prompts: Sequence[Prompt], s
 
 
 def require_references(rewards: Sequence[NamedReward], prompts: Sequence[Prompt], source: str) -> None:
-    """Checks that the rewards which can tell, those with a ``reference_error``, read the references of the rows.
+    """Checks that rewards with a ``reference_error``, and those that wrap one, can read the references of the rows.
 
     Of each reward ``NUM_CHECKED`` rows are checked, spread over all that have its column. The log says how many cannot
     be read, and why.
@@ -84,10 +58,7 @@ def require_references(rewards: Sequence[NamedReward], prompts: Sequence[Prompt]
         ConfigError: none of the references that were checked can be read.
     """
     for reward in rewards:
-        reference_error = getattr(reward.function, "reference_error", None)
-        if reference_error is None:
-            continue
-        for column in reward.needs_columns or ():
+        for column, reference_error in _checks(reward):
             values = [prompt.columns[column] for prompt in prompts if prompt.columns.get(column) is not None]
             checked = values[:: max(1, len(values) // NUM_CHECKED)][:NUM_CHECKED]
             errors = [(value, error) for value in checked if (error := reference_error(value)) is not None]
@@ -101,6 +72,14 @@ def require_references(rewards: Sequence[NamedReward], prompts: Sequence[Prompt]
             if len(errors) == len(checked):
                 raise ConfigError(f"{text}. Choose a reward for such answers, name another column, or change the rows")
             logger.warning("%s; it does not score such rows (None)", text)
+
+
+def _checks(reward: NamedReward) -> list[tuple[str, ReferenceCheck]]:
+    """Columns with their checks; a column that only ``NamedReward.needs_columns`` names has that of the function."""
+    uses = column_uses(reward.function)
+    columns, check = {use.column for use in uses}, getattr(reward.function, "reference_error", None)
+    named = [(name, check) for name in reward.needs_columns or () if name not in columns and check is not None]
+    return [(use.column, use.reference_error) for use in uses if use.reference_error is not None] + named
 
 
 def require_rows(rewards: Sequence[NamedReward], prompts: Sequence[Prompt], source: str) -> None:

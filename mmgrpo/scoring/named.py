@@ -10,6 +10,7 @@ from typing import Any
 
 from mmgrpo.config.rewards import Closed, gate_order
 from mmgrpo.errors import ConfigError
+from mmgrpo.scoring.column_uses import column_uses
 from mmgrpo.scoring.trl_form import as_reward
 from mmgrpo.types import Score
 
@@ -44,7 +45,7 @@ class NamedReward:
         concurrent: whether it may run beside rollout and other rewards, on a thread; None: as the function declares.
         deterministic: whether known results are kept; None: as the function declares. See ``Reward``.
         needs_values: names of ``Sample.values`` that it reads; None: as the function declares.
-        needs_columns: columns of the data without which it scores nothing; None: as the function declares.
+        needs_columns: columns of the data without which it scores nothing; None: those of ``column_uses``.
         verifier: whether rewards of methods are computed of it; None: if its weight is above 0 and its name is not that
             of a reward of form or length.
         from_method: the method whose reward of this name it replaces; None: a method that has one, if the run has
@@ -81,7 +82,8 @@ class NamedReward:
             object.__setattr__(self, "needs_values", tuple(_declared(self.function, "needs_values", default=())))
         object.__setattr__(self, "function", as_reward(self.function))
         if self.needs_columns is None:
-            object.__setattr__(self, "needs_columns", tuple(_declared(self.function, "needs_columns", default=())))
+            columns = [use.column for use in column_uses(self.function)]
+            object.__setattr__(self, "needs_columns", tuple(dict.fromkeys(columns)))
 
     def weight_at(self, step: int) -> float:
         """The weight at a step, counted from 0."""

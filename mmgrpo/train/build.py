@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from mmgrpo.config import Named, RewardConfig, RunConfig
 from mmgrpo.config.binding import build_objective, tree_of, window_at
 from mmgrpo.config.numbers import bound
-from mmgrpo.config.registry import names, policy_class, resolve
+from mmgrpo.config.registry import policy_class, resolve
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.data.contexts import CONTEXTS
 from mmgrpo.data.history import Context
@@ -33,7 +33,6 @@ from mmgrpo.run.parts import held
 from mmgrpo.run.processes import Job
 from mmgrpo.run.resuming import weights_at
 from mmgrpo.scoring import Gate, NamedReward, as_reward
-from mmgrpo.scoring.columns import columns_of
 from mmgrpo.system.process_settings import restored_settings
 from mmgrpo.system.targets import is_own
 from mmgrpo.train.ema import Average
@@ -257,19 +256,7 @@ def _named_reward(config: RewardConfig, live: Functions) -> NamedReward:
         timeout_s=config.timeout_s,
         concurrent=config.concurrent,
         deterministic=config.deterministic,
-        needs_columns=None if is_own(config.name) or config.name in live else _columns(config.name, config.numbers),
     )
-
-
-def _columns(name: str, settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """The columns that a registered reward, and those within it, cannot do without."""
-    target = resolve("rewards", name)
-    declares = getattr(target, "needs_columns", None) is not None  # of what is within it as well
-    within = () if declares else (settings.get(setting) for setting in _NESTED)
-    nested = [{"name": value} if isinstance(value, str) else value for value in within if value is not None]
-    inner = [one for one in nested if isinstance(one, Mapping) and one.get("name") in names("rewards")]
-    own = columns_of(target, settings)
-    return tuple(dict.fromkeys((*own, *(column for one in inner for column in _columns(one["name"], one)))))
 
 
 def _built_reward(config: RewardConfig, live: Functions) -> Any:

@@ -73,7 +73,7 @@ class CodeTests:
         max_tests: int = 20,
         concurrency: int = 4,
     ) -> None:
-        self._column = column
+        self.column = column
         self._extract: ExtractCode = one_of("CodeTests.extract", extract, ExtractCode)
         self._passing: Passing = one_of("CodeTests.score", score, Passing)
         self._wrong = wrong
@@ -82,7 +82,7 @@ class CodeTests:
         self._concurrency = positive("CodeTests.concurrency", concurrency)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("code_tests", samples, self._column, read_tests)
+        known = references("code_tests", samples, self.column, read_tests)
         return list(at_once(self._concurrency, self._score, samples, known))
 
     def _score(self, text: str, tests: Tests) -> Score | None:
@@ -138,7 +138,7 @@ class RunTime:
         memory_mb: int = 1024,
         max_tests: int = 20,
     ) -> None:
-        self._column = column
+        self.column = column
         self._reference = reference
         self._measure: Measured = one_of("RunTime.measure", measure, Measured)
         self._repeats = positive("RunTime.repeats", repeats)
@@ -148,7 +148,7 @@ class RunTime:
         self._max_tests = positive("RunTime.max_tests", max_tests)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        tests = references("run_time", samples, self._column, _pairs)
+        tests = references("run_time", samples, self.column, _pairs)
         programs = references("run_time", samples, self._reference, _program)
         return [
             None if test is None or program is None else self._score(sample.text or "", test, program)

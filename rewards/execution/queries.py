@@ -63,7 +63,7 @@ class SqlExecution:
     ) -> None:
         if not 0 <= runs <= 1:
             raise ConfigError(f"SqlExecution.runs must lie in [0, 1], got {runs}")
-        self._column = column
+        self.column = column
         self._database = database
         self._schema = schema
         self._measure: Measure = one_of("SqlExecution.measure", measure, Measure)
@@ -79,7 +79,7 @@ class SqlExecution:
     def _given(self, sample: Sample) -> dict[str, str] | None:
         """The right query, and where its database is."""
         columns = sample.prompt.columns
-        query = columns.get(self._column)
+        query = columns.get(self.column)
         if sample.text is None or not isinstance(query, str):
             return None
         given = {"reference": query, "compare": self._compare, "database": "", "schema": ""}

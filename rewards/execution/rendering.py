@@ -56,7 +56,7 @@ class Rendered:
     ) -> None:
         if isinstance(command, str) or not command or isinstance(paths, str):
             raise ConfigError("Rendered.command and paths must be lists, such as [rsvg-convert, figure.svg] and []")
-        self._of = of
+        self.of = of
         self._command = tuple(command)
         self._file = file
         self._paths = tuple(paths)
@@ -74,7 +74,7 @@ class Rendered:
         ]
         shown = {i: one for i, one in enumerate(drawn) if isinstance(one, Image.Image)}
         asked = [Sample(samples[i].prompt, samples[i].group, samples[i].member, image=one) for i, one in shown.items()]
-        said = list(self._of(asked)) if asked else []
+        said = list(self.of(asked)) if asked else []
         if len(said) != len(asked):
             raise RewardError(f"the reward within gave {len(said)} values for {len(asked)} samples")
         for i, value in zip(shown, said, strict=True):

@@ -61,7 +61,7 @@ class GuiAction:
             raise ConfigError(f"GuiAction needs weights of at least 0 and a distance above, got {weights}, {distance}")
         if isinstance(pointing, str):
             raise ConfigError(f"GuiAction.pointing must be a list of actions, got {pointing!r}")
-        self._column = column
+        self.column = column
         self._coordinates = declared("GuiAction", coordinates)
         self._type_weight, self._place_weight, self._text_weight = weights
         self._threshold = None if text_threshold is None else share("GuiAction.text_threshold", text_threshold)
@@ -71,7 +71,7 @@ class GuiAction:
         self._extract: Extract = place_of("GuiAction.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("gui_action", samples, self._column, self._one_action)
+        known = references("gui_action", samples, self.column, self._one_action)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
 
     def _one_action(self, value: Any) -> Action | None:

@@ -56,14 +56,14 @@ class BoxIou:
         threshold: float = 0.5,
         extract: Extract = "none",
     ) -> None:
-        self._column = column
+        self.column = column
         self._coordinates = declared("BoxIou", coordinates)
         self._mode: BoxMode = one_of("BoxIou.mode", mode, BoxMode)
         self._threshold = share("BoxIou.threshold", threshold)
         self._extract: Extract = place_of("BoxIou.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("box_iou", samples, self._column, self._coordinates.one_reference)
+        known = references("box_iou", samples, self.column, self._coordinates.one_reference)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
 
     def _score(self, sample: Sample, reference: Stated) -> Score:
@@ -113,7 +113,7 @@ class Detection:
     ) -> None:
         if not length_power >= 0 or max_boxes < 1:
             raise ConfigError(f"Detection needs length_power >= 0 and max_boxes >= 1, got {length_power}, {max_boxes}")
-        self._column = column
+        self.column = column
         self._coordinates = declared("Detection", coordinates)
         self._threshold = share("Detection.threshold", threshold)
         self._graded = graded
@@ -124,7 +124,7 @@ class Detection:
         self._assigned = required("scipy.optimize", "reward detection").linear_sum_assignment
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("detection", samples, self._column, self._coordinates.reference_list)
+        known = references("detection", samples, self.column, self._coordinates.reference_list)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
 
     def _score(self, sample: Sample, known: list[Stated]) -> Score:
@@ -180,12 +180,12 @@ class PointInBox:
         coordinates: Declared = "resized",
         extract: Extract = "none",
     ) -> None:
-        self._column = column
+        self.column = column
         self._coordinates = declared("PointInBox", coordinates)
         self._extract: Extract = place_of("PointInBox.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("point_in_box", samples, self._column, self._coordinates.one_reference)
+        known = references("point_in_box", samples, self.column, self._coordinates.one_reference)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
 
     def _score(self, sample: Sample, reference: Stated) -> Score:
@@ -213,7 +213,7 @@ class TemporalIou:
     def __init__(
         self, column: str = "answer", unit: TimeUnit = "seconds", fps: float | None = None, extract: Extract = "none"
     ) -> None:
-        self._column = column
+        self.column = column
         self._extract: Extract = place_of("TemporalIou.extract", extract)
         frames = one_of("TemporalIou.unit", unit, TimeUnit) == "frames"
         if frames != (fps is not None) or (fps is not None and not fps > 0):
@@ -221,7 +221,7 @@ class TemporalIou:
         self._fps = 1.0 if fps is None else fps
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("temporal_iou", samples, self._column, _span, self._score)
+        return graded("temporal_iou", samples, self.column, _span, self._score)
 
     def _score(self, text: str, reference: tuple[float, float]) -> Score:
         stated = [(start / self._fps, end / self._fps) for start, end in spans_in(extracted(text, self._extract) or "")]

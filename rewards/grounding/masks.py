@@ -56,14 +56,14 @@ class MaskIou:
     ) -> None:
         if not 16 <= grid <= 4096:
             raise ConfigError(f"MaskIou.grid must lie in 16 .. 4096, got {grid}")
-        self._column = column
+        self.column = column
         self._coordinates = declared("MaskIou", coordinates)
         self._threshold = None if threshold is None else share("MaskIou.threshold", threshold)
         self._grid = grid
         self._extract: Extract = place_of("MaskIou.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("mask_iou", samples, self._column, self._region)
+        known = references("mask_iou", samples, self.column, self._region)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
 
     def _region(self, value: Any) -> list[Shape] | None:

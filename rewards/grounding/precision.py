@@ -60,7 +60,7 @@ class AveragePrecision:
         owner = "AveragePrecision"
         if not length_power >= 0 or max_boxes < 1:
             raise ConfigError(f"{owner} needs length_power >= 0 and max_boxes >= 1, got {length_power}, {max_boxes}")
-        self._column = column
+        self.column = column
         self._coordinates = declared(owner, coordinates)
         self._thresholds = COCO_THRESHOLDS if threshold is None else (share(f"{owner}.threshold", threshold),)
         self._confidence: Confidence = one_of(f"{owner}.confidence", confidence, Confidence)
@@ -70,7 +70,7 @@ class AveragePrecision:
         self._extract: Extract = place_of(f"{owner}.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("average_precision", samples, self._column, self._coordinates.reference_list)
+        known = references("average_precision", samples, self.column, self._coordinates.reference_list)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
 
     def _score(self, sample: Sample, known: list[Stated]) -> Score:

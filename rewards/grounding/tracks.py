@@ -68,7 +68,7 @@ class Tracking:
             raise ConfigError(
                 f"Tracking needs tolerance >= 0 and max_moments in 1 .. {MAX_MOMENTS}, got {tolerance}, {max_moments}"
             )
-        self._column = column
+        self.column = column
         self._coordinates = declared("Tracking", coordinates)
         self._temporal = share("Tracking.temporal", temporal)
         self._over: Over = one_of("Tracking.over", over, Over)
@@ -77,7 +77,7 @@ class Tracking:
         self._extract: Extract = place_of("Tracking.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("tracking", samples, self._column, self._reference)
+        known = references("tracking", samples, self.column, self._reference)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
 
     def _reference(self, value: Any) -> _Track | None:

@@ -49,14 +49,14 @@ class Trajectory:
     ) -> None:
         if not (angle >= 0 and ratio >= 0):
             raise ConfigError(f"Trajectory.angle and Trajectory.ratio must be at least 0, got {angle} and {ratio}")
-        self._column = column
+        self.column = column
         self._coordinates = declared("Trajectory", coordinates)
         self._angle = angle
         self._ratio = ratio
         self._extract: Extract = place_of("Trajectory.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("trajectory", samples, self._column, _path)
+        known = references("trajectory", samples, self.column, _path)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
 
     def _score(self, sample: Sample, known: Sequence[Place]) -> Score:

@@ -29,15 +29,13 @@ class InContext:
     def __init__(self, of: Reward, contexts: Sequence[str | None]) -> None:
         self.needs_values = needed(of)
         self.deterministic = bool(getattr(of, "deterministic", False))
-        self._of = of
+        self.of = of
         self._contexts = tuple(contexts)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         rows = [row for row, sample in enumerate(samples) if sample.context in self._contexts]
         said: list[float | Score | None] = [None] * len(samples)
-        for row, score in zip(
-            rows, asked(self._of, [samples[row] for row in rows]).scores if rows else (), strict=True
-        ):
+        for row, score in zip(rows, asked(self.of, [samples[row] for row in rows]).scores if rows else (), strict=True):
             said[row] = score
         return said
 
@@ -72,7 +70,7 @@ class OfLater:
         if within is not None and (len(within) != 2 or not within[0] <= within[1]):
             raise ConfigError(f"OfLater.within is the lowest and the highest mean, got {list(within)}")
         self.needs_values = needed(of)
-        self._of = of
+        self.of = of
         self._contexts = tuple(contexts)
         self._later = later
         self._within = within
@@ -80,7 +78,7 @@ class OfLater:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
         later = [sample for sample in samples if sample.context == self._later]
-        values = asked(self._of, later).values if later else []
+        values = asked(self.of, later).values if later else []
         known = {sample.identity: sample for sample in samples}
         led: dict[Identity, list[float | None]] = {}
         for sample, value in zip(later, values, strict=True):
@@ -113,13 +111,13 @@ class AtEnd:
 
     def __init__(self, of: Reward) -> None:
         self.needs_values = needed(of)
-        self._of = of
+        self.of = of
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         followed = {identity for sample in samples for identity in sample.after}
         rows = [row for row, sample in enumerate(samples) if sample.identity not in followed]
         said: list[float | Score | None] = [None] * len(samples)
-        for row, score in zip(rows, asked(self._of, [samples[row] for row in rows]).scores, strict=True):
+        for row, score in zip(rows, asked(self.of, [samples[row] for row in rows]).scores, strict=True):
             said[row] = score
         return said
 

@@ -67,7 +67,7 @@ class DiversityAdjusted:
         if size < 1 or not (strength >= 0 and math.isfinite(strength)):
             raise ConfigError(f"DiversityAdjusted needs size >= 1 and strength >= 0, got {size} and {strength}")
         self.needs_values = needed(of)
-        self._of = of
+        self.of = of
         self._rule: Rule = one_of("DiversityAdjusted.rule", rule, Rule)
         self._strength = strength
         self._similarity: Similarity = one_of("DiversityAdjusted.similarity", similarity, Similarity)
@@ -75,7 +75,7 @@ class DiversityAdjusted:
         self._embed = embed
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        said = asked(self._of, samples)
+        said = asked(self.of, samples)
         features, compare = self._features(samples)
         known = [None if feature is None else value for feature, value in zip(features, said.values, strict=True)]
 

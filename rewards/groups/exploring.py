@@ -33,12 +33,12 @@ class Explorability:
         if ratio < 0:
             raise ConfigError(f"Explorability.ratio must be at least 0, got {ratio}")
         self.needs_values = tuple(sorted({*needed(of), "entropy"}))
-        self._of = of
+        self.of = of
         self._ratio = ratio
         self._right = right
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        said = asked(self._of, samples).values
+        said = asked(self.of, samples).values
         known = [
             value if value is None or "entropy" in sample.values else None
             for sample, value in zip(samples, said, strict=True)

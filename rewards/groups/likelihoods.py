@@ -33,11 +33,11 @@ class Unlikeliness:
         if not 0 <= strength <= 1:
             raise ConfigError(f"Unlikeliness.strength must lie in [0, 1], got {strength}")
         self.needs_values = needed(of)
-        self._of = of
+        self.of = of
         self._strength = strength
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        said = asked(self._of, samples)
+        said = asked(self.of, samples)
         known = [None if s.logprob is None else value for s, value in zip(samples, said.values, strict=True)]
 
         def rule(rows: Sequence[int]) -> list[float]:
@@ -125,15 +125,15 @@ class LikelihoodConsistency:
                 f"got {strength}, {margin} and {ceiling}"
             )
         self.needs_values = needed(of, likelihood)
-        self._of = of
-        self._likelihood = likelihood
+        self.of = of
+        self.likelihood = likelihood
         self._strength = strength
         self._margin = margin
         self._ceiling = ceiling
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        said = asked(self._of, samples)
-        rewards, likelihoods = said.values, asked(self._likelihood, samples).values
+        said = asked(self.of, samples)
+        rewards, likelihoods = said.values, asked(self.likelihood, samples).values
         known = [reward if is_score(p) or reward is None else p for reward, p in zip(rewards, likelihoods, strict=True)]
 
         def rule(rows: Sequence[int]) -> list[float]:

@@ -62,6 +62,7 @@ class PairwiseWinRate:
         workers: int = 1,
     ) -> None:
         self.needs_values = needed(of)
+        self.of = of
         self._duels = Duels(judge, of, swap, temperature, workers)
         self._soft = soft
 
@@ -112,6 +113,7 @@ class Tournament:
                 f"Tournament.seeding must be anchor or random and placing points or matches, got {seeding}, {placing}"
             )
         self.needs_values = needed(of)
+        self.of = of
         self._duels = Duels(judge, of, swap, temperature, workers)
         self._seeding: Seeding = seeding
         self._placing: Placing = placing

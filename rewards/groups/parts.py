@@ -34,12 +34,12 @@ class OnPart:
         if not start and not end:
             raise ConfigError("OnPart needs start, end or both: without them it speaks of the whole text")
         self.needs_values = needed(of)
-        self._of = of
+        self.of = of
         self._start = start or ""
         self._end = end or None
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        said = asked(self._of, samples)
+        said = asked(self.of, samples)
         return [
             None if value is None or sample.text is None else self._laid(sample.text, value, own)
             for sample, value, own in zip(samples, said.values, said.scores, strict=True)
@@ -89,7 +89,7 @@ class Attempts:
         if not start or not end or self._verdict.groups < 1:
             raise ConfigError("Attempts needs the start and the end of a check, and a verdict with a group in brackets")
         self.needs_values = needed(of)
-        self._of = of
+        self.of = of
         self._start = start
         self._end = end
         self._yes = yes.lower()
@@ -102,7 +102,7 @@ class Attempts:
             for sample, parts in zip(samples, cut, strict=True)
             for begin, stop in parts[::2]
         ]
-        values = iter(asked(self._of, tried).values if tried else ())
+        values = iter(asked(self.of, tried).values if tried else ())
         said = [[next(values) for _ in parts[::2]] for parts in cut]
         return [
             None if sample.text is None or not own or None in own else self._laid(sample.text, parts, own)

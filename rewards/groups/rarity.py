@@ -38,11 +38,11 @@ class Rarity:
         if isinstance(marks, str) or not marks or not all(marks):
             raise ConfigError(f"Rarity.marks lists what texts of each form begin with, got {marks!r}")
         self.needs_values = needed(of)
-        self._of = of
+        self.of = of
         self._marks = tuple(sorted(marks, key=len, reverse=True))
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        said = asked(self._of, samples)
+        said = asked(self.of, samples)
         known = [None if sample.text is None else value for sample, value in zip(samples, said.values, strict=True)]
 
         def rule(rows: Sequence[int]) -> list[float]:
@@ -81,12 +81,12 @@ class UniqueFormulas:
 
     def __init__(self, of: Reward, most: float = 1.0, characters: int = 1000) -> None:
         self.needs_values = needed(of)
-        self._of = of
+        self.of = of
         self._most = share("UniqueFormulas.most", most)
         self._characters = positive("UniqueFormulas.characters", characters)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        said = asked(self._of, samples)
+        said = asked(self.of, samples)
         known = [None if sample.text is None else value for sample, value in zip(samples, said.values, strict=True)]
 
         def rule(rows: Sequence[int]) -> list[float]:

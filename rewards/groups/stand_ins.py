@@ -37,8 +37,8 @@ class AcrossContexts:
 
     def __init__(self, of: Reward, column: str = "answer") -> None:
         self.needs_values = needed(of)
-        self._of = of
-        self._column = column
+        self.of = of
+        self.column = column
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         pairs = [
@@ -50,13 +50,13 @@ class AcrossContexts:
         ]
         held = [self._held(samples[row], samples[other].text or "") for row, other in pairs]
         said: dict[int, list[float]] = {}
-        for (row, _), value in zip(pairs, asked(self._of, held).values if held else (), strict=True):
+        for (row, _), value in zip(pairs, asked(self.of, held).values if held else (), strict=True):
             if value is not None:
                 said.setdefault(row, []).append(value)
         return [math.fsum(said[row]) / len(said[row]) if row in said else None for row in range(len(samples))]
 
     def _held(self, sample: Sample, reference: str) -> Sample:
-        columns = {**sample.prompt.columns, self._column: without_thought(reference).strip()}
+        columns = {**sample.prompt.columns, self.column: without_thought(reference).strip()}
         return replace(sample, prompt=replace(sample.prompt, columns=columns))
 
 
@@ -89,8 +89,8 @@ class OverReference:
         if not sharpness > 0:
             raise ConfigError(f"OverReference.sharpness must be above 0, got {sharpness}")
         self.needs_values = needed(of)
-        self._of = of
-        self._column = column
+        self.of = of
+        self.column = column
         self._rule: Rule = one_of("OverReference.rule", rule, Rule)
         self._sharpness = sharpness
         self._extract: Extract = place_of("OverReference.extract", extract)
@@ -99,12 +99,12 @@ class OverReference:
         answers = {
             row: extracted(sample.text, self._extract)
             for row, sample in enumerate(samples)
-            if sample.text is not None and sample.prompt.columns.get(self._column) is not None
+            if sample.text is not None and sample.prompt.columns.get(self.column) is not None
         }
         held = {row: answer for row, answer in answers.items() if answer}
         own = [replace(samples[row], text=answer) for row, answer in held.items()]
-        known = [replace(samples[row], text=str(samples[row].prompt.columns[self._column])) for row in held]
-        values = asked(self._of, own + known).values if held else []
+        known = [replace(samples[row], text=str(samples[row].prompt.columns[self.column])) for row in held]
+        values = asked(self.of, own + known).values if held else []
         found = zip(held, values[: len(held)], values[len(held) :], strict=True)
         leads = {row: self._lead(mine, reference) for row, mine, reference in found}
         return [leads.get(row, 0.0) if row in answers else None for row in range(len(samples))]

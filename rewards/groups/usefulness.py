@@ -36,12 +36,12 @@ class WhereUseful:
         if margin < 0:
             raise ConfigError(f"WhereUseful.margin must be at least 0, got {margin}")
         self.needs_values = needed(of)
-        self._of = of
+        self.of = of
         self._marks = tuple(marks)
         self._margin = margin
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        said = asked(self._of, samples)
+        said = asked(self.of, samples)
         known = [None if sample.text is None else value for sample, value in zip(samples, said.values, strict=True)]
 
         def rule(rows: Sequence[int]) -> list[float]:

@@ -42,13 +42,13 @@ class NoisyVerifier:
                 f"{false_positive} and {false_negative}; a verifier beyond that is worse than a coin"
             )
         self.needs_values = needed(of)
-        self._of = of
+        self.of = of
         self._false_positive = false_positive
         self._false_negative = false_negative
         self._right_from = right_from
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        said = asked(self._of, samples)
+        said = asked(self.of, samples)
         return said.explain([self._corrected(value) if is_score(value) else value for value in said.values])
 
     def _corrected(self, value: float) -> float:
@@ -80,14 +80,14 @@ class Conciseness:
         if not 0 <= strength <= 1:
             raise ConfigError(f"Conciseness.strength must lie in [0, 1], got {strength}")
         self.needs_values = needed(of)
-        self._of = of
+        self.of = of
         self._strength = strength
         self._right_from = right_from
         self._all_right = all_right
         self._unit: Unit = one_of("Conciseness.unit", unit, Unit)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        said = asked(self._of, samples)
+        said = asked(self.of, samples)
         counted = [sample.tokens if self._unit == "tokens" else sample.text for sample in samples]
         known = [None if what is None else value for what, value in zip(counted, said.values, strict=True)]
 
@@ -118,14 +118,14 @@ class PartialCredit:
 
     def __init__(self, of: Reward, grade: Reward, right_from: float = 1.0) -> None:
         self.needs_values = needed(of, grade)
-        self._of = of
-        self._grade = grade
+        self.of = of
+        self.grade = grade
         self._right_from = right_from
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        said = asked(self._of, samples)
+        said = asked(self.of, samples)
         lost = [row for rows in groups(samples).values() for row in self._lost(rows, said.values)]
-        graded = asked(self._grade, [samples[row] for row in lost]) if lost else None
+        graded = asked(self.grade, [samples[row] for row in lost]) if lost else None
         found = list(said.scores)
         for row, value, score in zip(lost, graded.values, graded.scores, strict=True) if graded else ():
             found[row] = said.scores[row] if value is None else score

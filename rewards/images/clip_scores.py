@@ -69,7 +69,7 @@ class ClipScore:
     ) -> None:
         self._mode: ClipMode = one_of("ClipScore.mode", mode, ClipMode)
         self._prefix = prefix
-        self._text_column = text_column
+        self.text_column = text_column
         self._source = ClipSource(
             model=model,
             pretrained=pretrained,
@@ -81,7 +81,7 @@ class ClipScore:
         )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        return judged(samples, self._score, self._text_column)
+        return judged(samples, self._score, self.text_column)
 
     def _score(self, images: list[Image.Image], texts: list[str]) -> list[float]:
         clip = self._source.load()
@@ -115,7 +115,7 @@ class PickScore:
         batch_size: int = 16,
     ) -> None:
         self._mode: PickMode = one_of("PickScore.mode", mode, PickMode)
-        self._text_column = text_column
+        self.text_column = text_column
         self._source = ClipSource(
             model=model,
             processor=processor,
@@ -126,7 +126,7 @@ class PickScore:
         )
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        return judged(samples, self._score, self._text_column)
+        return judged(samples, self._score, self.text_column)
 
     def _score(self, images: list[Image.Image], texts: list[str]) -> list[float]:
         clip = self._source.load()
@@ -163,13 +163,13 @@ class HpsV2:
         self._checkpoint = checkpoint
         self._model = model
         self._resize_mode: ResizeMode = one_of("HpsV2.resize_mode", resize_mode, ResizeMode)
-        self._text_column = text_column
+        self.text_column = text_column
         self._device = device
         self._dtype = _dtype("HpsV2", dtype)
         self._batch_size = positive("HpsV2.batch_size", batch_size)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        return judged(samples, self._score, self._text_column)
+        return judged(samples, self._score, self.text_column)
 
     def _score(self, images: list[Image.Image], texts: list[str]) -> list[float]:
         source = ClipSource(

@@ -77,13 +77,13 @@ class ImageReward:
     ) -> None:
         self._checkpoint = checkpoint
         self._tokenizer = tokenizer
-        self._text_column = text_column
+        self.text_column = text_column
         self._device = device
         self._dtype = chosen_dtype("ImageReward", dtype)
         self._batch_size = positive("ImageReward.batch_size", batch_size)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        return judged(samples, self._score, self._text_column)
+        return judged(samples, self._score, self.text_column)
 
     def _score(self, images: list[Image.Image], texts: list[str]) -> list[float]:
         device = chosen_device(self._device)

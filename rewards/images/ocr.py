@@ -82,14 +82,14 @@ class OcrAccuracy:
                 f"OcrAccuracy.engine must be one of {', '.join(ENGINES)} or python:module:function, got {engine!r}"
             )
         self._engine = engine
-        self._column = column
+        self.column = column
         self._around: Around = one_of("OcrAccuracy.around", around, Around)
         self._languages = tuple([languages] if isinstance(languages, str) else languages)
         self._frames = positive("OcrAccuracy.frames", frames)
         self._device = device
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        wanted = [wanted_text(sample, self._column) for sample in samples]
+        wanted = [wanted_text(sample, self.column) for sample in samples]
         frames = [frames_of(s, self._frames) if text else [] for s, text in zip(samples, wanted, strict=True)]
         read = self._reader() if any(frames) else None
         values: list[float | Score | None] = []

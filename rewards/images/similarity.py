@@ -48,13 +48,13 @@ class ImageSimilarity:
         batch_size: int = 32,
     ) -> None:
         self._measure: Measure = one_of("ImageSimilarity.measure", measure, Measure)
-        self._column = column
+        self.column = column
         chosen_dtype("ImageSimilarity", dtype)
         size = positive("ImageSimilarity.batch_size", batch_size)
         self._source = FeatureSource(model=model, device=device, dtype=dtype, batch_size=size)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        references = [None if s.image is None else reference_image(s.prompt, self._column) for s in samples]
+        references = [None if s.image is None else reference_image(s.prompt, self.column) for s in samples]
         pairs = {
             i: (as_rgb(sample.image), reference)
             for i, (sample, reference) in enumerate(zip(samples, references, strict=True))
@@ -93,7 +93,7 @@ class EditConsistency:
 
     def __init__(self, mask_column: str = "mask", column: str | None = None) -> None:
         self._mask_column = mask_column
-        self._column = column
+        self.column = column
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return [self._score(sample) for sample in samples]
@@ -102,7 +102,7 @@ class EditConsistency:
         if sample.image is None:
             return None
         mask = picture_in(sample.prompt, self._mask_column)
-        source = None if mask is None else reference_image(sample.prompt, self._column)
+        source = None if mask is None else reference_image(sample.prompt, self.column)
         if mask is None or source is None:
             return None
         image = as_rgb(sample.image)
@@ -146,7 +146,7 @@ class EditDirection:
     ) -> None:
         if source_caption == target_caption:
             raise ConfigError(f"EditDirection needs two columns for its captions, got {source_caption!r} for both")
-        self._column = column
+        self.column = column
         self._captions = (source_caption, target_caption)
         chosen_dtype("EditDirection", dtype)
         self._source = ClipSource(
@@ -163,7 +163,7 @@ class EditDirection:
         rows: list[int] = []
         for i, sample in enumerate(samples):
             captions = [text_of(sample.prompt, column) for column in self._captions]
-            source = None if sample.image is None else reference_image(sample.prompt, self._column)
+            source = None if sample.image is None else reference_image(sample.prompt, self.column)
             if source is not None and None not in captions:
                 rows.append(i)
                 images += [source, as_rgb(sample.image)]

@@ -61,8 +61,8 @@ class Colour:
             raise ConfigError(f"Colour.tolerance must be positive, got {tolerance}")
         if target is not None and not 0 < target <= 1:
             raise ConfigError(f"Colour.target must lie in (0, 1], got {target}")
-        self._colour = colour
-        self._column = column
+        self.colour = colour
+        self.column = column
         self._tolerance = tolerance
         self._target = target
 
@@ -70,7 +70,7 @@ class Colour:
         return [self._score(sample) for sample in samples]
 
     def _score(self, sample: Sample) -> float | None:
-        wanted = _rgb(sample.prompt.columns.get(self._column) if self._colour is None else self._colour)
+        wanted = _rgb(sample.prompt.columns.get(self.column) if self.colour is None else self.colour)
         frames = frames_of(sample)
         if wanted is None or not frames:
             return None

@@ -109,12 +109,12 @@ class PromptLikelihood:
         batch_size: int = 8,
     ) -> None:
         self._question = question
-        self._text_column = text_column
+        self.text_column = text_column
         self._frames = positive("PromptLikelihood.frames", frames)
         self._source = _source(model, processor, template, system, device, dtype, batch_size)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        texts = [text_of(sample.prompt, self._text_column) or None for sample in samples]
+        texts = [text_of(sample.prompt, self.text_column) or None for sample in samples]
         pictures = [shown(sample, self._frames, source=False) for sample in samples]
         return where_both(pictures, texts, self._likelihoods)
 

@@ -69,7 +69,7 @@ class Solver:
                 "Solver needs of, the reward that holds replies against the row, for measure: right alone"
             )
         self._question = question
-        self._of = of
+        self.of = of
         self._extract: Extract = place_of("Solver.extract", extract)
         self._missing = missing
         self._agreeing = positive("Solver.agreeing", agreeing)
@@ -108,8 +108,8 @@ class Solver:
         return Score(min(mean / self._most, 1.0), parts({"characters": mean}))
 
     def _right(self, sample: Sample, replies: Sequence[str]) -> Score | None:
-        assert self._of is not None
-        judged = list(self._of([Sample(sample.prompt, sample.group, sample.member, text=reply) for reply in replies]))
+        assert self.of is not None
+        judged = list(self.of([Sample(sample.prompt, sample.group, sample.member, text=reply) for reply in replies]))
         if len(judged) != len(replies):
             raise RewardError(f"the reward within gave {len(judged)} values for {len(replies)} samples")
         values = [float(value) for value in judged if value is not None]

@@ -49,13 +49,13 @@ class ClapScore:
         chosen_dtype("ClapScore", dtype)
         self._model = model
         self._prefix = prefix
-        self._text_column = text_column
+        self.text_column = text_column
         self._device = device
         self._dtype = dtype
         self._batch_size = positive("ClapScore.batch_size", batch_size)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | None]:
-        texts = [text_of(sample.prompt, self._text_column) for sample in samples]
+        texts = [text_of(sample.prompt, self.text_column) for sample in samples]
         pairs = [(s.audio, t) for s, t in zip(samples, texts, strict=True) if s.audio is not None and t is not None]
         found = iter(self._cosines([sound for sound, _ in pairs], [text for _, text in pairs]) if pairs else [])
         judged = [s.audio is not None and t is not None for s, t in zip(samples, texts, strict=True)]

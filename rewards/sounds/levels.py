@@ -109,16 +109,16 @@ class SoundLength:
     def __init__(self, column: str = "duration_s", seconds: float | None = None, threshold_db: float = -50.0) -> None:
         if seconds is not None and seconds <= 0:
             raise ConfigError(f"SoundLength.seconds must be above 0, got {seconds}")
-        self._column = column
-        self._seconds = seconds
+        self.column = column
+        self.seconds = seconds
         self._threshold = _threshold("SoundLength", threshold_db)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return [self._score(sample) for sample in samples]
 
     def _score(self, sample: Sample) -> Score | None:
-        given = finite(plain_value(sample.prompt.columns.get(self._column)))
-        wanted = self._seconds if given is None else given
+        given = finite(plain_value(sample.prompt.columns.get(self.column)))
+        wanted = self.seconds if given is None else given
         if sample.audio is None or wanted is None or wanted <= 0:
             return None
         audible_F = _audible_F(sample.audio, self._threshold)

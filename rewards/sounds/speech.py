@@ -43,7 +43,7 @@ class WordError:
         batch_size: int = 8,
     ) -> None:
         chosen_dtype("WordError", dtype)
-        self._column = column
+        self.column = column
         self._rate = ErrorRate(one_of("WordError.unit", unit, Unit), "reward word_error")
         self._recogniser = RecogniserSource(
             model=model,
@@ -64,5 +64,5 @@ class WordError:
         return Score(found.score, mistaken(said, found.reference, found.rate))
 
     def _wanted(self, sample: Sample) -> list[str] | None:
-        found = sample.prompt.text if self._column is None else sample.prompt.columns.get(self._column)
+        found = sample.prompt.text if self.column is None else sample.prompt.columns.get(self.column)
         return None if found is None else transcripts(found)

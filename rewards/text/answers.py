@@ -48,12 +48,12 @@ class ExactMatch:
     """
 
     def __init__(self, column: str = "answer", extract: Extract = "none", ignore_case: bool = True) -> None:
-        self._column = column
+        self.column = column
         self._extract: Extract = place_of("ExactMatch.extract", extract)
         self._ignore_case = ignore_case
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("exact_match", samples, self._column, texts, self._score)
+        return graded("exact_match", samples, self.column, texts, self._score)
 
     def _score(self, text: str, accepted: list[str]) -> Score:
         answer = extracted(text, self._extract)
@@ -78,11 +78,11 @@ class YesNo:
     """
 
     def __init__(self, column: str = "answer", extract: Extract = "none") -> None:
-        self._column = column
+        self.column = column
         self._extract: Extract = place_of("YesNo.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("yes_no", samples, self._column, self._reference, self._score)
+        return graded("yes_no", samples, self.column, self._reference, self._score)
 
     def _reference(self, value: Any) -> list[bool] | None:
         truth = value if isinstance(value, bool) else _truth(value) if isinstance(value, str) else None
@@ -114,12 +114,12 @@ class Classification:
     def __init__(self, column: str = "answer", extract: Extract = "none", labels: Sequence[str] | None = None) -> None:
         if labels is not None and (isinstance(labels, str) or not labels):
             raise ConfigError(f"Classification.labels must be a list of classes, got {labels!r}")
-        self._column = column
+        self.column = column
         self._extract: Extract = place_of("Classification.extract", extract)
         self._labels = None if labels is None else _distinct("Classification.labels", labels)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("classification", samples, self._column, _names, self._score)
+        return graded("classification", samples, self.column, _names, self._score)
 
     def _score(self, text: str, accepted: list[str]) -> Score:
         answer, wanted = extracted(text, self._extract) or "", {_plain(name) for name in accepted}
@@ -163,13 +163,13 @@ class LabelSet:
         if not (right >= 0 and wrong >= 0):
             raise ConfigError(f"LabelSet.right and LabelSet.wrong must be at least 0, got {right} and {wrong}")
         self._labels = _distinct("LabelSet.labels", labels)
-        self._column = column
+        self.column = column
         self._right = right
         self._wrong = wrong
         self._extract: Extract = place_of("LabelSet.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("label_set", samples, self._column, self._reference, self._score)
+        return graded("label_set", samples, self.column, self._reference, self._score)
 
     def _reference(self, value: Any) -> set[str] | None:
         known = {_plain(shortest(label)) for label in value} if isinstance(value, list | tuple) else None
@@ -208,7 +208,7 @@ class EditDistance:
     ) -> None:
         if not 0 <= floor <= 1:
             raise ConfigError(f"EditDistance.floor must lie in [0, 1], got {floor}")
-        self._column = column
+        self.column = column
         self._extract: Extract = place_of("EditDistance.extract", extract)
         self._unit: Unit = one_of("EditDistance.unit", unit, Unit)
         self._ignore_case = ignore_case
@@ -216,7 +216,7 @@ class EditDistance:
         self._levenshtein = required("rapidfuzz.distance", "reward edit_distance").Levenshtein
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("edit_distance", samples, self._column, self._references, self._score)
+        return graded("edit_distance", samples, self.column, self._references, self._score)
 
     def _references(self, value: Any) -> list[str] | None:
         known = texts(value)

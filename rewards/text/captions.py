@@ -51,7 +51,7 @@ class CaptionScore:
         self._metric: Metric = one_of("CaptionScore.metric", metric, Metric)
         if corpus is not None and metric != "cider":
             raise ConfigError(f"CaptionScore.corpus gives weights to metric: cider, and has none in {metric!r}")
-        self._column = column
+        self.column = column
         self._order = order
         self._extract: Extract = place_of("CaptionScore.extract", extract)
         documents = [] if corpus is None else [[words(line)] for line in _lines(corpus)]
@@ -59,7 +59,7 @@ class CaptionScore:
         self._frequencies = None if corpus is None else document_frequencies(documents, order)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("caption_score", samples, self._column, _captions, self._score)
+        return graded("caption_score", samples, self.column, _captions, self._score)
 
     def _score(self, text: str, known: list[Words]) -> Score:
         answer = extracted(text, self._extract) or ""

@@ -53,14 +53,14 @@ class ChartAnswer:
     ) -> None:
         if not 0 <= relative < 1:
             raise ConfigError(f"ChartAnswer.relative must lie in [0, 1), got {relative}")
-        self._column = column
+        self.column = column
         self._relative = relative
         self._percent: Percent = one_of("ChartAnswer.percent", percent, Percent)
         self._exact_years = exact_years
         self._extract: Extract = place_of("ChartAnswer.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("chart_answer", samples, self._column, texts, self._score)
+        return graded("chart_answer", samples, self.column, texts, self._score)
 
     def _score(self, text: str, accepted: list[str]) -> Score:
         answer = _plain(extracted(text, self._extract) or "")

@@ -59,7 +59,7 @@ class MultipleChoice:
             raise ConfigError(f"MultipleChoice.letters must be capital letters such as ABCD, got {letters!r}")
         if first_index not in (None, 0, 1):
             raise ConfigError(f"MultipleChoice.first_index must be 0 or 1, got {first_index!r}")
-        self._column = column
+        self.column = column
         self._extract: Extract = place_of("MultipleChoice.extract", extract)
         self._letters = letters
         self._several: Several = one_of("MultipleChoice.several", several, Several)
@@ -68,7 +68,7 @@ class MultipleChoice:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         choices = [option_letters(s.prompt.columns.get(self._options), self._letters) for s in samples]
-        values = references("multiple_choice", samples, self._column, self._value)
+        values = references("multiple_choice", samples, self.column, self._value)
         return [
             None if value is None else self._score(sample.text or "", value, choice)
             for sample, value, choice in zip(samples, values, choices, strict=True)

@@ -52,14 +52,14 @@ class Coverage:
     ) -> None:
         if not bonus >= 0 or hits < 1:
             raise ConfigError(f"Coverage needs bonus >= 0 and hits >= 1, got {bonus} and {hits}")
-        self._column = column
+        self.column = column
         self._bonus = bonus
         self._hits = hits
         self._repetition = repetition
         self._extract: Extract = place_of("Coverage.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("coverage", samples, self._column, _reference, self._score)
+        return graded("coverage", samples, self.column, _reference, self._score)
 
     def _score(self, text: str, known: set[str]) -> Score:
         said = telling(extracted(text, self._extract) or "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.explaining import compared, rounded
@@ -34,6 +34,8 @@ class Brier:
     always says a half gets three quarters.
     """
 
+    in_place_of_columns: ClassVar[Mapping[str, object]] = {"of": None}
+
     def __init__(
         self,
         column: str = "answer",
@@ -45,8 +47,8 @@ class Brier:
     ) -> None:
         if not scale > 0 or not math.isfinite(missing):
             raise ConfigError(f"Brier needs scale > 0 and a finite missing, got {scale} and {missing}")
-        self._column = column
-        self._judge = None if of is None else judge_of("Brier.of", of)
+        self.column = column
+        self.of = None if of is None else judge_of("Brier.of", of)
         self._right_from = right_from
         self._scale = scale
         self._missing = missing
@@ -58,9 +60,9 @@ class Brier:
 
     def _known(self, samples: Sequence[Sample]) -> list[float | None]:
         """What came true; NaN where the judge failed, None where nobody says."""
-        if self._judge is None:
-            return references("brier", samples, self._column, _outcome)
-        said = [None if verdict is None else float(verdict) for verdict in self._judge(samples)]
+        if self.of is None:
+            return references("brier", samples, self.column, _outcome)
+        said = [None if verdict is None else float(verdict) for verdict in self.of(samples)]
         return [v if v is None or math.isnan(v) else float(v >= self._right_from) for v in said]
 
     def _score(self, text: str, outcome: float) -> float | Score:

@@ -155,13 +155,13 @@ class CosineLength:
         if not all(math.isfinite(bound) for bound in (short_right, long_right, short_wrong, long_wrong)):
             raise ConfigError("CosineLength's bounds must be finite numbers")
         self._max_length = max_length
-        self._judge = judge_of("CosineLength.judge", judge)
+        self.judge = judge_of("CosineLength.judge", judge)
         self._right = (short_right, long_right)
         self._wrong = (short_wrong, long_wrong)
         self._right_from = right_from
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return [self._score(sample, verdict) for sample, verdict in zip(samples, self._judge(samples), strict=True)]
+        return [self._score(sample, verdict) for sample, verdict in zip(samples, self.judge(samples), strict=True)]
 
     def _score(self, sample: Sample, verdict: float | Score | None) -> float | Score | None:
         value = None if verdict is None else float(verdict)
@@ -200,12 +200,12 @@ class StatedLength:
         if max_length < 1 or not (top > 0 and math.isfinite(top)):
             raise ConfigError(f"StatedLength needs max_length >= 1 and top > 0, got {max_length} and {top}")
         self._max_length = max_length
-        self._judge = judge_of("StatedLength.judge", judge)
+        self.judge = judge_of("StatedLength.judge", judge)
         self._top = top
         self._right_from = right_from
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return [self._score(sample, verdict) for sample, verdict in zip(samples, self._judge(samples), strict=True)]
+        return [self._score(sample, verdict) for sample, verdict in zip(samples, self.judge(samples), strict=True)]
 
     def _score(self, sample: Sample, verdict: float | Score | None) -> float | Score | None:
         value = None if verdict is None else float(verdict)

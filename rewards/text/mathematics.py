@@ -74,7 +74,7 @@ class MathVerify:
             )
         if not is_installed("math_verify"):
             raise missing("math_verify", "reward math_verify")
-        self._column = column
+        self.column = column
         self._plain = plain
         self._limit_s = time_limit_s
         self._max_chars = max_chars
@@ -82,7 +82,7 @@ class MathVerify:
         self._has_warned = False
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        golds = references("math_verify", samples, self._column, _reference)
+        golds = references("math_verify", samples, self.column, _reference)
         values = [None if r is None else self._score(s.text or "", r) for s, r in zip(samples, golds, strict=True)]
         self._warn_of_unread([r for r, value in zip(golds, values, strict=True) if r is not None and value is None])
         return values

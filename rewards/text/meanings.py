@@ -37,13 +37,13 @@ class TextSimilarity:
         threshold: float | None = None,
         device: str | None = None,
     ) -> None:
-        self._column = column
+        self.column = column
         self._extract: Extract = place_of("TextSimilarity.extract", extract)
         self._threshold = threshold
         self._encoder = TextFeatures(model=model, device=device)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        known = references("text_similarity", samples, self._column, texts)
+        known = references("text_similarity", samples, self.column, texts)
         return [
             None if one is None else self._nearest(s.text or "", one) for s, one in zip(samples, known, strict=True)
         ]

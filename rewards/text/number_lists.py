@@ -52,14 +52,14 @@ class NumberList:
             raise ConfigError(f"NumberList.absolute must be at least 0, got {absolute}")
         if symbol is not None and not symbol.isidentifier():
             raise ConfigError(f"NumberList.symbol must be a name such as P, got {symbol!r}")
-        self._column = column
+        self.column = column
         self._mode: Mode = one_of("NumberList.mode", mode, Mode)
         self._absolute = absolute
         self._symbol = symbol
         self._extract: Extract = place_of("NumberList.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("number_list", samples, self._column, self._reference, self._score)
+        return graded("number_list", samples, self.column, self._reference, self._score)
 
     def _reference(self, value: Any) -> list[float] | None:
         parts = value if isinstance(value, list | tuple) else [value]

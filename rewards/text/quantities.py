@@ -49,13 +49,13 @@ class Number:
     ) -> None:
         if not (absolute >= 0 and relative >= 0):
             raise ConfigError(f"Number.absolute and Number.relative must be at least 0, got {absolute} and {relative}")
-        self._column = column
+        self.column = column
         self._answer = _Stated("Number", extract, which, spoken)
         self._absolute = absolute
         self._relative = relative
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("number", samples, self._column, reference_number, self._score)
+        return graded("number", samples, self.column, reference_number, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
@@ -84,11 +84,11 @@ class MeanRelativeAccuracy:
     def __init__(
         self, column: str = "answer", extract: Extract = "none", which: Which = "last", spoken: bool = True
     ) -> None:
-        self._column = column
+        self.column = column
         self._answer = _Stated("MeanRelativeAccuracy", extract, which, spoken)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("mean_relative_accuracy", samples, self._column, reference_number, self._score)
+        return graded("mean_relative_accuracy", samples, self.column, reference_number, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
@@ -124,12 +124,12 @@ class Count:
         mode: CountMode = "exact",
         spoken: bool = True,
     ) -> None:
-        self._column = column
+        self.column = column
         self._answer = _Stated("Count", extract, which, spoken)
         self._mode: CountMode = one_of("Count.mode", mode, CountMode)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("count", samples, self._column, self._reference, self._score)
+        return graded("count", samples, self.column, self._reference, self._score)
 
     def reference_error(self, value: Any) -> str | None:
         """Why a value of the column is no reference; None if it is one."""
@@ -166,12 +166,12 @@ class FirstError:
     ) -> None:
         if not 0 < decay < 1:
             raise ConfigError(f"FirstError.decay must lie between 0 and 1, got {decay}")
-        self._column = column
+        self.column = column
         self._answer = _Stated("FirstError", extract, which, spoken=False)
         self._decay = decay
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("first_error", samples, self._column, _step, self._score)
+        return graded("first_error", samples, self.column, _step, self._score)
 
     def _score(self, text: str, reference: float) -> Score:
         answer, reason = self._answer.number(text)

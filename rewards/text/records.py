@@ -69,7 +69,7 @@ class RecordSimilarity:
             raise ConfigError(
                 f"RecordSimilarity.model is the encoder of texts: meaning, and has no use without; {model=}"
             )
-        self._column = column
+        self.column = column
         self._encoder = None if model is None else TextFeatures(model=model, device=device)
         self._threshold = share("RecordSimilarity.threshold", threshold)
         self._complete = complete
@@ -77,7 +77,7 @@ class RecordSimilarity:
         self._edit = required("rapidfuzz.distance", "reward record_similarity").Levenshtein.normalized_similarity
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("record_similarity", samples, self._column, _record, self._score)
+        return graded("record_similarity", samples, self.column, _record, self._score)
 
     def _score(self, text: str, known: Mapping[str, Any]) -> Score:
         stated = _record(extracted(text, self._extract) or "")
@@ -121,13 +121,13 @@ class FieldMatch:
     def __init__(
         self, column: str = "answer", balance: float = 0.5, extract: Extract = "none", ignore_case: bool = True
     ) -> None:
-        self._column = column
+        self.column = column
         self._balance = share("FieldMatch.balance", balance)
         self._extract: Extract = place_of("FieldMatch.extract", extract)
         self._ignore_case = ignore_case
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("field_match", samples, self._column, _record, self._score)
+        return graded("field_match", samples, self.column, _record, self._score)
 
     def _score(self, text: str, known: Mapping[str, Any]) -> Score:
         answer = extracted(text, self._extract) or ""

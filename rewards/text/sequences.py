@@ -51,7 +51,7 @@ class Ordering:
     ) -> None:
         if per_item is not None and not per_item > 0:
             raise ConfigError(f"Ordering.per_item must be positive, got {per_item}")
-        self._column = column
+        self.column = column
         self._items: Items = one_of("Ordering.items", items, Items)
         self._mode: Mode = one_of("Ordering.mode", mode, Mode)
         self._per_item = per_item
@@ -59,7 +59,7 @@ class Ordering:
         self._extract: Extract = place_of("Ordering.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("ordering", samples, self._column, self._reference, self._score)
+        return graded("ordering", samples, self.column, self._reference, self._score)
 
     def _reference(self, value: Any) -> list[str] | None:
         parts = [shortest(item) for item in value] if isinstance(value, list | tuple) else [shortest(value)]

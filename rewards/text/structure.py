@@ -57,13 +57,13 @@ class Format:
         self._pattern = None if pattern is None else _compiled(pattern)
         self._opened = opened
         self._max_chars = max_chars
-        self._column = column
+        self.column = column
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return [None if s.text is None else self._score(s.text, self._wanted(s.prompt)) for s in samples]
 
     def _wanted(self, prompt: Prompt) -> tuple[str, ...]:
-        return _tags(prompt.columns.get(self._column)) or self._tags if self._column else self._tags
+        return _tags(prompt.columns.get(self.column)) or self._tags if self.column else self._tags
 
     def _score(self, text: str, tags: tuple[str, ...]) -> float | Score:
         if len(text) > self._max_chars:

@@ -50,13 +50,13 @@ class TableSimilarity:
     """
 
     def __init__(self, column: str = "answer", structure: bool = False, extract: Extract = "none") -> None:
-        self._column = column
+        self.column = column
         self._structure = structure
         self._extract: Extract = place_of("TableSimilarity.extract", extract)
         self._distance = required("rapidfuzz.distance", "reward table_similarity").Levenshtein.normalized_distance
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("table_similarity", samples, self._column, _reference, self._score)
+        return graded("table_similarity", samples, self.column, _reference, self._score)
 
     def _score(self, text: str, known: Node) -> Score:
         made = table_in(extracted(text, self._extract) or "")

@@ -47,11 +47,11 @@ class ToolCalls:
     """
 
     def __init__(self, column: str = "answer", extract: Extract = "none") -> None:
-        self._column = column
+        self.column = column
         self._extract: Extract = place_of("ToolCalls.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("tool_calls", samples, self._column, _reference, self._score)
+        return graded("tool_calls", samples, self.column, _reference, self._score)
 
     def _score(self, text: str, known: list[Call]) -> Score:
         stated = calls_in(extracted(text, self._extract) or "")

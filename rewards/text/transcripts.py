@@ -32,12 +32,12 @@ class WordErrorRate:
     deterministic = True
 
     def __init__(self, column: str = "text", unit: Unit = "words", extract: Extract = "none") -> None:
-        self._column = column
+        self.column = column
         self._rate = ErrorRate(one_of("WordErrorRate.unit", unit, Unit), "reward word_error_rate")
         self._extract: Extract = place_of("WordErrorRate.extract", extract)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("word_error_rate", samples, self._column, transcripts, self._score)
+        return graded("word_error_rate", samples, self.column, transcripts, self._score)
 
     def _score(self, text: str, accepted: list[str]) -> Score:
         said = extracted(text, self._extract) or ""

@@ -41,14 +41,14 @@ class ValueMatch:
         keys: Sequence[str] = (),
         ignore_case: bool = False,
     ) -> None:
-        self._column = column
+        self.column = column
         self._extract: Extract = place_of("ValueMatch.extract", extract)
         self._part: Part = one_of("ValueMatch.score", score, Part)
         self._keys = (keys,) if isinstance(keys, str) else tuple(keys)
         self._ignore_case = ignore_case
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        return graded("value_match", samples, self._column, self._reference, self._score)
+        return graded("value_match", samples, self.column, self._reference, self._score)
 
     def _reference(self, value: Any) -> dict[tuple[Any, ...], Any] | None:
         found = json_values(value) if isinstance(value, str) else [value]

@@ -67,13 +67,13 @@ class Motion:
         target: float | None = None,
         frames: int | None = 16,
     ) -> None:
-        self._measure: MotionMeasure = one_of("Motion.measure", measure, MotionMeasure)
+        self.measure: MotionMeasure = one_of("Motion.measure", measure, MotionMeasure)
         if direction is not None and direction not in COMPASS:
             raise ConfigError(f"Motion.direction must be one of {', '.join(COMPASS)}, got {direction!r}")
         if target is not None and (measure == "direction" or not target > 0):
             raise ConfigError(f"Motion.target is a positive magnitude, for measure: magnitude; got {target}")
-        self._direction = direction
-        self._column = column
+        self.direction = direction
+        self.column = column
         self._target = target
         self._frames = None if frames is None else positive("Motion.frames", frames)
 
@@ -81,9 +81,9 @@ class Motion:
         return [self._score(sample) for sample in samples]
 
     def _score(self, sample: Sample) -> Score | None:
-        wanted = self._direction or str(sample.prompt.columns.get(self._column))
+        wanted = self.direction or str(sample.prompt.columns.get(self.column))
         frames = _chosen(sample, self._frames)
-        if len(frames) < 2 or (self._measure == "direction" and wanted not in COMPASS):
+        if len(frames) < 2 or (self.measure == "direction" and wanted not in COMPASS):
             return None
         small = [_small(frame) for frame in frames]
         moves = np.concatenate([movement(one, other) for one, other in pairwise(small)])
@@ -91,7 +91,7 @@ class Motion:
         magnitude = 100 * length / SIDE
         right, down = (100 * moves.mean(0) / SIDE).tolist() if len(moves) else (0.0, 0.0)
         shown = {"right": right, "down": down, "magnitude": magnitude, "moving_frac": _moving(moves)}
-        if self._measure == "direction":
+        if self.measure == "direction":
             along = float(np.dot((right, down), COMPASS[wanted]))
             value = along / magnitude if magnitude else 0.0
         elif self._target is None:
@@ -169,7 +169,7 @@ class FrameMean:
     def __init__(self, of: Reward, frames: int = 4, pool: Pool = "mean") -> None:
         if not callable(of):
             raise ConfigError(f"FrameMean.of must be a reward (in YAML its name or a mapping), got {of!r:.60}")
-        self._reward = of
+        self.of = of
         self._frames = positive("FrameMean.frames", frames)
         self._pool: Pool = one_of("FrameMean.pool", pool, Pool)
 
@@ -180,7 +180,7 @@ class FrameMean:
             for sample, frames in zip(samples, chosen, strict=True)
             for frame in frames
         ]
-        scores = iter(self._reward(asked) if asked else ())
+        scores = iter(self.of(asked) if asked else ())
         return [self._pooled([next(scores) for _ in frames]) for frames in chosen]
 
     def _pooled(self, scores: Sequence[Any]) -> float | Score | None:

@@ -83,13 +83,13 @@ class VideoAlign:
         self._base = base
         self._weights = dict(weights) if weights else dict.fromkeys(DIMENSIONS, 1.0)
         self._normalise = normalise
-        self._text_column = text_column
+        self.text_column = text_column
         self._device = device
         self._dtype = chosen_dtype("VideoAlign", dtype)
         self._batch_size = positive("VideoAlign.batch_size", batch_size)
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
-        texts = [text_of(sample.prompt, self._text_column) for sample in samples]
+        texts = [text_of(sample.prompt, self.text_column) for sample in samples]
         videos = [list(sample.video or ()) for sample in samples]
         rows = [i for i, text in enumerate(texts) if text is not None and len(videos[i]) > 1]
         values: list[float | Score | None] = [None] * len(samples)
