@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.rewards.images.pixels import Brightness
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.binding import build_objective
 from mmgrpo.config.loading import find_config, merge, read_layers, validated
 from mmgrpo.explain.forwards import Forwards, forwards_per_sample
 from mmgrpo.maths.aggregates import count
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.rewards.images.pixels import Brightness
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.train.build import build_plan
 from mmgrpo.train.credit import Credit, form_credit

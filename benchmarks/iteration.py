@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.rewards.images.pixels import Brightness
 
 from benchmarks.model import mid_size_pipeline
 from benchmarks.settings import Setting
 from mmgrpo.config.binding import build_objective
 from mmgrpo.config.loading import validated
 from mmgrpo.maths.aggregates import count
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.rewards.images.pixels import Brightness
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.train.build import build_optimizer
 from mmgrpo.train.credit import Credit, form_credit

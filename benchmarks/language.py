@@ -123,6 +123,7 @@ class Clock:
 def run_ours(case: Case, steps: int, clock: Clock, folder: str) -> None:
     """Our trainer, whole."""
     from mmgrpo.policies.language import LanguagePolicy
+
     from mmgrpo.train.trainer import Trainer
     from mmgrpo.types import Prompt
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.language import LanguagePolicy
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.binding import build_objective
@@ -19,8 +21,6 @@ from mmgrpo.explain.machine import Machine, measured
 from mmgrpo.explain.metering import Meter
 from mmgrpo.explain.scale import planned
 from mmgrpo.maths.aggregates import count
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.policy import Policy
 from mmgrpo.train.learner import accumulate_gradient
 from mmgrpo.types import Prompt

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from mmgrpo.rewards.images.pixels import Brightness
+from mmgrpo.rewards.judges.remote import Remote
 from PIL import Image
 from torch import nn
 
-from mmgrpo.rewards.images.pixels import Brightness
-from mmgrpo.rewards.judges.remote import Remote
 from mmgrpo.scoring import NamedReward
 from mmgrpo.serving.app import Limits, make_app
 from mmgrpo.serving.server import serve

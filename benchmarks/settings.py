@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from mmgrpo.policies.loading import DTYPES
 
 from benchmarks.model import PIXELS, T5_TOKENS
-from mmgrpo.policies.loading import DTYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers import StableDiffusion3Img2ImgPipeline
+from mmgrpo.policies.denoising import DenoisingPolicy
 from PIL import Image
 
 from benchmarks.timing import timed
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Prompt
 from tests.policies.tiny_policies import pipeline_of, policy_of
 

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from random import Random
 
-from mmgrpo.errors import DataError
 from mmgrpo.examples.language_models import CALL_PIECES, END
+
+from mmgrpo.errors import DataError
 from mmgrpo.types import Example, Prompt, Sample
 
 LOW, HIGH = 10, 100  # factors, the upper end excluded

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from diffusers import AmusedPipeline, AmusedScheduler, UVit2DModel, VQModel
-
 from mmgrpo.examples.pipelines import TEXT_WIDTH, text_encoder, word_tokenizer
 
 LEVELS = 9

@@ -11,12 +11,12 @@ from functools import lru_cache
 from typing import final
 
 import numpy as np
+from mmgrpo.examples.digits import SIDE, DigitSplit, Labels, Pixels, load_split, to_image, to_pixels
 from sklearn.svm import SVC
 from threadpoolctl import threadpool_limits
 
 from mmgrpo.data.media import opened
 from mmgrpo.errors import DataError
-from mmgrpo.examples.digits import SIDE, DigitSplit, Labels, Pixels, load_split, to_image, to_pixels
 from mmgrpo.types import Example, Prompt, Sample
 
 BLANK = -1.0

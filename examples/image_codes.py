@@ -10,12 +10,11 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from mmgrpo.examples.digits import SIDE, load_split
+from mmgrpo.examples.pipelines import word_tokenizer
 from scipy.cluster.vq import kmeans2
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-from mmgrpo.examples.digits import SIDE, load_split
-from mmgrpo.examples.pipelines import word_tokenizer
 
 PATCH = 2  # pixels a side
 NUM_PATCHES = 128

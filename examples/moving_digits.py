@@ -13,10 +13,6 @@ from itertools import product
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
-
-from mmgrpo.errors import DataError
 from mmgrpo.examples.digits import (
     DIGIT_NAMES,
     SIDE,
@@ -27,6 +23,10 @@ from mmgrpo.examples.digits import (
     load_split,
     to_image,
 )
+from numpy.typing import NDArray
+from PIL import Image
+
+from mmgrpo.errors import DataError
 from mmgrpo.types import Example, Prompt, Sample
 
 CANVAS = 16

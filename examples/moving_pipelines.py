@@ -16,12 +16,11 @@ from diffusers import (
     HunyuanVideoPipeline,
     HunyuanVideoTransformer3DModel,
 )
-from torch import nn
-from transformers import CLIPTextConfig, CLIPTextModel, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
-
 from mmgrpo.examples.digits import DIGIT_NAMES
 from mmgrpo.examples.moving_digits import DIRECTIONS
 from mmgrpo.examples.pipelines import END, START, word_tokenizer, zero_modulation
+from torch import nn
+from transformers import CLIPTextConfig, CLIPTextModel, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
 
 WORDS = ["moving", *DIGIT_NAMES, *DIRECTIONS]
 TEXT_WIDTH = 32

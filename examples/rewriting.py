@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmgrpo.errors import DataError
 from mmgrpo.examples.digits import DIGIT_NAMES, caption
+
+from mmgrpo.errors import DataError
 from mmgrpo.types import Example, Prompt, Sample
 
 FORMS = (("{}", 0), ("the digit after {}", 1), ("the digit before {}", -1))

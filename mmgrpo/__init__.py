@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mmgrpo.system.folders import TOP
 from mmgrpo.system.lazy import exports
-from mmgrpo.system.moved import announce_moves
 
 if TYPE_CHECKING:
     from mmgrpo.config import RunConfig
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from mmgrpo.train.trainer import Trainer
     from mmgrpo.train.warmup import Warmup
     from mmgrpo.types import Evaluation, Example, Noise, Plan, Prompt, Rollout, Sample, Scores, SupervisedLoss
+
+if str(TOP) not in __path__:  # a checkout
+    __path__.append(str(TOP))
 
 __version__ = "0.1.0"
 
@@ -104,5 +107,3 @@ __all__ = [
 ]
 
 __getattr__ = exports(__name__, HOMES)
-
-announce_moves()

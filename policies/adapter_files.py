@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from mmgrpo.errors import CheckpointError
-from mmgrpo.policies.adapters import (
+
+from .adapters import (
     DIFFUSERS_FILE,
     METADATA,
     PEFT_FILE,
@@ -24,7 +25,7 @@ from mmgrpo.policies.adapters import (
     is_second,
     read_tensors,
 )
-from mmgrpo.policies.lora import LoraSettings
+from .lora import LoraSettings
 
 LOADERS, PIPELINE_CLASS = "mmgrpo_loaders", "mmgrpo_pipeline"
 """In the header of a diffusers file: by which call each component loads its adapters; the class of the pipeline."""

@@ -18,7 +18,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from mmgrpo.errors import CheckpointError, ConfigError
-from mmgrpo.policies.lora import LoraSettings
+
+from .lora import LoraSettings
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmgrpo.policies.sampling import Sampling, Support
 from mmgrpo.types import Given, Sample
+
+from .sampling import Sampling, Support
 
 
 @dataclass(frozen=True, slots=True)

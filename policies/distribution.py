@@ -13,8 +13,9 @@ from torch import Tensor
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
-from mmgrpo.policies.sampling import entropies, logprob_means
 from mmgrpo.values import Value
+
+from .sampling import entropies, logprob_means
 
 
 def nucleus_entropies(logits_mV: Tensor, mass: float) -> Tensor:

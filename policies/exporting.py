@@ -8,9 +8,9 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from mmgrpo.policies.kept import ADAPTER
-from mmgrpo.policies.loading import DTYPES
-from mmgrpo.policies.weights import Weights
+from .kept import ADAPTER
+from .loading import DTYPES
+from .weights import Weights
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 from torch.utils.checkpoint import checkpoint
 
-from mmgrpo.policies.cooling import Cooling
+from .cooling import Cooling
 
 MIN_CHUNK = 16
 NEVER = -1e30  # logits below it are the model's own way to say that a token is not written

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from mmgrpo.errors import ConfigError
+from mmgrpo.system.folders import CONFIGS
 from mmgrpo.system.hub import why_not
 
 M = TypeVar("M", bound=nn.Module)
-SHIPPED = Path(__file__).parents[1] / "configs" / "shapes"
+SHIPPED = CONFIGS / "shapes"
 FILES = ("model_index.json", "config.json", "*/config.json")
 
 

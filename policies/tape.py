@@ -8,8 +8,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from mmgrpo.policies.completion import Completion
-from mmgrpo.policies.sampling import (
+from .completion import Completion
+from .sampling import (
     Sampling,
     Support,
     certainties,

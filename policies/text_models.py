@@ -25,8 +25,9 @@ from transformers.models.auto.modeling_auto import (
 from transformers.pytorch_utils import Conv1D
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.policies.loading import DTYPES
 from mmgrpo.system.hub import why_not
+
+from .loading import DTYPES
 
 FUSING = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 FUSED = ("out_proj", "conv1d")

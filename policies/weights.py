@@ -15,12 +15,13 @@ from transformers import PreTrainedModel
 
 from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.layouts import is_waiting, place
-from mmgrpo.policies.adapter_files import AdapterFiles, lora_config, require_same_shapes
-from mmgrpo.policies.adapters import read_adapter, read_tensors
-from mmgrpo.policies.kept import ADAPTER, Adapters, Copies, require_name
-from mmgrpo.policies.lora import LoraSettings
 from mmgrpo.shards import is_sharded, load_module, save_module
 from mmgrpo.values import REFERENCE
+
+from .adapter_files import AdapterFiles, lora_config, require_same_shapes
+from .adapters import read_adapter, read_tensors
+from .kept import ADAPTER, Adapters, Copies, require_name
+from .lora import LoraSettings
 
 KEPT = "kept"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mmgrpo.rewards.geometry.boxes import Box, CoordinateFrame, Point
+from .geometry.boxes import Box, CoordinateFrame, Point
 
 MAX_CHARS = 200
 MAX_SHAPES = 30  # boxes or points of each side

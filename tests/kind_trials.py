@@ -31,13 +31,13 @@ import click
 import torch
 import typer
 import yaml
+from mmgrpo.examples import digits
+from mmgrpo.examples.rewriting import requests
+from mmgrpo.rewards.groups.of_task import OfTask
 
 from mmgrpo import Trainer
 from mmgrpo.cli import app
 from mmgrpo.errors import PolicyError
-from mmgrpo.examples import digits
-from mmgrpo.examples.rewriting import requests
-from mmgrpo.rewards.groups.of_task import OfTask
 from mmgrpo.run.stopping import BOUNCE_S, TERMINATING
 from mmgrpo.scoring import NamedReward
 from mmgrpo.system import interrupts

@@ -65,7 +65,7 @@ CONTRACTS = (
 )
 CONTRACTS += ("data.sounds", "serving.wire", "system.lazy", "system.extras", "system.hub", "system.targets")
 CONTRACTS += ("system.bounded", "system.exhausted", "data.videos", "data.media_options", "system.process_settings")
-CONTRACTS += ("config.validating",)
+CONTRACTS += ("config.validating", "system.folders")
 """What adapters may import of the engine."""
 
 MAX_LINES = 600
@@ -82,11 +82,6 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def linked(path: Path) -> bool:
-    top, below = path.relative_to(ROOT).parts[:2]
-    return top == "mmgrpo" and below in BESIDE
-
-
 @pytest.fixture(autouse=True, scope="module")
 def forgotten() -> Iterator[None]:
     """Two million objects, for which the garbage collector would look in every test after these."""
@@ -99,7 +94,18 @@ def forgotten() -> Iterator[None]:
 def modules() -> dict[str, ast.Module]:
     """Every module of the engine and of what is beside it, by the name it is imported under."""
     paths = [path for room in ("mmgrpo", *BESIDE) for path in sorted((ROOT / room).rglob("*.py"))]
-    return {module_name(path): ast.parse(path.read_text()) for path in paths if not linked(path)}
+    return {module_name(path): parsed(path) for path in paths}
+
+
+def parsed(path: Path) -> ast.Module:
+    """A module in which relative imports are written in full."""
+    tree = ast.parse(path.read_text())
+    package = (module_name(path) + (".__init__" if path.name == "__init__.py" else "")).split(".")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            parts = [*package[: -node.level], *([node.module] if node.module else [])]
+            node.module, node.level = ".".join(parts), 0
+    return tree
 
 
 @cache
@@ -113,7 +119,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom):
-            yield from (f"{'.' * node.level}{node.module}.{alias.name}" for alias in node.names)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def imported_modules(tree: ast.AST) -> set[str]:
@@ -137,8 +143,16 @@ def test_every_room_of_the_engine_has_its_row() -> None:
     assert sorted(listed) == sorted({room(module) for module in modules()} - set(BESIDE))
 
 
-def test_imports_are_written_in_full() -> None:
-    assert not [module for module, tree in modules().items() for name in imported(tree) if name.startswith(".")]
+def test_adapters_and_rewards_import_their_siblings_relatively() -> None:
+    """So that editors and type checkers follow them in a checkout, where no folder ``mmgrpo/policies`` exists."""
+    absolute = [
+        f"{path.relative_to(ROOT)} imports {node.module}"
+        for folder in ("policies", "rewards")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(f"mmgrpo.{folder}.")
+    ]
+    assert not absolute
 
 
 def against_the_order(rows: tuple[tuple[str, ...], ...], place: Callable[[str], str]) -> list[str]:
@@ -199,7 +213,7 @@ def test_adapters_are_imported_by_one_name() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in python_files()
-        for name in imported(ast.parse(path.read_text()))
+        for name in imported(parsed(path))
         if name.split(".")[0] in BESIDE
     ]
     assert not wrong
@@ -217,7 +231,7 @@ def test_no_module_is_long() -> None:
 
 def python_files() -> list[Path]:
     folders = ("mmgrpo", *BESIDE, "tests", "benchmarks")
-    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")) if not linked(path)]
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 @cache

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.examples.digits import digit_prompts
 from safetensors.torch import load_file
 
 from mmgrpo.cli.commanded import weights_for
 from mmgrpo.config.loading import validated
 from mmgrpo.config.parts import tasks_of
 from mmgrpo.errors import CheckpointError, ConfigError
-from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.run.best import best_checkpoint, best_step
 from mmgrpo.run.checkpoint import list_checkpoints
 from mmgrpo.train.mixed import MixedTrainer

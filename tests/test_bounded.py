@@ -12,10 +12,10 @@ from contextlib import suppress
 from itertools import repeat
 
 import pytest
-
-from mmgrpo.errors import RewardError
 from mmgrpo.rewards.judges.endpoints import MAX_REPLY_BYTES, ApiJudge
 from mmgrpo.rewards.judges.remote import MAX_ANSWER_BYTES, Remote
+
+from mmgrpo.errors import RewardError
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.drawn import drew, noise, numbers
 

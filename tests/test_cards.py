@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers import DiffusionPipeline
+from mmgrpo.policies.denoising import DenoisingPolicy
 from torch import Tensor
 
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.report.usage import FOLDER, Base, auto_class, exported_in, usage
 from tests.breadth import adapters
 from tests.policies import test_language_sounds as sounds

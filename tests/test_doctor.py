@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.rewards.groups.of_task import OfTask
+from mmgrpo.rewards.images.pixels import Brightness, JpegSize
 from rich.console import Console
 from torch import nn
 
@@ -18,9 +21,6 @@ from mmgrpo.config.loading import merge, validated
 from mmgrpo.doctor.checks import Finding
 from mmgrpo.doctor.examination import examine, render
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.rewards.groups.of_task import OfTask
-from mmgrpo.rewards.images.pixels import Brightness, JpegSize
 from mmgrpo.types import Sample
 from tests.tiny.pipelines import PIPELINES
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from mmgrpo.policies.language import LanguagePolicy
 from torch import nn
 from typer.testing import CliRunner
 
@@ -21,7 +22,6 @@ from mmgrpo.explain.machine import Machine, Operator, measured, optimizer_work, 
 from mmgrpo.explain.memory import block_sizes, gathered_bytes, held_by
 from mmgrpo.explain.metering import ran
 from mmgrpo.explain.scale import Engine, Planned, planned, scale_rows
-from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.run.parts import held
 from mmgrpo.run.processes import Job
 from tests.test_sharding import on_two

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import yaml
+from mmgrpo.examples.digits import digit_prompts
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -19,7 +20,6 @@ from typer.testing import CliRunner
 from mmgrpo.cli import app
 from mmgrpo.cli.commanded import policy_of
 from mmgrpo.config.loading import load_config, validated
-from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.report.card import code, licence_of
 from mmgrpo.run.best import best_checkpoint
 from mmgrpo.system import hub

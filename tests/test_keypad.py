@@ -8,10 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
-
-from mmgrpo.cli import app
-from mmgrpo.errors import DataError
 from mmgrpo.examples.keypad import (
     HERTZ,
     PARTNER,
@@ -23,6 +19,10 @@ from mmgrpo.examples.keypad import (
 )
 from mmgrpo.examples.language_models import keypad_lm
 from mmgrpo.policies.language import LanguagePolicy
+from typer.testing import CliRunner
+
+from mmgrpo.cli import app
+from mmgrpo.errors import DataError
 from mmgrpo.types import Plan
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor, nn
 
 from mmgrpo.layouts import arrive, blocks_of, is_waiting, place, waiting
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.policy import Policy, Shardable
 
 MODELS = {

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from mmgrpo.policies.denoising import DenoisingPolicy
 from torch import Tensor
 
 from mmgrpo.maths.aggregates import count, sample_mean
 from mmgrpo.maths.matching_terms import dgpo, diffusion_nft
 from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.terms import Term
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.train.learner import accumulate_gradient
 from mmgrpo.types import Given, Origin, Plan, Rollout
 from mmgrpo.values import Value

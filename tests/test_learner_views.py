@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor
 
 from mmgrpo.data.contexts import template
@@ -20,8 +22,6 @@ from mmgrpo.maths.objectives import Objective
 from mmgrpo.maths.surrogates import clipped
 from mmgrpo.maths.terms import Term, weighted
 from mmgrpo.maths.view_terms import distillation, negative_logprob
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.train.learner import accumulate_gradient, measured
 from mmgrpo.train.views import Seen, Sights, View
 from mmgrpo.types import Prompt, Rollout

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mmgrpo.policies.denoising.settings import DenoisingSettings
+from mmgrpo.policies.language.settings import LanguageSettings
 from typer.testing import CliRunner
 
 from mmgrpo.cli import app
@@ -30,8 +32,6 @@ from mmgrpo.docgen.papers import (
 from mmgrpo.errors import ConfigError, UnknownNameError
 from mmgrpo.maths.combinations import COMBINATIONS
 from mmgrpo.maths.surrogates import SURROGATES
-from mmgrpo.policies.denoising.settings import DenoisingSettings
-from mmgrpo.policies.language.settings import LanguageSettings
 
 PAGE = CONFIGS.resolve().parent / "docs" / "papers.md"
 METHODS = [row for row in method_index() if row.include.startswith("methods/")]

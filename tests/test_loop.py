@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmgrpo.examples.loop import train
 
 from mmgrpo import Trainer, build_policy, build_rewards, load_config, load_prompts_of
 from mmgrpo.errors import ConfigError
-from mmgrpo.examples.loop import train
 
 SHORT = {
     "quickstart/arithmetic-text": ("warmup.steps=3", "rollout.prompts_per_step=4", "steps=2"),

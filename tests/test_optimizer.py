@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.examples.digits import digit_prompts
 from torch import Tensor
 
 from mmgrpo import Trainer
 from mmgrpo.errors import NonFiniteError
-from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.run.checkpoint import weights_of
 from mmgrpo.types import Sample
 from tests.test_trainer import BASE, brightness, lines, make_policy, weights

@@ -16,6 +16,8 @@ import pyarrow.parquet
 import pytest
 from datasets import Dataset, Features, List, Value
 from datasets import Image as ImageFeature
+from mmgrpo.policies.denoising.calls import CallForm
+from mmgrpo.policies.denoising.rows import Row
 from PIL import Image
 
 from mmgrpo.config.loading import validated
@@ -23,8 +25,6 @@ from mmgrpo.data.media import is_fetched, opened
 from mmgrpo.data.prompt_media import MAX_BYTES
 from mmgrpo.data.prompts import load_prompts, load_prompts_of
 from mmgrpo.errors import DataError
-from mmgrpo.policies.denoising.calls import CallForm
-from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.types import Prompt
 from tests.policies.tiny_language import policy_of
 from tests.running import running

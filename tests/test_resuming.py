@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.examples.digits import digit_prompts
 
 from mmgrpo.config.loading import load_config, validated
 from mmgrpo.errors import CheckpointError, ConfigError, OutOfMemoryError, RewardError
-from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.run.checkpoint import list_checkpoints
 from mmgrpo.run.resuming import allowed_config, changed
 from mmgrpo.train.trainer import Trainer

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.rewards.models.checkpoints import weights
+
+from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.run.checkpoint import MANIFEST, TRAINING, Place, load_checkpoint, save_checkpoint
 from tests.test_architecture import modules
 from tests.test_docs import shown

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.rewards.judges.remote import Remote
 
 from mmgrpo.errors import DataError, RewardError
-from mmgrpo.rewards.judges.remote import Remote
 from mmgrpo.run.samples import write_samples
 from mmgrpo.scoring import Gate, NamedReward, Scorer, score
 from mmgrpo.scoring.shaping import shaped

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.examples.digits import digit_prompts
+from mmgrpo.examples.pipelines import digits_pipeline
+from mmgrpo.policies.denoising import DenoisingPolicy
 from torch import Tensor
 
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config
 from mmgrpo.errors import ConfigError, DataError, RewardError
-from mmgrpo.examples.digits import digit_prompts
-from mmgrpo.examples.pipelines import digits_pipeline
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.run.checkpoint import weights_of
 from mmgrpo.train.trainer import Trainer
 from mmgrpo.types import Sample

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, final
 
 import pytest
-
-from mmgrpo.environment import Environment, Turn
-from mmgrpo.errors import ConfigError
 from mmgrpo.examples import calculator
 from mmgrpo.examples.language_models import END, calculator_lm
 from mmgrpo.policies.language import LanguagePolicy
+
+from mmgrpo.environment import Environment, Turn
+from mmgrpo.errors import ConfigError
 from mmgrpo.tools import ToolEnvironment
 from mmgrpo.train.trainer import Trainer
 from mmgrpo.types import Plan, Prompt, Sample

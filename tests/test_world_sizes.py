@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.examples.digits import digit_prompts
+from mmgrpo.rewards.groups.chains import InContext, OfLater
 from torch import Tensor
 
 from mmgrpo import Example, Prompt, Sample, Trainer
-from mmgrpo.examples.digits import digit_prompts
-from mmgrpo.rewards.groups.chains import InContext, OfLater
 from mmgrpo.run.parts import Part, held
 from tests.forked import on_processes
 from tests.policies.test_language_exchanges import terse

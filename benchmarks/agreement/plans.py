@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 import torch
+from mmgrpo.policies.cooling import Cooling
 
 from benchmarks.agreement.authors import Source
 from benchmarks.agreement.comparing import Case, Numbers, Rows
 from mmgrpo.config.loading import CONFIGS, read_layers
 from mmgrpo.maths.schedules import VALUE_SCHEDULES
 from mmgrpo.maths.windows import WINDOWS
-from mmgrpo.policies.cooling import Cooling
 
 NUM_STEPS = 25
 TOKENS = (0, 9, 10, 60, 400, 2000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -20,15 +19,14 @@ from mmgrpo.config.tasks import said_elsewhere
 from mmgrpo.config.validating import set_value, typed
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.declared import declared
+from mmgrpo.system.folders import CONFIGS
 from mmgrpo.system.targets import import_attribute
 from mmgrpo.system.yamls import MAX_CHARACTERS, YamlError, parsed_yaml
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 LAUNCHES = CONFIGS / "accelerate"  # settings of accelerate, which are no runs
 LAUNCHED = "MMGRPO_LAUNCHED"
 """What ``mmgrpo train`` was given to start the processes of a run, in their environment."""
 
-logger = logging.getLogger(__name__)
 
 MAX_INCLUDED = 20
 """How deep files may include each other."""
@@ -276,8 +274,6 @@ def _layers(
             _require_published(merged, f"{path}: published: true")
         require_functions(merged, values, str(path))
         merged = _over(merged, values)
-        if above:
-            _tell_renamed(values)
         known[path, published] = merge(merged, values["published"]) if inner and _publishes(values) else merged
     return known[path, published]
 
@@ -299,12 +295,6 @@ def _require_published(merged: Mapping[str, Any], asked: str) -> None:
             f"{asked} asks for the published values of a method, but what is included has none; leave it out, or "
             "include a method that has them (mmgrpo methods NAME shows them)"
         )
-
-
-def _tell_renamed(values: Mapping[str, Any]) -> None:
-    method = values.get("method")
-    if isinstance(method, Mapping) and isinstance(method.get("renamed"), str):
-        logger.warning("%s", " ".join(method["renamed"].split()))
 
 
 def _read(path: Path) -> dict[str, Any]:

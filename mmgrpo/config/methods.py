@@ -96,9 +96,6 @@ class MethodConfig(Section):
     replaced: dict[str, Any] = Field(
         default_factory=dict, description="what it has no more, as another is included after it; written by the loader"
     )
-    renamed: str | None = Field(
-        default=None, description="what the name stood for before, told to whoever includes the file"
-    )
 
 
 class RecipeConfig(Section):

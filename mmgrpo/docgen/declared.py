@@ -14,7 +14,6 @@ from typing import Any
 from mmgrpo.config import RewardConfig, RunConfig
 from mmgrpo.config.registry import names, suggestion
 from mmgrpo.errors import ConfigError, UnknownNameError
-from mmgrpo.system.moved import require_current
 from mmgrpo.system.targets import is_own
 
 _NESTED = ("of", "likelihood", "grade")  # settings of a reward that name another one
@@ -52,7 +51,6 @@ def declared(target: str) -> Declared | None:
     Raises ConfigError if the module's source has no such name.
     """
     module, _, attribute = target.partition(":")
-    require_current(module, attribute)
     source = _source_of(module)
     if source is None or "." in attribute:
         return None

@@ -275,8 +275,6 @@ def _section(row: MethodRow) -> Iterator[str]:
     method = row.method
     yield from ("", f"## {method.title}", "")
     yield f"`{row.include}`, {_link(method.paper)}, {POLICIES[method.applies_to]}."
-    if method.renamed:
-        yield from ("", f"{' '.join(method.renamed.split())}.")
     yield from ("", "```text", *row.formulas, "```", "")
     yield from _values(row.sources)
     if row.published:

@@ -68,8 +68,6 @@ def _rows(label: str, method: MethodConfig, published: Values, values: Values) -
         yield "needs", ", ".join(method.needs)
     if published:
         yield "published", _published_line(method, published, values)
-    if method.renamed:
-        yield "renamed", " ".join(method.renamed.split())
     yield from _told(method)
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mmgrpo.maths.decisions import Decisions
-from mmgrpo.system.moved import renamed
 from mmgrpo.values import OLD, Value
 
 if TYPE_CHECKING:
@@ -81,6 +80,3 @@ def _product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     if one is None or other is None:
         return one if other is None else other
     return one * other
-
-
-__getattr__ = renamed(__name__)

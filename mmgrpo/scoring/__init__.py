@@ -3,8 +3,5 @@
 from mmgrpo.scoring.named import Gate, NamedReward, named_rewards
 from mmgrpo.scoring.scorer import PendingScores, Scorer, score
 from mmgrpo.scoring.trl_form import as_reward
-from mmgrpo.system.moved import renamed
 
 __all__ = ["Gate", "NamedReward", "PendingScores", "Scorer", "as_reward", "named_rewards", "score"]
-
-__getattr__ = renamed(__name__)

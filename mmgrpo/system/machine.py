@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-PACKAGE = Path(__file__).resolve().parents[1]
+from mmgrpo.system.folders import PACKAGE
 
 
 def machine(device: torch.device, num_processes: int) -> dict[str, Any]:

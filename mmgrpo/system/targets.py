@@ -13,7 +13,6 @@ from typing import Any
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.system.extras import missing
-from mmgrpo.system.moved import require_current
 
 PYTHON = "python:"
 
@@ -52,13 +51,12 @@ def import_attribute(target: str) -> Any:
         The object, its module imported now.
 
     Raises:
-        ConfigError: the target is malformed, has moved or does not exist.
+        ConfigError: the target is malformed or does not exist.
         MissingPackageError: importing it needs a package that is not installed.
     """
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"{target!r} must be module:attribute")
-    require_current(module_name, attribute)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

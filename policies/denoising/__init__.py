@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmgrpo.policies.denoising.settings import DenoisingSettings, LoraSettings
 from mmgrpo.system.lazy import exports
 
+from .settings import DenoisingSettings, LoraSettings
+
 if TYPE_CHECKING:
-    from mmgrpo.policies.denoising.policy import DenoisingPolicy
+    from .policy import DenoisingPolicy
 
 __all__ = ["DenoisingPolicy", "DenoisingSettings", "LoraSettings"]
 

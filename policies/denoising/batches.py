@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from mmgrpo.policies.denoising.rows import Row
+from .rows import Row
 
 logger = logging.getLogger(__name__)
 

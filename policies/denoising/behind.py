@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.policies.denoising.reading import ReadTrace
-from mmgrpo.policies.denoising.rows import Row
-from mmgrpo.policies.denoising.trace import Trace
 from mmgrpo.types import Prompt, Rollout
+
+from .reading import ReadTrace
+from .rows import Row
+from .trace import Trace
 
 
 def behind(rollout: Rollout, prompts: Sequence[Prompt]) -> Rollout:

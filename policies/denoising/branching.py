@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.policies.denoising.record import Drawn
-from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.splits import Branching
 from mmgrpo.types import Plan
+
+from .record import Drawn
+from .rows import Row
 
 Branch = Sequence[Row]
 """Rows that have shared every state so far; the pipeline runs the first of them."""

@@ -9,11 +9,12 @@ from typing import Any
 
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policies.denoising.calls import CallForm
-from mmgrpo.policies.denoising.drawing import Drawing
-from mmgrpo.policies.denoising.rows import Row
-from mmgrpo.policies.denoising.settings import BucketSettings
 from mmgrpo.types import Example
+
+from .calls import CallForm
+from .drawing import Drawing
+from .rows import Row
+from .settings import BucketSettings
 
 BUCKET = -3  # keys the choice of a bucket, apart from every decision, the initial noise and levels that are read
 SIZES = ("width", "height", "num_frames")

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mmgrpo.errors import ConfigError, DataError, ReplayError
-from mmgrpo.policies.denoising.rows import Row
-from mmgrpo.policies.denoising.shown import (
+from mmgrpo.types import Prompt
+
+from .rows import Row
+from .shown import (
     Album,
     Showing,
     arranged,
@@ -20,8 +22,7 @@ from mmgrpo.policies.denoising.shown import (
     of_prompt,
     unlike,
 )
-from mmgrpo.policies.denoising.signature import arguments_of, unknown_arguments
-from mmgrpo.types import Prompt
+from .signature import arguments_of, unknown_arguments
 
 logger = logging.getLogger(__name__)
 

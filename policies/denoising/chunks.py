@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError, ReplayError
-from mmgrpo.policies.denoising.branching import branching_of, require_parted, states_of
-from mmgrpo.policies.denoising.drawing import Drawing
-from mmgrpo.policies.denoising.failures import STATES
-from mmgrpo.policies.denoising.record import Recorder, is_stochastic
-from mmgrpo.policies.denoising.rows import Row
-from mmgrpo.policies.denoising.trace import Trace
 from mmgrpo.types import Noise, Plan, Prompt, Rollout, Sample
+
+from .branching import branching_of, require_parted, states_of
+from .drawing import Drawing
+from .failures import STATES
+from .record import Recorder, is_stochastic
+from .rows import Row
+from .trace import Trace
 
 SINGLE_STEP = (
     "a single step ends on the clean sample and draws nothing: set num_inference_steps to 2 or more, or "

@@ -12,7 +12,8 @@ from diffusers import DiffusionPipeline, ModelMixin
 from torch import nn
 
 from mmgrpo.errors import ConfigError, PolicyError, ReplayError
-from mmgrpo.policies.denoising.settings import DenoisingSettings
+
+from .settings import DenoisingSettings
 
 NAMED_DENOISERS = ("transformer", "unet", "unconditional_transformer", "dit")
 

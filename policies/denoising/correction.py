@@ -12,12 +12,13 @@ from torch import Tensor
 from mmgrpo.errors import PolicyError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.self_correction import level_after, off_path
-from mmgrpo.policies.denoising.matching import Clean, Matched, Noising, matched, predicted, two_steps
-from mmgrpo.policies.denoising.noising import Noised, per_row
-from mmgrpo.policies.denoising.schedules import FLOW, family_of
-from mmgrpo.policies.denoising.session import StepCall
-from mmgrpo.policies.denoising.settings import SupervisionSettings
-from mmgrpo.policies.denoising.stage import Stage
+
+from .matching import Clean, Matched, Noising, matched, predicted, two_steps
+from .noising import Noised, per_row
+from .schedules import FLOW, family_of
+from .session import StepCall
+from .settings import SupervisionSettings
+from .stage import Stage
 
 
 def supervised_error(

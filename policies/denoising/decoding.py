@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.policies.denoising.components import held_pipelines
-from mmgrpo.policies.denoising.proxies import leading_rows
-from mmgrpo.policies.denoising.settings import DecodeSettings
+
+from .components import held_pipelines
+from .proxies import leading_rows
+from .settings import DecodeSettings
 
 SWITCHES = {"frames": "use_framewise_decoding", "tiles": "use_tiling"}
 """Setting -> the autoencoders' own switch."""

@@ -11,25 +11,26 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import MmgrpoError, PolicyError
-from mmgrpo.policies.denoising.batches import Batches, chunked
-from mmgrpo.policies.denoising.branching import Branch, Stem, branches
-from mmgrpo.policies.denoising.buckets import Part
-from mmgrpo.policies.denoising.calls import RewoundError, RowsError
-from mmgrpo.policies.denoising.chunks import Chunk, assemble
-from mmgrpo.policies.denoising.drawing import Drawing
-from mmgrpo.policies.denoising.exactness import WRONG_CALL, Exactness
-from mmgrpo.policies.denoising.failures import FIXES, STATES, failures_of, finite_states, warn_of
-from mmgrpo.policies.denoising.outputs import samples_of
-from mmgrpo.policies.denoising.parity import BatchParity
-from mmgrpo.policies.denoising.record import Recorder, owner_of, split_rows
-from mmgrpo.policies.denoising.rows import INITIAL_NOISE, Row
-from mmgrpo.policies.denoising.session import Session, StepCall, Stop
-from mmgrpo.policies.denoising.shown import Showing
-from mmgrpo.policies.denoising.stage import Stage, require_denoisers
-from mmgrpo.policies.denoising.trace import Trace
 from mmgrpo.splits import APART
 from mmgrpo.system.exhausted import is_out_of_memory
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
+
+from .batches import Batches, chunked
+from .branching import Branch, Stem, branches
+from .buckets import Part
+from .calls import RewoundError, RowsError
+from .chunks import Chunk, assemble
+from .drawing import Drawing
+from .exactness import WRONG_CALL, Exactness
+from .failures import FIXES, STATES, failures_of, finite_states, warn_of
+from .outputs import samples_of
+from .parity import BatchParity
+from .record import Recorder, owner_of, split_rows
+from .rows import INITIAL_NOISE, Row
+from .session import Session, StepCall, Stop
+from .shown import Showing
+from .stage import Stage, require_denoisers
+from .trace import Trace
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,11 @@ from typing import Any
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.transitions import SAMPLERS
 from mmgrpo.maths.windows import shortened
-from mmgrpo.policies.denoising.calls import CallForm
-from mmgrpo.policies.denoising.rows import shows_media
-from mmgrpo.policies.denoising.sampling import NATIVE, Sampling
-from mmgrpo.policies.denoising.settings import DenoisingSettings, TailSettings, require_single_results
+
+from .calls import CallForm
+from .rows import shows_media
+from .sampling import NATIVE, Sampling
+from .settings import DenoisingSettings, TailSettings, require_single_results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ReplayError
-from mmgrpo.policies.denoising.calls import CallForm
-from mmgrpo.policies.denoising.trace import Trace
 from mmgrpo.system.exhausted import is_out_of_memory
 from mmgrpo.types import Rollout
+
+from .calls import CallForm
+from .trace import Trace
 
 BATCH_ROUNDING = 10.0  # times the tolerance: kernels of another batch size round otherwise
 WRONG_CALL = (RuntimeError, ValueError, TypeError, AttributeError, KeyError, IndexError, AssertionError)

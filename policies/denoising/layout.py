@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from mmgrpo.errors import PolicyError
-from mmgrpo.policies.denoising.components import held_pipelines
-from mmgrpo.policies.denoising.schedules import advance, schedule_index
-from mmgrpo.policies.denoising.session import Session, StepCall, Stop
-from mmgrpo.policies.denoising.stage import Stage
+
+from .components import held_pipelines
+from .schedules import advance, schedule_index
+from .session import Session, StepCall, Stop
+from .stage import Stage
 
 DIGITS = 16  # the place of an element is spelt in digits this large, which bfloat16 keeps apart
 TOLERANCE = 2e-2  # relative; bfloat16 rounds to 4e-3

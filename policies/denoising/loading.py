@@ -19,12 +19,13 @@ from diffusers import (
 from torch import nn
 
 from mmgrpo.errors import ConfigError, PolicyError
-from mmgrpo.policies.denoising.caches import cache_names
-from mmgrpo.policies.denoising.settings import DenoisingSettings
-from mmgrpo.policies.denoising.signature import pipeline_class, pipeline_index, require_arguments
-from mmgrpo.policies.denoising.single_file import configuration_of, load_single_file, single_file_of
-from mmgrpo.policies.loading import DTYPES, built, named
 from mmgrpo.system.hub import why_not
+
+from ..loading import DTYPES, built, named
+from .caches import cache_names
+from .settings import DenoisingSettings
+from .signature import pipeline_class, pipeline_index, require_arguments
+from .single_file import configuration_of, load_single_file, single_file_of
 
 
 def load_pipeline(settings: DenoisingSettings) -> Any:

@@ -16,13 +16,14 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from mmgrpo.errors import PolicyError
-from mmgrpo.policies.denoising.noising import Noised, noised
-from mmgrpo.policies.denoising.proxies import call_argument, leading_rows
-from mmgrpo.policies.denoising.rows import Row
-from mmgrpo.policies.denoising.schedules import advance, schedule_index
-from mmgrpo.policies.denoising.session import Session, StepCall, Stop
-from mmgrpo.policies.denoising.settings import ReadingSettings
-from mmgrpo.policies.denoising.stage import Stage
+
+from .noising import Noised, noised
+from .proxies import call_argument, leading_rows
+from .rows import Row
+from .schedules import advance, schedule_index
+from .session import Session, StepCall, Stop
+from .settings import ReadingSettings
+from .stage import Stage
 
 TIMESTEP_NAMES = ("timestep", "timesteps", "t")
 ROUNDING = 1e-2  # relative; what half precision makes of a state between two steps

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.maths.self_correction import shifted
-from mmgrpo.policies.denoising.schedules import (
+
+from .schedules import (
     DISCRETE,
     EDM,
     FLOW,
@@ -24,8 +25,8 @@ from mmgrpo.policies.denoising.schedules import (
     VARIANCE_PRESERVING,
     family_of,
 )
-from mmgrpo.policies.denoising.session import StepCall
-from mmgrpo.policies.denoising.settings import ReadingSettings
+from .session import StepCall
+from .settings import ReadingSettings
 
 DIFFUSION = (DISCRETE, VARIANCE_PRESERVING, VARIANCE_EXPLODING)
 

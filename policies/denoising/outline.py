@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.outline import Outline, Pass
-from mmgrpo.policies.adapter_files import DiffusersFiles
-from mmgrpo.policies.denoising.adapted import adapter_targets
-from mmgrpo.policies.denoising.settings import DenoisingSettings
-from mmgrpo.policies.denoising.single_file import single_file_of
-from mmgrpo.policies.loading import DTYPES, built, named
-from mmgrpo.policies.shapes import Shapes, on_meta, shapes_of
-from mmgrpo.policies.weights import Weights
+
+from ..adapter_files import DiffusersFiles
+from ..loading import DTYPES, built, named
+from ..shapes import Shapes, on_meta, shapes_of
+from ..weights import Weights
+from .adapted import adapter_targets
+from .settings import DenoisingSettings
+from .single_file import single_file_of
 
 CLIP_TOKENS = 77  # of Stable Diffusion 3's two CLIP encoders, beside which its T5 has max_sequence_length
 

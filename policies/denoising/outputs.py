@@ -11,10 +11,11 @@ from PIL import Image
 from torch import Tensor
 
 from mmgrpo.errors import DataError, PolicyError
-from mmgrpo.policies.denoising.calls import RowsError
-from mmgrpo.policies.denoising.failures import DECODED
-from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.types import Audio, Sample
+
+from .calls import RowsError
+from .failures import DECODED
+from .rows import Row
 
 MEDIA = ("images", "frames", "videos", "audios")  # fields looked at first, in this order
 SOUNDS = ("audios", "audio", "sound")

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from mmgrpo.policies.denoising.batches import Batches
-from mmgrpo.policies.denoising.exactness import WRONG_CALL
-from mmgrpo.policies.denoising.rows import Row, shows_media
-from mmgrpo.policies.denoising.session import Session, StepCall, Stop
-from mmgrpo.policies.denoising.shown import unlike
-from mmgrpo.policies.denoising.stage import Stage
 from mmgrpo.system.exhausted import is_out_of_memory
+
+from .batches import Batches
+from .exactness import WRONG_CALL
+from .rows import Row, shows_media
+from .session import Session, StepCall, Stop
+from .shown import unlike
+from .stage import Stage
 
 LONG_PROMPT = 64  # words, or as many times 4 characters: of the prompt that the first rows of a kind are compared with
 BATCHED_FACTOR = 4.0  # how many times what batching with itself changes a longer prompt in the batch may change

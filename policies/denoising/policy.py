@@ -16,41 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.layouts import place
-from mmgrpo.policies.adapter_files import DiffusersFiles
-from mmgrpo.policies.denoising.adapted import adapter_targets
-from mmgrpo.policies.denoising.batches import Batches
-from mmgrpo.policies.denoising.behind import behind, rows_by_call
-from mmgrpo.policies.denoising.buckets import Buckets
-from mmgrpo.policies.denoising.chunks import SINGLE_STEP, make_groups
-from mmgrpo.policies.denoising.components import prepared_denoisers
-from mmgrpo.policies.denoising.drafting import Drafter
-from mmgrpo.policies.denoising.drawing import Drawing, with_settings, with_tail
-from mmgrpo.policies.denoising.exactness import BATCH_ROUNDING, Exactness
-from mmgrpo.policies.denoising.loading import (
-    choices_of,
-    compile_denoiser,
-    configured_scheduler,
-    decision_scheduler,
-    load_pipeline,
-)
-from mmgrpo.policies.denoising.memo import Memo
-from mmgrpo.policies.denoising.outputs import rate_of
-from mmgrpo.policies.denoising.parity import BatchParity
-from mmgrpo.policies.denoising.reading import Reader, ReadTrace, require_read_values
-from mmgrpo.policies.denoising.rows import shows_media
-from mmgrpo.policies.denoising.sampling import Sampling
-from mmgrpo.policies.denoising.schedules import fitting_sampler
-from mmgrpo.policies.denoising.scoring import Scorer
-from mmgrpo.policies.denoising.sequence import split_sequence
-from mmgrpo.policies.denoising.settings import DenoisingSettings
-from mmgrpo.policies.denoising.signature import require_arguments
-from mmgrpo.policies.denoising.sizes import require_sizes
-from mmgrpo.policies.denoising.stage import Stage
-from mmgrpo.policies.denoising.supervised import Targets, supervised_loss
-from mmgrpo.policies.denoising.values import require_known
-from mmgrpo.policies.exporting import merge_for_good
-from mmgrpo.policies.loading import DTYPES
-from mmgrpo.policies.weights import Weights
 from mmgrpo.policy import (
     Choosing,
     Exporting,
@@ -67,6 +32,42 @@ from mmgrpo.policy import (
 )
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import REFERENCE, Value
+
+from ..adapter_files import DiffusersFiles
+from ..exporting import merge_for_good
+from ..loading import DTYPES
+from ..weights import Weights
+from .adapted import adapter_targets
+from .batches import Batches
+from .behind import behind, rows_by_call
+from .buckets import Buckets
+from .chunks import SINGLE_STEP, make_groups
+from .components import prepared_denoisers
+from .drafting import Drafter
+from .drawing import Drawing, with_settings, with_tail
+from .exactness import BATCH_ROUNDING, Exactness
+from .loading import (
+    choices_of,
+    compile_denoiser,
+    configured_scheduler,
+    decision_scheduler,
+    load_pipeline,
+)
+from .memo import Memo
+from .outputs import rate_of
+from .parity import BatchParity
+from .reading import Reader, ReadTrace, require_read_values
+from .rows import shows_media
+from .sampling import Sampling
+from .schedules import fitting_sampler
+from .scoring import Scorer
+from .sequence import split_sequence
+from .settings import DenoisingSettings
+from .signature import require_arguments
+from .sizes import require_sizes
+from .stage import Stage
+from .supervised import Targets, supervised_loss
+from .values import require_known
 
 logger = logging.getLogger(__name__)
 

@@ -14,20 +14,21 @@ from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.maths.divergences import LOGPROB_DIVERGENCES
 from mmgrpo.maths.matching import MatchingErrors, matching_errors
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policies.denoising.batches import Batches
-from mmgrpo.policies.denoising.branching import branching_of
-from mmgrpo.policies.denoising.buckets import Buckets
-from mmgrpo.policies.denoising.calls import CallForm
-from mmgrpo.policies.denoising.drawing import checked_call
-from mmgrpo.policies.denoising.matching import Clean, Matched, matched, two_steps
-from mmgrpo.policies.denoising.parity import BatchParity
-from mmgrpo.policies.denoising.rows import INITIAL_NOISE, Row, shows_media
-from mmgrpo.policies.denoising.scoring import require_grad
-from mmgrpo.policies.denoising.settings import ReadingSettings
-from mmgrpo.policies.denoising.stage import Stage
-from mmgrpo.policies.denoising.supervised import Targets
 from mmgrpo.types import Evaluation, Example, Given, Plan, Rollout
 from mmgrpo.values import OLD, Value
+
+from .batches import Batches
+from .branching import branching_of
+from .buckets import Buckets
+from .calls import CallForm
+from .drawing import checked_call
+from .matching import Clean, Matched, matched, two_steps
+from .parity import BatchParity
+from .rows import INITIAL_NOISE, Row, shows_media
+from .scoring import require_grad
+from .settings import ReadingSettings
+from .stage import Stage
+from .supervised import Targets
 
 READ = -2  # keys levels and their noise, apart from every decision that is drawn and from the initial noise
 ERROR, LEVEL = Value("error"), Value("level")

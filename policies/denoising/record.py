@@ -11,13 +11,14 @@ from torch import Tensor
 
 from mmgrpo.errors import ReplayError
 from mmgrpo.maths.divergences import Moments
-from mmgrpo.policies.denoising.calls import RewoundError, RowsError
-from mmgrpo.policies.denoising.rows import Row
-from mmgrpo.policies.denoising.sampling import Decision, Sampling
-from mmgrpo.policies.denoising.session import StepCall
-from mmgrpo.policies.denoising.trace import Transition
 from mmgrpo.types import Plan
 from mmgrpo.values import OLD
+
+from .calls import RewoundError, RowsError
+from .rows import Row
+from .sampling import Decision, Sampling
+from .session import StepCall
+from .trace import Transition
 
 
 @dataclass(slots=True)

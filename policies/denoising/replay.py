@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, Moments
-from mmgrpo.policies.denoising.sampling import Sampling, at_rows
-from mmgrpo.policies.denoising.session import StepCall, Stop
-from mmgrpo.policies.denoising.trace import Transition, joined
+
+from .sampling import Sampling, at_rows
+from .session import StepCall, Stop
+from .trace import Transition, joined
 
 
 @dataclass(slots=True)

@@ -13,9 +13,10 @@ from mmgrpo.errors import ConfigError, ReplayError
 from mmgrpo.maths.divergences import Moments
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.transitions import SAMPLERS, Prediction, Step, ddim, extrapolated, kernel_mean
-from mmgrpo.policies.denoising.schedules import advance, family_of, num_steps, schedule_index
-from mmgrpo.policies.denoising.session import StepCall
-from mmgrpo.policies.denoising.stock import (
+
+from .schedules import advance, family_of, num_steps, schedule_index
+from .session import StepCall
+from .stock import (
     first_step_gap,
     native_mean_and_std,
     network_output,

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import PolicyError
-from mmgrpo.policies.denoising.batches import Batches
-from mmgrpo.policies.denoising.chunks import state_batches
-from mmgrpo.policies.denoising.replay import Replayer
-from mmgrpo.policies.denoising.session import Session
-from mmgrpo.policies.denoising.stage import Stage
-from mmgrpo.policies.denoising.trace import Trace
-from mmgrpo.policies.denoising.values import value_N
 from mmgrpo.types import Evaluation, Rollout
 from mmgrpo.values import OLD, Value
+
+from .batches import Batches
+from .chunks import state_batches
+from .replay import Replayer
+from .session import Session
+from .stage import Stage
+from .trace import Trace
+from .values import value_N
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

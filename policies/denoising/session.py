@@ -15,7 +15,7 @@ from typing import Any
 from diffusers.utils.outputs import BaseOutput
 from torch import Tensor
 
-from mmgrpo.policies.denoising.calls import RewoundError
+from .calls import RewoundError
 
 
 class Stop(BaseException):

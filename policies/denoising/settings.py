@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from mmgrpo.config.validating import explain_validation
 from mmgrpo.errors import ConfigError
-from mmgrpo.policies.lora import LoraSettings
+
+from ..lora import LoraSettings
 
 COUNTS = ("width", "height", "num_frames", "num_inference_steps")
 """Arguments of a pipeline's call that are of one at least."""

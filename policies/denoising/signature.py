@@ -14,7 +14,8 @@ import diffusers
 from diffusers import DiffusionPipeline
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.policies.denoising.settings import DenoisingSettings
+
+from .settings import DenoisingSettings
 
 FROM_ROWS = {
     "prompt": "each row brings its own: give prompts: a data file, or policy.columns for further arguments",

@@ -10,10 +10,11 @@ import diffusers
 from diffusers import DiffusionPipeline
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.policies.adapters import FACTORS, opened_tensors
-from mmgrpo.policies.denoising.settings import DenoisingSettings
-from mmgrpo.policies.loading import DTYPES
 from mmgrpo.system.hub import why_not
+
+from ..adapters import FACTORS, opened_tensors
+from ..loading import DTYPES
+from .settings import DenoisingSettings
 
 SUFFIX = ".safetensors"
 ADAPTER_MARKS = (*FACTORS, ".lora_down.", ".lora_up.", ".lora.down.", ".lora.up.")

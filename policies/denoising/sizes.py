@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.policies.denoising.settings import DenoisingSettings
+
+from .settings import DenoisingSettings
 
 FACTORS = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compression_ratio")
 """Attributes of pipelines that hold how many pixels a side of a latent's element has."""

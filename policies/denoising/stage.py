@@ -16,10 +16,11 @@ from PIL.Image import Image
 from torch import Tensor
 
 from mmgrpo.errors import PolicyError
-from mmgrpo.policies.denoising.caches import caches_off
-from mmgrpo.policies.denoising.calls import form_of
-from mmgrpo.policies.denoising.components import exchanged, held_pipelines, without_no_grad
-from mmgrpo.policies.denoising.decoding import (
+
+from .caches import caches_off
+from .calls import form_of
+from .components import exchanged, held_pipelines, without_no_grad
+from .decoding import (
     decoders_of,
     finite_entries,
     in_dtype_of,
@@ -27,10 +28,10 @@ from mmgrpo.policies.denoising.decoding import (
     row_by_row,
     sliced,
 )
-from mmgrpo.policies.denoising.memo import Memo
-from mmgrpo.policies.denoising.proxies import ModuleProxy, Shapes, leading_rows
-from mmgrpo.policies.denoising.session import Session, StepOutput, Stop
-from mmgrpo.policies.denoising.settings import DecodeSettings
+from .memo import Memo
+from .proxies import ModuleProxy, Shapes, leading_rows
+from .session import Session, StepOutput, Stop
+from .settings import DecodeSettings
 
 
 class Stage:

@@ -20,8 +20,9 @@ from mmgrpo.maths.transitions import (
     secant_to_prediction,
     x0_to_prediction,
 )
-from mmgrpo.policies.denoising.schedules import Family, schedule_index
-from mmgrpo.policies.denoising.session import StepCall
+
+from .schedules import Family, schedule_index
+from .session import StepCall
 
 UNIFORM_STD = 1e-2  # relative; rounding of a large state shows in the difference of two results
 LEARNED = ("learned", "learned_range")

@@ -11,17 +11,18 @@ from PIL.Image import Image
 from torch import Tensor
 
 from mmgrpo.errors import DataError
-from mmgrpo.policies.denoising.batches import chunked
-from mmgrpo.policies.denoising.buckets import SIZES, Buckets
-from mmgrpo.policies.denoising.correction import supervised_error
-from mmgrpo.policies.denoising.layout import Layout, read_layout
-from mmgrpo.policies.denoising.matching import Clean, two_steps
-from mmgrpo.policies.denoising.parity import BatchParity
-from mmgrpo.policies.denoising.rows import Row, shows_media
-from mmgrpo.policies.denoising.settings import SupervisionSettings
-from mmgrpo.policies.denoising.stage import Stage
-from mmgrpo.policies.denoising.waveforms import waveform_of
 from mmgrpo.types import Audio, Example
+
+from .batches import chunked
+from .buckets import SIZES, Buckets
+from .correction import supervised_error
+from .layout import Layout, read_layout
+from .matching import Clean, two_steps
+from .parity import BatchParity
+from .rows import Row, shows_media
+from .settings import SupervisionSettings
+from .stage import Stage
+from .waveforms import waveform_of
 
 LENGTHS = ("audio_end_in_s", "audio_length_in_s", "audio_duration", "audio_duration_s", "duration")
 """What calls name the length of a sound by."""

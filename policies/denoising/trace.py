@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmgrpo.policies.denoising.drawing import Drawing
-from mmgrpo.policies.denoising.rows import Row
+from .drawing import Drawing
+from .rows import Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES
-from mmgrpo.policies.denoising.replay import Replayer
 from mmgrpo.values import OLD, Value
+
+from .replay import Replayer
 
 
 def require_known(values: Collection[Value], kept: Collection[str]) -> None:

@@ -10,8 +10,9 @@ from torch.nn.functional import pad
 
 from mmgrpo.data.sounds import at_rate
 from mmgrpo.errors import PolicyError
-from mmgrpo.policies.denoising.layout import Layout
 from mmgrpo.types import Audio
+
+from .layout import Layout
 
 
 @torch.no_grad()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmgrpo.policies.image_tokens.settings import ImageTokensSettings
 from mmgrpo.system.lazy import exports
 
+from .settings import ImageTokensSettings
+
 if TYPE_CHECKING:
-    from mmgrpo.policies.image_tokens.policy import ImageTokensPolicy
+    from .policy import ImageTokensPolicy
 
 __all__ = ["ImageTokensPolicy", "ImageTokensSettings"]
 

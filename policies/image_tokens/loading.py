@@ -7,11 +7,12 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.policies.image_tokens.settings import ImageTokensSettings
-from mmgrpo.policies.loading import DTYPES, built, named
-from mmgrpo.policies.text_models import pretrained
 from mmgrpo.system.hub import why_not
 from mmgrpo.system.targets import is_own
+
+from ..loading import DTYPES, built, named
+from ..text_models import pretrained
+from .settings import ImageTokensSettings
 
 
 def load(settings: ImageTokensSettings) -> tuple[PreTrainedModel, Any, Any]:

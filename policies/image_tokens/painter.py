@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from mmgrpo.policies.image_tokens.codes import Range, codes_of
-from mmgrpo.policies.image_tokens.grids import Grid
-from mmgrpo.policies.image_tokens.prompts import Encoded
-from mmgrpo.policies.prefix import Prefix, cache_argument, extended, growing
-from mmgrpo.policies.sampling import Sampling
-from mmgrpo.policies.tape import Tape
+from ..prefix import Prefix, cache_argument, extended, growing
+from ..sampling import Sampling
+from ..tape import Tape
+from .codes import Range, codes_of
+from .grids import Grid
+from .prompts import Encoded
 
 
 class Painter:

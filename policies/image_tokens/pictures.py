@@ -16,7 +16,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.policies.image_tokens.grids import Grid
+
+from .grids import Grid
 
 MODES = {1: "L", 3: "RGB"}
 REMEMBERED = 65536

@@ -14,20 +14,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError, PolicyError
-from mmgrpo.policies.adapter_files import PeftFiles
-from mmgrpo.policies.distribution import OF_LOGITS, seen_by, views_of
-from mmgrpo.policies.exporting import merge_for_good
-from mmgrpo.policies.image_tokens.codes import Range
-from mmgrpo.policies.image_tokens.loading import load
-from mmgrpo.policies.image_tokens.painter import Painter
-from mmgrpo.policies.image_tokens.pictures import Pictures, grid_of
-from mmgrpo.policies.image_tokens.prompts import Encoder
-from mmgrpo.policies.image_tokens.rollouts import Rollouts
-from mmgrpo.policies.image_tokens.settings import ImageTokensSettings
-from mmgrpo.policies.image_tokens.trace import Scoring, Trace
-from mmgrpo.policies.rescoring import placed, rescored
-from mmgrpo.policies.text_models import checkpointing, enable_checkpointing, language_linears
-from mmgrpo.policies.weights import Weights
 from mmgrpo.policy import (
     Exporting,
     Joining,
@@ -41,6 +27,21 @@ from mmgrpo.policy import (
 )
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import ENTROPY, REFERENCE, Value
+
+from ..adapter_files import PeftFiles
+from ..distribution import OF_LOGITS, seen_by, views_of
+from ..exporting import merge_for_good
+from ..rescoring import placed, rescored
+from ..text_models import checkpointing, enable_checkpointing, language_linears
+from ..weights import Weights
+from .codes import Range
+from .loading import load
+from .painter import Painter
+from .pictures import Pictures, grid_of
+from .prompts import Encoder
+from .rollouts import Rollouts
+from .settings import ImageTokensSettings
+from .trace import Scoring, Trace
 
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 0.25}
 """How far the log-probabilities of drawing may lie from those of a plain forward, on average, in nats."""

@@ -15,10 +15,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.policies.chat_template import render, require_no_arguments, require_room
-from mmgrpo.policies.image_tokens.grids import Grid
-from mmgrpo.policies.image_tokens.settings import ImageTokensSettings
 from mmgrpo.types import Prompt
+
+from ..chat_template import render, require_no_arguments, require_room
+from .grids import Grid
+from .settings import ImageTokensSettings
 
 DRAWING: Mapping[str, Any] = {
     "generation_mode": "image",

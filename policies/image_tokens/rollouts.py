@@ -14,16 +14,17 @@ from torch import Tensor
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.prefixes import prefix_states
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policies.completion import Completion, samplings_of
-from mmgrpo.policies.image_tokens.painter import Painter
-from mmgrpo.policies.image_tokens.pictures import Pictures
-from mmgrpo.policies.image_tokens.prompts import Encoded, Encoder
-from mmgrpo.policies.image_tokens.settings import ImageTokensSettings
-from mmgrpo.policies.image_tokens.trace import Scoring, Trace
-from mmgrpo.policies.sampling import Sampling
-from mmgrpo.policies.tape import Tape
 from mmgrpo.types import Example, Given, Plan, Prompt, Rollout, Sample
 from mmgrpo.values import ENTROPY, OLD
+
+from ..completion import Completion, samplings_of
+from ..sampling import Sampling
+from ..tape import Tape
+from .painter import Painter
+from .pictures import Pictures
+from .prompts import Encoded, Encoder
+from .settings import ImageTokensSettings
+from .trace import Scoring, Trace
 
 NOTHING = torch.empty(0, dtype=torch.long)
 WHOLE = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=NOTHING)

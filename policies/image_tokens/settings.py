@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from mmgrpo.policies.cooling import Cooling
-from mmgrpo.policies.lora import LoraSettings
-from mmgrpo.policies.overriding import overridden
+from ..cooling import Cooling
+from ..lora import LoraSettings
+from ..overriding import overridden
 
 
 class ImageTokensSettings(BaseModel):

@@ -12,12 +12,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from mmgrpo.policies.completion import Completion
-from mmgrpo.policies.distribution import OF_LOGITS
-from mmgrpo.policies.image_tokens.painter import Painter
-from mmgrpo.policies.image_tokens.prompts import Encoded
-from mmgrpo.policies.sampling import Support, supports, token_logprobs
 from mmgrpo.values import Value
+
+from ..completion import Completion
+from ..distribution import OF_LOGITS
+from ..sampling import Support, supports, token_logprobs
+from .painter import Painter
+from .prompts import Encoded
 
 
 @dataclass(frozen=True, slots=True, eq=False)

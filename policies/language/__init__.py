@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.system.lazy import exports
 
+from .settings import LanguageSettings
+
 if TYPE_CHECKING:
-    from mmgrpo.policies.language.policy import LanguagePolicy
+    from .policy import LanguagePolicy
 
 __all__ = ["LanguagePolicy", "LanguageSettings"]
 

@@ -17,15 +17,16 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mmgrpo.differentiating import gradients_of
 from mmgrpo.errors import PolicyError
-from mmgrpo.policies.completion import Completion
-from mmgrpo.policies.language.encoding import Encoded
-from mmgrpo.policies.language.plain import FILLS, Plain
-from mmgrpo.policies.language.scoring import logprobs
-from mmgrpo.policies.language.trace import Trace
-from mmgrpo.policies.language.ways import Cached, Way
-from mmgrpo.policies.sampling import Sampling
-from mmgrpo.policies.tape import Tape
 from mmgrpo.system.exhausted import is_out_of_memory
+
+from ..completion import Completion
+from ..sampling import Sampling
+from ..tape import Tape
+from .encoding import Encoded
+from .plain import FILLS, Plain
+from .scoring import logprobs
+from .trace import Trace
+from .ways import Cached, Way
 
 LENGTHS = (3, 2)  # tokens of the two completions that each prompt is tried with
 ENTRIES = 65536  # of a parameter's gradient that are compared, evenly spaced

@@ -17,9 +17,10 @@ from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.internals import attention_distance, attention_influence
-from mmgrpo.policies.language.encoding import Encoded
-from mmgrpo.policies.language.transformer import Transformer
 from mmgrpo.values import Value
+
+from .encoding import Encoded
+from .transformer import Transformer
 
 NUM_LAYERS = 5
 SHARE = 0.3

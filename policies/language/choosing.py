@@ -11,12 +11,13 @@ import torch
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError, PolicyError
-from mmgrpo.policies.language.agreement import Kind, Tolerance, Trial, first_exact, in_one_line, kind_of
-from mmgrpo.policies.language.encoding import Encoded
-from mmgrpo.policies.language.plain import Plain
-from mmgrpo.policies.language.settings import LanguageSettings
-from mmgrpo.policies.language.transformer import Transformer
-from mmgrpo.policies.language.ways import Cached
+
+from .agreement import Kind, Tolerance, Trial, first_exact, in_one_line, kind_of
+from .encoding import Encoded
+from .plain import Plain
+from .settings import LanguageSettings
+from .transformer import Transformer
+from .ways import Cached
 
 logger = logging.getLogger(__name__)
 

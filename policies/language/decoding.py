@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmgrpo.policies.language.transformer import Transformer
-from mmgrpo.policies.prefix import Prefix, growing, static
-from mmgrpo.policies.tape import Tape
+from ..prefix import Prefix, growing, static
+from ..tape import Tape
+from .transformer import Transformer
 
 COMPACT_BELOW = 0.75  # share of rows still writing at which the others are dropped from the batch
 LOOK_EVERY_ON_GPU = 8  # steps between looks at what has finished; each waits for the device

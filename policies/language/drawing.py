@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import DataError
-from mmgrpo.policies.completion import Completion
-from mmgrpo.policies.language.encoding import Encoded, Encoder
-from mmgrpo.policies.language.ways import Way
-from mmgrpo.policies.sampling import Sampling
-from mmgrpo.policies.tape import Tape
 from mmgrpo.types import Continuation
+
+from ..completion import Completion
+from ..sampling import Sampling
+from ..tape import Tape
+from .encoding import Encoded, Encoder
+from .ways import Way
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.policies.chat_template import render, require_no_arguments
-from mmgrpo.policies.language.media_check import KINDS, arrangement, probe_of, unprocessed_kinds, unwritten_kinds
-from mmgrpo.policies.language.settings import LanguageSettings
-from mmgrpo.policies.language.sounds import is_of_sounds, sound_arguments
-from mmgrpo.policies.language.visual_inputs import visual_inputs
-from mmgrpo.policies.vocabulary import TextDecoder
 from mmgrpo.types import Prompt
+
+from ..chat_template import render, require_no_arguments
+from ..vocabulary import TextDecoder
+from .media_check import KINDS, arrangement, probe_of, unprocessed_kinds, unwritten_kinds
+from .settings import LanguageSettings
+from .sounds import is_of_sounds, sound_arguments
+from .visual_inputs import visual_inputs
 
 MASK = "attention_mask"
 PLURALS = {"image": "pictures", "audio": "sounds"}

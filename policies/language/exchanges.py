@@ -8,12 +8,13 @@ from dataclasses import replace
 import torch
 
 from mmgrpo.environment import Turn
-from mmgrpo.policies.completion import Completion, Written
-from mmgrpo.policies.language.drawing import Drawing, Start, write
-from mmgrpo.policies.language.encoding import Encoder
-from mmgrpo.policies.language.guarded_environment import GuardedEnvironment
-from mmgrpo.policies.language.ways import Way
 from mmgrpo.types import Prompt
+
+from ..completion import Completion, Written
+from .drawing import Drawing, Start, write
+from .encoding import Encoder
+from .guarded_environment import GuardedEnvironment
+from .ways import Way
 
 
 def shown(prompt: Prompt, opening: Turn) -> Prompt:

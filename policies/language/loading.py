@@ -10,12 +10,13 @@ import torch
 from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.policies.adapter_files import PeftFiles
-from mmgrpo.policies.language.settings import LanguageSettings
-from mmgrpo.policies.loading import DTYPES, built, named
-from mmgrpo.policies.text_models import language_linears, language_parameters, pretrained
-from mmgrpo.policies.vocabulary import num_logits, unnamed_ids
-from mmgrpo.policies.weights import Weights
+
+from ..adapter_files import PeftFiles
+from ..loading import DTYPES, built, named
+from ..text_models import language_linears, language_parameters, pretrained
+from ..vocabulary import num_logits, unnamed_ids
+from ..weights import Weights
+from .settings import LanguageSettings
 
 MEDIA_WORDS = ("image", "video", "vision", "audio", "img")
 

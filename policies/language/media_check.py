@@ -14,8 +14,9 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from mmgrpo.policies.language.sounds import ARGUMENTS
 from mmgrpo.types import Prompt
+
+from .sounds import ARGUMENTS
 
 KINDS = {"image": "images", "video": "videos", "audio": "audios"}
 MARKS = ("image_token", "video_token", "audio_token", "boi_token")

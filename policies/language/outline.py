@@ -11,14 +11,15 @@ from transformers.cache_utils import DynamicLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from mmgrpo.outline import Outline, Pass
-from mmgrpo.policies.adapter_files import PeftFiles
-from mmgrpo.policies.language.settings import LanguageSettings
-from mmgrpo.policies.loading import DTYPES, built, named
-from mmgrpo.policies.prefix import GrowingLayer, cache_argument
-from mmgrpo.policies.sampling import Sampling, drawn, token_logprobs
-from mmgrpo.policies.shapes import on_meta, shapes_of
-from mmgrpo.policies.text_models import checkpointing, enable_checkpointing, language_linears, language_parameters
-from mmgrpo.policies.weights import Weights
+
+from ..adapter_files import PeftFiles
+from ..loading import DTYPES, built, named
+from ..prefix import GrowingLayer, cache_argument
+from ..sampling import Sampling, drawn, token_logprobs
+from ..shapes import on_meta, shapes_of
+from ..text_models import checkpointing, enable_checkpointing, language_linears, language_parameters
+from ..weights import Weights
+from .settings import LanguageSettings
 
 
 def outline_of(settings: LanguageSettings, *, prompt_tokens: int, group_size: int, num_rows: int) -> Outline:

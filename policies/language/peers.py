@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mmgrpo.policies.language.trace import Trace
-from mmgrpo.policies.language.ways import Way
+from .trace import Trace
+from .ways import Way
 
 FARTHEST = 11.0
 """Differences of log-probabilities are held within this, as exponentials would overflow."""

@@ -18,11 +18,11 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from mmgrpo.policies.language.encoding import MASK, Encoded
-from mmgrpo.policies.language.sounds import is_of_sounds
-from mmgrpo.policies.language.trace import Trace
-from mmgrpo.policies.language.ways import Way
-from mmgrpo.policies.tape import Tape
+from ..tape import Tape
+from .encoding import MASK, Encoded
+from .sounds import is_of_sounds
+from .trace import Trace
+from .ways import Way
 
 LAST = -1
 FILLS = (0, 1, LAST)

@@ -15,27 +15,6 @@ from transformers import PreTrainedModel
 
 from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.layouts import place
-from mmgrpo.policies.distribution import OF_LOGITS, seen_by, views_of
-from mmgrpo.policies.exporting import merge_for_good
-from mmgrpo.policies.language.agreement import TOLERANCES, Trial, Verified, require_plain
-from mmgrpo.policies.language.choosing import Choice, candidates_of
-from mmgrpo.policies.language.critic import Hidden, LanguageCritic
-from mmgrpo.policies.language.encoding import Encoded, Encoder, position_switch
-from mmgrpo.policies.language.loading import end_ids, load_model, media_ids, suppressed_ids, trained_weights
-from mmgrpo.policies.language.peers import peer_divergence
-from mmgrpo.policies.language.plain import Plain
-from mmgrpo.policies.language.rollouts import Rollouts
-from mmgrpo.policies.language.scoring import logprobs
-from mmgrpo.policies.language.settings import LanguageSettings
-from mmgrpo.policies.language.sharded import lies_in_parts, shard_decoder
-from mmgrpo.policies.language.text_ends import text_ends
-from mmgrpo.policies.language.trace import Trace
-from mmgrpo.policies.language.values import OF_STATES, OWN
-from mmgrpo.policies.language.ways import Cached, Way
-from mmgrpo.policies.rescoring import placed, rescored
-from mmgrpo.policies.sampling import Sampling
-from mmgrpo.policies.text_models import checkpointing, enable_checkpointing
-from mmgrpo.policies.weights import Weights
 from mmgrpo.policy import (
     Criticising,
     Exporting,
@@ -52,6 +31,28 @@ from mmgrpo.policy import (
 )
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
 from mmgrpo.values import ENTROPY, PEERS, REFERENCE, Value
+
+from ..distribution import OF_LOGITS, seen_by, views_of
+from ..exporting import merge_for_good
+from ..rescoring import placed, rescored
+from ..sampling import Sampling
+from ..text_models import checkpointing, enable_checkpointing
+from ..weights import Weights
+from .agreement import TOLERANCES, Trial, Verified, require_plain
+from .choosing import Choice, candidates_of
+from .critic import Hidden, LanguageCritic
+from .encoding import Encoded, Encoder, position_switch
+from .loading import end_ids, load_model, media_ids, suppressed_ids, trained_weights
+from .peers import peer_divergence
+from .plain import Plain
+from .rollouts import Rollouts
+from .scoring import logprobs
+from .settings import LanguageSettings
+from .sharded import lies_in_parts, shard_decoder
+from .text_ends import text_ends
+from .trace import Trace
+from .values import OF_STATES, OWN
+from .ways import Cached, Way
 
 WHOLE = Sampling(temperature=1.0, top_k=None, top_p=None, min_p=None, suppressed=torch.empty(0, dtype=torch.long))
 

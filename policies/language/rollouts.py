@@ -11,20 +11,21 @@ from torch import Tensor
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policies.completion import Completion, samplings_of
-from mmgrpo.policies.language.drawing import Drawing, Start, begun_by, write
-from mmgrpo.policies.language.encoding import Encoded, Encoder
-from mmgrpo.policies.language.exchanges import exchanged, shown
-from mmgrpo.policies.language.guarded_environment import GuardedEnvironment
-from mmgrpo.policies.language.plain import Plain
-from mmgrpo.policies.language.scoring import supported
-from mmgrpo.policies.language.settings import LanguageSettings
-from mmgrpo.policies.language.trace import Trace, assembled, sample_of
-from mmgrpo.policies.language.ways import Way
-from mmgrpo.policies.sampling import Sampling
-from mmgrpo.policies.tape import NUMBERS
 from mmgrpo.types import Given, Origin, Plan, Prompt, Rollout, Sample
 from mmgrpo.values import ENTROPY, OLD, SEMANTIC_ENTROPY
+
+from ..completion import Completion, samplings_of
+from ..sampling import Sampling
+from ..tape import NUMBERS
+from .drawing import Drawing, Start, begun_by, write
+from .encoding import Encoded, Encoder
+from .exchanges import exchanged, shown
+from .guarded_environment import GuardedEnvironment
+from .plain import Plain
+from .scoring import supported
+from .settings import LanguageSettings
+from .trace import Trace, assembled, sample_of
+from .ways import Way
 
 KEPT = (ENTROPY, SEMANTIC_ENTROPY)
 """Values of the decisions that are kept as they are drawn, where the plan asks for them."""

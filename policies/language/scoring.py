@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmgrpo.policies.completion import Completion
-from mmgrpo.policies.language.attention import OF_ATTENTION, attended
-from mmgrpo.policies.language.trace import Trace
-from mmgrpo.policies.language.values import OF_ENDS, OF_ROWS, of_rows, of_token
-from mmgrpo.policies.language.ways import Cached, Way
-from mmgrpo.policies.sampling import Support, supports, token_logprobs
 from mmgrpo.values import Value
+
+from ..completion import Completion
+from ..sampling import Support, supports, token_logprobs
+from .attention import OF_ATTENTION, attended
+from .trace import Trace
+from .values import OF_ENDS, OF_ROWS, of_rows, of_token
+from .ways import Cached, Way
 
 
 def logprobs(

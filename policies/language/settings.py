@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from mmgrpo.data.media_options import OPTIONS, require_options
 from mmgrpo.errors import DataError
-from mmgrpo.policies.cooling import Cooling
-from mmgrpo.policies.lora import LoraSettings
-from mmgrpo.policies.overriding import overridden
+
+from ..cooling import Cooling
+from ..lora import LoraSettings
+from ..overriding import overridden
 
 
 class LanguageSettings(BaseModel):

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mmgrpo.maths.prefixes import prefix_states
-from mmgrpo.policies.completion import Completion
-from mmgrpo.policies.language.encoding import Encoded
 from mmgrpo.types import Rollout, Sample
 from mmgrpo.values import Value
+
+from ..completion import Completion
+from .encoding import Encoded
 
 
 @dataclass(frozen=True, slots=True, eq=False)

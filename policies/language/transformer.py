@@ -15,10 +15,11 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 
 from mmgrpo.errors import PolicyError
-from mmgrpo.policies.language.encoding import MASK, Encoded, batches_of
-from mmgrpo.policies.language.heads import Head
-from mmgrpo.policies.prefix import Prefix, cache_argument, extended, joined, mergeable
 from mmgrpo.system.exhausted import is_out_of_memory
+
+from ..prefix import Prefix, cache_argument, extended, joined, mergeable
+from .encoding import MASK, Encoded, batches_of
+from .heads import Head
 
 PROBE_TOKENS = 3
 

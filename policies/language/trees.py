@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmgrpo.policies.language.transformer import Transformer
-from mmgrpo.policies.prefix import Prefix, joined
+from ..prefix import Prefix, joined
+from .transformer import Transformer
 
 
 @dataclass(frozen=True, slots=True)

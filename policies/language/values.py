@@ -19,9 +19,10 @@ from mmgrpo.maths.internals import (
     rank_acceleration,
     rank_velocity,
 )
-from mmgrpo.policies.distribution import OF_LOGITS
-from mmgrpo.policies.language.attention import OF_ATTENTION
 from mmgrpo.values import PEERS, Value
+
+from ..distribution import OF_LOGITS
+from .attention import OF_ATTENTION
 
 
 def end_logprobs(logits_EV: Tensor, token: float) -> Tensor:

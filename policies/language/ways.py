@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from mmgrpo.policies.language import trees
-from mmgrpo.policies.language.decoding import complete
-from mmgrpo.policies.language.encoding import Encoded
-from mmgrpo.policies.language.trace import Trace
-from mmgrpo.policies.language.transformer import Transformer
-from mmgrpo.policies.tape import Tape
+from ..tape import Tape
+from . import trees
+from .decoding import complete
+from .encoding import Encoded
+from .trace import Trace
+from .transformer import Transformer
 
 
 class Way(ABC):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmgrpo.policies.masked.settings import MaskedSettings
 from mmgrpo.system.lazy import exports
 
+from .settings import MaskedSettings
+
 if TYPE_CHECKING:
-    from mmgrpo.policies.masked.policy import MaskedPolicy
+    from .policy import MaskedPolicy
 
 __all__ = ["MaskedPolicy", "MaskedSettings"]
 

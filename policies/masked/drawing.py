@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from mmgrpo.policies.masked.predictor import Condition, Predictor
-from mmgrpo.policies.masked.reveals import Reveal
-from mmgrpo.policies.masked.scoring import logits_of, tempered
-from mmgrpo.policies.masked.trace import Drawing
-from mmgrpo.policies.sampling import certainties, drawn, entropies
+from ..sampling import certainties, drawn, entropies
+from .predictor import Condition, Predictor
+from .reveals import Reveal
+from .scoring import logits_of, tempered
+from .trace import Drawing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,13 @@ from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokeni
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.policies.loading import DTYPES, built, named
-from mmgrpo.policies.masked.pictures import PicturePredictor
-from mmgrpo.policies.masked.predictor import Predictor
-from mmgrpo.policies.masked.settings import MaskedSettings
-from mmgrpo.policies.masked.text import TextPredictor
 from mmgrpo.system.hub import why_not
+
+from ..loading import DTYPES, built, named
+from .pictures import PicturePredictor
+from .predictor import Predictor
+from .settings import MaskedSettings
+from .text import TextPredictor
 
 
 def load(settings: MaskedSettings) -> Any:

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.policies.adapter_files import DiffusersFiles
-from mmgrpo.policies.masked.codes import NOISE, STEPS, Codebook
-from mmgrpo.policies.masked.predictor import Condition, Facts
-from mmgrpo.policies.masked.settings import MaskedSettings
 from mmgrpo.types import Example, Prompt, Sample
+
+from ..adapter_files import DiffusersFiles
+from .codes import NOISE, STEPS, Codebook
+from .predictor import Condition, Facts
+from .settings import MaskedSettings
 
 CALL = ("height", "width", "micro_conditioning_aesthetic_score", "micro_conditioning_crop_coord")
 MEMO = 1024

@@ -13,22 +13,23 @@ from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policies.distribution import OF_LOGITS, seen_by, views_of
-from mmgrpo.policies.exporting import merge_for_good
-from mmgrpo.policies.masked.drawing import Filled, Sampler, fill
-from mmgrpo.policies.masked.loading import load, predictor_of
-from mmgrpo.policies.masked.reveals import Reveal, reveals_of
-from mmgrpo.policies.masked.rows import assembled, parts_of, read_again, sampled_records
-from mmgrpo.policies.masked.scoring import Scored, alike, scored
-from mmgrpo.policies.masked.settings import MaskedSettings
-from mmgrpo.policies.masked.supervised import supervised_loss
-from mmgrpo.policies.masked.trace import Drawing, Look, Trace, Traces, reveal_looks
-from mmgrpo.policies.overriding import overridden
-from mmgrpo.policies.rescoring import rescored
-from mmgrpo.policies.weights import Weights
 from mmgrpo.policy import Exporting, Keeping, Policy, Reading, Scheduled, Seeing, Supervised, SupportsPromptCheck
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, Sample, SupervisedLoss
 from mmgrpo.values import ENTROPY, REFERENCE, Value
+
+from ..distribution import OF_LOGITS, seen_by, views_of
+from ..exporting import merge_for_good
+from ..overriding import overridden
+from ..rescoring import rescored
+from ..weights import Weights
+from .drawing import Filled, Sampler, fill
+from .loading import load, predictor_of
+from .reveals import Reveal, reveals_of
+from .rows import assembled, parts_of, read_again, sampled_records
+from .scoring import Scored, alike, scored
+from .settings import MaskedSettings
+from .supervised import supervised_loss
+from .trace import Drawing, Look, Trace, Traces, reveal_looks
 
 
 class MaskedPolicy(Policy, Supervised, Scheduled, Reading, Seeing, Keeping, Exporting, SupportsPromptCheck):

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from mmgrpo.policies.adapter_files import AdapterFiles
 from mmgrpo.types import Example, Prompt, Sample
+
+from ..adapter_files import AdapterFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policies.masked.predictor import Condition, Predictor
-from mmgrpo.policies.masked.reveals import Masking, bound_maskings, share_maskings, whole_maskings
-from mmgrpo.policies.masked.settings import MaskingSettings
-from mmgrpo.policies.masked.trace import Drawing, Look, Trace
 from mmgrpo.types import Sample
+
+from .predictor import Condition, Predictor
+from .reveals import Masking, bound_maskings, share_maskings, whole_maskings
+from .settings import MaskingSettings
+from .trace import Drawing, Look, Trace
 
 READ = -2
 """Keys the maskings, apart from the random numbers of drawing."""

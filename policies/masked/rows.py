@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mmgrpo.errors import DataError
-from mmgrpo.policies.masked.predictor import Predictor
-from mmgrpo.policies.masked.reading import read_trace
-from mmgrpo.policies.masked.settings import MaskingSettings
-from mmgrpo.policies.masked.trace import Drawing, Trace, Traces, reveal_looks
 from mmgrpo.types import Given, Origin, Rollout, Sample
+
+from .predictor import Predictor
+from .reading import read_trace
+from .settings import MaskingSettings
+from .trace import Drawing, Trace, Traces, reveal_looks
 
 Record = Mapping[str, Any]
 

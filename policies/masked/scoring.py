@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from mmgrpo.policies.distribution import OF_LOGITS
-from mmgrpo.policies.masked.predictor import Condition, Predictor
-from mmgrpo.policies.masked.trace import Drawing, Look, Trace
-from mmgrpo.policies.rescoring import placed
 from mmgrpo.values import Value
+
+from ..distribution import OF_LOGITS
+from ..rescoring import placed
+from .predictor import Condition, Predictor
+from .trace import Drawing, Look, Trace
 
 
 @dataclass(frozen=True, slots=True)

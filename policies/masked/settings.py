@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from mmgrpo.policies.lora import LoraSettings
+from ..lora import LoraSettings
 
 
 class MaskingSettings(BaseModel):

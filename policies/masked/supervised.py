@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from mmgrpo.policies.masked.predictor import Predictor
 from mmgrpo.types import Example
+
+from .predictor import Predictor
 
 
 def supervised_loss(

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.policies.adapter_files import PeftFiles
-from mmgrpo.policies.chat_template import render, require_no_arguments, require_room
-from mmgrpo.policies.masked.codes import NOISE, STEPS, Codebook
-from mmgrpo.policies.masked.predictor import Condition, Facts
-from mmgrpo.policies.masked.settings import MaskedSettings
-from mmgrpo.policies.vocabulary import TextDecoder, num_logits, unnamed_ids
 from mmgrpo.types import Example, Prompt, Sample
+
+from ..adapter_files import PeftFiles
+from ..chat_template import render, require_no_arguments, require_room
+from ..vocabulary import TextDecoder, num_logits, unnamed_ids
+from .codes import NOISE, STEPS, Codebook
+from .predictor import Condition, Facts
+from .settings import MaskedSettings
 
 
 class TextPredictor:

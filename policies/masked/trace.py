@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from mmgrpo.policies.masked.predictor import Condition
+from .predictor import Condition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmgrpo.policies.unified.settings import UnifiedSettings
 from mmgrpo.system.lazy import exports
 
+from .settings import UnifiedSettings
+
 if TYPE_CHECKING:
-    from mmgrpo.policies.unified.policy import UnifiedPolicy
+    from .policy import UnifiedPolicy
 
 __all__ = ["UnifiedPolicy", "UnifiedSettings"]
 

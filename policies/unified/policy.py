@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.policies.unified.rows import Part, Parts, whole
-from mmgrpo.policies.unified.settings import DRAWS, WRITES, UnifiedSettings
 from mmgrpo.policy import Exporting, Keeping, Policy, Reading, Seeing, Supervised, SupportsPromptCheck
 from mmgrpo.system.targets import import_attribute
 from mmgrpo.types import Evaluation, Example, Given, Plan, Prompt, Rollout, SupervisedLoss
 from mmgrpo.values import REFERENCE, Value
+
+from .rows import Part, Parts, whole
+from .settings import DRAWS, WRITES, UnifiedSettings
 
 WRITER, DRAWER = "mmgrpo.policies.language:LanguagePolicy", "mmgrpo.policies.image_tokens:ImageTokensPolicy"
 

@@ -6,8 +6,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from mmgrpo.policies.lora import LoraSettings
 from mmgrpo.system.targets import import_attribute
+
+from ..lora import LoraSettings
 
 WRITES = "mmgrpo.policies.language.settings:LanguageSettings"
 DRAWS = "mmgrpo.policies.image_tokens.settings:ImageTokensSettings"

@@ -11,13 +11,14 @@ from typing import Any, final
 import regex
 
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.execution.judging import at_once
-from mmgrpo.rewards.execution.sandbox import Limits, Outcome, Program, run
-from mmgrpo.rewards.explaining import excerpt
-from mmgrpo.rewards.models.checkpoints import positive
-from mmgrpo.rewards.parsing.code import ExtractCode, code_in
-from mmgrpo.rewards.parsing.extraction import one_of
 from mmgrpo.types import Sample, Score
+
+from ..explaining import excerpt
+from ..models.checkpoints import positive
+from ..parsing.code import ExtractCode, code_in
+from ..parsing.extraction import one_of
+from .judging import at_once
+from .sandbox import Limits, Outcome, Program, run
 
 _FIELD = re.compile(r"\{(\w+)\}")
 

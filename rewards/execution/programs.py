@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
 
-from mmgrpo.rewards.execution.judging import at_once
-from mmgrpo.rewards.execution.sandbox import PYTHON, Limits, Outcome, Program, confronted, run
-from mmgrpo.rewards.explaining import excerpt, parts
-from mmgrpo.rewards.models.checkpoints import positive
-from mmgrpo.rewards.parsing.code import ExtractCode, code_in
-from mmgrpo.rewards.parsing.extraction import one_of
-from mmgrpo.rewards.parsing.references import references
 from mmgrpo.types import Sample, Score
+
+from ..explaining import excerpt, parts
+from ..models.checkpoints import positive
+from ..parsing.code import ExtractCode, code_in
+from ..parsing.extraction import one_of
+from ..parsing.references import references
+from .judging import at_once
+from .sandbox import PYTHON, Limits, Outcome, Program, confronted, run
 
 Passing = Literal["all", "share"]
 Measured = Literal["time", "memory"]

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.execution.judging import at_once
-from mmgrpo.rewards.execution.sandbox import PYTHON, Limits, Program, run
-from mmgrpo.rewards.explaining import compared
-from mmgrpo.rewards.models.checkpoints import positive
-from mmgrpo.rewards.parsing.code import ExtractCode, code_in
-from mmgrpo.rewards.parsing.extraction import one_of
 from mmgrpo.types import Sample, Score
+
+from ..explaining import compared
+from ..models.checkpoints import positive
+from ..parsing.code import ExtractCode, code_in
+from ..parsing.extraction import one_of
+from .judging import at_once
+from .sandbox import PYTHON, Limits, Program, run
 
 Compare = Literal["set", "multiset", "list"]
 Measure = Literal["rows", "columns", "runs"]

@@ -11,13 +11,14 @@ from PIL import Image
 
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.reward import Reward
-from mmgrpo.rewards.execution.commands import told, where_is
-from mmgrpo.rewards.execution.judging import at_once
-from mmgrpo.rewards.execution.sandbox import Limits, Program, run
-from mmgrpo.rewards.models.checkpoints import positive
-from mmgrpo.rewards.parsing.code import ExtractCode, code_in
-from mmgrpo.rewards.parsing.extraction import one_of
 from mmgrpo.types import Sample, Score
+
+from ..models.checkpoints import positive
+from ..parsing.code import ExtractCode, code_in
+from ..parsing.extraction import one_of
+from .commands import told, where_is
+from .judging import at_once
+from .sandbox import Limits, Program, run
 
 MAX_SIDE = 4096
 FORMS = ("PNG", "JPEG", "GIF", "BMP", "WEBP")

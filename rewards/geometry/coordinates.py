@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mmgrpo.rewards.parsing.extraction import finite, json_values, label_key
-from mmgrpo.rewards.parsing.numerals import seconds
+from ..parsing.extraction import finite, json_values, label_key
+from ..parsing.numerals import seconds
 
 MAX_COORDINATE = 1e6
 MAX_DEPTH = 32

@@ -9,13 +9,11 @@ from typing import Any
 from mmgrpo.data.media import opened
 from mmgrpo.data.media_options import options_of, resized_size
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.rewards.geometry.boxes import NORMALISED, Box, CoordinateFrame, FrameName, Layout, Point, box_of
-from mmgrpo.rewards.geometry.coordinates import Stated, box_list, one_box
-from mmgrpo.rewards.parsing.extraction import one_of
 from mmgrpo.types import Prompt
 
-RENAMED = {"space": "frame", "reference_space": "reference_frame"}
-"""Fields by their former name: what they are called now."""
+from ..parsing.extraction import one_of
+from .boxes import NORMALISED, Box, CoordinateFrame, FrameName, Layout, Point, box_of
+from .coordinates import Stated, box_list, one_box
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,9 +182,6 @@ def declared(owner: str, said: Declared) -> Coordinates:
         return said
     given: dict[str, Any] = {"frame": said} if isinstance(said, str) else dict(said)
     known = [field.name for field in fields(Coordinates)]
-    for former, now in RENAMED.items():
-        if former in given:
-            raise ConfigError(f"{owner}.coordinates.{former} is called {now} now")
     strange = sorted(set(map(str, given)) - set(known))
     if strange:
         raise ConfigError(f"{owner}.coordinates takes {', '.join(known)}; got {', '.join(strange)}")

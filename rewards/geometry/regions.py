@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from mmgrpo.rewards.geometry.coordinates import MAX_COORDINATE, Stated, stated_boxes
-from mmgrpo.rewards.parsing.extraction import finite, json_values
+from ..parsing.extraction import finite, json_values
+from .coordinates import MAX_COORDINATE, Stated, stated_boxes
 
 MAX_PIXELS = 4096 * 4096
 MAX_CORNERS = 2_000

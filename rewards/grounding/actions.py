@@ -8,14 +8,15 @@ from dataclasses import replace
 from typing import Any, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import compared, drawn_points, rounded
-from mmgrpo.rewards.geometry.boxes import Box
-from mmgrpo.rewards.geometry.coordinates import Stated
-from mmgrpo.rewards.geometry.frames import Declared, declared
-from mmgrpo.rewards.grounding.calls import Action, actions_in
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, normalised, place_of, share, words
-from mmgrpo.rewards.parsing.references import references
 from mmgrpo.types import Prompt, Sample, Score
+
+from ..explaining import compared, drawn_points, rounded
+from ..geometry.boxes import Box
+from ..geometry.coordinates import Stated
+from ..geometry.frames import Declared, declared
+from ..parsing.extraction import Extract, extracted, normalised, place_of, share, words
+from ..parsing.references import references
+from .calls import Action, actions_in
 
 POINTING = ("click", "double_click", "right_click", "long_press", "hover", "drag")
 

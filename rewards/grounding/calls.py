@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mmgrpo.rewards.geometry.coordinates import points_in, stated_boxes
-from mmgrpo.rewards.parsing.extraction import finite, json_values
+from ..geometry.coordinates import points_in, stated_boxes
+from ..parsing.extraction import finite, json_values
 
 MAX_ACTIONS = 100
 MAX_DEPTH = 8

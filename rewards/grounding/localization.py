@@ -8,9 +8,12 @@ from typing import Any, Literal, final
 import numpy as np
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import drawn_boxes, drawn_points, drawn_spans, rounded, too_many
-from mmgrpo.rewards.geometry.boxes import Box, giou, iou
-from mmgrpo.rewards.geometry.coordinates import (
+from mmgrpo.system.extras import required
+from mmgrpo.types import Sample, Score
+
+from ..explaining import drawn_boxes, drawn_points, drawn_spans, rounded, too_many
+from ..geometry.boxes import Box, giou, iou
+from ..geometry.coordinates import (
     Stated,
     pair,
     points_in,
@@ -18,11 +21,9 @@ from mmgrpo.rewards.geometry.coordinates import (
     spans_in,
     stated_boxes,
 )
-from mmgrpo.rewards.geometry.frames import Declared, declared
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, place_of, share
-from mmgrpo.rewards.parsing.references import graded, references
-from mmgrpo.system.extras import required
-from mmgrpo.types import Sample, Score
+from ..geometry.frames import Declared, declared
+from ..parsing.extraction import Extract, extracted, one_of, place_of, share
+from ..parsing.references import graded, references
 
 BoxMode = Literal["iou", "giou", "threshold"]
 TimeUnit = Literal["seconds", "frames"]

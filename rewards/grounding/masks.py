@@ -10,14 +10,15 @@ from typing import Any, TypeAlias, final
 import numpy as np
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import drawn_mask, drawn_masks, rounded
-from mmgrpo.rewards.geometry.boxes import Box, CoordinateFrame, Layout, Point, box_of
-from mmgrpo.rewards.geometry.coordinates import Stated
-from mmgrpo.rewards.geometry.frames import Declared, declared
-from mmgrpo.rewards.geometry.regions import Mask, Polygon, Shape, painted, shapes_in
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, place_of, share
-from mmgrpo.rewards.parsing.references import references
 from mmgrpo.types import Prompt, Sample, Score
+
+from ..explaining import drawn_mask, drawn_masks, rounded
+from ..geometry.boxes import Box, CoordinateFrame, Layout, Point, box_of
+from ..geometry.coordinates import Stated
+from ..geometry.frames import Declared, declared
+from ..geometry.regions import Mask, Polygon, Shape, painted, shapes_in
+from ..parsing.extraction import Extract, extracted, place_of, share
+from ..parsing.references import references
 
 Regions: TypeAlias = "Sequence[Polygon | Mask | None]"  # None for an empty box
 

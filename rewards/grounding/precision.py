@@ -8,13 +8,14 @@ from typing import Literal, final
 import numpy as np
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import drawn_boxes, rounded, too_many
-from mmgrpo.rewards.geometry.boxes import Box, iou
-from mmgrpo.rewards.geometry.coordinates import Stated, stated_boxes
-from mmgrpo.rewards.geometry.frames import Declared, declared
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, place_of, share
-from mmgrpo.rewards.parsing.references import references
 from mmgrpo.types import Sample, Score
+
+from ..explaining import drawn_boxes, rounded, too_many
+from ..geometry.boxes import Box, iou
+from ..geometry.coordinates import Stated, stated_boxes
+from ..geometry.frames import Declared, declared
+from ..parsing.extraction import Extract, extracted, one_of, place_of, share
+from ..parsing.references import references
 
 Confidence = Literal["equal", "stated"]
 

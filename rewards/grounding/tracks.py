@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import MAX_SHAPES, drawn_spans, rounded
-from mmgrpo.rewards.geometry.boxes import iou
-from mmgrpo.rewards.geometry.coordinates import Stated, pair, span_iou, stated_boxes
-from mmgrpo.rewards.geometry.frames import Declared, declared
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, finite, json_values, one_of, place_of, share
-from mmgrpo.rewards.parsing.numerals import seconds
-from mmgrpo.rewards.parsing.references import references
 from mmgrpo.types import Sample, Score
+
+from ..explaining import MAX_SHAPES, drawn_spans, rounded
+from ..geometry.boxes import iou
+from ..geometry.coordinates import Stated, pair, span_iou, stated_boxes
+from ..geometry.frames import Declared, declared
+from ..parsing.extraction import Extract, extracted, finite, json_values, one_of, place_of, share
+from ..parsing.numerals import seconds
+from ..parsing.references import references
 
 Over = Literal["reference", "shared", "union"]
 

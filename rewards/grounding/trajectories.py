@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import drawn_paths
-from mmgrpo.rewards.geometry.boxes import FrameName, Point, normalised_frame
-from mmgrpo.rewards.geometry.coordinates import points_in
-from mmgrpo.rewards.geometry.frames import Declared, declared
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, place_of
-from mmgrpo.rewards.parsing.references import references
 from mmgrpo.types import Prompt, Sample, Score
+
+from ..explaining import drawn_paths
+from ..geometry.boxes import FrameName, Point, normalised_frame
+from ..geometry.coordinates import points_in
+from ..geometry.frames import Declared, declared
+from ..parsing.extraction import Extract, extracted, place_of
+from ..parsing.references import references
 
 MAX_POINTS = 200
 

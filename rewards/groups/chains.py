@@ -7,8 +7,9 @@ from typing import final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
-from mmgrpo.rewards.groups.grouping import asked, is_score, needed
 from mmgrpo.types import Sample, Score
+
+from .grouping import asked, is_score, needed
 
 Identity = tuple[int, int]
 

@@ -14,9 +14,10 @@ from PIL import Image
 
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.reward import Reward
-from mmgrpo.rewards.groups.grouping import asked, is_score, needed, within_groups
-from mmgrpo.rewards.parsing.extraction import MAX_TEXT_CHARS, one_of
 from mmgrpo.types import Sample, Score
+
+from ..parsing.extraction import MAX_TEXT_CHARS, one_of
+from .grouping import asked, is_score, needed, within_groups
 
 Rule = Literal["divide", "bonus"]
 Similarity = Literal["ngrams", "pixels"]

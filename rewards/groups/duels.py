@@ -10,8 +10,9 @@ from typing import final
 
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.reward import Reward
-from mmgrpo.rewards.groups.grouping import asked, is_score
 from mmgrpo.types import Sample, Score
+
+from .grouping import asked, is_score
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,9 @@ from typing import final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
-from mmgrpo.rewards.groups.grouping import asked, is_score, needed, within_groups
 from mmgrpo.types import Sample, Score
+
+from .grouping import asked, is_score, needed, within_groups
 
 
 @final

@@ -11,7 +11,9 @@ from typing import Literal, final, get_args
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.reward import Reward
-from mmgrpo.rewards.groups.duels import (
+from mmgrpo.types import Prompt, Sample, Score
+
+from .duels import (
     Decide,
     Duels,
     Judge,
@@ -22,8 +24,7 @@ from mmgrpo.rewards.groups.duels import (
     nothing_said,
     verdict,
 )
-from mmgrpo.rewards.groups.grouping import groups, is_score, needed
-from mmgrpo.types import Prompt, Sample, Score
+from .grouping import groups, is_score, needed
 
 Seeding = Literal["anchor", "random"]
 Placing = Literal["points", "matches"]

@@ -9,10 +9,11 @@ from typing import final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
-from mmgrpo.rewards.groups.grouping import asked, is_score, needed, within_groups
-from mmgrpo.rewards.models.checkpoints import positive
-from mmgrpo.rewards.parsing.extraction import share
 from mmgrpo.types import Sample, Score
+
+from ..models.checkpoints import positive
+from ..parsing.extraction import share
+from .grouping import asked, is_score, needed, within_groups
 
 _FORMULA = re.compile(r"\\\[([^\]]*)\\\]|\\\(([^)]*)\\\)|\$([^$]*)\$")
 

@@ -9,9 +9,10 @@ from typing import Literal, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
-from mmgrpo.rewards.groups.grouping import asked, groups, is_score, needed
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, place_of, without_thought
 from mmgrpo.types import Sample, Score
+
+from ..parsing.extraction import Extract, extracted, one_of, place_of, without_thought
+from .grouping import asked, groups, is_score, needed
 
 Rule = Literal["lead", "sigmoid"]
 

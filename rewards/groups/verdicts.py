@@ -7,9 +7,10 @@ from typing import Literal, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
-from mmgrpo.rewards.groups.grouping import asked, groups, is_score, needed, within_groups
-from mmgrpo.rewards.parsing.extraction import one_of
 from mmgrpo.types import Sample, Score
+
+from ..parsing.extraction import one_of
+from .grouping import asked, groups, is_score, needed, within_groups
 
 Unit = Literal["tokens", "characters"]
 

@@ -8,10 +8,11 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import excerpt
-from mmgrpo.rewards.groups.grouping import groups
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, normalised, one_of, place_of
 from mmgrpo.types import Sample, Score
+
+from ..explaining import excerpt
+from ..parsing.extraction import Extract, extracted, normalised, one_of, place_of
+from .grouping import groups
 
 MAX_NAMED = 8  # winners of a tie, in an explanation
 

@@ -14,7 +14,9 @@ import torch
 from PIL import Image
 from torch import nn
 
-from mmgrpo.rewards.models.checkpoints import (
+from mmgrpo.types import Sample
+
+from ..models.checkpoints import (
     Dtype,
     chosen_device,
     chosen_dtype,
@@ -25,10 +27,9 @@ from mmgrpo.rewards.models.checkpoints import (
     positive,
     weights,
 )
-from mmgrpo.rewards.models.clip_models import ClipSource, Library, ResizeMode, cosines, unit
-from mmgrpo.rewards.parsing.extraction import one_of
-from mmgrpo.rewards.pictures import judged
-from mmgrpo.types import Sample
+from ..models.clip_models import ClipSource, Library, ResizeMode, cosines, unit
+from ..parsing.extraction import one_of
+from ..pictures import judged
 
 ClipMode = Literal["score", "cosine"]
 PickMode = Literal["logit", "cosine"]

@@ -10,15 +10,16 @@ import torch
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import drawn_boxes, excerpt
-from mmgrpo.rewards.geometry.boxes import CoordinateFrame
-from mmgrpo.rewards.images.compositional_prompts import COLOURS
-from mmgrpo.rewards.images.detectors import DetectorSource
-from mmgrpo.rewards.images.scenes import Clause, DetectedObject, clauses_of, judged_scene, kept
-from mmgrpo.rewards.models.checkpoints import Dtype, chosen_dtype, positive
-from mmgrpo.rewards.models.clip_models import ClipSource, unit
-from mmgrpo.rewards.pictures import as_rgb
 from mmgrpo.types import Sample, Score
+
+from ..explaining import drawn_boxes, excerpt
+from ..geometry.boxes import CoordinateFrame
+from ..models.checkpoints import Dtype, chosen_dtype, positive
+from ..models.clip_models import ClipSource, unit
+from ..pictures import as_rgb
+from .compositional_prompts import COLOURS
+from .detectors import DetectorSource
+from .scenes import Clause, DetectedObject, clauses_of, judged_scene, kept
 
 
 @final

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from PIL import Image
 
-from mmgrpo.rewards.geometry.boxes import box_of
-from mmgrpo.rewards.images.scenes import FRAME, DetectedObject
-from mmgrpo.rewards.models.checkpoints import chosen_device, chosen_dtype, frozen, once
+from ..geometry.boxes import box_of
+from ..models.checkpoints import chosen_device, chosen_dtype, frozen, once
+from .scenes import FRAME, DetectedObject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

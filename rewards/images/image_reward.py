@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from mmgrpo.errors import RewardError
-from mmgrpo.rewards.models.checkpoints import (
+from mmgrpo.types import Sample
+
+from ..models.checkpoints import (
     Dtype,
     chosen_device,
     chosen_dtype,
@@ -28,8 +30,7 @@ from mmgrpo.rewards.models.checkpoints import (
     positive,
     weights,
 )
-from mmgrpo.rewards.pictures import judged
-from mmgrpo.types import Sample
+from ..pictures import judged
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
 """Of the raw scores over the authors' data; the published score is (raw - MEAN) / STD."""

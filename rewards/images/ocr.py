@@ -12,12 +12,13 @@ from PIL import Image
 from rapidfuzz.distance import Levenshtein
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import drawn_boxes
-from mmgrpo.rewards.models.checkpoints import chosen_device, once, positive
-from mmgrpo.rewards.models.ocr_engines import ENGINES, Engine, Line
-from mmgrpo.rewards.parsing.extraction import one_of
-from mmgrpo.rewards.pictures import frames_of
 from mmgrpo.types import Sample, Score
+
+from ..explaining import drawn_boxes
+from ..models.checkpoints import chosen_device, once, positive
+from ..models.ocr_engines import ENGINES, Engine, Line
+from ..parsing.extraction import one_of
+from ..pictures import frames_of
 
 Reader = Callable[[Image.Image], str]
 Around = Literal["forgiven", "counted"]

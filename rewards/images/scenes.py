@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmgrpo.errors import DataError
-from mmgrpo.rewards.geometry.boxes import Box, CoordinateFrame, iou
+
+from ..geometry.boxes import Box, CoordinateFrame, iou
 
 RELATIONS = ("left of", "right of", "above", "below")
 FRAME = CoordinateFrame("original")

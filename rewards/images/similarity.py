@@ -9,14 +9,15 @@ import numpy as np
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import parts
-from mmgrpo.rewards.images.textures import grey
-from mmgrpo.rewards.models.checkpoints import Dtype, chosen_dtype, positive
-from mmgrpo.rewards.models.clip_models import ClipSource, unit
-from mmgrpo.rewards.models.image_features import SSIM_RADIUS, FeatureSource, ssim
-from mmgrpo.rewards.parsing.extraction import one_of
-from mmgrpo.rewards.pictures import as_rgb, picture_in, reference_image, text_of
 from mmgrpo.types import Sample, Score
+
+from ..explaining import parts
+from ..models.checkpoints import Dtype, chosen_dtype, positive
+from ..models.clip_models import ClipSource, unit
+from ..models.image_features import SSIM_RADIUS, FeatureSource, ssim
+from ..parsing.extraction import one_of
+from ..pictures import as_rgb, picture_in, reference_image, text_of
+from .textures import grey
 
 Measure = Literal["mse", "ssim", "feature"]
 

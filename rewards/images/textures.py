@@ -15,9 +15,10 @@ from PIL import Image, ImageColor
 from scipy.ndimage import laplace, uniform_filter, uniform_filter1d
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import parts
-from mmgrpo.rewards.pictures import frames_of
 from mmgrpo.types import Sample, Score
+
+from ..explaining import parts
+from ..pictures import frames_of
 
 Grey = NDArray[Any]
 

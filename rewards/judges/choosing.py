@@ -7,9 +7,10 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.judges.endpoints import Endpoint
-from mmgrpo.rewards.judges.local import JudgeSource
-from mmgrpo.rewards.judges.verdicts import Judge
+
+from .endpoints import Endpoint
+from .local import JudgeSource
+from .verdicts import Judge
 
 T = TypeVar("T", Endpoint, JudgeSource)
 

@@ -26,12 +26,13 @@ from urllib.parse import urlsplit
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.judges.questions import Question, Scale, WhichScore, filled, picture_question, shown
-from mmgrpo.rewards.judges.verdicts import Asking, Choice, JudgeMode, Writing, where_both
-from mmgrpo.rewards.models.checkpoints import positive
-from mmgrpo.rewards.parsing.extraction import one_of
 from mmgrpo.system.bounded import Ends, EndsSecurely, body_of
 from mmgrpo.types import Sample, Score
+
+from ..models.checkpoints import positive
+from ..parsing.extraction import one_of
+from .questions import Question, Scale, WhichScore, filled, picture_question, shown
+from .verdicts import Asking, Choice, JudgeMode, Writing, where_both
 
 logger = logging.getLogger(__name__)
 

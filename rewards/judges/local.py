@@ -19,9 +19,10 @@ from torch import Tensor
 
 from mmgrpo.errors import RewardError
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.rewards.judges.questions import Question
-from mmgrpo.rewards.judges.verdicts import Choice, Writing
-from mmgrpo.rewards.models.checkpoints import Dtype, batches, chosen_device, chosen_dtype, frozen, once, positive
+
+from ..models.checkpoints import Dtype, batches, chosen_device, chosen_dtype, frozen, once, positive
+from .questions import Question
+from .verdicts import Choice, Writing
 
 _causal: set[int] = set()  # ids of loaded models, which live as long as the process, that were found to be causal
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
-from mmgrpo.rewards.judges.local import JudgeSource
-from mmgrpo.rewards.judges.questions import Question, Scale, WhichScore, filled, picture_question, shown
-from mmgrpo.rewards.judges.verdicts import Asking, JudgeMode, Writing, where_both
-from mmgrpo.rewards.models.checkpoints import Dtype, positive
-from mmgrpo.rewards.pictures import text_of
 from mmgrpo.types import Sample, Score
+
+from ..models.checkpoints import Dtype, positive
+from ..pictures import text_of
+from .local import JudgeSource
+from .questions import Question, Scale, WhichScore, filled, picture_question, shown
+from .verdicts import Asking, JudgeMode, Writing, where_both
 
 
 @final

@@ -11,10 +11,11 @@ from typing import Literal
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import excerpt
-from mmgrpo.rewards.parsing.extraction import finite, one_of
-from mmgrpo.rewards.pictures import as_rgb, frames_of
 from mmgrpo.types import Sample, Score
+
+from ..explaining import excerpt
+from ..parsing.extraction import finite, one_of
+from ..pictures import as_rgb, frames_of
 
 SHOWS = 'Does this picture show "{prompt}"? Answer yes or no.'
 HOW_WELL = (

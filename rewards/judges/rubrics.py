@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmgrpo.rewards.explaining import excerpt, parts
-from mmgrpo.rewards.parsing.extraction import finite
 from mmgrpo.types import Score
+
+from ..explaining import excerpt, parts
+from ..parsing.extraction import finite
 
 MET = 0.5
 """What a verdict must reach at least for a criterion with a veto to be met."""

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.explaining import parts
-from mmgrpo.rewards.judges.local import marks_apart
-from mmgrpo.rewards.models.checkpoints import Dtype, batches, chosen_device, chosen_dtype, frozen, once, positive
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, place_of
 from mmgrpo.types import Sample, Scope, Score
+
+from ..explaining import parts
+from ..models.checkpoints import Dtype, batches, chosen_device, chosen_dtype, frozen, once, positive
+from ..parsing.extraction import Extract, extracted, one_of, place_of
+from .local import marks_apart
 
 Link = Literal["none", "sigmoid"]
 Aggregate = Literal["min", "mean", "product", "last"]

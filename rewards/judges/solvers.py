@@ -9,14 +9,15 @@ from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.reward import Reward
-from mmgrpo.rewards.explaining import parts
-from mmgrpo.rewards.judges.choosing import judge_of
-from mmgrpo.rewards.judges.questions import Question, Scale, filled
-from mmgrpo.rewards.judges.verdicts import Writing
-from mmgrpo.rewards.models.checkpoints import positive
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, place_of
-from mmgrpo.rewards.pictures import as_rgb
 from mmgrpo.types import Sample, Score
+
+from ..explaining import parts
+from ..models.checkpoints import positive
+from ..parsing.extraction import Extract, extracted, one_of, place_of
+from ..pictures import as_rgb
+from .choosing import judge_of
+from .questions import Question, Scale, filled
+from .verdicts import Writing
 
 Measure = Literal["right", "agree", "length"]
 

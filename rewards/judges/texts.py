@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.judges.choosing import judge_of
-from mmgrpo.rewards.judges.questions import Question, Scale, WhichScore, filled
-from mmgrpo.rewards.judges.rubrics import Criterion, rubric_of, rubric_score
-from mmgrpo.rewards.judges.verdicts import Asking, JudgeMode, Writing
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, place_of
-from mmgrpo.rewards.parsing.references import references
-from mmgrpo.rewards.pictures import as_rgb
 from mmgrpo.types import Sample, Score
+
+from ..parsing.extraction import Extract, extracted, place_of
+from ..parsing.references import references
+from ..pictures import as_rgb
+from .choosing import judge_of
+from .questions import Question, Scale, WhichScore, filled
+from .rubrics import Criterion, rubric_of, rubric_score
+from .verdicts import Asking, JudgeMode, Writing
 
 QUOTED = """{prompt}
 

@@ -10,11 +10,12 @@ from typing import Literal, Protocol
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import parts
-from mmgrpo.rewards.judges.questions import Question, Scale
-from mmgrpo.rewards.models.checkpoints import positive
-from mmgrpo.rewards.parsing.extraction import one_of
 from mmgrpo.types import Score
+
+from ..explaining import parts
+from ..models.checkpoints import positive
+from ..parsing.extraction import one_of
+from .questions import Question, Scale
 
 JudgeMode = Literal["yes", "expected", "parse"]
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmgrpo.rewards.models.checkpoints import chosen_device, chosen_dtype, frozen, in_batches, once
+from .checkpoints import chosen_device, chosen_dtype, frozen, in_batches, once
 
 Library = Literal["transformers", "open_clip"]
 ResizeMode = Literal["shortest", "longest", "squash"]

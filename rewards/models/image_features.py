@@ -13,7 +13,7 @@ from PIL import Image
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
-from mmgrpo.rewards.models.checkpoints import chosen_device, chosen_dtype, frozen, in_batches, once
+from .checkpoints import chosen_device, chosen_dtype, frozen, in_batches, once
 
 SSIM_SIGMA, SSIM_RADIUS = 1.5, 5
 SSIM_C1, SSIM_C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2

@@ -12,8 +12,9 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.geometry.boxes import Box, CoordinateFrame
 from mmgrpo.system.extras import required
+
+from ..geometry.boxes import Box, CoordinateFrame
 
 MAX_RATIO = 4
 """Longer strips are padded with white: engines enlarge the shorter side, of a strip to minutes of work."""

@@ -14,8 +14,9 @@ import torch
 
 from mmgrpo.data.sounds import at_rate
 from mmgrpo.errors import RewardError
-from mmgrpo.rewards.models.checkpoints import batches, chosen_device, chosen_dtype, frozen, once
 from mmgrpo.types import Audio
+
+from .checkpoints import batches, chosen_device, chosen_dtype, frozen, once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmgrpo.rewards.models.checkpoints import chosen_device, chosen_dtype, frozen, in_batches, once
+from .checkpoints import chosen_device, chosen_dtype, frozen, in_batches, once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from mmgrpo.rewards.parsing.extraction import extracted
+from .extraction import extracted
 
 ExtractCode = Literal["fenced", "tag", "none"]
 

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mmgrpo.rewards.parsing.extraction import extracted
-from mmgrpo.rewards.parsing.scalars import plain_value
 from mmgrpo.types import Sample, Score
+
+from .extraction import extracted
+from .scalars import plain_value
 
 logger = logging.getLogger(__name__)
 

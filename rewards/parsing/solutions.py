@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
-from mmgrpo.rewards.parsing.extraction import extracted
-from mmgrpo.rewards.parsing.latex import closing_brace
-from mmgrpo.rewards.parsing.units import unit_of
+from .extraction import extracted
+from .latex import closing_brace
+from .units import unit_of
 
 MAX_ANCHORS = 20
 """The last places of the word "answer" that are looked at, each with so many characters after it:"""

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mmgrpo.rewards.parsing.extraction import words
-from mmgrpo.rewards.parsing.references import texts
 from mmgrpo.system.extras import required
+
+from .extraction import words
+from .references import texts
 
 Unit = Literal["words", "characters"]
 

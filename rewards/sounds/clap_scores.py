@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mmgrpo.data.sounds import at_rate
-from mmgrpo.rewards.models.checkpoints import Dtype, chosen_device, chosen_dtype, frozen, in_batches, once, positive
-from mmgrpo.rewards.pictures import text_of
 from mmgrpo.types import Audio, Sample
+
+from ..models.checkpoints import Dtype, chosen_device, chosen_dtype, frozen, in_batches, once, positive
+from ..pictures import text_of
 
 
 @final

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.sounds import level_db
-from mmgrpo.rewards.explaining import parts
-from mmgrpo.rewards.parsing.extraction import finite
-from mmgrpo.rewards.parsing.scalars import plain_value
 from mmgrpo.types import Audio, Sample, Score
+
+from ..explaining import parts
+from ..parsing.extraction import finite
+from ..parsing.scalars import plain_value
 
 FRAME_S = 0.02
 FULL = 1 - 2**-12  # of full scale: what a converter of 12 bit calls cut off

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-from mmgrpo.rewards.explaining import mistaken
-from mmgrpo.rewards.models.checkpoints import Dtype, chosen_dtype, positive
-from mmgrpo.rewards.models.recognisers import RecogniserSource
-from mmgrpo.rewards.parsing.extraction import one_of
-from mmgrpo.rewards.parsing.transcripts import ErrorRate, Unit, transcripts
 from mmgrpo.types import Sample, Score
+
+from ..explaining import mistaken
+from ..models.checkpoints import Dtype, chosen_dtype, positive
+from ..models.recognisers import RecogniserSource
+from ..parsing.extraction import one_of
+from ..parsing.transcripts import ErrorRate, Unit, transcripts
 
 
 @final

@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import compared
-from mmgrpo.rewards.parsing.extraction import (
+from mmgrpo.system.extras import required
+from mmgrpo.types import Sample, Score
+
+from ..explaining import compared
+from ..parsing.extraction import (
     MAX_ANSWER_CHARS,
     Extract,
     extracted,
@@ -19,9 +22,7 @@ from mmgrpo.rewards.parsing.extraction import (
     place_of,
     words,
 )
-from mmgrpo.rewards.parsing.references import graded, shortest, texts
-from mmgrpo.system.extras import required
-from mmgrpo.types import Sample, Score
+from ..parsing.references import graded, shortest, texts
 
 Unit = Literal["characters", "words"]
 

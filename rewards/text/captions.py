@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.explaining import compared
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, place_of, words
-from mmgrpo.rewards.parsing.references import graded, texts
-from mmgrpo.rewards.text.ngrams import Words, bleu, cider, document_frequencies, rouge_l
 from mmgrpo.types import Sample, Score
+
+from ..explaining import compared
+from ..parsing.extraction import Extract, extracted, one_of, place_of, words
+from ..parsing.references import graded, texts
+from .ngrams import Words, bleu, cider, document_frequencies, rouge_l
 
 Metric = Literal["rouge_l", "bleu", "cider"]
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import compared
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, normalised, one_of, place_of
-from mmgrpo.rewards.parsing.references import graded, texts
 from mmgrpo.types import Sample, Score
+
+from ..explaining import compared
+from ..parsing.extraction import Extract, extracted, normalised, one_of, place_of
+from ..parsing.references import graded, texts
 
 Percent = Literal["divide", "either"]
 

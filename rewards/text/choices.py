@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import compared
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, finite, label_key, one_of, place_of, words
-from mmgrpo.rewards.parsing.letters import standalone_letters
-from mmgrpo.rewards.parsing.numerals import numbers
-from mmgrpo.rewards.parsing.references import references, shortest
-from mmgrpo.rewards.parsing.scalars import plain_value
 from mmgrpo.types import Sample, Score
+
+from ..explaining import compared
+from ..parsing.extraction import Extract, extracted, finite, label_key, one_of, place_of, words
+from ..parsing.letters import standalone_letters
+from ..parsing.numerals import numbers
+from ..parsing.references import references, shortest
+from ..parsing.scalars import plain_value
 
 Several = Literal["wrong", "last"]
 

@@ -8,10 +8,11 @@ from itertools import groupby
 from typing import Any, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import excerpt, rounded
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, place_of, words
-from mmgrpo.rewards.parsing.references import graded
 from mmgrpo.types import Sample, Score
+
+from ..explaining import excerpt, rounded
+from ..parsing.extraction import Extract, extracted, place_of, words
+from ..parsing.references import graded
 
 # fmt: off
 FUNCTION_WORDS = frozenset((

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import compared, rounded
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, finite, place_of
-from mmgrpo.rewards.parsing.numerals import numbers
-from mmgrpo.rewards.parsing.references import references
-from mmgrpo.rewards.text.judging import Judge, judge_of
 from mmgrpo.types import Sample, Score
+
+from ..explaining import compared, rounded
+from ..parsing.extraction import Extract, extracted, finite, place_of
+from ..parsing.numerals import numbers
+from ..parsing.references import references
+from .judging import Judge, judge_of
 
 
 @final

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.text.answers import Classification, ExactMatch, YesNo
-from mmgrpo.rewards.text.choices import MultipleChoice
-from mmgrpo.rewards.text.mathematics import MathVerify
-from mmgrpo.rewards.text.quantities import Count, Number
 from mmgrpo.types import Sample, Score
+
+from .answers import Classification, ExactMatch, YesNo
+from .choices import MultipleChoice
+from .mathematics import MathVerify
+from .quantities import Count, Number
 
 Judge = Callable[[Sequence[Sample]], Sequence[float | Score | None]]
 

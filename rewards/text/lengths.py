@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import rounded
-from mmgrpo.rewards.text.judging import Judge, judge_of
 from mmgrpo.types import Sample, Score
+
+from ..explaining import rounded
+from .judging import Judge, judge_of
 
 Unit = Literal["tokens", "words"]
 STATED = re.compile(r"\b([0-9]{1,9}) tokens")

@@ -13,9 +13,9 @@ from typing import Any
 import sympy
 from sympy.core.function import UndefinedFunction
 
-from mmgrpo.rewards.text.math_numbers import DIGITS, POINTS, equal, same_numbers
-from mmgrpo.rewards.text.math_regions import is_inequality, region_of, same_regions, variables
-from mmgrpo.rewards.text.math_types import Value
+from .math_numbers import DIGITS, POINTS, equal, same_numbers
+from .math_regions import is_inequality, region_of, same_regions, variables
+from .math_types import Value
 
 _EXPLICIT_NO = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 

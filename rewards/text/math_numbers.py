@@ -11,8 +11,8 @@ from typing import Any
 import sympy
 from math_verify.grader import sympy_expr_eq
 
-from mmgrpo.rewards.parsing.units import Unit, is_generic
-from mmgrpo.rewards.text.math_types import Value
+from ..parsing.units import Unit, is_generic
+from .math_types import Value
 
 RELATIVE = sympy.Rational(1, 10**6)
 """A decimal equals another notation of a number within this, relative to it."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import sympy
 
-from mmgrpo.rewards.text.math_numbers import equal
-from mmgrpo.rewards.text.math_types import Value
+from .math_numbers import equal
+from .math_types import Value
 
 
 def is_inequality(value: Value) -> bool:

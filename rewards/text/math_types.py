@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mmgrpo.rewards.parsing.units import Unit
+from ..parsing.units import Unit
 
 Kind = Literal["number", "list", "set", "tuple", "region", "relation", "matrix", "ratio", "base", "words"]
 

@@ -18,10 +18,10 @@ import sympy
 from latex2sympy2_extended import latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
-from mmgrpo.rewards.parsing.latex import pieces, tidied
-from mmgrpo.rewards.parsing.numerals import numbers
-from mmgrpo.rewards.parsing.units import SCALES, unit_of
-from mmgrpo.rewards.text.math_types import UnreadError, Value
+from ..parsing.latex import pieces, tidied
+from ..parsing.numerals import numbers
+from ..parsing.units import SCALES, unit_of
+from .math_types import UnreadError, Value
 
 _RELATION = r"\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\neq(?![A-Za-z])|<|>|="
 _OPERATORS = {r"\le": "<=", r"\ge": ">=", r"\neq": "!=", "<": "<", ">": ">", "=": "="}

@@ -13,10 +13,10 @@ import sys
 from types import FrameType
 from typing import Any
 
-from mmgrpo.rewards.parsing.solutions import boxes, stated_answer
-from mmgrpo.rewards.text.math_equal import same
-from mmgrpo.rewards.text.math_types import Value
-from mmgrpo.rewards.text.math_values import values_of
+from ..parsing.solutions import boxes, stated_answer
+from .math_equal import same
+from .math_types import Value
+from .math_values import values_of
 
 MEMORY_BYTES = 4 << 30
 

@@ -12,16 +12,17 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, final
 
 from mmgrpo.errors import ConfigError, MissingPackageError
-from mmgrpo.rewards.explaining import compared, excerpt
-from mmgrpo.rewards.parsing.extraction import extracted, without_thought
-from mmgrpo.rewards.parsing.references import references, shortest
-from mmgrpo.rewards.parsing.scalars import plain_value
 from mmgrpo.system.extras import is_installed, missing
+from mmgrpo.system.folders import PACKAGE
 from mmgrpo.types import Sample, Score
+
+from ..explaining import compared, excerpt
+from ..parsing.extraction import extracted, without_thought
+from ..parsing.references import references, shortest
+from ..parsing.scalars import plain_value
 
 logger = logging.getLogger(__name__)
 
@@ -201,7 +202,7 @@ class _Worker:
 
 def _environment() -> dict[str, str]:
     """The environment of this process, with this package to be imported from where it is here."""
-    root = str(Path(__file__).parents[3])
+    root = str(PACKAGE.parent)
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
 

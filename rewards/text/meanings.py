@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-from mmgrpo.rewards.explaining import compared
-from mmgrpo.rewards.models.text_features import TextFeatures
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, place_of
-from mmgrpo.rewards.parsing.references import references, texts
 from mmgrpo.types import Sample, Score
+
+from ..explaining import compared
+from ..models.text_features import TextFeatures
+from ..parsing.extraction import Extract, extracted, place_of
+from ..parsing.references import references, texts
 
 
 @final

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import compared
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, finite, one_of, place_of
-from mmgrpo.rewards.parsing.numerals import stated_numbers
-from mmgrpo.rewards.parsing.references import graded
 from mmgrpo.types import Sample, Score
+
+from ..explaining import compared
+from ..parsing.extraction import Extract, extracted, finite, one_of, place_of
+from ..parsing.numerals import stated_numbers
+from ..parsing.references import graded
 
 Mode = Literal["each", "contains"]
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import compared
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, finite, one_of, place_of
-from mmgrpo.rewards.parsing.numerals import has_terms, stated_numbers
-from mmgrpo.rewards.parsing.references import error_of, graded
 from mmgrpo.types import Sample, Score
+
+from ..explaining import compared
+from ..parsing.extraction import Extract, extracted, finite, one_of, place_of
+from ..parsing.numerals import has_terms, stated_numbers
+from ..parsing.references import error_of, graded
 
 Which = Literal["first", "last", "only"]
 CountMode = Literal["exact", "relative"]

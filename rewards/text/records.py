@@ -8,9 +8,12 @@ from datetime import datetime
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import compared, excerpt, rounded
-from mmgrpo.rewards.models.text_features import TextFeatures
-from mmgrpo.rewards.parsing.extraction import (
+from mmgrpo.system.extras import required
+from mmgrpo.types import Sample, Score
+
+from ..explaining import compared, excerpt, rounded
+from ..models.text_features import TextFeatures
+from ..parsing.extraction import (
     Extract,
     extracted,
     finite,
@@ -20,9 +23,7 @@ from mmgrpo.rewards.parsing.extraction import (
     place_of,
     share,
 )
-from mmgrpo.rewards.parsing.references import graded
-from mmgrpo.system.extras import required
-from mmgrpo.types import Sample, Score
+from ..parsing.references import graded
 
 Texts = Literal["edit", "meaning"]
 Likeness = Callable[[str, str], float]

@@ -7,10 +7,11 @@ from itertools import groupby, takewhile
 from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import compared
-from mmgrpo.rewards.parsing.extraction import Extract, characters, extracted, one_of, place_of, words
-from mmgrpo.rewards.parsing.references import graded, shortest
 from mmgrpo.types import Sample, Score
+
+from ..explaining import compared
+from ..parsing.extraction import Extract, characters, extracted, one_of, place_of, words
+from ..parsing.references import graded, shortest
 
 Items = Literal["words", "characters"]
 Mode = Literal["exact", "prefix", "positions", "displacement"]

@@ -9,9 +9,10 @@ from typing import Any, final
 import regex
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import excerpt
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, json_document, json_values, place_of
 from mmgrpo.types import Prompt, Sample, Score
+
+from ..explaining import excerpt
+from ..parsing.extraction import Extract, extracted, json_document, json_values, place_of
 
 PATTERN_LIMIT_S = 1.0
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from html import unescape
 from typing import Any, final
 
-from mmgrpo.rewards.explaining import excerpt
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, normalised, place_of
-from mmgrpo.rewards.parsing.references import graded
 from mmgrpo.system.extras import required
 from mmgrpo.types import Sample, Score
+
+from ..explaining import excerpt
+from ..parsing.extraction import Extract, extracted, normalised, place_of
+from ..parsing.references import graded
 
 MAX_NODES = 400
 

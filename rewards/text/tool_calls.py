@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from mmgrpo.rewards.explaining import compared, rounded
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, json_values, place_of
-from mmgrpo.rewards.parsing.references import graded
 from mmgrpo.types import Sample, Score
+
+from ..explaining import compared, rounded
+from ..parsing.extraction import Extract, extracted, json_values, place_of
+from ..parsing.references import graded
 
 MAX_CALLS = 50
 MAX_DEPTH = 8

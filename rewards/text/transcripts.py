@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-from mmgrpo.rewards.explaining import mistaken
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, one_of, place_of
-from mmgrpo.rewards.parsing.references import graded
-from mmgrpo.rewards.parsing.transcripts import ErrorRate, Unit, transcripts
 from mmgrpo.types import Sample, Score
+
+from ..explaining import mistaken
+from ..parsing.extraction import Extract, extracted, one_of, place_of
+from ..parsing.references import graded
+from ..parsing.transcripts import ErrorRate, Unit, transcripts
 
 
 @final

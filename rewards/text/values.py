@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, final
 
-from mmgrpo.rewards.explaining import compared
-from mmgrpo.rewards.parsing.extraction import Extract, extracted, finite, json_values, one_of, place_of
-from mmgrpo.rewards.parsing.references import graded
 from mmgrpo.types import Sample, Score
+
+from ..explaining import compared
+from ..parsing.extraction import Extract, extracted, finite, json_values, one_of, place_of
+from ..parsing.references import graded
 
 Part = Literal["all", "cells"]
 

@@ -17,13 +17,14 @@ from PIL import Image
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.reward import Reward
-from mmgrpo.rewards.explaining import parts
-from mmgrpo.rewards.images.textures import grey
-from mmgrpo.rewards.models.checkpoints import Dtype, chosen_dtype, positive
-from mmgrpo.rewards.models.image_features import FeatureSource
-from mmgrpo.rewards.parsing.extraction import one_of
-from mmgrpo.rewards.pictures import as_rgb, spread
 from mmgrpo.types import Sample, Score
+
+from ..explaining import parts
+from ..images.textures import grey
+from ..models.checkpoints import Dtype, chosen_dtype, positive
+from ..models.image_features import FeatureSource
+from ..parsing.extraction import one_of
+from ..pictures import as_rgb, spread
 
 MotionMeasure = Literal["direction", "magnitude"]
 SteadyMeasure = Literal["pixels", "feature"]

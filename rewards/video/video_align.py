@@ -15,10 +15,12 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode, functional
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.explaining import parts
-from mmgrpo.rewards.models.checkpoints import Dtype, batches, chosen_device, chosen_dtype, once, positive
-from mmgrpo.rewards.pictures import as_rgb, text_of
-from mmgrpo.rewards.video.video_align_checkpoint import (
+from mmgrpo.types import Sample, Score
+
+from ..explaining import parts
+from ..models.checkpoints import Dtype, batches, chosen_device, chosen_dtype, once, positive
+from ..pictures import as_rgb, text_of
+from .video_align_checkpoint import (
     DIMENSIONS,
     FIELD,
     REWARD_TOKENS,
@@ -27,7 +29,6 @@ from mmgrpo.rewards.video.video_align_checkpoint import (
     prompt_template,
     video_align_model,
 )
-from mmgrpo.types import Sample, Score
 
 MIN_TOKENS = 128  # of a frame: smaller frames are enlarged
 MIN_FRAMES, MAX_FRAMES = 4, 768

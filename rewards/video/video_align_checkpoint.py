@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.models.checkpoints import frozen, weights
+
+from ..models.checkpoints import frozen, weights
 
 DIMENSIONS = ("VQ", "MQ", "TA")
 REWARD_TOKENS = tuple(f"<|{name}_reward|>" for name in DIMENSIONS)

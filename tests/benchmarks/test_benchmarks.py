@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from mmgrpo.policies.denoising.memo import Memo
 
 from benchmarks import forwards, overhead
 from benchmarks.forwards import count_method
@@ -13,7 +14,6 @@ from benchmarks.profiling import group_of, shares
 from benchmarks.serving import Load, under_load
 from benchmarks.settings import Passes, Setting, passes_of
 from mmgrpo.config.loading import shipped
-from mmgrpo.policies.denoising.memo import Memo
 
 FIXED = {"group_size": 2, "window": {"name": "fixed", "start": 2, "size": 1}}
 
@@ -59,7 +59,7 @@ def test_overhead_profile_prints_both_parts(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_time_is_charged_to_the_first_owner() -> None:
-    denoising = "/site/mmgrpo/policies/denoising/"
+    denoising = "/checkout/policies/denoising/"
     assert group_of((denoising + "memo.py", 1, "_keys")) == "memo"
     assert group_of((denoising + "session.py", 1, "_denoise")) == "ghosts"
     assert group_of((denoising + "session.py", 1, "_installed")) == "preamble: session"

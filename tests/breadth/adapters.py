@@ -12,13 +12,13 @@ from unittest import mock
 import diffusers
 import numpy as np
 import torch
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.denoising.calls import form_of
+from mmgrpo.policies.denoising.rows import Row
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.calls import form_of
-from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.report.usage import FOLDER, Base, exported_in, usage
 from tests.breadth import assembly
 from tests.breadth.denoising import read_page

@@ -12,13 +12,13 @@ from typing import Any
 
 import diffusers
 import torch
-from PIL import Image
-
-from mmgrpo.errors import MmgrpoError
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.calls import form_of
 from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.policies.denoising.shown import unlike
+from PIL import Image
+
+from mmgrpo.errors import MmgrpoError
 from mmgrpo.types import Prompt, Rollout
 from tests.breadth import assembly
 from tests.policies import contract

@@ -8,12 +8,12 @@ from functools import cache
 from typing import Any
 
 import torch
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.rewards.text.exchanges import EnvironmentReturn
 
 from mmgrpo.config import Named, RunConfig
 from mmgrpo.config.loading import CONFIGS, read_layers
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policy import Policy
-from mmgrpo.rewards.text.exchanges import EnvironmentReturn
 from mmgrpo.scoring import NamedReward
 from mmgrpo.train.build import build_policy
 from mmgrpo.types import Prompt, Sample

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmgrpo.rewards.text.tagged import Tagged
 
 from mmgrpo.config.binding import build_estimators, build_objective, build_planner
 from mmgrpo.config.loading import load_config
@@ -17,7 +18,6 @@ from mmgrpo.data.history import History
 from mmgrpo.maths.aggregates import count
 from mmgrpo.maths.feedback import Column, Scoped
 from mmgrpo.maths.planners import Round, Setting
-from mmgrpo.rewards.text.tagged import Tagged
 from mmgrpo.scoring import NamedReward
 from mmgrpo.train.build import build_contexts, build_rewards
 from mmgrpo.train.credit import valued

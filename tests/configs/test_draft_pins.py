@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from mmgrpo.policies.sampling import semantic_entropies
 
 from mmgrpo.config.binding import build_planner
 from mmgrpo.config.schedules import Course
@@ -20,7 +21,6 @@ from mmgrpo.maths.places import Row, height, meanings_part
 from mmgrpo.maths.planners import Branch, Setting
 from mmgrpo.maths.tempered import with_tempered
 from mmgrpo.memory import Memory
-from mmgrpo.policies.sampling import semantic_entropies
 from mmgrpo.train.memory import Facts, remember
 from mmgrpo.types import Prompt
 from tests.configs.method_steps import config_of

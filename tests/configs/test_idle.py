@@ -9,6 +9,7 @@ from typing import final
 
 import pytest
 import yaml
+from mmgrpo.rewards.text.exchanges import EnvironmentReturn
 
 from mmgrpo import Trainer
 from mmgrpo.config.idle import idle_mechanisms
@@ -16,7 +17,6 @@ from mmgrpo.config.loading import load_config, shipped
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.errors import ConfigError
 from mmgrpo.explain.explanation import explanation
-from mmgrpo.rewards.text.exchanges import EnvironmentReturn
 from mmgrpo.scoring import NamedReward
 from mmgrpo.types import Prompt, Sample
 from tests.policies.test_language_exchanges import terse

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.rewards.groups.exploring import Explorability
 
 from mmgrpo.config.binding import build_planner
 from mmgrpo.config.loading import load_config
@@ -22,7 +23,6 @@ from mmgrpo.data.system_texts import weakest_system
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.planners import Answer, Request, Setting
 from mmgrpo.memory import Memory
-from mmgrpo.rewards.groups.exploring import Explorability
 from mmgrpo.scoring import NamedReward
 from mmgrpo.train.build import build_contexts, build_rewards
 from mmgrpo.train.memory import Facts, remember

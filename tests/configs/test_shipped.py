@@ -10,6 +10,11 @@ from typing import Any, final, get_args
 import pytest
 import yaml
 from diffusers import QwenImageEditPipeline
+from mmgrpo.policies.adapter_files import DiffusersFiles
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.denoising.adapted import adapter_targets
+from mmgrpo.policies.denoising.settings import DenoisingSettings
+from mmgrpo.policies.weights import Weights
 from torch import nn
 
 from mmgrpo.config import MethodKind, RunConfig
@@ -20,11 +25,6 @@ from mmgrpo.config.objective import TermConfig
 from mmgrpo.config.sections import at, has
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.surrogates import SURROGATES
-from mmgrpo.policies.adapter_files import DiffusersFiles
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.adapted import adapter_targets
-from mmgrpo.policies.denoising.settings import DenoisingSettings
-from mmgrpo.policies.weights import Weights
 from mmgrpo.policy import Scheduled
 from mmgrpo.run.watchdog import watched
 from mmgrpo.train.build import build_plan, build_rewards

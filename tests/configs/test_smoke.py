@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from mmgrpo.policies.denoising import DenoisingPolicy
 from PIL import Image
 
 from mmgrpo.config import RunConfig
@@ -16,7 +17,6 @@ from mmgrpo.config.binding import window_at
 from mmgrpo.config.loading import load_config, shipped
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.maths.windows import shortened
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.scoring import NamedReward
 from mmgrpo.train.build import build_rewards
 from mmgrpo.train.trainer import Trainer

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.policies.language import LanguagePolicy
 
 from mmgrpo.config.loading import load_config
 from mmgrpo.data.prompts import load_prompts_of
-from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.scoring import NamedReward
 from mmgrpo.train.build import build_rewards
 from mmgrpo.train.trainer import Trainer

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmgrpo.policies.denoising import DenoisingPolicy
 
 from mmgrpo.config.loading import load_config
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.train.trainer import Trainer
 from tests.policies.test_supervised import picture
 from tests.tiny.pipelines import PIPELINES

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mmgrpo.rewards.judges.remote import Remote
 
 from mmgrpo import Trainer
-from mmgrpo.rewards.judges.remote import Remote
 from mmgrpo.run.checkpoint import FOLDER, list_checkpoints
 from mmgrpo.run.stopping import BOUNCE_S, TERMINATING
 from tests.faults.runs import LINES, Case

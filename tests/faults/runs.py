@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mmgrpo.examples.digits import digit_prompts
 from torch import nn
 
 from mmgrpo import Trainer
-from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.policy import Policy
 from mmgrpo.run.checkpoint import ASIDE, FOLDER, MANIFEST, TRAINING, list_checkpoints
 from mmgrpo.system.files import read_lines

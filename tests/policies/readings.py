@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from mmgrpo.policies.denoising import DenoisingPolicy
 from torch import Tensor
 
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Given, Origin, Plan, Prompt, Rollout, Sample
 from mmgrpo.values import Value
 from tests.policies.test_denoising_targets import STATES, TEXTS, examples_of

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 from diffusers.utils import convert_state_dict_to_diffusers
-from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
-from safetensors.torch import load_file, save_file
-
-from mmgrpo.config.loading import validated
-from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.policies.adapters import DIFFUSERS_FILE
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.policies.language.settings import LanguageSettings
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+
+from mmgrpo.config.loading import validated
+from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.run.exporting import copy_adapters
 from mmgrpo.train.build import build_policy
 from mmgrpo.train.trainer import Trainer

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
-
-from mmgrpo.errors import ConfigError
 from mmgrpo.policies.completion import Written
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.language import LanguagePolicy
+from torch import Tensor
+
+from mmgrpo.errors import ConfigError
 from mmgrpo.policy import Policy
 from mmgrpo.types import Given, Plan, Prompt, Rollout
 from tests.policies.tiny_language import picture, policy_of, prompts_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from mmgrpo.policies.language import LanguagePolicy
 
 from mmgrpo.data.rows import prompt_of_row
 from mmgrpo.errors import DataError
-from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.types import Prompt
 from tests.policies import tiny_image_tokens, tiny_masked
 from tests.tiny.language_models import make

@@ -12,9 +12,9 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from mmgrpo.policies.denoising.rows import Row
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
-from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.types import Plan, Prompt, Sample
 from mmgrpo.values import DRIFT, from_reference
 from tests.policies.contract import sample_difference, values

@@ -6,12 +6,12 @@ import logging
 
 import pytest
 from diffusers import Kandinsky5Transformer3DModel
-from torch import nn
-
 from mmgrpo.policies.adapter_files import DiffusersFiles
 from mmgrpo.policies.denoising.adapted import adapter_targets
 from mmgrpo.policies.lora import LoraSettings
 from mmgrpo.policies.weights import Weights
+from torch import nn
+
 from tests.policies.foreign_pipelines import Net
 from tests.policies.tiny_policies import pipeline_of
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import ValidationError
-
-from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.buckets import Buckets
 from mmgrpo.policies.denoising.drawing import Drawing
 from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.policies.denoising.sampling import Sampling
 from mmgrpo.policies.denoising.settings import BucketSettings, DenoisingSettings
+from pydantic import ValidationError
+
+from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Example, Given, Origin, Plan, Prompt
 from tests.policies import contract
 from tests.policies.contract import Subject, values

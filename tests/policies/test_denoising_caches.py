@@ -19,8 +19,8 @@ from diffusers import (
     PyramidAttentionBroadcastConfig,
     TaylorSeerCacheConfig,
 )
-
 from mmgrpo.policies.denoising.rows import Row
+
 from mmgrpo.types import Plan, Prompt
 from tests.policies.contract import gradients, move, relative_difference, sample_difference, values
 from tests.policies.tiny_policies import pipeline_of, policy_of, prompts_of, settings_of

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FluxPipeline, StableDiffusion3Pipeline, StableDiffusionPipeline, WanPipeline
-
-from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.calls import RowsError, form_of
 from mmgrpo.policies.denoising.policy import load_pipeline
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.denoising.signature import arguments_of
+
+from mmgrpo.errors import ConfigError, PolicyError
 from mmgrpo.types import Plan, Prompt
 from tests.policies.contract import values
 from tests.policies.tiny_policies import pipeline_of, policy_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from mmgrpo.policies.denoising import DenoisingPolicy
 from torch import Tensor, nn
 
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Rollout
 from tests.policies.tiny_policies import pipeline_of, policy_of, prompts_of
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusion3Img2ImgPipeline, StableDiffusionInstructPix2PixPipeline, WanVideoToVideoPipeline
+from mmgrpo.policies.denoising.calls import CallForm
+from mmgrpo.policies.denoising.rows import Row
+from mmgrpo.policies.denoising.shown import of_prompt
 from PIL import Image
 
 from mmgrpo.data.clips import encoded
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.policies.denoising.calls import CallForm
-from mmgrpo.policies.denoising.rows import Row
-from mmgrpo.policies.denoising.shown import of_prompt
 from mmgrpo.types import Plan, Prompt
 from mmgrpo.values import from_reference
 from tests.policies.contract import sample_difference, values

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from mmgrpo.policies.denoising import DenoisingPolicy
+
 from mmgrpo.types import Plan
 from tests.policies import contract
 from tests.policies.contract import Subject

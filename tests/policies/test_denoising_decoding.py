@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.denoising.decoding import decoders_of
 from torch import nn
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.decoding import decoders_of
 from mmgrpo.types import Plan, Prompt, Rollout, Sample
 from tests.policies.tiny_policies import pipeline_of, policy_of
 

@@ -14,15 +14,15 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 from diffusers.pipelines.stable_diffusion.safety_checker import StableDiffusionSafetyChecker
-from PIL import Image
-from transformers import CLIPConfig, CLIPImageProcessor
-
-from mmgrpo.errors import PolicyError
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.failures import DECODED, REPLACED, STATES, failures_of, finite_rows
 from mmgrpo.policies.denoising.outputs import samples_of
 from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.rewards.images.pixels import Brightness
+from PIL import Image
+from transformers import CLIPConfig, CLIPImageProcessor
+
+from mmgrpo.errors import PolicyError
 from mmgrpo.run.drawing import draw, write
 from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.train.trainer import Trainer

@@ -12,11 +12,11 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-
-from mmgrpo.errors import ConfigError
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.sampling import Sampling
 from mmgrpo.policies.denoising.session import StepCall
+
+from mmgrpo.errors import ConfigError
 from mmgrpo.types import Plan
 from tests.breadth import assembly
 from tests.breadth.trial import prompts_and_call

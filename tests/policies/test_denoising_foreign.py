@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.denoising.rows import Row
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, PolicyError, ReplayError
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.policy import Policy
 from mmgrpo.types import Plan, Prompt, Rollout
 from mmgrpo.values import DRIFT

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-
-from mmgrpo.errors import ConfigError, DataError, PolicyError, ReplayError
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.failures import DECODED
 from mmgrpo.policies.denoising.outputs import media_of, samples_of, sounds_of
 from mmgrpo.policies.denoising.rows import Row
+from PIL import Image
+
+from mmgrpo.errors import ConfigError, DataError, PolicyError, ReplayError
 from mmgrpo.run.samples import write_samples
 from mmgrpo.serving.wire import packed, unpacked
 from mmgrpo.types import Plan, Prompt, Rollout, Sample, Scores

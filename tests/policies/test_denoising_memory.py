@@ -6,9 +6,9 @@ from functools import wraps
 from typing import Any
 
 import torch
+from mmgrpo.policies.denoising.memo import Memo
 from torch import Tensor, nn
 
-from mmgrpo.policies.denoising.memo import Memo
 from mmgrpo.types import Plan, Prompt
 from mmgrpo.values import from_reference
 from tests.policies.tiny_policies import pipeline_of, policy_of, prompts_of

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from diffusers import EDMEulerScheduler, UniPCMultistepScheduler, WanPipeline
-
-from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.noising import placed
 from mmgrpo.policies.denoising.settings import ReadingSettings
+
+from mmgrpo.errors import ConfigError, DataError, PolicyError
 from mmgrpo.types import Given, Origin, Plan, Prompt, Sample
 from mmgrpo.values import Value
 from tests.policies.contract import gradients, move, relative_difference, values

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from mmgrpo.policies.denoising import DenoisingPolicy
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Plan, Rollout
 from mmgrpo.values import OLD, Value
 from tests.policies.contract import move, values

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
-
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.rewards.images.pixels import Brightness
+from PIL import Image
+
 from mmgrpo.train.trainer import Trainer
 from mmgrpo.types import Example, Given, Plan, Prompt, Sample
 from tests.breadth import assembly, trial

@@ -11,7 +11,6 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-
 from mmgrpo.policies.denoising.schedules import family_of, fitting_sampler
 from mmgrpo.policies.denoising.session import StepCall
 from mmgrpo.policies.denoising.stock import first_step_gap

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
 from mmgrpo.policies.denoising.chunks import make_groups
 from mmgrpo.policies.denoising.memo import Memo
 from mmgrpo.policies.denoising.proxies import Shapes
@@ -16,6 +14,8 @@ from mmgrpo.policies.denoising.record import Recorder
 from mmgrpo.policies.denoising.sampling import Sampling
 from mmgrpo.policies.denoising.session import Session
 from mmgrpo.policies.denoising.stage import Stage
+from torch import Tensor
+
 from mmgrpo.types import Plan, Prompt
 from mmgrpo.values import DRIFT
 from tests.policies.contract import gradients, move, relative_difference, values

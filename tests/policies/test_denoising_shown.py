@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FluxKontextPipeline, StableDiffusion3Img2ImgPipeline
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.denoising.calls import form_of
+from mmgrpo.policies.denoising.shown import Showing, arranged
 from PIL import Image
 
 from mmgrpo.data.prompts import load_prompts
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.calls import form_of
-from mmgrpo.policies.denoising.shown import Showing, arranged
 from mmgrpo.types import Example, Given, Plan, Prompt, Sample
 from tests.policies.contract import sample_difference, values
 from tests.policies.tiny_policies import pipeline_of, policy_of

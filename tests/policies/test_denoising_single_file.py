@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-
-from mmgrpo.config import RunConfig
-from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.loading import load_pipeline
 from mmgrpo.policies.denoising.settings import DenoisingSettings
 from mmgrpo.policies.language import LanguagePolicy
+from safetensors.torch import load_file, save_file
+
+from mmgrpo.config import RunConfig
+from mmgrpo.errors import CheckpointError, ConfigError
 from mmgrpo.report.usage import FOLDER, Base, exported_in, usage
 from mmgrpo.train.arguments import with_policy
 from tests.policies.contract import move

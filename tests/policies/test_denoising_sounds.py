@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-
-from mmgrpo.errors import DataError, PolicyError
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policies.denoising.layout import read_layout
 from mmgrpo.policies.denoising.matching import two_steps
 from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.policies.denoising.supervised import Targets
 from mmgrpo.policies.denoising.waveforms import waveform_of
+
+from mmgrpo.errors import DataError, PolicyError
 from mmgrpo.types import Audio, Example, Given, Prompt, Sample
 from tests.breadth import assembly
 from tests.heard import tone

@@ -22,9 +22,9 @@ from diffusers import (
     StableDiffusionInstructPix2PixPipeline,
     UNet2DConditionModel,
 )
+from mmgrpo.policies.denoising import DenoisingPolicy
 from PIL import Image
 
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Plan, Prompt
 from mmgrpo.values import DRIFT, from_reference
 from tests.breadth import assembly

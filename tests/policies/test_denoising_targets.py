@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 from diffusers import EulerDiscreteScheduler, FluxPipeline, LTXPipeline, QwenImagePipeline
+from mmgrpo.policies.denoising import DenoisingPolicy
+from mmgrpo.policies.denoising.layout import read_layout
+from mmgrpo.policies.denoising.rows import Row
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from mmgrpo.errors import PolicyError
-from mmgrpo.policies.denoising import DenoisingPolicy
-from mmgrpo.policies.denoising.layout import read_layout
-from mmgrpo.policies.denoising.rows import Row
 from mmgrpo.types import Example, Prompt
 from tests.policies.tiny_policies import pipeline_of, policy_of
 from tests.tiny.pipelines import PIPELINES

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-
-from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.policies.denoising.chunks import make_groups
 from mmgrpo.policies.denoising.memo import Memo
 from mmgrpo.policies.denoising.record import Recorder
 from mmgrpo.policies.denoising.sampling import Sampling
 from mmgrpo.policies.denoising.session import Session
 from mmgrpo.policies.denoising.stage import Stage
+
+from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.types import Plan, Split
 from tests.policies.contract import gradients, move, relative_difference, values
 from tests.policies.tiny_policies import final_latent, pipeline_of, policy_of, prompts_of, settings_of

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from diffusers import SD3Transformer2DModel, WanPipeline
+from mmgrpo.policies.denoising import DenoisingPolicy
 
 from mmgrpo.errors import CheckpointError, ConfigError
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Plan
 from mmgrpo.values import DRIFT
 from tests.policies.contract import gradients, move, relative_difference, values

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from mmgrpo.policies.masked import MaskedPolicy
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.policies.masked import MaskedPolicy
 from mmgrpo.policy import Exporting
 from mmgrpo.types import Plan
 from tests.policies import tiny_language, tiny_masked, tiny_policies

@@ -11,12 +11,12 @@ from typing import Any, final
 
 import pytest
 import torch
+from mmgrpo.policies.language import guarded_environment
+from mmgrpo.policies.language.guarded_environment import MAX_CHARACTERS, GuardedEnvironment
 from PIL import Image
 
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.policies.language import guarded_environment
-from mmgrpo.policies.language.guarded_environment import MAX_CHARACTERS, GuardedEnvironment
 from mmgrpo.tools import ToolEnvironment, calls_in
 from mmgrpo.types import Prompt
 from tests.test_trainer_exchanges import Asks, trainer_of

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.policies.image_tokens import ImageTokensPolicy
 from PIL import Image
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
-from mmgrpo.policies.image_tokens import ImageTokensPolicy
 from mmgrpo.types import Example, Given, Origin, Plan, Prompt, Rollout, Sample
 from mmgrpo.values import ENTROPY, LOGPROB_MEAN, PEERS, RANK, from_reference, of_view
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values

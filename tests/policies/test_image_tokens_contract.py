@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from mmgrpo.policies.image_tokens import ImageTokensPolicy
+
 from mmgrpo.types import Origin, Plan
 from tests.policies.contract import Subject, values
 from tests.policies.families import Law, families, laws

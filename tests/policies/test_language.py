@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.language.transformer import Transformer
+from mmgrpo.policies.language.ways import Cached
 from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoProcessor
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
-from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.policies.language.transformer import Transformer
-from mmgrpo.policies.language.ways import Cached
 from mmgrpo.types import Example, Plan, Prompt, Rollout
 from mmgrpo.values import DRIFT, ENTROPY, REFERENCE, Value, from_reference
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values

@@ -8,11 +8,11 @@ from typing import Any, final
 
 import pytest
 import torch
+from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor
 
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.errors import ConfigError, PolicyError
-from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.types import Given, Plan, Prompt, Rollout
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
 from tests.policies.test_language_ways import t5

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mmgrpo.policies.language.encoding import Encoder
+from mmgrpo.policies.language.settings import LanguageSettings
 from PIL import Image
 
 from mmgrpo import Trainer
 from mmgrpo.errors import DataError
-from mmgrpo.policies.language.encoding import Encoder
-from mmgrpo.policies.language.settings import LanguageSettings
 from mmgrpo.types import Prompt
 from tests.breadth.language.families import families as breadth
 from tests.policies.families import families

@@ -6,8 +6,8 @@ from math import cosh, log
 
 import pytest
 import torch
-
 from mmgrpo.policies.language.peers import divergence_of_members
+
 from mmgrpo.types import Given, Sample
 from mmgrpo.values import PEERS
 from tests.policies.tiny_language import policy_of, prompts_of

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.language.agreement import rounded_otherwise
+from mmgrpo.policies.language.encoding import position_switch
 from torch import Tensor
 from transformers import Phi3Config, Phi3ForCausalLM, Qwen2Config
 
 from mmgrpo.errors import DataError, PolicyError
-from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.policies.language.agreement import rounded_otherwise
-from mmgrpo.policies.language.encoding import position_switch
 from mmgrpo.types import Prompt, Rollout
 from tests.policies.contract import values
 from tests.tiny.chat_tokenizers import llama

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError, ShapeError
-from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.types import Continuation, Plan, Prompt, Rollout
 from mmgrpo.values import ENTROPY
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.policies.cooling import Cooling
+from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.sampling import Sampling, Support, drawn, entropies, token_logprobs
 from torch import Tensor
 
 from mmgrpo.config.loading import load_config
 from mmgrpo.config.schedules import Course
 from mmgrpo.errors import ConfigError
 from mmgrpo.memory import Memory
-from mmgrpo.policies.cooling import Cooling
-from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.policies.sampling import Sampling, Support, drawn, entropies, token_logprobs
 from mmgrpo.types import Plan, Rollout
 from tests.policies.contract import largest_difference, move, values
 from tests.policies.families import families

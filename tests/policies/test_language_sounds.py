@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.language.sounds import rate_of
 from torch import Tensor
 from transformers import (
     Qwen2_5OmniConfig,
@@ -19,8 +21,6 @@ from transformers import (
 
 from mmgrpo.data.sounds import at_rate, wav
 from mmgrpo.errors import DataError
-from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.policies.language.sounds import rate_of
 from mmgrpo.types import Plan, Prompt
 from tests.breadth.language.families import families
 from tests.heard import silence, tone

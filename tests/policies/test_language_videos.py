@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, Video
+from mmgrpo.policies.language.settings import LanguageSettings
+from mmgrpo.policies.language.visual_inputs import visual_inputs
+from mmgrpo.rewards.geometry.frames import Coordinates
 from PIL import Image
 from qwen_vl_utils import vision_process
 
@@ -18,9 +21,6 @@ from mmgrpo.data.prompts import load_prompts
 from mmgrpo.data.rows import prompt_of_row
 from mmgrpo.data.videos import frames_of_video, open_video
 from mmgrpo.errors import DataError
-from mmgrpo.policies.language.settings import LanguageSettings
-from mmgrpo.policies.language.visual_inputs import visual_inputs
-from mmgrpo.rewards.geometry.frames import Coordinates
 from mmgrpo.types import Prompt, Sample
 from tests.data.test_videos import levels, write_video
 from tests.policies.tiny_language import picture, policy_of

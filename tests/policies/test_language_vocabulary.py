@@ -8,11 +8,11 @@ from math import log
 
 import pytest
 import torch
-from torch import Tensor
-
 from mmgrpo.policies.distribution import OF_LOGITS
 from mmgrpo.policies.language.values import of_token
 from mmgrpo.policies.sampling import Sampling, Support, token_logprobs
+from torch import Tensor
+
 from mmgrpo.train.learner import measured
 from mmgrpo.train.views import Seen, View
 from mmgrpo.values import ENTROPY, LOGPROB_MEAN, OF_DISTRIBUTION, RANK, Value, nucleus_entropy, top_logprob

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.prefix import cache_argument
+from mmgrpo.policies.text_models import language_linears
 from transformers import (
     BertConfig,
     BertLMHeadModel,
@@ -20,9 +23,6 @@ from transformers import (
 )
 
 from mmgrpo.errors import PolicyError
-from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.policies.prefix import cache_argument
-from mmgrpo.policies.text_models import language_linears
 from mmgrpo.types import Example, Plan, Prompt, Rollout
 from tests.breadth.language.families import families
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from diffusers import AmusedScheduler
+from mmgrpo.policies.masked import MaskedPolicy
+from mmgrpo.policies.masked.reveals import COUNTS, reveals_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmgrpo.errors import ConfigError, DataError, PolicyError
-from mmgrpo.policies.masked import MaskedPolicy
-from mmgrpo.policies.masked.reveals import COUNTS, reveals_of
 from mmgrpo.types import Example, Given, Plan, Prompt, Sample
 from mmgrpo.values import ENTROPY, of_view
 from tests.policies.contract import move, values

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.policies.masked import MaskedPolicy
 
 from mmgrpo.errors import DataError
-from mmgrpo.policies.masked import MaskedPolicy
 from mmgrpo.types import Example, Given, Origin, Plan, Sample
 from tests.policies import contract
 from tests.policies.contract import Subject

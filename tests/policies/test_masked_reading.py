@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.policies.masked.reveals import bound_maskings, share_maskings
+from mmgrpo.policies.masked.trace import Look, Trace
 
 from mmgrpo import Trainer
 from mmgrpo.errors import ConfigError
-from mmgrpo.policies.masked.reveals import bound_maskings, share_maskings
-from mmgrpo.policies.masked.trace import Look, Trace
 from mmgrpo.types import Example, Given, Origin, Plan, Prompt, Rollout, Sample
 from tests.policies.contract import gradients, move, relative_difference, values
 from tests.policies.tiny_masked import TEXTS, policy_of, prompts_of

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.examples.arithmetic import careless_sums, held_out_sums
+from mmgrpo.examples.digits import digit_questions, held_out_digit_questions, misread_digits
+from mmgrpo.examples.language_models import arithmetic_lm, digits_vlm
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 from typer.testing import CliRunner
 
 from mmgrpo.cli import app
 from mmgrpo.config.loading import load_config
-from mmgrpo.examples.arithmetic import careless_sums, held_out_sums
-from mmgrpo.examples.digits import digit_questions, held_out_digit_questions, misread_digits
-from mmgrpo.examples.language_models import arithmetic_lm, digits_vlm
 from mmgrpo.scoring import score
 from mmgrpo.train.build import build_rewards
 from mmgrpo.types import Sample

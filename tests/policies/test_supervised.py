@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
+from mmgrpo.policies.denoising import DenoisingPolicy
 from PIL import Image
 from torch.nn.functional import mse_loss
 
 from mmgrpo.errors import DataError, PolicyError
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.types import Example, Prompt
 from tests.tiny.pipelines import PIPELINES
 

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import pytest
+from mmgrpo.policies.language.text_ends import text_ends
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mmgrpo.policies.language.text_ends import text_ends
 from mmgrpo.policy import Writing
 from mmgrpo.types import Given, Sample
 from tests.policies.tiny_language import policy_of, prompts_of

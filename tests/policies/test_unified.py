@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mmgrpo.policies.image_tokens import ImageTokensPolicy
+from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.unified import UnifiedPolicy
 from PIL import Image
 from torch import nn
 
 import mmgrpo
 from mmgrpo.errors import ConfigError
-from mmgrpo.policies.image_tokens import ImageTokensPolicy
-from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.policies.unified import UnifiedPolicy
 from mmgrpo.policy import Policy
 from mmgrpo.types import Example, Given, Plan, Prompt, Sample
 from mmgrpo.values import ENTROPY, from_reference

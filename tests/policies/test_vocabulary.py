@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
-
-from mmgrpo.environment import Environment, Turn
 from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.policies.masked import MaskedPolicy
 from mmgrpo.policies.vocabulary import TextDecoder, unnamed_ids
 from mmgrpo.rewards.text.structure import Format
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from mmgrpo.environment import Environment, Turn
 from mmgrpo.types import Given, Plan, Prompt, Sample
 from tests.policies.contract import largest_difference, values
 from tests.policies.tiny_masked import parts_of

@@ -6,9 +6,9 @@ import copy
 from typing import Any
 
 import torch
+from mmgrpo.policies.image_tokens import ImageTokensPolicy
 from torch import nn
 
-from mmgrpo.policies.image_tokens import ImageTokensPolicy
 from mmgrpo.policy import Policy
 from mmgrpo.types import Prompt
 from tests.tiny.image_tokens import BEGIN, GRID, make

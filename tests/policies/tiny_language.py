@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from mmgrpo.policies.language import LanguagePolicy
 from PIL import Image
 from torch import nn
 
-from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.policy import Policy
 from mmgrpo.types import Prompt
 from tests.tiny.language_models import TINY, make

@@ -7,9 +7,9 @@ from functools import cache
 from typing import Any
 
 import torch
+from mmgrpo.policies.masked import MaskedPolicy
 from torch import nn
 
-from mmgrpo.policies.masked import MaskedPolicy
 from mmgrpo.policy import Policy
 from mmgrpo.types import Prompt
 from tests.tiny.masked_models import TINY, make

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
+from mmgrpo.policies.denoising import DenoisingPolicy
 from torch import nn
 
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policy import Policy
 from mmgrpo.types import Prompt, Rollout
 from tests.tiny.pipelines import PIPELINES

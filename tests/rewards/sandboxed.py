@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from mmgrpo.rewards.execution.sandbox import PYTHON, Limits, Outcome, Program, run
 
 from mmgrpo.errors import RewardError
-from mmgrpo.rewards.execution.sandbox import PYTHON, Limits, Outcome, Program, run
 
 
 def refused() -> str:

@@ -4,10 +4,10 @@ import time
 from typing import Any
 
 import pytest
-
-from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.grounding.actions import GuiAction, word_f1
 from mmgrpo.rewards.grounding.calls import MAX_ACTIONS, Action, actions_in
+
+from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.written import explained, score_of, scores_of, wrote
 

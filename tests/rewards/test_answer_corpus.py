@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from mmgrpo.reward import Reward
 from mmgrpo.rewards.text.answers import Classification, ExactMatch, YesNo
 from mmgrpo.rewards.text.choices import MultipleChoice
 from mmgrpo.rewards.text.mathematics import MathVerify
 from mmgrpo.rewards.text.number_lists import NumberList
 from mmgrpo.rewards.text.quantities import Count, MeanRelativeAccuracy, Number
 from mmgrpo.rewards.text.values import ValueMatch
+
+from mmgrpo.reward import Reward
 from tests.rewards.written import scores_of, wrote
 
 ROWS: list[dict[str, Any]] = [

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-
-from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.text.answers import Classification, EditDistance, ExactMatch, YesNo
 from mmgrpo.rewards.text.choices import MultipleChoice
+
+from mmgrpo.errors import ConfigError
 from tests.rewards.written import explained, score_of, scores_of, wrote
 
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from mmgrpo.examples.arithmetic import careless_sums, held_out_sums, sums, without_carry
 
 from mmgrpo.errors import DataError
-from mmgrpo.examples.arithmetic import careless_sums, held_out_sums, sums, without_carry
 from mmgrpo.types import Prompt
 
 

@@ -4,11 +4,11 @@ import random
 from pathlib import Path
 
 import pytest
+from mmgrpo.rewards.geometry.boxes import Box, CoordinateFrame, FrameName, Point, box_of, giou, iou, normalised_frame
+from mmgrpo.rewards.geometry.frames import Coordinates
 from PIL import Image
 
-from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.rewards.geometry.boxes import Box, CoordinateFrame, FrameName, Point, box_of, giou, iou, normalised_frame
-from mmgrpo.rewards.geometry.frames import Coordinates, declared
+from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt
 
 PIXELS = CoordinateFrame("original", 640, 480)
@@ -114,8 +114,3 @@ def test_what_is_missing_is_named():
         frames("resized", "original").of_model(known_size())
     with pytest.raises(DataError, match=r"'original_size' must be \[width, height\], both positive, got '640x480'"):
         frames("norm1", "original").of_reference(Prompt("q", columns={"original_size": "640x480"}))
-
-
-def test_former_names_of_the_settings_are_errors_that_give_the_new_ones() -> None:
-    with pytest.raises(ConfigError, match=r"BoxIou\.coordinates\.reference_space is called reference_frame now"):
-        declared("BoxIou", {"reference_space": "norm1"})

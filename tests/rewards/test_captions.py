@@ -6,10 +6,10 @@ import time
 from pathlib import Path
 
 import pytest
-
-from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.rewards.text.captions import CaptionScore
 from mmgrpo.rewards.text.ngrams import bleu, cider, document_frequencies, rouge_l
+
+from mmgrpo.errors import ConfigError, RewardError
 from tests.rewards.written import explained, score_of, wrote
 
 VOCABULARY = ["a", "the", "dog", "cat", "sits", "runs", "on", "mat", "red", "and"]

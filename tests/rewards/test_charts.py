@@ -3,9 +3,9 @@ from __future__ import annotations
 import time
 
 import pytest
+from mmgrpo.rewards.text.charts import ChartAnswer
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.text.charts import ChartAnswer
 from tests.rewards.written import explained, score_of, wrote
 
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from mmgrpo.rewards.text.choices import MultipleChoice
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.text.choices import MultipleChoice
 from tests.rewards.written import score_of, scores_of, wrote
 
 

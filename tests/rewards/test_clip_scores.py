@@ -10,12 +10,12 @@ import numpy as np
 import open_clip
 import pytest
 import torch
+from mmgrpo.rewards.images.clip_scores import Aesthetic, ClipScore, HpsV2, PickScore
+from mmgrpo.rewards.models import checkpoints
 from PIL import Image
 from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel
 
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.images.clip_scores import Aesthetic, ClipScore, HpsV2, PickScore
-from mmgrpo.rewards.models import checkpoints
 from mmgrpo.types import Sample
 from tests.rewards.drawn import drew, filmed, noise
 from tests.tiny import judges

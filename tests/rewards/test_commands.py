@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.rewards.execution.commands import Command
 from mmgrpo.rewards.execution.queries import SqlExecution
+
+from mmgrpo.errors import ConfigError, RewardError
 from tests.rewards.sandboxed import needs_sandbox
 from tests.rewards.written import wrote
 

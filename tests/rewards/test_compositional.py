@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmgrpo.rewards.images.compositional import Compositional
+from mmgrpo.rewards.images.compositional_prompts import COLOURS
+from mmgrpo.rewards.images.detectors import DetectorSource
 from PIL import Image
 from transformers import AutoModelForZeroShotObjectDetection, AutoProcessor, CLIPModel
 
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.rewards.images.compositional import Compositional
-from mmgrpo.rewards.images.compositional_prompts import COLOURS
-from mmgrpo.rewards.images.detectors import DetectorSource
 from mmgrpo.types import Score
 from tests.rewards.drawn import drew, filmed, noise
 from tests.tiny import judges

@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from PIL import Image
-
-from mmgrpo.errors import DataError
 from mmgrpo.examples.digits import (
     PARTNER,
     DigitVerifier,
@@ -22,6 +19,9 @@ from mmgrpo.examples.digits import (
     to_image,
     to_pixels,
 )
+from PIL import Image
+
+from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt, Sample
 
 

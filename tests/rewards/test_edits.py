@@ -7,11 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
-from typer.testing import CliRunner
-
-from mmgrpo.cli import app
-from mmgrpo.errors import DataError
 from mmgrpo.examples.digits import load_split, to_image, to_pixels
 from mmgrpo.examples.edits import (
     EDITS,
@@ -21,6 +16,11 @@ from mmgrpo.examples.edits import (
     held_out_edit_prompts,
     misinstructed_edits,
 )
+from PIL import Image
+from typer.testing import CliRunner
+
+from mmgrpo.cli import app
+from mmgrpo.errors import DataError
 from mmgrpo.types import Prompt, Sample
 
 ASKED = held_out_edit_prompts()

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mmgrpo.rewards.judges.endpoints import ApiJudge
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.judges.endpoints import ApiJudge
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.drawn import drew, filmed, noise, numbers, said
 from tests.rewards.endpoint import Server

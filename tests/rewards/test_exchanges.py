@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from mmgrpo.rewards.text.exchanges import EnvironmentReturn
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.text.exchanges import EnvironmentReturn
 from mmgrpo.types import Prompt, Sample
 
 

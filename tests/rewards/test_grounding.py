@@ -6,11 +6,11 @@ from itertools import permutations
 from typing import Any
 
 import pytest
+from mmgrpo.rewards.geometry.coordinates import points_in, spans_in, stated_boxes
+from mmgrpo.rewards.grounding.localization import BoxIou, Detection, PointInBox, TemporalIou
 from PIL import Image
 
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.rewards.geometry.coordinates import points_in, spans_in, stated_boxes
-from mmgrpo.rewards.grounding.localization import BoxIou, Detection, PointInBox, TemporalIou
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.written import explained, score_of, scores_of, wrote
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mmgrpo.rewards.groups.diversity import DiversityAdjusted, cosine, ngrams, overlap
 from PIL import Image
 
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.groups.diversity import DiversityAdjusted, cosine, ngrams, overlap
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.grouped import column_score, members
 

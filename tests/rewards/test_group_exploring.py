@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from mmgrpo.rewards.groups.exploring import Explorability
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.groups.exploring import Explorability
 from tests.rewards.grouped import column_score, members, plain
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-
-from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.groups.likelihoods import Curiosity, LikelihoodConsistency, SelfCertainty, Unlikeliness, mean_ranks
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate
+
+from mmgrpo.errors import ConfigError
 from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.grouped import column_chance, column_score, members

@@ -5,10 +5,10 @@ import math
 import random
 
 import pytest
-
-from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.rewards.groups.duels import both_orders, preference_of_scores
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament, bracket, shared_places
+
+from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Sample, Score
 from tests.rewards.grouped import column_score, in_group, members, plain, scored
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 
 import pytest
+from mmgrpo.rewards.groups.parts import Attempts, OnPart
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.groups.parts import Attempts, OnPart
 from mmgrpo.types import Sample, Scope, Score
 from tests.rewards.grouped import column_score, members
 

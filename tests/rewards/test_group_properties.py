@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from mmgrpo.rewards.groups.diversity import DiversityAdjusted
 from mmgrpo.rewards.groups.likelihoods import Unlikeliness
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament
 from mmgrpo.rewards.groups.verdicts import Conciseness
 from mmgrpo.rewards.groups.votes import MajorityVote, SemanticClusters
+
 from mmgrpo.types import Prompt, Sample, Score
 from tests.rewards.grouped import column_score, plain
 from tests.rewards.test_groups import REWARDS_OF_GROUPS

@@ -3,9 +3,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from mmgrpo.rewards.groups.rarity import Rarity, UniqueFormulas, formulas
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.groups.rarity import Rarity, UniqueFormulas, formulas
 from tests.rewards.grouped import column_score, members
 
 

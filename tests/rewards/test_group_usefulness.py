@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from mmgrpo.rewards.groups.usefulness import WhereUseful
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.groups.usefulness import WhereUseful
 from tests.rewards.grouped import column_score, members
 
 

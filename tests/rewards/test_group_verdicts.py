@@ -5,9 +5,9 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from mmgrpo.rewards.groups.verdicts import Conciseness, NoisyVerifier, PartialCredit
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.groups.verdicts import Conciseness, NoisyVerifier, PartialCredit
 from mmgrpo.types import Sample, Scope, Score
 from tests.rewards.grouped import column_score, members, scored
 

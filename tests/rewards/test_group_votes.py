@@ -3,9 +3,9 @@ from __future__ import annotations
 import math
 
 import pytest
+from mmgrpo.rewards.groups.votes import MajorityVote, SemanticClusters, entropy, relative_entropy
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.groups.votes import MajorityVote, SemanticClusters, entropy, relative_entropy
 from mmgrpo.types import Sample, Score
 from tests.rewards.grouped import members, plain
 

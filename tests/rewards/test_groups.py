@@ -9,10 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-from mmgrpo.config import RewardConfig
-from mmgrpo.config.registry import REWARDS
-from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.groups.chains import AtEnd, InContext, OfLater
 from mmgrpo.rewards.groups.diversity import DiversityAdjusted
 from mmgrpo.rewards.groups.exploring import Explorability
@@ -25,6 +21,10 @@ from mmgrpo.rewards.groups.stand_ins import AcrossContexts, OverReference
 from mmgrpo.rewards.groups.usefulness import WhereUseful
 from mmgrpo.rewards.groups.verdicts import Conciseness, NoisyVerifier, PartialCredit
 from mmgrpo.rewards.groups.votes import MajorityVote, SemanticClusters
+
+from mmgrpo.config import RewardConfig
+from mmgrpo.config.registry import REWARDS
+from mmgrpo.errors import ConfigError
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.train.build import build_rewards
 from mmgrpo.types import Prompt, Sample, Score

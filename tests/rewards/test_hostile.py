@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from mmgrpo.rewards.grounding.actions import GuiAction
 from mmgrpo.rewards.grounding.localization import BoxIou, Detection, PointInBox, TemporalIou
 from mmgrpo.rewards.grounding.masks import MaskIou
@@ -32,6 +31,7 @@ from mmgrpo.rewards.text.sequences import Ordering
 from mmgrpo.rewards.text.structure import Format, JsonSchema
 from mmgrpo.rewards.text.tables import TableSimilarity
 from mmgrpo.rewards.text.tool_calls import ToolCalls
+
 from tests.rewards.written import score_of
 
 MILLION = 1_000_000

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from mmgrpo.rewards.images.image_reward import ImageReward
 from transformers import BertTokenizer
 
 from mmgrpo.errors import RewardError
-from mmgrpo.rewards.images.image_reward import ImageReward
 from tests.rewards.drawn import drew, noise
 from tests.tiny import judges
 

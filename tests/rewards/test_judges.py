@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mmgrpo.rewards.judges.looking import PromptLikelihood, VlmJudge
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.judges.looking import PromptLikelihood, VlmJudge
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.drawn import drew, filmed, noise, numbers, said
 from tests.tiny import language_models

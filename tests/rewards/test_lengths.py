@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-
-from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.text.answers import ExactMatch
 from mmgrpo.rewards.text.lengths import CosineLength, LengthPeak, Overlong, Repetition, StatedLength
+
+from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample
 from tests.rewards.written import scores_of, wrote
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCTC, AutoProcessor, ClapModel, ClapProcessor, WhisperForConditionalGeneration
-
-from mmgrpo.data.sounds import at_rate
-from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.rewards.models.recognisers import RecogniserSource
 from mmgrpo.rewards.parsing.transcripts import ErrorRate
 from mmgrpo.rewards.sounds.clap_scores import ClapScore
 from mmgrpo.rewards.sounds.levels import Clipping, Loudness, Sounding, SoundLength
 from mmgrpo.rewards.sounds.speech import WordError
 from mmgrpo.rewards.text.transcripts import WordErrorRate
+from transformers import AutoModelForCTC, AutoProcessor, ClapModel, ClapProcessor, WhisperForConditionalGeneration
+
+from mmgrpo.data.sounds import at_rate
+from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Audio, Prompt, Sample
 from tests.heard import silence, tone
 from tests.rewards.drawn import numbers, said

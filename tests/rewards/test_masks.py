@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
-
-from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.geometry.regions import MAX_PIXELS, Mask, Polygon, painted, shapes_in
 from mmgrpo.rewards.geometry.regions import decoded as decoded_or_none
 from mmgrpo.rewards.grounding.masks import MaskIou
+from PIL import Image
+
+from mmgrpo.errors import ConfigError
 from tests.rewards.written import explained, score_of, wrote
 
 LEFT_HALF = {"size": [10, 20], "counts": [0, 100, 100]}  # 10 rows, 20 columns; the first 10 columns

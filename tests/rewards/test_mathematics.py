@@ -10,9 +10,9 @@ from decimal import Decimal
 import numpy as np
 import pytest
 import torch
+from mmgrpo.rewards.text.mathematics import MathForm, MathVerify
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.text.mathematics import MathForm, MathVerify
 from tests.rewards.written import explained, scores_of, wrote
 
 pytest.importorskip("math_verify")

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mmgrpo.rewards.images.pixels import Brightness
+from mmgrpo.rewards.video.motion import FrameMean, Motion, TemporalConsistency, movement
 from PIL import Image
 from transformers import AutoModel, AutoProcessor
 
 from mmgrpo.config import RewardConfig
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.images.pixels import Brightness
-from mmgrpo.rewards.video.motion import FrameMean, Motion, TemporalConsistency, movement
 from mmgrpo.types import Sample
 from tests.rewards.drawn import drew, filmed, noise, numbers, said
 from tests.tiny import judges

@@ -9,10 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-
-from mmgrpo.config.loading import load_config
-from mmgrpo.errors import DataError
 from mmgrpo.examples.digits import fit_neighbours, fit_verifier, load_split, to_image
 from mmgrpo.examples.moving_digits import (
     DIRECTIONS,
@@ -24,6 +20,10 @@ from mmgrpo.examples.moving_digits import (
 )
 from mmgrpo.examples.moving_pipelines import moving_digits_pipeline, video_autoencoder
 from mmgrpo.policies.denoising import DenoisingPolicy
+from PIL import Image
+
+from mmgrpo.config.loading import load_config
+from mmgrpo.errors import DataError
 from mmgrpo.types import Plan, Prompt, Sample
 from tests.policies.contract import largest_difference, values
 

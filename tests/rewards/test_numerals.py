@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-
 from mmgrpo.rewards.parsing.numerals import has_terms, numbers, seconds, stated_numbers
 
 

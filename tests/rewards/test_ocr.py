@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mmgrpo.rewards.images.ocr import OcrAccuracy, text_accuracy, wanted_text
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from mmgrpo.errors import ConfigError, MissingPackageError, RewardError
-from mmgrpo.rewards.images.ocr import OcrAccuracy, text_accuracy, wanted_text
 from mmgrpo.types import Score
 from tests.rewards.drawn import drew, filmed, numbers
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from mmgrpo.rewards.geometry.boxes import Box, CoordinateFrame, iou
 from mmgrpo.rewards.geometry.coordinates import MAX_COORDINATE, points_in, spans_in, stated_boxes
 from mmgrpo.rewards.geometry.regions import MAX_SHAPES, decoded, painted, shapes_in

@@ -5,12 +5,12 @@ import random
 from typing import Any
 
 import pytest
-
-from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.grounding.localization import BoxIou
 from mmgrpo.rewards.parsing import extraction as parsing
 from mmgrpo.rewards.parsing.extraction import Extract, extracted, json_document, json_values, normalised, words
 from mmgrpo.rewards.text.answers import ExactMatch
+
+from mmgrpo.errors import ConfigError
 from tests.rewards.written import scores_of, wrote
 
 

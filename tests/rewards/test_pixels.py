@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mmgrpo.rewards.images.pixels import Brightness, JpegSize
 from PIL import Image
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.images.pixels import Brightness, JpegSize
 from mmgrpo.types import Prompt, Sample
 
 

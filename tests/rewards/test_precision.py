@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mmgrpo.rewards.grounding.precision import AveragePrecision
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.grounding.precision import AveragePrecision
 from tests.rewards.written import explained, score_of, wrote
 
 A, B, C = [0, 0, 10, 10], [20, 0, 30, 10], [40, 0, 50, 10]

@@ -7,10 +7,10 @@ import math
 from typing import Any
 
 import pytest
-
-from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.execution.programs import CodeTests, RunTime, gain, read_tests
 from mmgrpo.rewards.parsing.code import code_in
+
+from mmgrpo.errors import ConfigError
 from tests.rewards.sandboxed import needs_sandbox
 from tests.rewards.written import wrote
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from mmgrpo.rewards.text.quantities import Count, MeanRelativeAccuracy, Number
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.text.quantities import Count, MeanRelativeAccuracy, Number
 from tests.rewards.written import explained, score_of, wrote
 
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from mmgrpo.rewards.judges.questions import Scale, filled, shown
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.judges.questions import Scale, filled, shown
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.drawn import drew, filmed, noise
 

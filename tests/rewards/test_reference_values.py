@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
 from mmgrpo.rewards.parsing.references import texts
 from mmgrpo.rewards.parsing.scalars import plain_value
 from mmgrpo.rewards.text.answers import Classification, ExactMatch, YesNo
@@ -18,6 +17,7 @@ from mmgrpo.rewards.text.number_lists import NumberList
 from mmgrpo.rewards.text.quantities import Count, Number
 from mmgrpo.rewards.text.sequences import Ordering
 from mmgrpo.rewards.text.values import ValueMatch
+
 from tests.rewards.written import score_of
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from mmgrpo.rewards.execution.rendering import Rendered
+from mmgrpo.rewards.images.similarity import ImageSimilarity
 from PIL import Image
 
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.execution.rendering import Rendered
-from mmgrpo.rewards.images.similarity import ImageSimilarity
 from tests.rewards.sandboxed import needs_sandbox
 from tests.rewards.written import scores_of, wrote
 

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+from mmgrpo.rewards.execution.sandbox import LAUNCHER, PYTHON, Limits, Program, run
 
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.execution.sandbox import LAUNCHER, PYTHON, Limits, Program, run
 from tests.rewards.sandboxed import needs_sandbox, ran
 
 pytestmark = needs_sandbox

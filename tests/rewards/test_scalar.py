@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.rewards.judges.scalar import RewardModel, StepRewardModel
+from mmgrpo.rewards.judges.solvers import Solver
+from mmgrpo.rewards.text.answers import ExactMatch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
 from mmgrpo.config import RewardConfig
 from mmgrpo.config.loading import load_config
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.judges.scalar import RewardModel, StepRewardModel
-from mmgrpo.rewards.judges.solvers import Solver
-from mmgrpo.rewards.text.answers import ExactMatch
 from mmgrpo.scoring import score
 from mmgrpo.scoring.shaping import shaped
 from mmgrpo.train.build import build_rewards

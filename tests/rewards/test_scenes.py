@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-
-from mmgrpo.errors import DataError
 from mmgrpo.rewards.geometry.boxes import Box
 from mmgrpo.rewards.images.compositional_prompts import COLOURS, OBJECTS, TASKS, compositional_prompts
 from mmgrpo.rewards.images.scenes import (
@@ -20,6 +18,8 @@ from mmgrpo.rewards.images.scenes import (
     kept,
     relations,
 )
+
+from mmgrpo.errors import DataError
 
 
 def box(left: float, top: float, right: float, bottom: float) -> Box:

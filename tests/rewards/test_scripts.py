@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from mmgrpo.rewards.groups.diversity import ngrams
+from mmgrpo.rewards.parsing.extraction import characters, words
 
 from mmgrpo import Prompt, Sample, build_rewards
 from mmgrpo.config import RewardConfig
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.groups.diversity import ngrams
-from mmgrpo.rewards.parsing.extraction import characters, words
 from tests.rewards.written import score_of, scores_of
 
 DAY, GIFT = "\u0926\u093f\u0928", "\u0926\u093e\u0928"  # Hindi: two words with other vowel signs

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from mmgrpo.rewards.images.similarity import EditConsistency, EditDirection, ImageSimilarity
+from mmgrpo.rewards.models.image_features import SSIM_C1, ssim
 from PIL import Image
 from transformers import AutoModel, AutoProcessor
 
 from mmgrpo.data.media import Gallery
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.rewards.images.similarity import EditConsistency, EditDirection, ImageSimilarity
-from mmgrpo.rewards.models.image_features import SSIM_C1, ssim
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.drawn import drew, noise, numbers, said
 from tests.tiny import judges

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-
-from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.groups.stand_ins import AcrossContexts, OverReference
 from mmgrpo.rewards.text.captions import CaptionScore
+
+from mmgrpo.errors import ConfigError
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.grouped import members
 

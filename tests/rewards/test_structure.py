@@ -4,9 +4,9 @@ import math
 from typing import Any
 
 import pytest
+from mmgrpo.rewards.text.structure import Format, JsonSchema
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.text.structure import Format, JsonSchema
 from tests.rewards.written import score_of
 
 GOOD = "<think>a\nb</think>\n<answer>5</answer>\n"

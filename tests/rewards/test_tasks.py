@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer
-
-from mmgrpo.errors import ConfigError, DataError
 from mmgrpo.rewards.grounding.trajectories import Trajectory, frechet
 from mmgrpo.rewards.text.answers import LabelSet
 from mmgrpo.rewards.text.coverage import Coverage
@@ -24,6 +21,9 @@ from mmgrpo.rewards.text.sequences import Ordering
 from mmgrpo.rewards.text.structure import Format
 from mmgrpo.rewards.text.tables import MAX_NODES, TableSimilarity
 from mmgrpo.rewards.text.tool_calls import ToolCalls
+from transformers import AutoModel, AutoTokenizer
+
+from mmgrpo.errors import ConfigError, DataError
 from tests.rewards.written import explained, score_of, scores_of, wrote
 from tests.tiny import judges
 

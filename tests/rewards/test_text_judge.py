@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.rewards.judges.local import JudgeSource
 from mmgrpo.rewards.judges.questions import Question, Scale, as_data
 from mmgrpo.rewards.judges.rubrics import rubric_of, rubric_score
 from mmgrpo.rewards.judges.texts import TextJudge
 from mmgrpo.rewards.judges.verdicts import Choice, Writing
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.types import Prompt, Sample
 from tests.rewards.drawn import noise, numbers, said
 from tests.rewards.endpoint import Server

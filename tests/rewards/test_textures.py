@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from mmgrpo.rewards.images.textures import Colour, GridArtifacts, Sharpness, grid_shares, lab
 from PIL import Image, ImageFilter
 from sklearn.datasets import load_digits, load_sample_images
 
 from mmgrpo.errors import ConfigError
-from mmgrpo.rewards.images.textures import Colour, GridArtifacts, Sharpness, grid_shares, lab
 from mmgrpo.types import Sample
 from tests.rewards.drawn import drew, filmed, noise, numbers, said
 

@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 import pytest
-
-from mmgrpo.errors import ConfigError
 from mmgrpo.rewards.geometry.coordinates import span_iou
 from mmgrpo.rewards.grounding.tracks import Tracking, track_in
+
+from mmgrpo.errors import ConfigError
 from tests.rewards.written import explained, score_of, scores_of, wrote
 
 BOX, HALF, AWAY = [0, 0, 10, 10], [0, 0, 10, 5], [50, 50, 60, 60]

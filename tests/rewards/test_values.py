@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from mmgrpo.rewards.text.values import ValueMatch
+
 from tests.rewards.written import score_of
 
 ZEBRA = {"header": ["House", "Pet"], "rows": [["1", "cat"], ["2", "dog"]]}

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mmgrpo.rewards.video.video_align import VideoAlign, shown_frames
+from mmgrpo.rewards.video.video_align_checkpoint import Recipe, merged, plain_name
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -18,8 +20,6 @@ from torchvision.transforms import InterpolationMode, functional
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.video.video_align import VideoAlign, shown_frames
-from mmgrpo.rewards.video.video_align_checkpoint import Recipe, merged, plain_name
 from mmgrpo.types import Sample
 from tests.rewards.drawn import drew, filmed, numbers, said
 from tests.tiny import language_models

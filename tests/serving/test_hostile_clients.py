@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
+from mmgrpo.rewards.judges.remote import Remote
 
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.judges.remote import Remote
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.serving.app import Limits
 from mmgrpo.serving.server import ImpatientProtocol

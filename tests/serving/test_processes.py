@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 
 import pytest
+from mmgrpo.rewards.judges.remote import Remote
 
 from mmgrpo.config.loading import validated
 from mmgrpo.errors import RewardError
-from mmgrpo.rewards.judges.remote import Remote
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.serving.server import ignored_settings
 from mmgrpo.types import Prompt, Sample

@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament
+from mmgrpo.rewards.images.pixels import Brightness, JpegSize
+from mmgrpo.rewards.judges.remote import Remote, batches
+from mmgrpo.rewards.text.answers import EditDistance
 from PIL import Image
 from typer.testing import CliRunner
 
 from mmgrpo.cli import app
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.rewards.groups.pairs import PairwiseWinRate, Tournament
-from mmgrpo.rewards.images.pixels import Brightness, JpegSize
-from mmgrpo.rewards.judges.remote import Remote, batches
-from mmgrpo.rewards.text.answers import EditDistance
 from mmgrpo.scoring import NamedReward, score
 from mmgrpo.serving.app import Limits, make_app
 from mmgrpo.serving.wire import token_of

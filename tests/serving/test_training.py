@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-
-from mmgrpo.errors import RewardError
 from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.examples.pipelines import digits_pipeline
 from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.rewards.images.pixels import Brightness
 from mmgrpo.rewards.judges.remote import Remote
+
+from mmgrpo.errors import RewardError
 from mmgrpo.train.trainer import Trainer
 from mmgrpo.types import Sample
 from tests.serving.loopback import ServerProcess, serving

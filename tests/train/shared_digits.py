@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 from mmgrpo.examples.digits import misread_digits
+
 from mmgrpo.types import Example, Prompt
 
 HERE = "python:tests.train.shared_digits"

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from mmgrpo.examples.digits import digit_prompts
+from mmgrpo.policies.language import LanguagePolicy
 from pydantic import ValidationError
 from torch import Tensor
 
 from mmgrpo import Example, Prompt, Sample, Trainer
 from mmgrpo.config import AuxiliaryConfig
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.maths.prompt_weights import below
 from mmgrpo.maths.seeds import derive_seed
-from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.run.processes import Job
 from mmgrpo.train.supervision import EXAMPLES_SEED, Lesson, accumulate_supervised, accumulate_weighted
 from tests.policies.tiny_language import policy_of, prompts_of

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.rewards.groups.chains import AtEnd, InContext, OfLater
 
 from mmgrpo import Plan, Sample, Trainer
 from mmgrpo.data.contexts import after_answers, carried_over
@@ -17,7 +18,6 @@ from mmgrpo.data.history import History
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.chains import stages
 from mmgrpo.maths.planners import Request, fixed
-from mmgrpo.rewards.groups.chains import AtEnd, InContext, OfLater
 from mmgrpo.train.gather import Experience, _assign, _roots
 from mmgrpo.types import Prompt, Scores
 from tests.policies.contract import largest_difference

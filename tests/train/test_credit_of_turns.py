@@ -9,6 +9,7 @@ from typing import Any, final
 
 import pytest
 import torch
+from mmgrpo.rewards.text.exchanges import EnvironmentReturn
 from torch import Tensor
 
 from mmgrpo import Trainer
@@ -16,7 +17,6 @@ from mmgrpo.config.loading import load_config
 from mmgrpo.environment import Environment, Turn
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.planners import Request
-from mmgrpo.rewards.text.exchanges import EnvironmentReturn
 from mmgrpo.scoring import NamedReward
 from mmgrpo.train.drawing import draw
 from mmgrpo.train.memory import replay_rows

@@ -16,20 +16,20 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from mmgrpo.examples.digits import caption
+from mmgrpo.examples.language_models import rewriter_lm
+from mmgrpo.examples.rewriting import is_caption, literal_rewritings, requests
+from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.rewards.groups.of_task import OfTask
 
 from mmgrpo import Trainer
 from mmgrpo.config import EvaluationConfig
 from mmgrpo.config.loading import CONFIGS, load_config, validated
 from mmgrpo.config.parts import tasks_of
 from mmgrpo.errors import ConfigError
-from mmgrpo.examples.digits import caption
-from mmgrpo.examples.language_models import rewriter_lm
-from mmgrpo.examples.rewriting import is_caption, literal_rewritings, requests
 from mmgrpo.maths.followers import following
 from mmgrpo.maths.planners import Setting
 from mmgrpo.memory import Memory
-from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.rewards.groups.of_task import OfTask
 from mmgrpo.scoring import NamedReward, Scorer
 from mmgrpo.train.evaluation import evaluate
 from mmgrpo.train.mixed import MixedTrainer

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.examples.digits import digit_prompts
 
 from mmgrpo.config.loading import validated
 from mmgrpo.data.prompts import load_prompts_of
 from mmgrpo.errors import ConfigError
-from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.run.checkpoint import load_checkpoint
 from mmgrpo.train.trainer import Trainer
 from mmgrpo.types import Sample

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from mmgrpo.examples.digits import digit_prompts
 
 from mmgrpo import Trainer
 from mmgrpo.config.loading import dump_config, load_config, validated
 from mmgrpo.config.parts import tasks_of
 from mmgrpo.errors import ConfigError, RewardError
-from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.report.about import parse_tasks
 from mmgrpo.run.checkpoint import Place, list_checkpoints
 from mmgrpo.train.mixed import MixedTrainer

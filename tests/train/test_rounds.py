@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from mmgrpo.examples.digits import digit_prompts
 from torch import Tensor
 
 from mmgrpo import Job, Plan, Prompt, Sample, Scorer, Trainer
@@ -20,7 +21,6 @@ from mmgrpo.data.contexts import column_hint, solution_prefix, template
 from mmgrpo.data.history import NOTHING, Context
 from mmgrpo.data.system_texts import systems
 from mmgrpo.errors import ConfigError, DataError
-from mmgrpo.examples.digits import digit_prompts
 from mmgrpo.maths.planners import Answer, Planner, Request, Round, Setting, fixed, refill
 from mmgrpo.maths.second_chances import on_failure, scouts, with_answer, with_replay
 from mmgrpo.memory import Memory, ReplayRow

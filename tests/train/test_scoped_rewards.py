@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from mmgrpo.policies.language import LanguagePolicy
 from torch import Tensor
 
 from mmgrpo.config import AdvantageConfig
 from mmgrpo.errors import ConfigError, PolicyError, RewardError
-from mmgrpo.policies.language import LanguagePolicy
 from mmgrpo.policy import Policy
 from mmgrpo.run.processes import Job
 from mmgrpo.scoring import NamedReward, Scorer

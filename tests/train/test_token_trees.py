@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.language.trees import Segment, segments
 
 from mmgrpo import Trainer
 from mmgrpo.errors import ConfigError
 from mmgrpo.maths.branches import branch_at_text, branch_at_uncertain, branch_evenly, exits
 from mmgrpo.maths.planners import Branch, Planner, Request, Round, Setting, fixed, refill
-from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.policies.language.trees import Segment, segments
 from mmgrpo.train.gather import Experience
 from mmgrpo.train.joining import Parts, joined
 from mmgrpo.train.learner import measured

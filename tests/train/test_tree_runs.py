@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from mmgrpo.policies.denoising import DenoisingPolicy
 
 import mmgrpo
 from mmgrpo.config import RunConfig
 from mmgrpo.config.loading import load_config
 from mmgrpo.explain.forwards import forwards_per_sample
 from mmgrpo.memory import Memory
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.scoring import named_rewards
 from mmgrpo.train.credit import Batch
 from mmgrpo.train.trainer import Trainer

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from mmgrpo.policies.denoising import DenoisingPolicy
 from torch import Tensor
 
 from mmgrpo.config.binding import build_planner
@@ -19,7 +20,6 @@ from mmgrpo.errors import ConfigError
 from mmgrpo.explain.forwards import forwards_per_sample
 from mmgrpo.explain.views import view_rows
 from mmgrpo.memory import Memory
-from mmgrpo.policies.denoising import DenoisingPolicy
 from mmgrpo.policy import Policy
 from mmgrpo.run.processes import Job
 from mmgrpo.scoring import NamedReward, Scorer

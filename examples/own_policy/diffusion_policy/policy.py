@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mmgrpo.policies.kept import Copies
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -27,7 +28,6 @@ from mmgrpo.maths.divergences import GAUSSIAN_DIVERGENCES, LOGPROB_DIVERGENCES, 
 from mmgrpo.maths.gaussian import DENSITIES, REDUCTIONS
 from mmgrpo.maths.seeds import derive_seed
 from mmgrpo.maths.transitions import kernel_mean, x0_to_prediction
-from mmgrpo.policies.kept import Copies
 from mmgrpo.policy import Keeping, Policy, Scheduled, Showing, Supervised
 from mmgrpo.values import OLD, REFERENCE, Value
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from mmgrpo.policies.language import LanguagePolicy
+from mmgrpo.policies.language.ways import Cached
 from torch import Tensor
 
 from mmgrpo.errors import MmgrpoError
-from mmgrpo.policies.language import LanguagePolicy
-from mmgrpo.policies.language.ways import Cached
 from mmgrpo.types import Plan, Prompt, Rollout
 from tests.policies.contract import gradients, largest_difference, move, relative_difference, values
 
