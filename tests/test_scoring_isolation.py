@@ -6,6 +6,7 @@ import inspect
 import io
 import os
 import random
+import re
 import threading
 import time
 from functools import partial
@@ -228,6 +229,52 @@ class TestColumns:
             require_references(self.rewards(name="noisy_verifier", of={"name": "number"}), prompts, "prompts")
         with pytest.raises(ConfigError, match="reward r cannot read 1 of 1 references in column 'answer'"):
             require_references([NamedReward("r", StatedLength(8, judge="count"))], prompts, "prompts")
+
+    @pytest.mark.parametrize(
+        ("settings", "unreadable", "readable", "reason"),
+        [
+            ({"name": "yes_no"}, "maybe", "Yes.", "it is not yes, no, true, false or a bool"),
+            ({"name": "classification"}, "...", "cat", "each with a word"),
+            ({"name": "label_set", "labels": ["a", "b"]}, ["c"], ["a"], "a list of labels of LabelSet.labels"),
+            ({"name": "exact_match"}, {"a": 1}, [7, "seven"], "it is not a text, a number, or a list of them"),
+            ({"name": "edit_distance"}, "x" * 10_001, "x", "at most 10,000 characters"),
+            ({"name": "multiple_choice"}, 1.5, "B", "a text, or the whole number of an option"),
+            ({"name": "brier"}, 1.5, True, "a bool or a number from 0 to 1"),
+            ({"name": "first_error"}, "none", -1, "a whole number of at least -1"),
+            ({"name": "value_match"}, "no grid", "[[1, 2]]", "a list or an object with cells"),
+            ({"name": "field_match"}, "[1]", {"a": 1}, "an object with keys"),
+            ({"name": "table_similarity"}, "a | b", "<table><tr><td>a</td></tr></table>", "an HTML table"),
+            ({"name": "number_list"}, "none", [1, 2], "a list of numbers"),
+            ({"name": "tool_calls"}, "none", '{"name": "f", "arguments": {}}', "one or more tool calls"),
+            ({"name": "ordering"}, ["a", "a"], ["a", "b"], "a list or a text of items"),
+            ({"name": "box_iou"}, [10, 10, 10, 20], "[1, 2, 3, 4]", "exactly one box with an area"),
+            ({"name": "detection"}, "a cat", "[]", "a list of boxes with an area, or an empty list"),
+            ({"name": "point_in_box"}, [[1, 2, 3, 4], [5, 6, 7, 8]], [1, 2, 3, 4], "exactly one box"),
+            ({"name": "average_precision"}, [3, 3, 1, 1], [{"bbox_2d": [1, 1, 3, 3], "label": "a"}], "a list of boxes"),
+            ({"name": "temporal_iou"}, [5, 2], [2, 5], "the end after the start"),
+            ({"name": "mask_iou"}, "a cat", [1, 2, 3, 4], "regions with an area"),
+            ({"name": "trajectory"}, "a cat", [[1, 2], [3, 4]], "a list of points"),
+            ({"name": "gui_action"}, "nothing", {"action": "click", "coordinate": [1, 2]}, "exactly one action"),
+            ({"name": "code_tests", "column": "answer"}, "assert (", "assert f(1) == 2", "Python code"),
+        ],
+        ids=lambda value: value["name"] if isinstance(value, dict) and "name" in value else "-",
+    )
+    def test_references_are_checked_with_the_parser_of_the_reward(
+        self, settings: dict[str, Any], unreadable: Any, readable: Any, reason: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        rewards = self.rewards(**settings)
+        rows = [Prompt("a", columns={"answer": value}) for value in (unreadable, readable)]
+        with pytest.raises(ConfigError, match=re.escape(reason)):
+            require_references(rewards, rows[:1], "prompts")
+        require_references(rewards, rows, "prompts")
+        assert f"{settings['name']} cannot read 1 of 2 references" in caplog.text
+
+    def test_rewards_of_a_few_rows_do_not_stop_the_run(self, caplog: pytest.LogCaptureFixture) -> None:
+        rows = [Prompt("a", columns={"answer": "yes" if row == 301 else "maybe"}) for row in range(1000)]
+        require_references(self.rewards(name="yes_no"), rows, "prompts")
+        assert "yes_no cannot read 200 of 200 references" in caplog.text
+        with pytest.raises(ConfigError, match="yes_no cannot read 200 of 200"):
+            require_references(self.rewards(name="yes_no"), rows[302:], "prompts")
 
     def test_references_that_no_row_has_are_an_error_with_the_reason(self, caplog: pytest.LogCaptureFixture) -> None:
         prompts = [Prompt("a", columns={"answer": answer}) for answer in ("yes", r"\sqrt{2}")]

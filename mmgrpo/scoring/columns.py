@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from difflib import get_close_matches
+from typing import Any
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.scoring.column_uses import ReferenceCheck, column_uses
@@ -15,6 +16,9 @@ logger = logging.getLogger(__name__)
 
 NUM_CHECKED = 200
 """Rows whose references are checked, spread over all."""
+
+NUM_SEARCHED = 4000
+"""Rows among which one with a readable reference is looked for, if none of those checked has one."""
 
 
 def require_columns(rewards: Sequence[NamedReward], prompts: Sequence[Prompt], source: str) -> None:
@@ -46,8 +50,8 @@ def require_columns(rewards: Sequence[NamedReward], prompts: Sequence[Prompt], s
 def require_references(rewards: Sequence[NamedReward], prompts: Sequence[Prompt], source: str) -> None:
     """Checks that rewards with a ``reference_error``, and those that wrap one, can read the references of the rows.
 
-    Of each reward ``NUM_CHECKED`` rows are checked, spread over all that have its column. The log says how many cannot
-    be read, and why.
+    Of each reward ``NUM_CHECKED`` rows are checked, spread over all that have its column, and up to ``NUM_SEARCHED``
+    where none of those can be read: a reward may be for a few rows. The log says how many cannot be read, and why.
 
     Args:
         rewards: the rewards of a run, or of its evaluation.
@@ -55,12 +59,12 @@ def require_references(rewards: Sequence[NamedReward], prompts: Sequence[Prompt]
         source: the key of the rows in the configuration, for the message.
 
     Raises:
-        ConfigError: none of the references that were checked can be read.
+        ConfigError: none of the references of these rows can be read.
     """
     for reward in rewards:
         for column, reference_error in _checks(reward):
             values = [prompt.columns[column] for prompt in prompts if prompt.columns.get(column) is not None]
-            checked = values[:: max(1, len(values) // NUM_CHECKED)][:NUM_CHECKED]
+            checked = _spread(values, NUM_CHECKED)
             errors = [(value, error) for value in checked if (error := reference_error(value)) is not None]
             if not errors:
                 continue
@@ -69,9 +73,15 @@ def require_references(rewards: Sequence[NamedReward], prompts: Sequence[Prompt]
                 f"reward {reward.name} cannot read {len(errors)} of {len(checked)} references in column '{column}' of "
                 f"{source}, such as {value!r:.80}: {error}"
             )
-            if len(errors) == len(checked):
+            searched = _spread(values, NUM_SEARCHED) if len(checked) < len(values) else ()
+            if len(errors) == len(checked) and not any(reference_error(value) is None for value in searched):
                 raise ConfigError(f"{text}. Choose a reward for such answers, name another column, or change the rows")
             logger.warning("%s; it does not score such rows (None)", text)
+
+
+def _spread(values: Sequence[Any], count: int) -> Sequence[Any]:
+    """At most ``count`` of the values, at equal distances."""
+    return values[:: max(1, len(values) // count)][:count]
 
 
 def _checks(reward: NamedReward) -> list[tuple[str, ReferenceCheck]]:

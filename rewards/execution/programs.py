@@ -16,7 +16,7 @@ from ..explaining import excerpt, parts
 from ..models.checkpoints import positive
 from ..parsing.code import ExtractCode, code_in
 from ..parsing.extraction import one_of
-from ..parsing.references import references
+from ..parsing.references import error_of, references
 from .judging import at_once
 from .sandbox import PYTHON, Limits, Outcome, Program, confronted, run
 
@@ -85,6 +85,10 @@ class CodeTests:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("code_tests", samples, self.column, read_tests)
         return list(at_once(self._concurrency, self._score, samples, known))
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, read_tests, "Python code, or a list of inputs and outputs")
 
     def _score(self, text: str, tests: Tests) -> Score | None:
         code = code_in(text, self._extract)
@@ -155,6 +159,10 @@ class RunTime:
             None if test is None or program is None else self._score(sample.text or "", test, program)
             for sample, test, program in zip(samples, tests, programs, strict=True)
         ]
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, _pairs, "a list of inputs and outputs")
 
     def _score(self, text: str, tests: tuple[Exchange, ...], program: str) -> Score | None:
         code = code_in(text, self._extract)

@@ -15,7 +15,7 @@ from ..geometry.boxes import Box
 from ..geometry.coordinates import Stated
 from ..geometry.frames import Declared, declared
 from ..parsing.extraction import Extract, extracted, normalised, place_of, share, words
-from ..parsing.references import references
+from ..parsing.references import error_of, references
 from .calls import Action, actions_in
 
 POINTING = ("click", "double_click", "right_click", "long_press", "hover", "drag")
@@ -74,6 +74,10 @@ class GuiAction:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("gui_action", samples, self.column, self._one_action)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, self._one_action, "exactly one action, its box with an area")
 
     def _one_action(self, value: Any) -> Action | None:
         """The action of a data row; None unless it holds exactly one, whose box, if it has one, has an area."""

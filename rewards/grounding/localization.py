@@ -23,7 +23,7 @@ from ..geometry.coordinates import (
 )
 from ..geometry.frames import Declared, declared
 from ..parsing.extraction import Extract, extracted, one_of, place_of, share
-from ..parsing.references import graded, references
+from ..parsing.references import error_of, graded, references
 
 BoxMode = Literal["iou", "giou", "threshold"]
 TimeUnit = Literal["seconds", "frames"]
@@ -66,6 +66,10 @@ class BoxIou:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("box_iou", samples, self.column, self._coordinates.one_reference)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, self._coordinates.one_reference, "exactly one box with an area")
 
     def _score(self, sample: Sample, reference: Stated) -> Score:
         stated = stated_boxes(extracted(sample.text or "", self._extract) or "")
@@ -128,6 +132,10 @@ class Detection:
         known = references("detection", samples, self.column, self._coordinates.reference_list)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
 
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, self._coordinates.reference_list, "a list of boxes with an area, or an empty list")
+
     def _score(self, sample: Sample, known: list[Stated]) -> Score:
         stated = stated_boxes(extracted(sample.text or "", self._extract) or "")
         if len(stated) > self._max_boxes:
@@ -189,6 +197,10 @@ class PointInBox:
         known = references("point_in_box", samples, self.column, self._coordinates.one_reference)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
 
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, self._coordinates.one_reference, "exactly one box with an area")
+
     def _score(self, sample: Sample, reference: Stated) -> Score:
         stated = points_in(extracted(sample.text or "", self._extract) or "")
         _, (wanted,) = self._coordinates.boxes(sample.prompt, [], [reference])
@@ -223,6 +235,10 @@ class TemporalIou:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("temporal_iou", samples, self.column, _span, self._score)
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, _span, "a start and an end, the end after the start")
 
     def _score(self, text: str, reference: tuple[float, float]) -> Score:
         stated = [(start / self._fps, end / self._fps) for start, end in spans_in(extracted(text, self._extract) or "")]

@@ -18,7 +18,7 @@ from ..geometry.coordinates import Stated
 from ..geometry.frames import Declared, declared
 from ..geometry.regions import Mask, Polygon, Shape, painted, shapes_in
 from ..parsing.extraction import Extract, extracted, place_of, share
-from ..parsing.references import references
+from ..parsing.references import error_of, references
 
 Regions: TypeAlias = "Sequence[Polygon | Mask | None]"  # None for an empty box
 
@@ -66,6 +66,10 @@ class MaskIou:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("mask_iou", samples, self.column, self._region)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, self._region, "regions with an area: masks of one size, or polygons and boxes")
 
     def _region(self, value: Any) -> list[Shape] | None:
         """The reference: masks of one size, or polygons and boxes; None where they cover nothing."""

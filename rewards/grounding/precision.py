@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from ..geometry.boxes import Box, iou
 from ..geometry.coordinates import Stated, stated_boxes
 from ..geometry.frames import Declared, declared
 from ..parsing.extraction import Extract, extracted, one_of, place_of, share
-from ..parsing.references import references
+from ..parsing.references import error_of, references
 
 Confidence = Literal["equal", "stated"]
 
@@ -73,6 +73,10 @@ class AveragePrecision:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("average_precision", samples, self.column, self._coordinates.reference_list)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, self._coordinates.reference_list, "a list of boxes with an area, or an empty list")
 
     def _score(self, sample: Sample, known: list[Stated]) -> Score:
         stated = stated_boxes(extracted(sample.text or "", self._extract) or "")

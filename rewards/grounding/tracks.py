@@ -15,7 +15,7 @@ from ..geometry.coordinates import Stated, pair, span_iou, stated_boxes
 from ..geometry.frames import Declared, declared
 from ..parsing.extraction import Extract, extracted, finite, json_values, one_of, place_of, share
 from ..parsing.numerals import seconds
-from ..parsing.references import references
+from ..parsing.references import error_of, references
 
 Over = Literal["reference", "shared", "union"]
 
@@ -80,6 +80,10 @@ class Tracking:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("tracking", samples, self.column, self._reference)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, self._reference, "boxes with an area at moments, and a span that ends after it begins")
 
     def _reference(self, value: Any) -> _Track | None:
         track = track_in(value)

@@ -14,7 +14,7 @@ from ..geometry.boxes import FrameName, Point, normalised_frame
 from ..geometry.coordinates import points_in
 from ..geometry.frames import Declared, declared
 from ..parsing.extraction import Extract, extracted, place_of
-from ..parsing.references import references
+from ..parsing.references import error_of, references
 
 MAX_POINTS = 200
 
@@ -59,6 +59,10 @@ class Trajectory:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = references("trajectory", samples, self.column, _path)
         return [None if r is None else self._score(s, r) for s, r in zip(samples, known, strict=True)]
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, _path, "a list of points")
 
     def _score(self, sample: Sample, known: Sequence[Place]) -> Score:
         stated = points_in(extracted(sample.text or "", self._extract) or "")

@@ -22,7 +22,7 @@ from ..parsing.extraction import (
     place_of,
     words,
 )
-from ..parsing.references import graded, shortest, texts
+from ..parsing.references import error_of, graded, shortest, texts
 
 Unit = Literal["characters", "words"]
 
@@ -56,6 +56,10 @@ class ExactMatch:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("exact_match", samples, self.column, texts, self._score)
 
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, texts, "a text, a number, or a list of them")
+
     def _score(self, text: str, accepted: list[str]) -> Score:
         answer = extracted(text, self._extract)
         plain = None if answer is None else normalised(answer, ignore_case=self._ignore_case)
@@ -84,6 +88,10 @@ class YesNo:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("yes_no", samples, self.column, self._reference, self._score)
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, self._reference, "yes, no, true, false or a bool")
 
     def _reference(self, value: Any) -> list[bool] | None:
         truth = value if isinstance(value, bool) else _truth(value) if isinstance(value, str) else None
@@ -121,6 +129,10 @@ class Classification:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("classification", samples, self.column, _names, self._score)
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, _names, "a text, a number, or a list of them, each with a word")
 
     def _score(self, text: str, accepted: list[str]) -> Score:
         answer, wanted = extracted(text, self._extract) or "", {_plain(name) for name in accepted}
@@ -172,6 +184,10 @@ class LabelSet:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("label_set", samples, self.column, self._reference, self._score)
 
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, self._reference, "a list of labels of LabelSet.labels")
+
     def _reference(self, value: Any) -> set[str] | None:
         known = {_plain(shortest(label)) for label in value} if isinstance(value, list | tuple) else None
         return known if known is not None and known <= self._labels else None
@@ -218,6 +234,10 @@ class EditDistance:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("edit_distance", samples, self.column, self._references, self._score)
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, self._references, "a text or number of at most 10,000 characters, or a list of them")
 
     def _references(self, value: Any) -> list[str] | None:
         known = texts(value)

@@ -11,7 +11,7 @@ from mmgrpo.types import Sample, Score
 
 from ..explaining import compared
 from ..parsing.extraction import Extract, extracted, one_of, place_of, words
-from ..parsing.references import graded, texts
+from ..parsing.references import error_of, graded, texts
 from .ngrams import Words, bleu, cider, document_frequencies, rouge_l
 
 Metric = Literal["rouge_l", "bleu", "cider"]
@@ -61,6 +61,10 @@ class CaptionScore:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("caption_score", samples, self.column, _captions, self._score)
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, _captions, "a text, a number, or a list of them, with a word")
 
     def _score(self, text: str, known: list[Words]) -> Score:
         answer = extracted(text, self._extract) or ""

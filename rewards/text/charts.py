@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Any, Literal, final
 
 from mmgrpo.errors import ConfigError
 from mmgrpo.types import Sample, Score
 
 from ..explaining import compared
 from ..parsing.extraction import Extract, extracted, normalised, one_of, place_of
-from ..parsing.references import graded, texts
+from ..parsing.references import error_of, graded, texts
 
 Percent = Literal["divide", "either"]
 
@@ -62,6 +62,10 @@ class ChartAnswer:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("chart_answer", samples, self.column, texts, self._score)
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, texts, "a text, a number, or a list of them")
 
     def _score(self, text: str, accepted: list[str]) -> Score:
         answer = _plain(extracted(text, self._extract) or "")

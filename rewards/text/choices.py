@@ -15,7 +15,7 @@ from ..explaining import compared
 from ..parsing.extraction import Extract, extracted, finite, label_key, one_of, place_of, words
 from ..parsing.letters import standalone_letters
 from ..parsing.numerals import numbers
-from ..parsing.references import references, shortest
+from ..parsing.references import error_of, references, shortest
 from ..parsing.scalars import plain_value
 
 Several = Literal["wrong", "last"]
@@ -74,6 +74,10 @@ class MultipleChoice:
             None if value is None else self._score(sample.text or "", value, choice)
             for sample, value, choice in zip(samples, values, choices, strict=True)
         ]
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, self._value, "a text, or the whole number of an option")
 
     def _value(self, value: Any) -> str | int | None:
         """A text, or the number of an option; None for what is neither."""

@@ -12,7 +12,7 @@ from mmgrpo.types import Sample, Score
 
 from ..explaining import excerpt, rounded
 from ..parsing.extraction import Extract, extracted, place_of, words
-from ..parsing.references import graded
+from ..parsing.references import error_of, graded
 
 # fmt: off
 FUNCTION_WORDS = frozenset((
@@ -61,6 +61,10 @@ class Coverage:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("coverage", samples, self.column, _reference, self._score)
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, _reference, "a text with words that tell")
 
     def _score(self, text: str, known: set[str]) -> Score:
         said = telling(extracted(text, self._extract) or "")

@@ -12,7 +12,7 @@ from mmgrpo.types import Sample, Score
 from ..explaining import compared, rounded
 from ..parsing.extraction import Extract, extracted, finite, place_of
 from ..parsing.numerals import numbers
-from ..parsing.references import references
+from ..parsing.references import error_of, references
 from .judging import Judge, judge_of
 
 
@@ -58,6 +58,10 @@ class Brier:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         known = self._known(samples)
         return [None if y is None else self._score(s.text or "", y) for s, y in zip(samples, known, strict=True)]
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, _outcome, "a bool or a number from 0 to 1")
 
     def _known(self, samples: Sequence[Sample]) -> list[float | None]:
         """What came true; NaN where the judge failed, None where nobody says."""

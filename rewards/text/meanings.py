@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 from mmgrpo.types import Sample, Score
 
 from ..explaining import compared
 from ..models.text_features import TextFeatures
 from ..parsing.extraction import Extract, extracted, place_of
-from ..parsing.references import references, texts
+from ..parsing.references import error_of, references, texts
 
 
 @final
@@ -48,6 +48,10 @@ class TextSimilarity:
         return [
             None if one is None else self._nearest(s.text or "", one) for s, one in zip(samples, known, strict=True)
         ]
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, texts, "a text, a number, or a list of them")
 
     def _nearest(self, text: str, accepted: Sequence[str]) -> Score:
         answer = extracted(text, self._extract)

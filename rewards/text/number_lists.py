@@ -12,7 +12,7 @@ from mmgrpo.types import Sample, Score
 from ..explaining import compared
 from ..parsing.extraction import Extract, extracted, finite, one_of, place_of
 from ..parsing.numerals import stated_numbers
-from ..parsing.references import graded
+from ..parsing.references import error_of, graded
 
 Mode = Literal["each", "contains"]
 
@@ -61,6 +61,10 @@ class NumberList:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("number_list", samples, self.column, self._reference, self._score)
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, self._reference, "a list of numbers, or a text that states some")
 
     def _reference(self, value: Any) -> list[float] | None:
         parts = value if isinstance(value, list | tuple) else [value]

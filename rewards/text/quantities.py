@@ -174,6 +174,10 @@ class FirstError:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("first_error", samples, self.column, _step, self._score)
 
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, _step, "a whole number of at least -1")
+
     def _score(self, text: str, reference: float) -> Score:
         answer, reason = self._answer.number(text)
         said = compared(answer, reference, reason)

@@ -23,7 +23,7 @@ from ..parsing.extraction import (
     place_of,
     share,
 )
-from ..parsing.references import graded
+from ..parsing.references import error_of, graded
 
 Texts = Literal["edit", "meaning"]
 Likeness = Callable[[str, str], float]
@@ -80,6 +80,10 @@ class RecordSimilarity:
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("record_similarity", samples, self.column, _record, self._score)
 
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, _record, "an object with keys, as JSON or as data")
+
     def _score(self, text: str, known: Mapping[str, Any]) -> Score:
         stated = _record(extracted(text, self._extract) or "")
         said = compared(None if stated is None else json.dumps(stated, ensure_ascii=False), json.dumps(known))
@@ -129,6 +133,10 @@ class FieldMatch:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("field_match", samples, self.column, _record, self._score)
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, _record, "an object with keys, as JSON or as data")
 
     def _score(self, text: str, known: Mapping[str, Any]) -> Score:
         answer = extracted(text, self._extract) or ""

@@ -11,7 +11,7 @@ from mmgrpo.types import Sample, Score
 
 from ..explaining import compared
 from ..parsing.extraction import Extract, characters, extracted, one_of, place_of, words
-from ..parsing.references import graded, shortest
+from ..parsing.references import error_of, graded, shortest
 
 Items = Literal["words", "characters"]
 Mode = Literal["exact", "prefix", "positions", "displacement"]
@@ -61,6 +61,10 @@ class Ordering:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("ordering", samples, self.column, self._reference, self._score)
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, self._reference, "a list or a text of items, for mode displacement different ones")
 
     def _reference(self, value: Any) -> list[str] | None:
         parts = [shortest(item) for item in value] if isinstance(value, list | tuple) else [shortest(value)]

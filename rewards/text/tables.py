@@ -13,7 +13,7 @@ from mmgrpo.types import Sample, Score
 
 from ..explaining import excerpt
 from ..parsing.extraction import Extract, extracted, normalised, place_of
-from ..parsing.references import graded
+from ..parsing.references import error_of, graded
 
 MAX_NODES = 400
 
@@ -58,6 +58,10 @@ class TableSimilarity:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("table_similarity", samples, self.column, _reference, self._score)
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, _reference, "an HTML table")
 
     def _score(self, text: str, known: Node) -> Score:
         made = table_in(extracted(text, self._extract) or "")

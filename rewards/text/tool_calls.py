@@ -11,7 +11,7 @@ from mmgrpo.types import Sample, Score
 
 from ..explaining import compared, rounded
 from ..parsing.extraction import Extract, extracted, json_values, place_of
-from ..parsing.references import graded
+from ..parsing.references import error_of, graded
 
 MAX_CALLS = 50
 MAX_DEPTH = 8
@@ -53,6 +53,10 @@ class ToolCalls:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("tool_calls", samples, self.column, _reference, self._score)
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, _reference, "one or more tool calls")
 
     def _score(self, text: str, known: list[Call]) -> Score:
         stated = calls_in(extracted(text, self._extract) or "")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 from mmgrpo.types import Sample, Score
 
 from ..explaining import mistaken
 from ..parsing.extraction import Extract, extracted, one_of, place_of
-from ..parsing.references import graded
+from ..parsing.references import error_of, graded
 from ..parsing.transcripts import ErrorRate, Unit, transcripts
 
 
@@ -39,6 +39,10 @@ class WordErrorRate:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("word_error_rate", samples, self.column, transcripts, self._score)
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, transcripts, "a text, a number, or a list of them, each with a word")
 
     def _score(self, text: str, accepted: list[str]) -> Score:
         said = extracted(text, self._extract) or ""

@@ -10,7 +10,7 @@ from mmgrpo.types import Sample, Score
 
 from ..explaining import compared
 from ..parsing.extraction import Extract, extracted, finite, json_values, one_of, place_of
-from ..parsing.references import graded
+from ..parsing.references import error_of, graded
 
 Part = Literal["all", "cells"]
 
@@ -50,6 +50,10 @@ class ValueMatch:
 
     def __call__(self, samples: Sequence[Sample]) -> list[float | Score | None]:
         return graded("value_match", samples, self.column, self._reference, self._score)
+
+    def reference_error(self, value: Any) -> str | None:
+        """Why a value of the column is no reference; None if it is one."""
+        return error_of(value, self._reference, "a list or an object with cells, as JSON or as data")
 
     def _reference(self, value: Any) -> dict[tuple[Any, ...], Any] | None:
         found = json_values(value) if isinstance(value, str) else [value]
