@@ -16,12 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-
-from mmgrpo import Prompt, Sample, Trainer, build_rewards
-from mmgrpo.config import RewardConfig
-from mmgrpo.config.registry import names, resolve
-from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.rewards.groups.pairs import PairwiseWinRate
 from mmgrpo.rewards.groups.stand_ins import AcrossContexts, OverReference
 from mmgrpo.rewards.groups.usefulness import WhereUseful
@@ -31,6 +25,12 @@ from mmgrpo.rewards.text.answers import ExactMatch, YesNo
 from mmgrpo.rewards.text.forecasts import Brier
 from mmgrpo.rewards.text.lengths import StatedLength
 from mmgrpo.rewards.text.quantities import MeanRelativeAccuracy, Number
+from PIL import Image
+
+from mmgrpo import Prompt, Sample, Trainer, build_rewards
+from mmgrpo.config import RewardConfig
+from mmgrpo.config.registry import names, resolve
+from mmgrpo.errors import ConfigError, RewardError
 from mmgrpo.scoring import NamedReward, Scorer, as_reward, named_rewards, score
 from mmgrpo.scoring.columns import require_columns, require_references
 from tests.policies.tiny_language import policy_of
