@@ -1,4 +1,4 @@
-"""How many decisions a mechanism changes: an estimator, a filter, a selection, a modulation or a term of the loss.
+"""How many decisions a mechanism changes: a method's reward, an estimator, a filter, a selection, a modulation, a term.
 
 A mechanism that changes no decision in a run is not part of the run, whatever the configuration names. Counts are
 detached sums, so that slices, minibatches and processes add up, and nothing here touches a gradient of the update.
@@ -49,12 +49,13 @@ def changed_count(changed_BT: Tensor, mask_BT: Tensor) -> ValueSum:
     return ValueSum(total(mask_BT), total(changed_BT & mask_BT))
 
 
-def advantages_changed(before_BT: Tensor, after_BT: Tensor, mask_BT: Tensor) -> ValueSum:
-    """The kept decisions, and those whose advantage differs after an estimator; a relative 1e-6 is rounding.
+def advantages_changed(before_BT: Tensor, after_BT: Tensor, mask_BT: Tensor, *, size: float = 0.0) -> ValueSum:
+    """The kept decisions, and those whose advantage differs after a mechanism; a relative 1e-6 is rounding.
 
-    Shapes: (B, T) x 2, bool (B, T) -> scalars.
+    Shapes: (B, T) x 2, bool (B, T) -> scalars.   Units: ``size`` in those of the advantages: 1e-6 of it is rounding as
+    well, where both advantages are differences from a mean, of which one near 0 is not exact.
     """
-    same_BT = torch.isclose(after_BT, before_BT, rtol=ROUNDING, atol=0.0, equal_nan=True)
+    same_BT = torch.isclose(after_BT, before_BT, rtol=ROUNDING, atol=ROUNDING * size, equal_nan=True)
     return changed_count(~same_BT, mask_BT)
 
 

@@ -177,13 +177,15 @@ def step_summary(earlier: Mapping[str, Any], line: Mapping[str, Any]) -> dict[st
 
 
 def first_step_note(line: Mapping[str, Any]) -> str | None:
-    """A note of the estimators and filters that changed no decision in the first step; None if all did.
+    """A note of the estimators, filters and rewards of methods that changed nothing in the first step; None if all did.
 
     Terms, selections and modulations are left out: several of them, such as a divergence from the reference, are 0
     until the weights have moved.
     """
     keys = [
-        key for key, value in line.items() if key.startswith("credit/") and key.endswith(CHANGED_FRAC) and not value
+        key
+        for key, value in line.items()
+        if key.startswith(("credit/", "reward/")) and key.endswith(CHANGED_FRAC) and not value
     ]
     names = ", ".join(key.removesuffix(f"/{CHANGED_FRAC}") for key in keys)
     return f"no decision is changed by {names} in the first step: docs/watchdog.md" if keys else None

@@ -256,6 +256,7 @@ def _named_reward(config: RewardConfig, live: Functions) -> NamedReward:
         timeout_s=config.timeout_s,
         concurrent=config.concurrent,
         deterministic=config.deterministic,
+        from_method=config.from_method,
     )
 
 

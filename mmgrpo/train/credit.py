@@ -260,9 +260,7 @@ def estimate(
         divergence = from_reference(config.divergence)
         rollout = measured(policy, rollout, [divergence])
         divergence_N = torch.cat(job.gather(rollout.values[divergence].sum(1).cpu()))
-    compared_N = verdict.group_N
-    if config.foreign == "apart":
-        compared_N = apart(verdict.group_N, torch.cat(job.gather(_is_read(rollout))))
+    compared_N = compared_groups(verdict, rollout, config, job)
     credit = form_credit(verdict.counting, compared_N, config, divergence_N, verdict.keep_N)
     credited_N = heard(verdict.counting, parts_read(config))
     if any(one.unscored for one in build_estimators(config)):
@@ -302,6 +300,13 @@ def estimate(
         views=sights,
         metrics=metrics,
     )
+
+
+def compared_groups(verdict: Verdict, rollout: Rollout, config: AdvantageConfig, job: Job) -> Tensor:
+    """(N,) integers, the samples of the job that are compared with each other. A collective."""
+    if config.foreign != "apart":
+        return verdict.group_N
+    return apart(verdict.group_N, torch.cat(job.gather(_is_read(rollout))))
 
 
 def apart(group_B: Tensor, read_B: Tensor) -> Tensor:

@@ -112,7 +112,8 @@ def _named(config: RewardConfig, live: Mapping[str, NamedReward]) -> NamedReward
     functions: dict[str, Callable[..., Any]] = {name: reward.function for name, reward in live.items()}
     (built,) = build_rewards([config], live=functions)
     if config.name in live:
-        return replace(live[config.name], name=built.name, weight=built.weight, gate=built.gate, clip=built.clip)
+        counting = {"weight": built.weight, "gate": built.gate, "clip": built.clip, "from_method": built.from_method}
+        return replace(live[config.name], name=built.name, **counting)
     schedules = [live[value].schedule for value in config.numbers.values() if isinstance(value, str) and value in live]
     if not any(schedules):
         return built

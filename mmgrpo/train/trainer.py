@@ -52,6 +52,7 @@ from mmgrpo.train.metrics import ROWS_ALONE, step_metrics, update_metrics
 from mmgrpo.train.moving import Moving
 from mmgrpo.train.phases import Gathered, Judged, Seat, Taught
 from mmgrpo.train.references import move_reference, require_movable
+from mmgrpo.train.reward_changes import reward_changes
 from mmgrpo.train.sessions import Session, Trained
 from mmgrpo.train.sources import source_metrics
 from mmgrpo.train.together import ALONE, Together
@@ -233,6 +234,7 @@ class Trainer:
             views=self.views,
         )
         metrics = step_metrics(experience, verdict, batch, config.advantage, self.job) | self.now.metrics
+        metrics |= reward_changes(verdict, batch, config.advantage, rewards=self.now.rewards, job=self.job)
         if metrics.get(ROWS_ALONE) and isinstance(self.policy, SupportsUnbatchedRows):
             self.policy.run_rows_alone()
         metrics |= source_metrics(verdict.scores, verdict.root_N, prompts.prompt)
