@@ -47,6 +47,6 @@ class WatchdogConfig(Section):
         default=0.0,
         ge=0,
         lt=1,
-        description="share of decisions that a method's reward, an estimator, filter, selection, modulation or term has "
-        "to exceed in one step of a window",
+        description="share of decisions that a method's reward, an estimator, filter, selection, modulation or term "
+        "has to exceed in one step of a window",
     )
