@@ -25,10 +25,24 @@ MIN_BYTES = 2**28
 
 _READ_WHOLE_BYTES = 2**26  # larger parquet files of a folder are not read twice
 
+
+def _arrow_stream(codec: str) -> Callable[[Path], IO[bytes]]:
+    """Opens a file of a codec for which Python has no module."""
+
+    def open_stream(path: Path) -> IO[bytes]:
+        import pyarrow as pa
+
+        return pa.CompressedInputStream(pa.OSFile(str(path)), codec)  # type: ignore[return-value]
+
+    return open_stream
+
+
 _COMPRESSED: dict[bytes, tuple[str, Callable[[Path], IO[bytes]]]] = {
     b"\x1f\x8b": ("gzip", gzip.open),  # type: ignore[dict-item]
     b"BZh": ("bzip2", bz2.open),  # type: ignore[dict-item]
     b"\xfd7zXZ\x00": ("xz", lzma.open),  # type: ignore[dict-item]
+    b"\x28\xb5\x2f\xfd": ("zstd", _arrow_stream("zstd")),
+    b"\x04\x22\x4d\x18": ("lz4", _arrow_stream("lz4")),
 }
 """Formats by their first bytes: ``datasets`` unpacks files of any name."""
 
@@ -172,13 +186,15 @@ def _zip_size(path: Path) -> int:
 
 
 def _require_stream(path: Path, name: str, open_stream: Callable[[Path], Any]) -> None:
+    import pyarrow as pa
+
     num_bytes, limit = 0, limit_of(path)
     try:
         with open_stream(path) as stream:
             while chunk := stream.read(2**20):
                 num_bytes += len(chunk)
                 _require_within(path, num_bytes, limit)
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
         raise DataError(f"{path} is not a readable {name} file: {error}") from error
 
 

@@ -273,6 +273,37 @@ class TestBounds:
         with pytest.raises(DataError, match=f"{name} has .* and expands to more than"):
             load_prompts(tmp_path)
 
+    @pytest.mark.parametrize("codec", ["zstd", "lz4"])
+    def test_a_stream_of_zstd_or_lz4_that_expands_is_an_error(self, codec: str, tmp_path: Path) -> None:
+        path = tmp_path / "rows.jsonl"
+        with pa.CompressedOutputStream(str(path), codec) as stream:
+            stream.write(json.dumps({"prompt": "a" * 40_000_000}).encode())
+        assert path.stat().st_size < 200_000
+        with pytest.raises(DataError, match=r"rows\.jsonl has .* and expands to more than"):
+            bounds.require_bounded(tmp_path)
+        path.write_bytes(path.read_bytes()[:8] + b"\xff" * 20)
+        with pytest.raises(DataError, match=f"is not a readable {codec} file"):
+            bounds.require_bounded(tmp_path)
+
+    @pytest.mark.parametrize("codec", ["zstd", "lz4"])
+    def test_a_stream_of_zstd_or_lz4_within_its_bound_is_read(self, codec: str, tmp_path: Path) -> None:
+        with pa.CompressedOutputStream(str(tmp_path / "rows.jsonl"), codec) as stream:
+            stream.write("".join(json.dumps({"prompt": str(n)}) + "\n" for n in range(2_000)).encode())
+        bounds.require_bounded(tmp_path)
+
+    @pytest.mark.parametrize("codec", ["zstd", "lz4"])
+    def test_every_frame_of_a_compressed_stream_counts(self, codec: str, tmp_path: Path) -> None:
+        frames = []
+        for size in (10, 40_000_000):
+            path = tmp_path / f"{size}.bin"
+            with pa.CompressedOutputStream(str(path), codec) as stream:
+                stream.write(b"a" * size)
+            frames.append(path.read_bytes())
+            path.unlink()
+        (tmp_path / "rows.jsonl").write_bytes(b"".join(frames))
+        with pytest.raises(DataError, match=r"rows\.jsonl has .* and expands to more than"):
+            bounds.require_bounded(tmp_path)
+
     def test_dictionaries_and_compressed_arrow_files_that_expand_are_an_error(self, tmp_path: Path) -> None:
         repeated = pa.table({"prompt": pa.array(["a" * 10_000] * 300).dictionary_encode()})
         pyarrow.parquet.write_table(repeated, tmp_path / "rows.parquet")
